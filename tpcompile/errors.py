@@ -1,0 +1,60 @@
+"""The errors that tpcompile raises, each with where it happened, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class CompileError(Exception):
+    """Anything that tpcompile refuses. `str()` is one paragraph a user can act on."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str = "",
+        got: str = "",
+        expected: str = "",
+        hint: str = "",
+    ) -> None:
+        self.message = message
+        self.where = where
+        self.got = got
+        self.expected = expected
+        self.hint = hint
+        super().__init__(self._paragraph())
+
+    def _paragraph(self) -> str:
+        details = (("at ", self.where), ("found ", self.got), ("expected ", self.expected))
+        sentences = [self.message, *(label + text for label, text in details if text), self.hint]
+        return ". ".join(text.rstrip(".") for text in sentences if text) + "."
+
+
+class CaptureError(CompileError):
+    """The model could not be turned into a graph."""
+
+
+class ShardingError(CompileError):
+    """The graph cannot be sharded over so many ranks."""
+
+
+class VerifyError(CompileError):
+    """A checker refused a graph or a program."""
+
+
+class PassError(CompileError):
+    """A pass failed, or left an invalid graph behind."""
+
+
+class CheckpointError(CompileError):
+    """A checkpoint lacks a tensor, or holds one of the wrong shape."""
+
+
+class RankError(CompileError):
+    """A rank raised, died or hung."""
+
+
+class UnsupportedError(CompileError):
+    """A well-formed request for something that tpcompile does not do."""
+
+
+class UsageError(CompileError, ValueError):
+    """A name, option or pipeline text that means nothing."""

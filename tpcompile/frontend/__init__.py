@@ -1,0 +1,79 @@
+"""From a Hugging Face causal LM to a token-parallel graph with an origin on every node."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tpcompile.frontend.build import Builder, UnlikeLayersError
+from tpcompile.frontend.layers import Layers, find_layers
+from tpcompile.frontend.rotary import RotaryTables
+from tpcompile.frontend.shell import INPUTS, export, make_shell, rotary_of
+from tpcompile.frontend.source import config_of, module_of, name_of
+from tpcompile.ir.checker import infer_types
+from tpcompile.ir.meta import GraphInfo
+from tpcompile.ir.recipe import Tensor
+
+__all__ = ["INPUTS", "Captured", "capture", "config_of"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as a graph, and what a runtime needs beside it."""
+
+    graph: fx.GraphModule
+    config: Any
+    rotary: RotaryTables
+    """Gives the rotary tables."""
+    tensors: dict[str, Tensor] = field(repr=False)
+    """The checkpoint tensors that the graph uses, by name."""
+    aliases: dict[str, str] = field(repr=False)
+    """Other names of tied tensors."""
+    model: nn.Module | None = field(repr=False, default=None)
+    """The user's own model, if one was given: it holds the weights."""
+
+
+def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = True) -> Captured:
+    """The raw graph of MODEL: a `PreTrainedModel`, a config, `preset:NAME`, a path or a hub id.
+
+    `stamped=False` traces every layer, which takes longer and gives the same graph.
+    """
+    module = module_of(model, dtype)
+    tensors, aliases = _tensors(module)
+    layers = find_layers(module)
+    rotary = RotaryTables(rotary_of(module), module.config)
+
+    def trace(layers: Layers) -> fx.GraphModule:
+        traced = layers.traced()
+        program = export(make_shell(module, layers, traced))
+        return Builder(program, layers, traced, tensors, aliases, rotary).build()
+
+    try:
+        gm = trace(layers if stamped else layers.all_different())
+    except UnlikeLayersError as unlike:
+        log.info("tracing every layer: %s", unlike)
+        gm = trace(layers.all_different())
+    result = infer_types(gm)
+    gm.meta["tpcompile"] = GraphInfo(name_of(model), tp=1, outputs=(result,))
+    own = module if isinstance(model, nn.Module) else None
+    return Captured(gm, module.config, rotary, tensors, aliases, own)
+
+
+def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each distinct parameter under its first name, and the other names of tied ones."""
+    first: dict[int, str] = {}
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(parameter), name)
+        if known == name:
+            tensors[name] = Tensor(name, tuple(parameter.shape))
+        else:
+            aliases[name] = known
+    return tensors, aliases

@@ -1,0 +1,233 @@
+"""From the exported program to our graph: types, origins, parameters, and all the layers.
+
+Only some layers were traced. The others are stamped: the nodes of their template are copied
+with the names of their own parameters, reading what the layer before them wrote.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.frontend.layers import Layers
+from tpcompile.frontend.shell import INPUTS
+from tpcompile.ir.meta import Origin, Parameter, new_parameter
+from tpcompile.ir.ops import ATTENTION, ROTARY, TABLES
+from tpcompile.ir.recipe import Tensor
+from tpcompile.ir.types import ValueType
+
+_METADATA_CHECK = torch.ops.aten._assert_tensor_metadata.default
+_TABLE_NAMES = ("cos", "sin")
+_LAYER_ARGUMENT = 6
+"""Of `tpc.attention`."""
+
+
+class UnlikeLayersError(Exception):
+    """Two layers that look alike were traced to different nodes."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"layers {first} and {second} look alike but do different things")
+
+
+@dataclass
+class Builder:
+    """Writes the graph node by node, in the order of the model's layers."""
+
+    program: torch.export.ExportedProgram
+    layers: Layers
+    traced: tuple[int, ...]
+    tensors: dict[str, Tensor]
+    aliases: dict[str, str]
+    rotary: nn.Module
+    root: nn.Module = field(default_factory=nn.Module)
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    values: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    tables: fx.Node | None = None
+    written: dict[str, fx.Node] = field(default_factory=dict)
+    """Parameter nodes by tensor name."""
+
+    def build(self) -> fx.GraphModule:
+        self.root.add_module(ROTARY, self.rotary)
+        before, regions, after = self._regions()
+        handed_on = {layer: _handed_on(layer, nodes) for layer, nodes in regions.items()}
+        self._check_alike(regions, handed_on)
+        for node in before:
+            self._copy(node)
+        written: fx.Node | None = None
+        for layer in range(len(self.layers.kinds)):
+            template = self.layers.template(layer)
+            if written is not None:
+                self.values[handed_on[self._ahead(template)]] = written
+            for node in regions[template]:
+                self._copy(node, template, layer)
+            written = self.values[handed_on[template]]
+        assert written is not None
+        self.values[handed_on[self.traced[-1]]] = written
+        for node in after:
+            self._copy(node)
+        gm = fx.GraphModule(self.root, fx.Graph())
+        gm.graph = self.graph
+        return gm
+
+    def _regions(self) -> tuple[list[fx.Node], dict[int, list[fx.Node]], list[fx.Node]]:
+        """The nodes before the layers, those of each traced layer, those behind."""
+        before: list[fx.Node] = []
+        after: list[fx.Node] = []
+        regions: dict[int, list[fx.Node]] = {layer: [] for layer in self.traced}
+        for node in self.program.graph.nodes:
+            place = self.layers.layer_of(_module_path(node))
+            if node.target is _METADATA_CHECK or _is_tensor(node):
+                continue
+            if place is not None:
+                regions[self.traced[place]].append(node)
+            else:
+                (after if regions[self.traced[-1]] else before).append(node)
+        return before, regions, after
+
+    def _ahead(self, template: int) -> int:
+        """The traced layer whose output the template read."""
+        return self.traced[self.traced.index(template) - 1]
+
+    def _check_alike(
+        self, regions: dict[int, list[fx.Node]], handed_on: dict[int, fx.Node]
+    ) -> None:
+        """The last layer was traced to be compared with the one it would be a copy of."""
+        last = self.traced[-1]
+        template = self.layers.template(last)
+        pairs = dict(zip(regions[template], regions[last], strict=False))
+        if template != last:
+            pairs[handed_on[self._ahead(template)]] = handed_on[self._ahead(last)]
+        same = len(regions[template]) == len(regions[last]) and all(
+            a.target == b.target and self._arguments(a, template, pairs) == self._arguments(b, last)
+            for a, b in zip(regions[template], regions[last], strict=True)
+        )
+        if not same:
+            raise UnlikeLayersError(template, last)
+
+    def _arguments(
+        self, node: fx.Node, layer: int, pairs: dict[fx.Node, fx.Node] | None = None
+    ) -> Any:
+        """Operands as they are in another layer; parameters by their name without the layer."""
+
+        def operand(value: fx.Node) -> Any:
+            if _is_tensor(value):
+                name = self._tensor_name(value)
+                return self.layers.renamed(name, self.traced.index(layer), 0)
+            return (pairs or {}).get(value, value)
+
+        args = list(node.args)
+        if node.target is ATTENTION:
+            args[_LAYER_ARGUMENT] = 0
+        return _mapped(args, operand), _mapped(dict(node.kwargs), operand)
+
+    def _copy(self, node: fx.Node, template: int = 0, layer: int | None = None) -> None:
+        origin = self._origin(node, template, layer)
+        if node.op == "get_attr":
+            raise UnsupportedError(f"The model reads a constant, {node.target}",
+                                   where=str(origin))
+        for operand in node.all_input_nodes:
+            if _is_tensor(operand):
+                self.values[operand] = self._parameter(operand, template, layer, origin)
+        copied = self.graph.node_copy(node, self.values.__getitem__)
+        copied.meta = {"origin": origin}
+        if node.op == "placeholder":
+            copied.meta["type"] = ValueType((INPUTS[node.name],), torch.long)
+        if node.op == "output":
+            copied.args = (copied.args[0][0],)  # type: ignore[index]
+        if node.target is TABLES:
+            copied.op, copied.target = "call_module", ROTARY
+            self.tables = copied
+        if copied.target is operator.getitem and copied.args[0] is self.tables:
+            copied.name = _TABLE_NAMES[int(copied.args[1])]  # type: ignore[arg-type]
+        if node.target is ATTENTION and layer is not None:
+            copied.update_arg(_LAYER_ARGUMENT, layer)
+        self.values[node] = copied
+
+    def _parameter(
+        self, node: fx.Node, template: int, layer: int | None, origin: Origin
+    ) -> fx.Node:
+        name = self._tensor_name(node, origin)
+        if layer is not None and self.layers.layer_of(name) is not None:
+            name = self.layers.renamed(name, self.traced.index(template), layer)
+        name = self.aliases.get(name, name)
+        if name not in self.written:
+            dtype = node.meta["val"].dtype
+            parameter = Parameter.replicated(self.tensors[name], dtype, ranks=1)
+            attribute = name.replace(".", "_")
+            self.written[name] = new_parameter(
+                self.graph, attribute, parameter, origin, self.root
+            )
+        return self.written[name]
+
+    def _tensor_name(self, node: fx.Node, origin: Origin | None = None) -> str:
+        """The name that a parameter had in the shell."""
+        signature = self.program.graph_signature
+        name = signature.inputs_to_parameters.get(node.name)
+        if name is None:
+            buffer = signature.inputs_to_buffers.get(node.name, node.name)
+            raise UnsupportedError(f"The model reads a buffer, {buffer}", where=str(origin or ""))
+        return name.removeprefix("model.")
+
+    def _origin(self, node: fx.Node, template: int, layer: int | None) -> Origin:
+        module = _module_path(node)
+        if layer is not None:
+            module = self.layers.renamed(module, self.traced.index(template), layer)
+        file, line = _source_line(node)
+        return Origin(module, file, line, layer)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    """A parameter or buffer, which an exported program takes as an input."""
+    return node.op == "placeholder" and node.name not in INPUTS
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(next((path for path, _ in reversed(stack.values())), ""))
+    return path.removeprefix("model.") if path.startswith("model.") else ""
+
+
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _source_line(node: fx.Node) -> tuple[str, int]:
+    """The innermost line of the model's own code: not of torch, not of this package."""
+    for file, line in reversed(_FRAME.findall(node.meta.get("stack_trace") or "")):
+        if not file.startswith(_NOT_THE_MODEL):
+            return file, int(line)
+    return "", 0
+
+
+def _handed_on(layer: int, region: list[fx.Node]) -> fx.Node:
+    """The one value of a traced layer that is read behind it."""
+    own = set(region)
+    read = {
+        node
+        for node in region
+        for user in node.users
+        if user not in own and user.target is not _METADATA_CHECK
+    }
+    if len(read) != 1:
+        raise UnsupportedError(
+            f"Layer {layer} hands on {len(read)} values", expected="the residual alone"
+        )
+    return read.pop()
+
+
+def _mapped(value: Any, operand: Callable[[fx.Node], Any]) -> Any:
+    if isinstance(value, fx.Node):
+        return operand(value)
+    if isinstance(value, list | tuple):
+        return [_mapped(item, operand) for item in value]
+    if isinstance(value, dict):
+        return {key: _mapped(item, operand) for key, item in value.items()}
+    return value

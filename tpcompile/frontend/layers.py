@@ -1,0 +1,86 @@
+"""Which layers of a model repeat, and which of them have to be traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The list of layers at `path`; layers of one kind are alike but for their weights."""
+
+    path: str
+    kinds: tuple[int, ...]
+
+    def traced(self) -> tuple[int, ...]:
+        """The first layer, then the first of every kind among the others, and the last.
+
+        The first layer is never a template: its input comes from the embedding, so only in
+        those after it can the value that runs from layer to layer be told from the rest.
+        """
+        later = {self.kinds.index(kind, 1) for kind in self.kinds[1:]}
+        return tuple(sorted({0, *later, len(self.kinds) - 1}))
+
+    def all_different(self) -> Layers:
+        """The same layers, none taken for a copy of another."""
+        return Layers(self.path, tuple(range(len(self.kinds))))
+
+    def template(self, layer: int) -> int:
+        """The traced layer that `layer` is a copy of."""
+        return self.kinds.index(self.kinds[layer], 1) if layer else 0
+
+    def renamed(self, name: str, source: int, target: int) -> str:
+        """A module or tensor name of layer `source` as it is in layer `target`."""
+        old, new = f"{self.path}.{source}", f"{self.path}.{target}"
+        if name == old or name.startswith(old + "."):
+            return new + name[len(old) :]
+        return name
+
+    def layer_of(self, name: str) -> int | None:
+        """The layer that a module or tensor belongs to."""
+        if not name.startswith(self.path + "."):
+            return None
+        return int(name[len(self.path) + 1 :].partition(".")[0])
+
+
+def find_layers(module: nn.Module) -> Layers:
+    """The longest list of modules in the model."""
+    lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
+    if not lists:
+        raise UnsupportedError(f"{type(module).__name__} has no list of layers")
+    path, modules = max(lists, key=lambda item: len(item[1]))
+    known: dict[Any, int] = {}
+    kinds = tuple(known.setdefault(_signature(layer), len(known)) for layer in modules)
+    return Layers(path, kinds)
+
+
+def _signature(module: nn.Module) -> Any:
+    """Everything about a layer that its trace can depend on, but for its number and weights."""
+    return tuple(
+        (name, type(part), tuple(_tensors(part)), tuple(_settings(part)))
+        for name, part in module.named_modules()
+    )
+
+
+def _tensors(module: nn.Module) -> Iterable[Any]:
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        yield name, tensor is None or (tuple(tensor.shape), tensor.dtype)
+
+
+def _settings(module: nn.Module) -> Iterable[Any]:
+    for name, value in vars(module).items():
+        if name == "layer_idx" or name in _TORCH_OWN:
+            continue
+        plain = isinstance(value, int | float | str | bool | torch.dtype | None)
+        yield name, value if plain else id(value)
+
+
+_TORCH_OWN = frozenset(vars(nn.Module())) - {"training"}
+"""What torch itself keeps on every module."""

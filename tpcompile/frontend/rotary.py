@@ -1,0 +1,47 @@
+"""The model's own rotary tables, as the module that graphs call."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class RotaryTables(nn.Module):
+    """`(positions, width, dtype)` to cos and sin, by Hugging Face's own module.
+
+    Some rope types keep state from call to call, so each rank has its own copy. The module is
+    made when it is first called: a graph that is only looked at needs none.
+    """
+
+    def __init__(self, source: nn.Module, config: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "_source", source)  # no submodule: it is the user's own
+        self._config = config
+        self._own: Any = None
+
+    def forward(
+        self, positions: torch.Tensor, width: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._own is None:
+            self._own = self._make().to(positions.device)
+        like = torch.empty(0, dtype=dtype, device=positions.device)
+        batch = positions if positions.dim() == 2 else positions.unsqueeze(0)
+        cos, sin = self._own(like, batch)
+        if cos.shape[-1] != width:
+            raise ValueError(f"rotary tables of width {cos.shape[-1]}, the graph expects {width}")
+        shape = (*positions.shape, width)
+        return cos.reshape(shape), sin.reshape(shape)
+
+    def fresh(self) -> RotaryTables:
+        """One for another rank."""
+        return RotaryTables(self._source, self._config)
+
+    def _make(self) -> nn.Module:
+        source: Any = self._source
+        if source.inv_freq.is_meta:
+            made: nn.Module = type(source)(config=self._config)
+            return made
+        return copy.deepcopy(self._source)

@@ -1,0 +1,150 @@
+"""What is traced: the user's modules over tensors without storage, attention and rotary ours.
+
+The user's model is not touched. The shell is a deep copy whose memo already holds what must
+not be copied: parameters become empty, the list of layers keeps only those to trace, the
+rotary module becomes a leaf, and the configuration is a copy that names our attention.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.errors import CaptureError, CompileError, UnsupportedError
+from tpcompile.frontend.layers import Layers
+
+INPUTS = {"input_ids": "T", "positions": "T", "starts": "S", "logit_rows": "R"}
+"""The inputs of every graph, each with the symbol of its one extent.
+
+`starts[i]` is the first token of sequence `i`, its last entry the number of tokens;
+`logit_rows` are the tokens whose logits are wanted."""
+
+_EXAMPLE = {"T": 7, "S": 4, "R": 3}
+"""Lengths to trace with: all different, and none that an export takes for a constant (0, 1)."""
+
+
+def make_shell(module: nn.Module, layers: Layers, traced: tuple[int, ...]) -> nn.Module:
+    rotary = rotary_of(module)
+    frequencies: Any = rotary.inv_freq
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        memo[id(tensor)] = _without_storage(tensor)
+    memo[id(rotary)] = _RotaryLeaf(2 * frequencies.shape[-1])
+    _register_attention()
+    config: Any = copy.deepcopy(module.config)
+    config._attn_implementation = "tpcompile"
+    memo[id(module.config)] = config
+    modules: Any = module.get_submodule(layers.path)
+    memo[id(modules)] = nn.ModuleList(copy.deepcopy(modules[i], memo) for i in traced)
+    return copy.deepcopy(module, memo)
+
+
+def export(shell: nn.Module) -> torch.export.ExportedProgram:
+    example = tuple(
+        torch.zeros(_EXAMPLE[symbol], dtype=torch.long, device="meta")
+        for symbol in INPUTS.values()
+    )
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in INPUTS}
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                _TokenParallel(shell), example, dynamic_shapes=dynamic, strict=False
+            )
+    except CompileError:
+        raise
+    except Exception as error:  # torch.export raises what the traced code raises
+        raise CaptureError(
+            f"{type(shell).__name__} could not be traced",
+            got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            expected="a forward pass without branches on data",
+        ) from error
+
+
+def rotary_of(module: nn.Module) -> nn.Module:
+    """Hugging Face's rotary modules are those that keep inverse frequencies."""
+    found = [m for m in module.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
+    if len(found) != 1:
+        raise UnsupportedError(
+            f"{type(module).__name__} has {len(found)} rotary embedding modules",
+            expected="one that all layers share",
+        )
+    return found[0]
+
+
+def _without_storage(tensor: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
+
+
+class _RotaryLeaf(nn.Module):
+    """Stands for the model's rotary module while it is traced."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return torch.ops.tpc.rotary(position_ids, self.width, x.dtype)
+
+
+class _TokenParallel(nn.Module):
+    """The model over a flat run of tokens; only attention tells sequences apart."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        starts: torch.Tensor,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        result = self.model(
+            input_ids=input_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=logit_rows,
+            starts=starts,
+        )
+        logits: torch.Tensor = result.logits[0]
+        return logits
+
+
+def _register_attention() -> None:
+    """Known as an attention function but not as a mask: then Hugging Face builds no mask."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register("tpcompile", _attention)
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    starts: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Hugging Face's attention interface (heads in dimension 1) over `tpc.attention`."""
+    name = type(module).__name__
+    if not getattr(module, "is_causal", True) or attention_mask is not None:
+        raise UnsupportedError(
+            f"{name} is not plain causal attention",
+            expected="a decoder in which a token sees itself and those before it",
+        )
+    extra = [key for key in ("softcap", "s_aux", "position_bias") if options.get(key) is not None]
+    if extra:
+        raise UnsupportedError(f"{name} puts {extra[0]} into its attention",
+                               expected="plain scaled dot products")
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: Any = module.layer_idx
+    return torch.ops.tpc.attention(q, k, v, starts, scale, sliding_window, layer), None

@@ -1,0 +1,98 @@
+"""What MODEL means: a model in memory, a configuration, a preset, a directory or a hub id."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.errors import CaptureError, UnsupportedError, UsageError
+from tpcompile.presets import preset
+
+
+def module_of(model: Any, dtype: torch.dtype | None) -> Any:
+    """The user's own model, or one without storage from a configuration."""
+    if isinstance(model, nn.Module):
+        if dtype is not None and dtype != next(model.parameters()).dtype:
+            raise UsageError(
+                "The dtype of a model in memory cannot be changed",
+                got=f"dtype={dtype}",
+                expected=str(next(model.parameters()).dtype),
+                hint="Convert it first: model.to(dtype)",
+            )
+        module = model
+    else:
+        module = _empty_model(config_of(model), dtype)
+    _refuse_unsupported(module)
+    return module
+
+
+def name_of(model: Any) -> str:
+    if isinstance(model, str | Path):
+        text = str(model).removeprefix("preset:")
+        return text.rstrip("/").rpartition("/")[2] if Path(text).exists() else text
+    return str(getattr(model, "model_type", type(model).__name__))
+
+
+def config_of(model: Any) -> Any:
+    from transformers import AutoConfig, PreTrainedConfig
+
+    if isinstance(model, PreTrainedConfig):
+        return model
+    if not isinstance(model, str | Path):
+        raise UsageError(
+            f"MODEL cannot be a {type(model).__name__}",
+            expected="a PreTrainedModel, a config, 'preset:NAME', a directory or a hub id",
+        )
+    text = str(model)
+    if text.startswith("preset:"):
+        return AutoConfig.for_model(**preset(text.removeprefix("preset:")))
+    path = Path(text)
+    if path.exists() and not (path / "config.json").is_file():
+        raise UsageError(f"{text} holds no model", expected="a directory with a config.json")
+    try:
+        return AutoConfig.from_pretrained(text)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise CaptureError(
+            f"The configuration of {text!r} could not be read",
+            got=str(error).strip().split("\n")[0],
+            hint="Give a directory with a config.json, a hub id that can be reached, "
+            "or preset:NAME, e.g. preset:tiny-qwen3",
+        ) from error
+
+
+def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = getattr(config, "model_type", "")
+    if config.is_encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedError(
+            f"A model of type {kind!r} is not a decoder-only language model",
+            expected="a causal LM such as Qwen2, Qwen2.5 or Qwen3",
+        )
+    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+        raise UnsupportedError(
+            f"A model of type {kind!r} reads more than text",
+            expected="a causal LM over tokens, such as Qwen2, Qwen2.5 or Qwen3",
+        )
+    wanted = dtype or getattr(config, "dtype", None) or torch.float32
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=wanted).eval()
+
+
+def _refuse_unsupported(module: Any) -> None:
+    name = type(module).__name__
+    if not getattr(module, "_supports_attention_backend", False):
+        raise UnsupportedError(
+            f"{name} does not take its attention from Hugging Face's attention interface",
+            expected="a decoder-only model whose attention can be replaced, as Qwen2's or Qwen3's",
+        )
+    if getattr(module, "training", False):
+        raise UsageError(f"{name} is in training mode", hint="Call model.eval() first")
+    if module.get_output_embeddings() is None:
+        raise UnsupportedError(f"{name} has no language-model head",
+                               hint="Load it with AutoModelForCausalLM")

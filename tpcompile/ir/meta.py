@@ -1,0 +1,121 @@
+"""What tpcompile keeps on graphs and nodes: types, origins, parameters, the plan's outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.ir.layout import FusedLayout, Layout
+from tpcompile.ir.recipe import Recipe, describe, shape_of, shard
+from tpcompile.ir.types import AnyType, Placement, ValueType
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where in the user's model a node comes from."""
+
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    layer: int | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.module, self.place)))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the graph: its type, and how each rank makes its part of it."""
+
+    type: ValueType
+    whole: Recipe
+    shards: tuple[Recipe, ...]
+
+    @staticmethod
+    def replicated(whole: Recipe, dtype: torch.dtype, ranks: int) -> Parameter:
+        return Parameter(ValueType(shape_of(whole), dtype), whole, (whole,) * ranks)
+
+    def sharded(self, dim: int, layout: Layout | FusedLayout) -> Parameter:
+        """The same tensor, each rank holding what `layout` gives it of `dim`."""
+        shards = tuple(shard(self.whole, dim, layout.intervals(r)) for r in range(layout.ranks))
+        return replace(self, type=self.type.sharded(dim, layout), shards=shards)
+
+    def describe(self, rank: int | None = None) -> str:
+        return describe(self.whole if rank is None else self.shards[rank])
+
+
+@dataclass
+class GraphInfo:
+    """What belongs to a graph as a whole."""
+
+    name: str
+    tp: int
+    outputs: tuple[ValueType, ...]
+    plan: Any = None
+    """Set by the pass `plan-sharding` (a `passes.plan.Plan`); passes after it read it."""
+
+
+def info_of(gm: fx.GraphModule) -> GraphInfo:
+    info = gm.meta["tpcompile"]
+    assert isinstance(info, GraphInfo)
+    return info
+
+
+def type_of(node: fx.Node) -> AnyType:
+    kind: AnyType = node.meta["type"]
+    return kind
+
+
+def value_type(node: fx.Node) -> ValueType:
+    kind = node.meta["type"]
+    assert isinstance(kind, ValueType), f"{node.name} is {kind}, not one tensor"
+    return kind
+
+
+def placement_of(node: fx.Node) -> Placement:
+    return value_type(node).placement
+
+
+def parameter_of(node: fx.Node) -> Parameter:
+    parameter = node.meta["parameter"]
+    assert isinstance(parameter, Parameter)
+    return parameter
+
+
+def origin_of(node: fx.Node) -> Origin:
+    origin = node.meta.get("origin", Origin())
+    assert isinstance(origin, Origin)
+    return origin
+
+
+def parameters(graph: fx.Graph) -> Iterator[fx.Node]:
+    return (node for node in graph.nodes if node.op == "get_attr")
+
+
+def set_parameter(node: fx.Node, parameter: Parameter) -> None:
+    node.meta["parameter"] = parameter
+    node.meta["type"] = parameter.type
+
+
+def new_parameter(
+    graph: fx.Graph, name: str, parameter: Parameter, origin: Origin, root: torch.nn.Module
+) -> fx.Node:
+    """A parameter node at the insertion point. The module holds its shape, not its numbers."""
+    while hasattr(root, name):
+        name += "_"
+    empty = torch.empty(shape_of(parameter.whole), dtype=parameter.type.dtype, device="meta")
+    root.register_parameter(name, torch.nn.Parameter(empty, requires_grad=False))
+    node = graph.get_attr(name)
+    node.meta["origin"] = origin
+    set_parameter(node, parameter)
+    return node
+
+

@@ -1,0 +1,42 @@
+"""The op dialect: each op declared once, by family; the names here are node targets."""
+
+from tpcompile.ir.ops import shape
+from tpcompile.ir.ops.attention import ATTENTION
+from tpcompile.ir.ops.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    COLLECTIVES,
+    REDISTRIBUTE,
+    REDUCE_SCATTER,
+)
+from tpcompile.ir.ops.elementwise import SWIGLU
+from tpcompile.ir.ops.embedding import EMBEDDING, VOCAB_EMBEDDING
+from tpcompile.ir.ops.linear import LINEAR
+from tpcompile.ir.ops.norm import ADD_RMS_NORM, RMS_NORM
+from tpcompile.ir.ops.rotary import ROPE, ROTARY, TABLES
+from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, op_name, spec_of
+
+__all__ = [
+    "ADD_RMS_NORM",
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "ATTENTION",
+    "COLLECTIVES",
+    "EMBEDDING",
+    "LINEAR",
+    "REDISTRIBUTE",
+    "REDUCE_SCATTER",
+    "RMS_NORM",
+    "ROPE",
+    "ROTARY",
+    "SPECS",
+    "SWIGLU",
+    "TABLES",
+    "VOCAB_EMBEDDING",
+    "Cost",
+    "OpSpec",
+    "RuleError",
+    "op_name",
+    "shape",
+    "spec_of",
+]

@@ -1,0 +1,138 @@
+"""Causal attention over packed sequences, with fewer KV heads than query heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.ops.spec import Cost, define, local_bytes, refuse, require, streaming_cost
+from tpcompile.ir.types import REPLICATE, Partial, ValueType
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    scale: float,
+    window: int | None,
+    layer: int,
+    kv_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """`q[T, heads, width]`; sequence `i` is the tokens from `starts[i]` to `starts[i + 1]`.
+
+    A token sees itself and the tokens before it in its sequence, `window` of them if given.
+    `kv_heads` names the KV head that each query head reads; by default the query heads
+    share the KV heads evenly, in order.
+    """
+    if kv_heads is None:
+        groups = q.shape[1] // k.shape[1]
+        kv_heads = [head // groups for head in range(q.shape[1])]
+    index = torch.tensor(kv_heads, device=q.device)
+    out = torch.empty_like(q)
+    bounds = starts.tolist()
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        own = slice(start, stop)
+        keys, values = k[own].index_select(1, index), v[own].index_select(1, index)
+        mask = causal_mask(stop - start, window, q.device)
+        heads = (t.transpose(0, 1).unsqueeze(0) for t in (q[own], keys, values))
+        mixed = functional.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale)
+        out[own] = mixed.squeeze(0).transpose(0, 1)
+    return out
+
+
+def causal_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Boolean: which tokens (columns) each token (row) sees. Never an additive infinity."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen if window is None else seen.triu(1 - window)
+
+
+def attention_rule(
+    q: ValueType,
+    k: ValueType,
+    v: ValueType,
+    starts: ValueType,
+    scale: float,
+    window: int | None,
+    layer: int,
+    kv_heads: tuple[int, ...] | None = None,
+) -> ValueType:
+    tokens = q.shape[:-2]
+    require(k == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
+    require(k.shape[:-2] == tokens and k.shape[-1] == q.shape[-1], "attention", f"q {q}, k {k}",
+            "the same tokens and head width")
+    require(starts.placement == REPLICATE, "attention", starts, "starts on every rank")
+    heads, shared = q.shape[-2], k.shape[-2]
+    assert isinstance(heads, int) and isinstance(shared, int)
+    require(heads % shared == 0, "attention", f"{heads} query and {shared} KV heads",
+            "query heads that share KV heads evenly")
+    require(kv_heads is None, "kv-map", kv_heads, "no map: each rank's is derived from layouts")
+    for kind in (q, k):
+        if isinstance(kind.placement, Partial):
+            refuse("partial-nonlinear", kind, "an operand whose sum was taken")
+        sharded_elsewhere = kind.placement != REPLICATE and kind.layout_of(-2) is None
+        require(not sharded_elsewhere, "whole-heads", kind, "sharded by head or not at all")
+    _check_groups(q, k, heads // shared)
+    return q
+
+
+def _check_groups(q: ValueType, k: ValueType, group: int) -> None:
+    """Every rank must hold the KV heads that its query heads read."""
+    queries, keys = q.layout_of(-2), k.layout_of(-2)
+    if queries is None:
+        require(keys is None, "kv-heads", f"q {q}, k {k}", "all KV heads beside all query heads")
+        return
+    if keys is None:
+        return
+    assert isinstance(queries, Layout) and isinstance(keys, Layout)
+    for rank in range(queries.ranks):
+        missing = {head // group for head in queries.held(rank)}.difference(keys.held(rank))
+        if missing:
+            refuse(
+                "kv-heads",
+                f"rank {rank} holds KV heads {keys.held(rank)} for query heads "
+                f"{queries.held(rank)}",
+                f"KV head {min(missing)} too, which query head {min(missing) * group} reads",
+                "each rank's KV heads are those its query heads read",
+            )
+
+
+def attention_localize(
+    result: ValueType, rank: int, q: ValueType, k: ValueType, **_: Any
+) -> dict[str, Any]:
+    """The KV head of each of the rank's query heads, where they do not share evenly."""
+    queries, keys = q.layout_of(-2), k.layout_of(-2)
+    if queries is None:
+        return {}
+    assert isinstance(queries, Layout) and isinstance(k.shape[-2], int)
+    group = queries.units // k.shape[-2]
+    held = list(range(k.shape[-2]))
+    if isinstance(keys, Layout):
+        held = keys.held(rank)
+    found = [held.index(head // group) for head in queries.held(rank)]
+    even = len(found) % len(held) == 0 and found == [
+        i // (len(found) // len(held)) for i in range(len(found))
+    ]
+    return {} if even else {"kv_heads": found}
+
+
+def attention_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    """One token against one token of context: multiply by the context's length."""
+    streaming = streaming_cost(result, operands, rank)
+    elements = local_bytes(result, rank) // result.dtype.itemsize
+    return Cost(flops=4 * elements, memory_bytes=streaming.memory_bytes)
+
+
+ATTENTION = define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor starts, float scale, int? window, "
+    "int layer, int[]? kv_heads=None) -> Tensor",
+    reference=attention,
+    fake=lambda q, k, v, starts, scale, window, layer, kv_heads=None: torch.empty_like(q),
+    rule=attention_rule,
+    cost=attention_cost,
+    localize=attention_localize,
+)

@@ -1,0 +1,120 @@
+"""Element by element: addition, products, activations, casts; and SwiGLU, which is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
+from tpcompile.ir.types import PARTIAL, REPLICATE, Dim, Partial, Placement, Shard, ValueType
+
+aten = torch.ops.aten
+
+
+def broadcast(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The shape of operands spread over each other, as torch does it."""
+    width = max(len(shape) for shape in shapes)
+    result: list[Dim] = []
+    for column in zip(*((1,) * (width - len(s)) + s for s in shapes), strict=True):
+        extents = {extent for extent in column if extent != 1}
+        require(len(extents) <= 1, "broadcast", shapes, "shapes that spread over each other")
+        result.append(extents.pop() if extents else 1)
+    return tuple(result)
+
+
+def join(shape: tuple[Dim, ...], operands: list[ValueType]) -> Placement:
+    """Where the result of a non-linear elementwise op lies."""
+    for kind in operands:
+        if isinstance(kind.placement, Partial):
+            refuse(
+                "partial-nonlinear", kind, "an operand whose sum was taken",
+                "a Partial may only meet linear ops: put the all_reduce before this node",
+            )
+    sharded = {_aligned(kind, shape) for kind in operands if isinstance(kind.placement, Shard)}
+    if not sharded:
+        return REPLICATE
+    require(
+        len(sharded) == 1, "same-layout", " and ".join(map(str, operands)),
+        "operands with the same layout on the same dimension",
+    )
+    (placement,) = sharded
+    for kind in operands:
+        dim = placement.dim - len(shape) + kind.rank
+        whole = isinstance(kind.placement, Shard) or dim < 0 or kind.shape[dim] == 1
+        require(
+            whole, "same-layout", f"{kind} beside {placement}",
+            "every operand sharded alike, or not spread along that dimension",
+        )
+    return placement
+
+
+def _aligned(kind: ValueType, shape: tuple[Dim, ...]) -> Shard:
+    assert isinstance(kind.placement, Shard)
+    return Shard(kind.placement.dim + len(shape) - kind.rank, kind.placement.layout)
+
+
+def _pointwise(*operands: ValueType) -> ValueType:
+    shape = broadcast(*(kind.shape for kind in operands))
+    dtypes = [kind.dtype for kind in operands]
+    dtype = dtypes[0]
+    for other in dtypes[1:]:
+        dtype = torch.promote_types(dtype, other)
+    return ValueType(shape, dtype, join(shape, list(operands)))
+
+
+def unary_rule(self: ValueType, **_: Any) -> ValueType:
+    return _pointwise(self)
+
+
+def negate_rule(self: ValueType) -> ValueType:
+    return self if isinstance(self.placement, Partial) else _pointwise(self)
+
+
+def product_rule(self: ValueType, other: ValueType | float) -> ValueType:
+    return _pointwise(self, other) if isinstance(other, ValueType) else self
+
+
+def sum_rule(self: ValueType, other: ValueType | float, alpha: float = 1) -> ValueType:
+    require(alpha == 1, "plain-add", f"alpha={alpha}", "alpha=1")
+    if not isinstance(other, ValueType):
+        return _pointwise(self)
+    if isinstance(self.placement, Partial) and isinstance(other.placement, Partial):
+        require(self.shape == other.shape, "broadcast", (self, other), "terms of one shape")
+        return ValueType(self.shape, torch.promote_types(self.dtype, other.dtype), PARTIAL)
+    return _pointwise(self, other)
+
+
+def cast_rule(self: ValueType, dtype: torch.dtype, **_: Any) -> ValueType:
+    return ValueType(self.shape, dtype, _pointwise(self).placement)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up"""
+    return functional.silu(gate) * up
+
+
+def swiglu_rule(gate: ValueType, up: ValueType) -> ValueType:
+    require(gate.shape == up.shape, "swiglu", f"{gate} and {up}", "gate and up of one shape")
+    return _pointwise(gate, up)
+
+
+SWIGLU = define(
+    "swiglu(Tensor gate, Tensor up) -> Tensor",
+    reference=swiglu,
+    fake=lambda gate, up: torch.empty_like(gate),
+    rule=swiglu_rule,
+    cost=streaming_cost,
+)
+
+for _target, _rule in {
+    aten.add.Tensor: sum_rule,
+    aten.mul.Tensor: product_rule,
+    aten.neg.default: negate_rule,
+    aten.silu.default: unary_rule,
+    aten.rsqrt.default: unary_rule,
+    aten.pow.Tensor_Scalar: unary_rule,
+    aten.to.dtype: cast_rule,
+}.items():
+    declare(_target, _rule, streaming_cost)

@@ -1,0 +1,72 @@
+"""Token embedding, whole and split by vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
+from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
+
+aten = torch.ops.aten
+
+
+def vocab_embedding(
+    weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0
+) -> torch.Tensor:
+    """Rows of the part of the table that starts at `first_row`; zeros for ids elsewhere."""
+    local = ids - first_row
+    inside = (local >= 0) & (local < weight.shape[0])
+    rows = functional.embedding(local.where(inside, 0), weight)
+    return rows * inside.unsqueeze(-1)
+
+
+def embedding_rule(weight: ValueType, indices: ValueType, **_: Any) -> ValueType:
+    if weight.layout_of(0) is not None:
+        refuse("vocab-offset", weight, "the whole table",
+               "ids count from the whole vocabulary: use tpc.vocab_embedding on a part of it")
+    require(weight.placement == REPLICATE and indices.placement == REPLICATE, "embedding",
+            f"{weight} at {indices}", "a replicated table and ids")
+    return ValueType((*indices.shape, weight.shape[1]), weight.dtype)
+
+
+def vocab_embedding_rule(weight: ValueType, ids: ValueType, first_row: int = 0) -> ValueType:
+    require(ids.placement == REPLICATE, "embedding", ids, "the same ids on every rank")
+    require(first_row == 0, "vocab-offset", first_row,
+            "no offset: each rank's is derived from the layout")
+    shape = (*ids.shape, weight.shape[1])
+    layout = weight.layout_of(0)
+    if layout is None:
+        require(weight.placement == REPLICATE, "embedding", weight, "split by rows, or whole")
+        return ValueType(shape, weight.dtype)
+    contiguous = isinstance(layout, Layout) and all(len(part) == 1 for part in layout.parts)
+    require(contiguous, "vocab-offset", weight, "one run of rows a rank")
+    overlap = layout.overlap()
+    require(overlap is None, "vocab-rows", overlap, "disjoint rows, or some count twice")
+    return ValueType(shape, weight.dtype, PARTIAL)
+
+
+def vocab_embedding_localize(
+    result: ValueType, rank: int, weight: ValueType, **_: Any
+) -> dict[str, Any]:
+    layout = weight.layout_of(0)
+    return {} if layout is None else {"first_row": _first(layout, rank)}
+
+
+def _first(layout: object, rank: int) -> int:
+    assert isinstance(layout, Layout)
+    return layout.intervals(rank)[0][0]
+
+
+EMBEDDING = declare(aten.embedding.default, embedding_rule, streaming_cost)
+VOCAB_EMBEDDING = define(
+    "vocab_embedding(Tensor weight, Tensor ids, int first_row=0) -> Tensor",
+    reference=vocab_embedding,
+    fake=lambda weight, ids, first_row=0: weight.new_empty((*ids.shape, weight.shape[1])),
+    rule=vocab_embedding_rule,
+    cost=streaming_cost,
+    localize=vocab_embedding_localize,
+)

@@ -1,0 +1,84 @@
+"""The matrix products: where tensor parallelism happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tpcompile.ir.ops.spec import Cost, declare, local_bytes, numel, refuse, require
+from tpcompile.ir.types import PARTIAL, REPLICATE, Partial, Placement, Shard, ValueType
+
+aten = torch.ops.aten
+
+
+def linear_rule(
+    input: ValueType, weight: ValueType, bias: ValueType | None = None
+) -> ValueType:
+    require(weight.rank == 2 and weight.shape[1] == input.shape[-1], "linear-shape",
+            f"{input} times {weight}", "as many input features in both")
+    if bias is not None:
+        require(bias.shape == weight.shape[:1], "linear-shape", bias, f"shape {weight.shape[:1]}")
+    shape = (*input.shape[:-1], weight.shape[0])
+    placement = _linear_placement(input, weight, bias)
+    if isinstance(placement, Shard) and placement.dim < 0:
+        placement = Shard(placement.dim + len(shape), placement.layout)
+    return ValueType(shape, input.dtype, placement)
+
+
+def _linear_placement(
+    input: ValueType, weight: ValueType, bias: ValueType | None
+) -> Placement:
+    features = input.layout_of(-1)
+    rows, columns = weight.layout_of(0), weight.layout_of(1)
+    if features is not None or columns is not None:
+        return _row_parallel(input, weight, bias)
+    if isinstance(weight.placement, Partial):
+        refuse("partial-weight", weight, "a weight that is Replicate or Shard")
+    if isinstance(input.placement, Partial):
+        require(rows is None and bias is None, "partial-linear", f"{input} times {weight}",
+                "a replicated weight and no bias, or a sum taken before",
+                "put the all_reduce before this linear")
+        return PARTIAL
+    if bias is not None and bias.layout_of(0) != rows:
+        refuse("bias-layout", f"bias {bias} beside weight {weight}",
+               "the bias split like the rows of its weight")
+    if rows is None:
+        return input.placement
+    require(input.placement == REPLICATE, "column-parallel", input,
+            "an input that every rank holds whole", "gather it before a column-parallel linear")
+    return Shard(-1, rows)
+
+
+def _row_parallel(
+    input: ValueType, weight: ValueType, bias: ValueType | None
+) -> Placement:
+    """The contracted dimension is split: each rank gets a term of the sum."""
+    features, columns = input.layout_of(-1), weight.layout_of(1)
+    if features != columns or features is None:
+        refuse(
+            "contraction-layout",
+            f"input {input} ({_parts(features)}) times weight {weight} ({_parts(columns)})",
+            "input features and weight columns with the same layout",
+            "split the weight along dimension 1 by the layout of its input",
+        )
+    overlap = features.overlap()
+    if overlap:
+        refuse("contraction-layout", overlap, "disjoint parts, or some terms count twice")
+    if bias is not None:
+        refuse("bias-once", f"bias {bias} on every rank", "no bias before the sum",
+               "a row-parallel linear adds its bias once, after the all_reduce")
+    return PARTIAL
+
+
+def _parts(layout: object) -> str:
+    return str(getattr(layout, "parts", getattr(layout, "segments", layout or "whole")))
+
+
+def linear_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    weight = operands[1].local_shape(rank)
+    moved = sum(local_bytes(kind, rank) for kind in (result, *operands))
+    return Cost(flops=2 * numel(weight), memory_bytes=moved)
+
+
+LINEAR = declare(aten.linear.default, linear_rule, linear_cost)

@@ -1,0 +1,79 @@
+"""RMS norm, alone and behind the residual addition; and the mean that it is captured with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tpcompile.ir.ops.elementwise import sum_rule, unary_rule
+from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
+from tpcompile.ir.types import REPLICATE, Partial, ValueType
+
+aten = torch.ops.aten
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension, in fp32, rounded where Hugging Face rounds."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual sum, normed and as it is."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
+    if x.layout_of(-1) is not None:
+        refuse("norm-axis", x, "the normalised dimension whole on every rank",
+               "a mean over one rank's part is not the mean: gather the value first")
+    require(weight.placement == REPLICATE, "norm-weight", weight, "a replicated weight")
+    require(weight.shape == x.shape[-1:], "norm-weight", weight, f"shape {x.shape[-1:]}",
+            "a per-head norm sees one whole head, a layer norm the whole width")
+    return ValueType(x.shape, x.dtype, unary_rule(x).placement)
+
+
+def add_rms_norm_rule(
+    x: ValueType, residual: ValueType, weight: ValueType, eps: float
+) -> tuple[ValueType, ValueType]:
+    require(x.shape == residual.shape, "add-norm", f"{x} and {residual}", "terms of one shape")
+    total = sum_rule(x, residual)
+    return rms_norm_rule(total, weight, eps), total
+
+
+def mean_rule(
+    self: ValueType, dim: tuple[int, ...] | None, keepdim: bool = False, **_: Any
+) -> ValueType:
+    assert dim is not None
+    dims = {d % self.rank for d in dim}
+    for d in dims:
+        if self.layout_of(d) is not None:
+            refuse("norm-axis", self, f"dimension {d} whole on every rank, to take its mean")
+    if isinstance(self.placement, Partial):
+        refuse("partial-nonlinear", self, "an operand whose sum was taken")
+    require(keepdim, "mean", "keepdim=False", "keepdim=True")
+    shape = tuple(1 if d in dims else extent for d, extent in enumerate(self.shape))
+    return ValueType(shape, self.dtype, self.placement)
+
+
+declare(aten.mean.dim, mean_rule, streaming_cost)
+
+RMS_NORM = define(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+    reference=rms_norm,
+    fake=lambda x, weight, eps: torch.empty_like(x),
+    rule=rms_norm_rule,
+    cost=streaming_cost,
+)
+ADD_RMS_NORM = define(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    reference=add_rms_norm,
+    fake=lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x)),
+    rule=add_rms_norm_rule,
+    cost=streaming_cost,
+)

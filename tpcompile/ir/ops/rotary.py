@@ -1,0 +1,72 @@
+"""Rotary position embedding: the tables, which are the model's own, and the rotation."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from tpcompile.ir.ops.elementwise import unary_rule
+from tpcompile.ir.ops.spec import SPECS, OpSpec, define, refuse, require, streaming_cost
+from tpcompile.ir.types import REPLICATE, ValueType
+
+ROTARY = "rotary"
+"""Target of the one `call_module` node of a graph: the model's own table maker.
+
+Some rope types choose their frequencies by the longest position of the step, so the tables
+are no function that the graph could hold; `captured.rotary` makes the module."""
+
+
+def _no_tables(positions: torch.Tensor, width: int, dtype: torch.dtype) -> NoReturn:
+    raise RuntimeError("tpc.rotary only marks the model's rotary module while it is captured")
+
+
+def tables_rule(positions: ValueType, width: int, dtype: torch.dtype) -> tuple[ValueType, ...]:
+    require(positions.placement == REPLICATE, "positions", positions, "positions on every rank")
+    table = ValueType((*positions.shape, width), dtype)
+    return table, table
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate every head of `x[T, heads, width]`; the halves of a head are its two axes."""
+    low, high = x.chunk(2, dim=-1)
+    turned = torch.cat((-high, low), dim=-1)
+    return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
+
+
+def rope_rule(x: ValueType, cos: ValueType, sin: ValueType) -> ValueType:
+    require(x.rank == 3 and cos == sin and cos.shape == (x.shape[0], x.shape[2]), "rope",
+            f"{x} with {cos}", "x[T, heads, width] with tables [T, width]")
+    if x.layout_of(2) is not None:
+        refuse("whole-heads", x, "the whole head on one rank, to rotate it")
+    require(x.layout_of(0) == cos.layout_of(0), "rope", f"{x} with {cos}", "the same tokens")
+    require(cos.layout_of(1) is None, "rope", cos, "whole tables")
+    return ValueType(x.shape, x.dtype, unary_rule(x).placement)
+
+
+TABLES = define(
+    "rotary(Tensor positions, int width, ScalarType dtype) -> (Tensor, Tensor)",
+    reference=_no_tables,
+    fake=lambda positions, width, dtype: (
+        positions.new_empty((*positions.shape, width), dtype=dtype),
+        positions.new_empty((*positions.shape, width), dtype=dtype),
+    ),
+    rule=tables_rule,
+    cost=streaming_cost,
+)
+ROPE = define(
+    "rope(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    reference=rope,
+    fake=lambda x, cos, sin: torch.empty_like(x),
+    rule=rope_rule,
+    cost=streaming_cost,
+)
+
+SPECS[ROTARY] = OpSpec(
+    name="tpc.rotary",
+    target=ROTARY,
+    rule=tables_rule,
+    cost=streaming_cost,
+    reference=_no_tables,
+    argument_names=("positions", "width", "dtype"),
+)

@@ -1,0 +1,172 @@
+"""How an op is declared: once, with everything that the toolkit needs to know of it.
+
+An op of the dialect `tpc` is a real torch custom op. Its *reference* is its meaning; its
+*fake* gives shapes to tracers; its *rule* gives the type of the result from the types of the
+operands, or refuses; its *cost* counts work. ATen ops have the first two from torch already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+
+from tpcompile.ir.types import AnyType, Dim, ValueType
+
+_LIBRARY = torch.library.Library("tpc", "DEF")
+
+Rule = Callable[..., AnyType]
+Localize = Callable[..., dict[str, Any]]
+Across = Callable[..., list[torch.Tensor]]
+
+
+class RuleError(Exception):
+    """A placement rule refuses its operands."""
+
+    def __init__(self, rule: str, got: str, expected: str, hint: str = "") -> None:
+        self.rule, self.got, self.expected, self.hint = rule, got, expected, hint
+        super().__init__(f"{rule}: got {got}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one op on one rank for one token."""
+
+    flops: int = 0
+    memory_bytes: int = 0
+    wire_bytes: int = 0
+
+
+CostRule = Callable[[ValueType, Sequence[ValueType], int], Cost]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op. `localize` turns global arguments into a rank's; `across` runs a collective."""
+
+    name: str
+    target: Any
+    rule: Rule
+    cost: CostRule
+    reference: Callable[..., Any]
+    argument_names: tuple[str, ...]
+    keyword_only: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict, hash=False)
+    localize: Localize | None = None
+    across: Across | None = None
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name, defaults filled in."""
+        return {**self.defaults, **dict(zip(self.argument_names, args, strict=False)), **kwargs}
+
+    def call(self, bound: dict[str, Any]) -> Any:
+        """Run the op on tensors of one rank."""
+        positional = [bound[n] for n in self.argument_names if n not in self.keyword_only]
+        return self.target(*positional, **{n: bound[n] for n in self.keyword_only if n in bound})
+
+
+SPECS: dict[Any, OpSpec] = {}
+"""Every op by its node target."""
+
+
+def define(
+    schema: str,
+    *,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    rule: Rule,
+    cost: CostRule,
+    localize: Localize | None = None,
+    across: Across | None = None,
+) -> Any:
+    """Declare an op of the dialect and return its node target."""
+    name = _LIBRARY.define(schema)
+    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tpc::{name}", fake, lib=_LIBRARY)
+    target = getattr(torch.ops.tpc, name).default
+    _register(f"tpc.{name}", target, rule, cost, reference, localize, across)
+    return target
+
+
+def declare(
+    target: Any, rule: Rule, cost: CostRule, localize: Localize | None = None
+) -> Any:
+    """Give an ATen op a rule and a cost."""
+    _register(f"aten.{target.__name__}", target, rule, cost, target, localize, None)
+    return target
+
+
+def _register(
+    name: str,
+    target: Any,
+    rule: Rule,
+    cost: CostRule,
+    reference: Callable[..., Any],
+    localize: Localize | None,
+    across: Across | None,
+) -> None:
+    arguments = target._schema.arguments
+    SPECS[target] = OpSpec(
+        name=name.removesuffix(".default"),
+        target=target,
+        rule=rule,
+        cost=cost,
+        reference=reference,
+        argument_names=tuple(a.name for a in arguments),
+        keyword_only=tuple(a.name for a in arguments if a.kwarg_only),
+        defaults={a.name: a.default_value for a in arguments if a.has_default_value()},
+        localize=localize,
+        across=across,
+    )
+
+
+def spec_of(node: fx.Node) -> OpSpec | None:
+    """The op of a `call_function` or `call_module` node; None where the dialect has none."""
+    if node.op == "call_module":
+        return SPECS.get(node.target)
+    return SPECS.get(node.target) if node.op == "call_function" else None
+
+
+def op_name(node: fx.Node) -> str:
+    spec = spec_of(node)
+    if spec:
+        return spec.name
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target.namespace}.{target.__name__}".removesuffix(".default")
+    return getattr(target, "__name__", str(target))
+
+
+def refuse(rule: str, got: object, expected: str, hint: str = "") -> NoReturn:
+    raise RuleError(rule, str(got), expected, hint)
+
+
+def require(condition: object, rule: str, got: object, expected: str, hint: str = "") -> None:
+    if not condition:
+        refuse(rule, got, expected, hint)
+
+
+def numel(shape: Sequence[Dim]) -> int:
+    """Elements a token: symbolic extents count as one."""
+    total = 1
+    for extent in shape:
+        total *= extent if isinstance(extent, int) else 1
+    return total
+
+
+def local_bytes(kind: ValueType, rank: int) -> int:
+    return numel(kind.local_shape(rank)) * kind.dtype.itemsize
+
+
+def streaming_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    """Reads its operands, writes its result, does one thing an element."""
+    moved = sum(local_bytes(kind, rank) for kind in (result, *operands))
+    return Cost(flops=numel(result.local_shape(rank)), memory_bytes=moved)
+
+
+def free_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    """A view: nothing moves."""
+    return Cost()

@@ -1,0 +1,95 @@
+"""Runs a graph on simulated ranks: in one process, every value a list with one tensor a rank."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import info_of, parameter_of, parameters, type_of
+from tpcompile.ir.ops import OpSpec, spec_of
+from tpcompile.ir.recipe import evaluate
+
+Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
+"""Part of a checkpoint tensor, by name."""
+
+Values = dict[fx.Node, list[Any]]
+
+
+def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
+    """Every rank's part of every parameter, by the name of its node's target."""
+    return {
+        str(node.target): [evaluate(recipe, read) for recipe in parameter_of(node).shards]
+        for node in parameters(gm.graph)
+    }
+
+
+def run_ranks(
+    gm: fx.GraphModule,
+    inputs: Mapping[str, torch.Tensor],
+    weights: Mapping[str, Sequence[torch.Tensor]],
+    rotary: Callable[..., Any],
+) -> Values:
+    """The value of every node on every rank."""
+    ranks = info_of(gm).tp
+    values: Values = {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = [inputs[node.name]] * ranks
+        elif node.op == "get_attr":
+            values[node] = list(weights[node.target])
+        elif node.op == "output":
+            values[node] = [_local(node.args[0], values, rank) for rank in range(ranks)]
+        else:
+            values[node] = _call(node, values, ranks, rotary)
+    return values
+
+
+def _call(
+    node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any]
+) -> list[Any]:
+    spec = spec_of(node)
+    assert spec is not None, node
+    if spec.across is not None:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return list(spec.across(values[source], type_of(source), type_of(node)))
+    results = []
+    for rank in range(ranks):
+        args = [_local(arg, values, rank) for arg in node.args]
+        if node.op == "call_module":
+            results.append(rotary(*args))
+        elif node.target is operator.getitem:
+            results.append(args[0][args[1]])
+        else:
+            kwargs = {key: _local(arg, values, rank) for key, arg in node.kwargs.items()}
+            results.append(spec.call({**spec.bind(args, kwargs), **local_args(node, spec, rank)}))
+    return results
+
+
+def local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
+    """The arguments that are global in the graph and another number on each rank."""
+    if spec.localize is None:
+        return {}
+    types = {
+        name: _types(arg)
+        for name, arg in spec.bind(node.args, dict(node.kwargs)).items()
+    }
+    return spec.localize(type_of(node), rank, **types)
+
+
+def _types(arg: Any) -> Any:
+    return type_of(arg) if isinstance(arg, fx.Node) else arg
+
+
+def _local(arg: Any, values: Values, rank: int) -> Any:
+    if isinstance(arg, fx.Node):
+        return values[arg][rank]
+    if isinstance(arg, list | tuple):
+        return [_local(item, values, rank) for item in arg]
+    return arg
+
+

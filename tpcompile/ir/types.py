@@ -1,0 +1,130 @@
+"""The type of a value: shape, dtype and placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
+
+Dim = int | str
+"""An extent: a number, or the name of a symbolic one (`T` tokens, `S` starts, `R` rows)."""
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """Every rank holds the whole value, bit for bit the same."""
+
+    def __str__(self) -> str:
+        return "Replicate"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Each rank holds its part of dimension `dim`, as the layout says."""
+
+    dim: int
+    layout: AnyLayout
+
+    def __str__(self) -> str:
+        return f"Shard({self.dim}, {self.layout})"
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Each rank holds a term; the value is their sum."""
+
+    def __str__(self) -> str:
+        return "Partial(sum)"
+
+
+Placement = Replicate | Shard | Partial
+REPLICATE = Replicate()
+PARTIAL = Partial()
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """Global shape, dtype, and how the value lies across the ranks."""
+
+    shape: tuple[Dim, ...]
+    dtype: torch.dtype
+    placement: Placement = REPLICATE
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.dtype, self.placement))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def placed(self, placement: Placement) -> ValueType:
+        return replace(self, placement=placement)
+
+    def sharded(self, dim: int, layout: AnyLayout) -> ValueType:
+        return self.placed(Shard(dim % self.rank, layout))
+
+    def layout_of(self, dim: int) -> AnyLayout | None:
+        """The layout along `dim`, or None where every rank holds all of it."""
+        if isinstance(self.placement, Shard) and self.placement.dim == dim % self.rank:
+            return self.placement.layout
+        return None
+
+    def local_shape(self, rank: int) -> tuple[Dim, ...]:
+        shape = list(self.shape)
+        if isinstance(self.placement, Shard):
+            layout = self.placement.layout
+            if isinstance(layout, Layout | FusedLayout):
+                shape[self.placement.dim] = layout.extent(rank)
+            else:
+                shape[self.placement.dim] = f"{layout.symbol}/{layout.ranks}"
+        return tuple(shape)
+
+    def refusal(self) -> str | None:
+        """Why no value can have this type."""
+        if not isinstance(self.placement, Shard):
+            return None
+        dim, layout = self.placement.dim, self.placement.layout
+        if not 0 <= dim < self.rank:
+            return f"dimension {dim} of a value with {self.rank}"
+        if isinstance(layout, TokenLayout):
+            return None if self.shape[dim] == layout.symbol else f"{dim} is not the token axis"
+        if layout.size != self.shape[dim]:
+            return f"layout {layout} spans {layout.size}, dimension {dim} spans {self.shape[dim]}"
+        return layout.refusal()
+
+    def __str__(self) -> str:
+        extents = ", ".join(str(extent) for extent in self.shape)
+        return f"{dtype_name(self.dtype)}[{extents}] {self.placement}"
+
+
+@dataclass(frozen=True)
+class SymbolType:
+    """A number known only when the graph runs: the extent named `symbol`."""
+
+    symbol: str
+
+    def __str__(self) -> str:
+        return f"int {self.symbol}"
+
+
+AnyType = ValueType | SymbolType | tuple[ValueType, ...]
+
+_DTYPE_NAMES = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.bool: "i1",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))

@@ -1,0 +1,28 @@
+"""Rewrites: one pass a file. `pipeline.py` orders them, `manager.py` runs them."""
+
+from tpcompile.passes.manager import Instrument, Pass, Stage, Stats, run_passes
+from tpcompile.passes.pipeline import (
+    ALL_PASSES,
+    default_pipeline,
+    for_ranks,
+    parse_pipeline,
+    pipeline_text,
+)
+from tpcompile.passes.rewrite import Report, insert, insert_after, rewrite
+
+__all__ = [
+    "ALL_PASSES",
+    "Instrument",
+    "Pass",
+    "Report",
+    "Stage",
+    "Stats",
+    "default_pipeline",
+    "for_ranks",
+    "insert",
+    "insert_after",
+    "parse_pipeline",
+    "pipeline_text",
+    "rewrite",
+    "run_passes",
+]

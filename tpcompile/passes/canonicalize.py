@@ -1,0 +1,161 @@
+"""Pass `canonicalize`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.errors import PassError
+from tpcompile.ir.meta import type_of, value_type
+from tpcompile.ir.ops import SPECS, op_name
+from tpcompile.ir.types import Dim, ValueType
+from tpcompile.passes.rewrite import Report, drop_dead, insert, replace
+
+aten = torch.ops.aten
+
+_SHIFTED = ("dim", "dim0", "dim1")
+_SIZES = ("size", "shape")
+_VIEWS = (aten.view.default, aten.reshape.default)
+_IDENTITIES = (aten.contiguous.default, aten.alias.default)
+
+
+@dataclass(frozen=True)
+class Canonicalize:
+    """Drop the batch dimension and what does nothing; write views as unflatten and flatten.
+
+        %u = unsqueeze(%input_ids, dim=0)        %e = embedding(%w, %input_ids)
+        %e = embedding(%w, %u)             →     %h = unflatten(%q, dim=1, sizes=[-1, 64])
+        %h = view(%q, [1, %T, -1, 64])
+    """
+
+    name: ClassVar[str] = "canonicalize"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        before = len(gm.graph.nodes)
+        _drop_batch(gm.graph)
+        for node in list(gm.graph.nodes):
+            new = _simpler(node)
+            if new is not None:
+                replace(node, new)
+                gm.graph.erase_node(node)
+        drop_dead(gm.graph)
+        return Report(matches=before - len(gm.graph.nodes))
+
+
+def _drop_batch(graph: fx.Graph) -> None:
+    """Take the leading dimension of 1, which models insist on, from every value that has it."""
+    batched: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        source = node.args[0] if node.args else None
+        if node.target is aten.unsqueeze.default and _adds_batch(node):
+            assert isinstance(source, fx.Node)
+            node.replace_all_uses_with(source, propagate_meta=False)
+            batched.add(source)
+            continue
+        if batched.isdisjoint(node.all_input_nodes):
+            continue
+        if node.target is aten.select.int and node.args[1:] == (0, 0):
+            assert isinstance(source, fx.Node)
+            node.replace_all_uses_with(source)
+            continue
+        if node.target is aten.sym_size.int:
+            continue
+        _without_batch(node)
+        batched.add(node)
+
+
+def _adds_batch(node: fx.Node) -> bool:
+    source, dim = node.args
+    return isinstance(source, fx.Node) and source.op == "placeholder" and dim == 0
+
+
+def _without_batch(node: fx.Node) -> None:
+    """The arguments and the type that the node has when its operands lose their dimension 0."""
+    spec = SPECS[node.target]
+    args: list[Any] = []
+    for name, arg in zip(spec.argument_names, node.args, strict=False):
+        if name in _SHIFTED:
+            args.append([_shift(node, d) for d in arg] if isinstance(arg, list | tuple)
+                        else _shift(node, arg))
+        elif name in _SIZES or (name == "indices" and isinstance(arg, list | tuple)):
+            args.append(list(arg[1:]))
+        else:
+            args.append(arg)
+    node.args = tuple(args)
+    kind = type_of(node)
+    if isinstance(kind, tuple):
+        node.meta["type"] = tuple(ValueType(k.shape[1:], k.dtype) for k in kind)
+    elif isinstance(kind, ValueType):
+        node.meta["type"] = ValueType(kind.shape[1:], kind.dtype)
+
+
+def _shift(node: fx.Node, dim: int) -> int:
+    if dim == 0:
+        raise PassError(f"%{node.name} {op_name(node)} works on the batch dimension",
+                        expected="ops that leave the batch of one alone")
+    return dim - 1 if dim > 0 else dim
+
+
+def _simpler(node: fx.Node) -> fx.Node | None:
+    """What the node can be replaced by."""
+    target = node.target
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    if target in _IDENTITIES:
+        return source
+    if target is aten.to.dtype:
+        return source if value_type(source).dtype == node.args[1] else None
+    if target is aten.transpose.int and source.target is target:
+        same = {d % value_type(node).rank for d in node.args[1:]} == {
+            d % value_type(node).rank for d in source.args[1:]
+        }
+        inner = source.args[0]
+        return inner if same and isinstance(inner, fx.Node) else None
+    if target in _VIEWS:
+        return _as_unflatten(node, source)
+    if target is aten.index.Tensor:
+        return _as_index_select(node, source)
+    return None
+
+
+def _as_unflatten(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    old, new = value_type(source).shape, value_type(node).shape
+    with node.graph.inserting_before(node):
+        split = _split_dim(old, new)
+        if split is not None:
+            new_node = insert(node, aten.unflatten.int, source, split, [-1, new[split + 1]])
+        else:
+            merged = _split_dim(new, old)
+            if merged is None:
+                return None
+            new_node = insert(node, aten.flatten.using_ints, source, merged, merged + 1)
+    return new_node
+
+
+def _split_dim(short: tuple[Dim, ...], long: tuple[Dim, ...]) -> int | None:
+    """The dimension of `short` that is two in `long`, if that is all the difference."""
+    if len(long) != len(short) + 1:
+        return None
+    for dim, extent in enumerate(short):
+        parts = long[dim], long[dim + 1]
+        fits = all(isinstance(e, int) for e in (extent, *parts))
+        if fits and parts[0] * parts[1] == extent and (  # type: ignore[operator]
+            long[:dim] == short[:dim] and long[dim + 2 :] == short[dim + 1 :]
+        ):
+            return dim
+    return None
+
+
+def _as_index_select(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    indices: Any = node.args[1]
+    places = [dim for dim, index in enumerate(indices) if index is not None]
+    if len(places) != 1:
+        return None
+    with node.graph.inserting_before(node):
+        return insert(node, aten.index_select.default, source, places[0], indices[places[0]])

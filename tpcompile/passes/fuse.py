@@ -1,0 +1,96 @@
+"""What the fusions of linears share: one parameter from several, and the split behind it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+from torch import fx
+
+from tpcompile.ir.layout import FusedLayout, Layout
+from tpcompile.ir.meta import Parameter, new_parameter, origin_of, parameter_of, value_type
+from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.recipe import Concat
+from tpcompile.ir.types import Shard, ValueType
+from tpcompile.passes.pattern import check
+from tpcompile.passes.rewrite import insert, insert_item, replace
+from tpcompile.passes.structure import bias_of, weight_of
+
+aten = torch.ops.aten
+
+
+def fuse_linears(gm: fx.GraphModule, linears: list[fx.Node]) -> None:
+    """Linears of one input become one, split behind into what they were.
+
+    Each rank's weight is its parts of the weights, one after the other; the split is given in
+    global sizes and each rank's sizes follow from the layout.
+    """
+    first = linears[0]
+    _check_fusable(linears)
+    with gm.graph.inserting_before(first):
+        weight = _joined_parameter(gm, [weight_of(linear) for linear in linears])
+        biases = [bias for linear in linears if (bias := bias_of(linear)) is not None]
+        operands = [first.args[0], weight]
+        if biases:
+            operands.append(_joined_parameter(gm, biases))
+        fused = insert(first, LINEAR, *operands)
+        sizes = [value_type(linear).shape[-1] for linear in linears]
+        dim = value_type(first).rank - 1
+        split = insert(first, aten.split_with_sizes.default, fused, sizes, dim)
+        parts = [
+            insert_item(linear, split, i, origin_of(linear).module.rpartition(".")[2] or "part")
+            for i, linear in enumerate(linears)
+        ]
+    for linear, part in zip(linears, parts, strict=True):
+        replace(linear, part)
+        gm.graph.erase_node(linear)
+
+
+def _check_fusable(linears: list[fx.Node]) -> None:
+    first = linears[0]
+    for linear in linears[1:]:
+        check(linear.args[0] is first.args[0], linear, f"its input is not that of %{first.name}")
+        check((bias_of(linear) is None) == (bias_of(first) is None), linear,
+              f"only one of it and %{first.name} has a bias")
+    for linear in linears:
+        weight = weight_of(linear)
+        check(weight.op == "get_attr" and len(weight.users) == 1, linear,
+              "its weight is used elsewhere too")
+        split = isinstance(value_type(weight).placement, Shard)
+        check(not split or value_type(weight).layout_of(0) is not None, linear,
+              "its weight is not split by rows")
+        check(split == isinstance(value_type(weight_of(first)).placement, Shard), linear,
+              f"only one of it and %{first.name} is sharded")
+
+
+def _joined_parameter(gm: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
+    joined = _joined([parameter_of(node) for node in nodes])
+    name = joined_name([str(node.target) for node in nodes])
+    return new_parameter(gm.graph, name, joined, origin_of(nodes[0]), gm)
+
+
+def _joined(parts: list[Parameter]) -> Parameter:
+    whole = Concat(tuple(part.whole for part in parts), 0)
+    shards = tuple(
+        Concat(recipes, 0) for recipes in zip(*(part.shards for part in parts), strict=True)
+    )
+    rows = sum(int(part.type.shape[0]) for part in parts)
+    kind = ValueType((rows, *parts[0].type.shape[1:]), parts[0].type.dtype)
+    layouts = [part.type.layout_of(0) for part in parts]
+    if layouts[0] is not None:
+        segments = tuple(layout for layout in layouts if isinstance(layout, Layout))
+        kind = kind.sharded(0, FusedLayout(segments))
+    return Parameter(kind, whole, shards)
+
+
+def joined_name(names: list[str]) -> str:
+    """`a_q_proj_weight` and `a_k_proj_weight` become `a_q_k_proj_weight`."""
+    split = [re.split(r"(?<=_)", name) for name in names]
+    ahead = len(os.path.commonprefix(split))
+    behind = len(os.path.commonprefix([parts[ahead:][::-1] for parts in split]))
+    middles = ["".join(parts[ahead : len(parts) - behind]) for parts in split]
+    first = split[0]
+    return "".join(first[:ahead]) + "".join(middles) + "".join(first[len(first) - behind :])
+
+

@@ -1,0 +1,42 @@
+"""Pass `fuse-gate-up`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tpcompile.ir.ops import LINEAR, SWIGLU
+from tpcompile.passes.fuse import fuse_linears
+from tpcompile.passes.pattern import MissError, check
+from tpcompile.passes.rewrite import Report, calls, drop_dead, drop_unused_parameters
+
+
+@dataclass(frozen=True)
+class FuseGateUp:
+    """Compute gate and up with one linear.
+
+        %g = linear(%n, %wg)            %f = linear(%n, %w)    w = wg ++ wu on each rank
+        %u = linear(%n, %wu)       →    %g, %u = split_with_sizes(%f, [176, 176], dim=1)
+        %s = swiglu(%g, %u)             %s = swiglu(%g, %u)
+    """
+
+    name: ClassVar[str] = "fuse-gate-up"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = Report()
+        for node in calls(gm, SWIGLU):
+            try:
+                gate, up = node.args
+                assert isinstance(gate, fx.Node) and isinstance(up, fx.Node)
+                for operand in (gate, up):
+                    check(operand.target is LINEAR, operand, "it is not computed by a linear", 1)
+                check(gate is not up, gate, "gate and up are one linear already")
+                fuse_linears(gm, [gate, up])
+                report.matches += 1
+            except MissError as miss:
+                report.miss(miss)
+        drop_dead(gm.graph)
+        drop_unused_parameters(gm)
+        return report

@@ -1,0 +1,43 @@
+"""Pass `insert-collectives`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tpcompile.ir.meta import placement_of
+from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDISTRIBUTE
+from tpcompile.ir.types import Partial, Shard
+from tpcompile.passes.rewrite import Report, calls, insert
+
+
+@dataclass(frozen=True)
+class InsertCollectives:
+    """Turn each wish for a whole value into the collective that its placement needs.
+
+        %r = redistribute(%o)    %o Partial(sum)         →    %r = all_reduce(%o)
+        %g = redistribute(%l)    %l Shard(1, vocab)      →    %g = all_gather(%l, dim=1)
+    """
+
+    name: ClassVar[str] = "insert-collectives"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        found = calls(gm, REDISTRIBUTE)
+        for node in found:
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            node.replace_all_uses_with(_collective(node, source))
+            gm.graph.erase_node(node)
+        return Report(matches=len(found))
+
+
+def _collective(node: fx.Node, source: fx.Node) -> fx.Node:
+    placement = placement_of(source)
+    with node.graph.inserting_before(node):
+        if isinstance(placement, Partial):
+            return insert(node, ALL_REDUCE, source)
+        if isinstance(placement, Shard):
+            return insert(node, ALL_GATHER, source, placement.dim)
+    return source

@@ -1,0 +1,178 @@
+"""Runs passes in order, checks the graph after each, and keeps what every stage was."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+from torch import fx
+
+from tpcompile.errors import CompileError, PassError
+from tpcompile.ir.checker import Checker, Problem
+from tpcompile.ir.meta import info_of
+from tpcompile.ir.text import format_graph
+from tpcompile.passes.rewrite import Report
+
+
+class Pass(Protocol):
+    """A frozen dataclass whose fields are its options."""
+
+    name: ClassVar[str]
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        """Change the graph in place; a valid graph comes in, a valid one must go out."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a pass cost and did."""
+
+    ms: float
+    check_ms: float
+    matches: int
+    nodes_before: int
+    nodes_after: int
+
+
+@dataclass
+class Stage:
+    """A graph as it stood after a pass. It is made again from the start when it is looked at."""
+
+    name: str
+    text_form: str
+    """The pass and its options as pipeline text; empty for the captured graph."""
+    stats: Stats
+    _replay: Callable[[], fx.GraphModule] = field(repr=False)
+
+    @cached_property
+    def graph(self) -> fx.GraphModule:
+        """The graph, which runs; changing it changes nothing else."""
+        gm = self._replay()
+        gm.recompile()
+        return gm
+
+    def text(self, rank: int | None = None) -> str:
+        return format_graph(self.graph, rank)
+
+
+Instrument = Callable[[str, fx.GraphModule, Stats], None]
+"""Called after every pass with its name, the graph as it stands and what the pass did."""
+
+
+class FailedPassError(PassError):
+    """A pass failed, or left an invalid graph behind: `problems` says what is wrong with it."""
+
+    def __init__(self, message: str, problems: Sequence[Problem] = (), **where: str) -> None:
+        super().__init__(message, **where)
+        self.problems = list(problems)
+
+
+def run_passes(
+    captured: fx.GraphModule,
+    passes: Sequence[Pass],
+    instruments: Sequence[Instrument] = (),
+) -> tuple[fx.GraphModule, list[Stage]]:
+    """The graph after all passes, and a stage for the captured graph and for each pass."""
+    checker = Checker()
+    gm = clone(captured)
+    stages = [_stage("capture", "", Stats(0.0, 0.0, 0, 0, len(gm.graph.nodes)), captured, ())]
+    for instrument in instruments:
+        instrument("capture", gm, stages[0].stats)
+    for count, current in enumerate(passes, 1):
+        done = passes[: count - 1]
+        stats = _run_one(current, gm, checker, done)
+        stages.append(
+            _stage(current.name, describe(current), stats, captured, passes[:count])
+        )
+        for instrument in instruments:
+            instrument(current.name, gm, stats)
+    return gm, stages
+
+
+def _run_one(
+    current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence[Pass]
+) -> Stats:
+    before = len(gm.graph.nodes)
+    started = time.perf_counter()
+    try:
+        report = current.apply(gm)
+    except CompileError as error:
+        error.args = (f"{error} (in the pass {describe(current)}, {_history(done)})",)
+        raise
+    ran = time.perf_counter()
+    problems = checker.check(gm)
+    checked = time.perf_counter()
+    if problems:
+        raise FailedPassError(
+            f"The pass {describe(current)} left an invalid graph ({_history(done)}): "
+            + _listed(problems),
+            problems,
+            where=f"%{problems[0].node}",
+        )
+    return Stats(
+        ms=(ran - started) * 1e3,
+        check_ms=(checked - ran) * 1e3,
+        matches=report.matches,
+        nodes_before=before,
+        nodes_after=len(gm.graph.nodes),
+    )
+
+
+def _history(done: Sequence[Pass]) -> str:
+    return "after " + ", ".join(map(describe, done)) if done else "the first to run"
+
+
+def _listed(problems: Sequence[Problem], most: int = 3) -> str:
+    shown = "\n  ".join(str(problem) for problem in problems[:most])
+    rest = f"\n  and {len(problems) - most} more" if len(problems) > most else ""
+    return f"\n  {shown}{rest}\n"
+
+
+def _stage(
+    name: str,
+    text: str,
+    stats: Stats,
+    captured: fx.GraphModule,
+    passes: Sequence[Pass],
+) -> Stage:
+    def replay() -> fx.GraphModule:
+        checker = Checker()
+        gm = clone(captured)
+        for current in passes:
+            current.apply(gm)
+            checker.check(gm)
+        return gm
+
+    return Stage(name, text, stats, replay)
+
+
+def clone(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph of its own over the same parameters' shapes."""
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        values[node] = graph.node_copy(node, values.__getitem__)
+    copied = fx.GraphModule(_root_of(gm), fx.Graph())
+    copied.graph = graph
+    copied.meta["tpcompile"] = copy(info_of(gm))
+    return copied
+
+
+def _root_of(gm: fx.GraphModule) -> dict[str, Any]:
+    return {**dict(gm.named_children()), **dict(gm.named_parameters())}
+
+
+def describe(current: Pass) -> str:
+    """The pass as pipeline text, with the options that are not the default."""
+    options = [
+        f"{option.name}={getattr(current, option.name)}"
+        for option in dataclasses.fields(current)  # type: ignore[arg-type]
+        if getattr(current, option.name) != option.default
+    ]
+    return current.name + ("{" + ",".join(options) + "}" if options else "")

@@ -1,0 +1,153 @@
+"""Patterns over nodes: what a pass looks for, as data, with the reason where it does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from tpcompile.ir.meta import origin_of
+from tpcompile.ir.ops import op_name
+
+Bindings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Value:
+    """Any value; the same node wherever the name comes up again."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number among the arguments."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node that calls `target` on what `args` match; in either order if it `commutes`."""
+
+    target: Any
+    args: tuple[Any, ...]
+    commutes: bool = False
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """`Call` of one operand, or that operand itself: casts that are there or not."""
+
+    target: Any
+    inner: Any
+
+
+class MissError(Exception):
+    """A pattern does not fit; `depth` says how much of it did."""
+
+    def __init__(self, node: fx.Node | None, reason: str, depth: int = 0) -> None:
+        self.node, self.reason, self.depth = node, reason, depth
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        if self.node is None:
+            return self.reason
+        return f"%{self.node.name} ({origin_of(self.node)}): {self.reason}"
+
+
+def match(pattern: Any, value: Any) -> Bindings:
+    """The bindings under which `value` fits, or `MissError`."""
+    bindings: Bindings = {}
+    _match(pattern, value, bindings, 0)
+    return bindings
+
+
+def _match(pattern: Any, value: Any, bindings: Bindings, depth: int) -> int:
+    """Extend `bindings`; the number of calls matched so far."""
+    match pattern:
+        case Value(name):
+            _bind(name, value, bindings, depth)
+        case Number(name):
+            if not isinstance(value, int | float):
+                raise MissError(_node(value), f"{_said(value)} where a number {name} belongs", depth)
+            bindings[name] = value
+        case Call():
+            return _match_call(pattern, value, bindings, depth)
+        case Maybe(target, inner):
+            if isinstance(value, fx.Node) and value.target is target:
+                value = value.args[0]
+            return _match(inner, value, bindings, depth)
+        case list() | tuple():
+            if not isinstance(value, list | tuple) or len(value) != len(pattern):
+                raise MissError(_node(value), f"{_said(value)} where a list belongs", depth)
+            for part, item in zip(pattern, value, strict=True):
+                depth = _match(part, item, bindings, depth)
+        case _:
+            if value != pattern:
+                raise MissError(_node(value), f"{_said(value)} where {pattern} belongs", depth)
+    return depth
+
+
+def _match_call(pattern: Call, value: Any, bindings: Bindings, depth: int) -> int:
+    if not isinstance(value, fx.Node) or value.target is not pattern.target:
+        wanted = getattr(pattern.target, "__name__", pattern.target)
+        raise MissError(_node(value), f"{_said(value)} where {wanted} belongs", depth)
+    orders = [pattern.args, pattern.args[::-1]] if pattern.commutes else [pattern.args]
+    nearest: MissError | None = None
+    for order in orders:
+        trial = dict(bindings)
+        try:
+            reached = _match_args(order, value, trial, depth + 1)
+        except MissError as miss:
+            if nearest is None or miss.depth > nearest.depth:
+                nearest = miss
+        else:
+            bindings.update(trial)
+            return reached
+    assert nearest is not None
+    raise nearest
+
+
+def _match_args(patterns: tuple[Any, ...], node: fx.Node, bindings: Bindings, depth: int) -> int:
+    if len(node.args) < len(patterns):
+        raise MissError(node, f"{len(node.args)} arguments, {len(patterns)} expected", depth)
+    for part, arg in zip(patterns, node.args, strict=False):
+        depth = _match(part, arg, bindings, depth)
+    return depth
+
+
+def _bind(name: str, value: Any, bindings: Bindings, depth: int) -> None:
+    if not isinstance(value, fx.Node):
+        raise MissError(None, f"{_said(value)} where the value {name} belongs", depth)
+    if bindings.setdefault(name, value) is not value:
+        raise MissError(value, f"{name} is %{bindings[name].name} elsewhere", depth)
+
+
+def _node(value: Any) -> fx.Node | None:
+    return value if isinstance(value, fx.Node) else None
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return op_name(value) if value.op.startswith("call") else f"%{value.name}"
+    return str(value)
+
+
+@dataclass
+class Nearest:
+    """Remembers the candidate that came nearest to fitting."""
+
+    miss: MissError | None = None
+
+    def consider(self, miss: MissError) -> None:
+        if self.miss is None or miss.depth > self.miss.depth:
+            self.miss = miss
+
+
+def check(condition: object, node: fx.Node, reason: str, depth: int = 99) -> None:
+    """A condition that a match must meet too; checks come after shapes, so they count as near."""
+    if not condition:
+        raise MissError(node, reason, depth)
+

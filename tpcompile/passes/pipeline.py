@@ -1,0 +1,110 @@
+"""The passes in order, and pipelines as text: `canonicalize,plan-sharding{tp=2},shard-linears`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tpcompile.errors import UsageError
+from tpcompile.passes.canonicalize import Canonicalize
+from tpcompile.passes.fuse_add_norm import FuseAddNorm
+from tpcompile.passes.fuse_gate_up import FuseGateUp
+from tpcompile.passes.fuse_qkv import FuseQkv
+from tpcompile.passes.insert_collectives import InsertCollectives
+from tpcompile.passes.kv_heads import KvHeads
+from tpcompile.passes.manager import Pass, describe
+from tpcompile.passes.plan_sharding import PlanSharding
+from tpcompile.passes.raise_attention import RaiseAttention
+from tpcompile.passes.raise_norm import RaiseNorm
+from tpcompile.passes.raise_rope import RaiseRope
+from tpcompile.passes.raise_swiglu import RaiseSwiglu
+from tpcompile.passes.sequence_parallel import SequenceParallel
+from tpcompile.passes.shard_linears import ShardLinears
+from tpcompile.passes.vocab_parallel import VocabParallel
+from tpcompile.presets import did_you_mean
+
+_STANDARD: tuple[type[Pass], ...] = (
+    Canonicalize,
+    RaiseNorm,
+    RaiseRope,
+    RaiseSwiglu,
+    RaiseAttention,  # behind raise-rope, whose transposes it cancels
+    PlanSharding,  # reads what was raised
+    ShardLinears,
+    KvHeads,  # behind shard-linears: KV heads follow the query heads of a rank
+    VocabParallel,
+    InsertCollectives,  # behind everything that wishes for a whole value
+    FuseQkv,  # behind sharding: fused parts are split first, then joined on each rank
+    FuseGateUp,
+    FuseAddNorm,  # behind the collectives: the sums must be taken by then
+)
+_OPTIONAL: tuple[type[Pass], ...] = (SequenceParallel,)
+
+ALL_PASSES: dict[str, type[Pass]] = {kind.name: kind for kind in (*_STANDARD, *_OPTIONAL)}
+
+
+def default_pipeline(tp: int = 1) -> list[Pass]:
+    """The standard pipeline; it does the right thing for every tp, 1 included."""
+    return for_ranks([kind() for kind in _STANDARD], tp)
+
+
+def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:
+    """The same passes, planning for `tp` ranks where they do not say for how many."""
+    unsaid = PlanSharding.tp
+    return [
+        dataclasses.replace(current, tp=tp)
+        if isinstance(current, PlanSharding) and current.tp == unsaid
+        else current
+        for current in passes
+    ]
+
+
+def pipeline_text(passes: Sequence[Pass]) -> str:
+    return ",".join(map(describe, passes))
+
+
+_PART = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
+
+
+def parse_pipeline(text: str) -> list[Pass]:
+    """The passes that a pipeline text names, with their options."""
+    passes: list[Pass] = []
+    place = 0
+    while place < len(text):
+        part = _PART.match(text, place)
+        if not part:
+            raise UsageError(
+                f"The pipeline cannot be read from character {place + 1} on",
+                got=repr(text[place:]),
+                expected="pass,pass{option=value,option=value},…",
+            )
+        passes.append(_make(part.group(1), part.group(2) or ""))
+        place = part.end()
+    if not passes or text.rstrip().endswith(","):
+        raise UsageError("The pipeline names no pass" if not passes else
+                         "The pipeline ends in a comma", got=repr(text),
+                         expected="pass,pass{option=value,option=value},…")
+    return passes
+
+
+def _make(name: str, options: str) -> Pass:
+    kind = ALL_PASSES.get(name)
+    if kind is None:
+        raise UsageError(f"There is no pass {name!r}", hint=did_you_mean(name, ALL_PASSES))
+    values: dict[str, Any] = {}
+    for option in filter(None, (o.strip() for o in options.split(","))):
+        key, equals, value = (part.strip() for part in option.partition("="))
+        fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        if key not in fields:
+            known = did_you_mean(key, fields) if fields else "It has no options"
+            raise UsageError(f"The pass {name} has no option {key!r}", hint=known)
+        try:
+            values[key] = type(fields[key].default)(value) if equals else True
+        except ValueError as error:
+            raise UsageError(
+                f"The option {key} of the pass {name} cannot be {value!r}",
+                expected=f"a value like {fields[key].default!r}",
+            ) from error
+    return kind(**values)

@@ -1,0 +1,60 @@
+"""The plan: which logical axis lies where, chosen once for one model and one tp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpcompile.errors import ShardingError
+from tpcompile.ir.layout import Layout, even_runs
+
+COARSEST_GRAIN = 128
+RUNS_PER_RANK = 8
+"""A grain may be coarse only while every rank still gets this many of them."""
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """The heads of one attention; both layouts in heads."""
+
+    queries: Layout
+    keys: Layout
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layouts by the node that they belong to: an attention, a swiglu, an embedding."""
+
+    tp: int
+    heads: dict[str, HeadPlan]
+    ffn: dict[str, Layout]
+    vocab: Layout
+
+
+def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
+    """Query heads in even runs; every rank has the KV heads that its query heads read."""
+    if tp > queries:
+        raise ShardingError(
+            f"tp={tp} is more than the model can be split into",
+            got=f"{queries} query heads",
+            expected=f"tp of 1 to {queries}",
+            hint="A rank without a query head would have nothing to do in attention",
+        )
+    group = queries // keys
+    runs = even_runs(queries, tp)
+    read = tuple(((start // group, (stop - 1) // group + 1),) for ((start, stop),) in runs)
+    return HeadPlan(Layout("q_heads", queries, 1, runs), Layout("kv_heads", keys, 1, read))
+
+
+def plan_axis(axis: str, size: int, tp: int, grain: int | None = None) -> Layout:
+    """Even runs of grains. By default the grain is the coarsest that leaves the runs even."""
+    if grain is None:
+        grain = COARSEST_GRAIN
+        while grain > 1 and (size % grain or size // grain < RUNS_PER_RANK * tp):
+            grain //= 2
+    if size % grain or size // grain < tp:
+        raise ShardingError(
+            f"The axis {axis} of {size} cannot be split over {tp} ranks",
+            got=f"a grain of {grain}",
+            expected=f"a grain that divides {size} at least {tp} times",
+        )
+    return Layout(axis, size // grain, grain, even_runs(size // grain, tp))

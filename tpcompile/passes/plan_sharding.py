@@ -1,0 +1,77 @@
+"""Pass `plan-sharding`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tpcompile.errors import UsageError
+from tpcompile.ir.meta import (
+    Parameter,
+    info_of,
+    parameter_of,
+    parameters,
+    set_parameter,
+    value_type,
+)
+from tpcompile.passes.plan import HeadPlan, Plan, plan_axis, plan_heads
+from tpcompile.passes.rewrite import Report
+from tpcompile.passes.structure import (
+    attention_blocks,
+    embedding_of,
+    head_of,
+    mlp_blocks,
+)
+
+
+@dataclass(frozen=True)
+class PlanSharding:
+    """Choose layouts for `tp` ranks; every parameter is still whole on each of them.
+
+        %w = param(q.weight) : f32[96, 64] Replicate     (unchanged; the plan is beside the graph)
+    """
+
+    name: ClassVar[str] = "plan-sharding"
+    tp: int = 1
+    """Ranks; by default the number that the compilation was started with."""
+    ffn_grain: int = 0
+    """Split the MLP in multiples of this; 0 chooses."""
+    vocab_grain: int = 0
+    """Split the vocabulary in multiples of this; 0 chooses."""
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        info = info_of(gm)
+        tp = self.tp
+        if tp < 1:
+            raise UsageError(f"tp={tp} means nothing", expected="a number of ranks, 1 or more")
+        info.tp = tp
+        heads = {b.attention.name: _heads(b.attention, tp) for b in attention_blocks(gm.graph)}
+        ffn = {
+            b.swiglu.name: plan_axis("ffn", _features(b.swiglu), tp, self.ffn_grain or None)
+            for b in mlp_blocks(gm.graph)
+        }
+        head_of(gm.graph)
+        rows = value_type(embedding_of(gm.graph).args[0]).shape[0]  # type: ignore[arg-type]
+        assert isinstance(rows, int)
+        info.plan = Plan(tp, heads, ffn, plan_axis("vocab", rows, tp, self.vocab_grain or None))
+        for node in parameters(gm.graph):
+            whole = parameter_of(node)
+            if len(whole.shards) != tp:
+                set_parameter(node, Parameter.replicated(whole.whole, whole.type.dtype, tp))
+        return Report(matches=len(heads) + len(ffn) + 1)
+
+
+def _heads(attention: fx.Node, tp: int) -> HeadPlan:
+    queries, keys = (value_type(operand).shape[-2] for operand in attention.args[:2])  # type: ignore[arg-type]
+    assert isinstance(queries, int) and isinstance(keys, int)
+    return plan_heads(queries, keys, tp)
+
+
+def _features(node: fx.Node) -> int:
+    extent = value_type(node).shape[-1]
+    assert isinstance(extent, int)
+    return extent
+
+

@@ -1,0 +1,57 @@
+"""Pass `raise-norm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import RMS_NORM
+from tpcompile.passes.pattern import Bindings, Call, Maybe, Number, Value, check
+from tpcompile.passes.rewrite import Report, insert, rewrite
+
+aten = torch.ops.aten
+
+_WIDE = Value("wide")
+_MEAN_SQUARE = Call(aten.mean.dim, (Call(aten.pow.Tensor_Scalar, (_WIDE, 2)), [-1], True))
+_SCALE = Call(aten.rsqrt.default, (Call(aten.add.Tensor, (_MEAN_SQUARE, Number("eps"))),))
+_NORMED = Maybe(aten.to.dtype, Call(aten.mul.Tensor, (_WIDE, _SCALE), commutes=True))
+PATTERN = Call(aten.mul.Tensor, (Value("weight"), _NORMED), commutes=True)
+
+
+@dataclass(frozen=True)
+class RaiseNorm:
+    """Recognise RMS norm, over the hidden width or over a head.
+
+        %p = pow(%x, 2)
+        %m = mean(%p, dim=[-1], keepdim=True)
+        %r = rsqrt(%m + eps)                      →   %n = tpc.rms_norm(%x, %w, eps)
+        %n = %w * (%x * %r)
+    """
+
+    name: ClassVar[str] = "raise-norm"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        return rewrite(gm, PATTERN, _replacement).require(gm, "RMS norm", RMS_NORM)
+
+
+def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
+    x = _unwidened(found["wide"])
+    weight = found["weight"]
+    kind = value_type(x)
+    check(weight.op == "get_attr", weight, "the scale of a norm must be a parameter")
+    check(value_type(weight).shape == kind.shape[-1:], weight,
+          f"a scale of shape {value_type(weight).shape} for rows of {kind.shape[-1]}")
+    check(value_type(found["wide"]).dtype == torch.float32, x, "the mean must be taken in fp32")
+    check(value_type(node).dtype == kind.dtype, node, "the result must have the dtype of x")
+    return insert(node, RMS_NORM, x, weight, found["eps"])
+
+
+def _unwidened(wide: fx.Node) -> fx.Node:
+    """The value before its cast to fp32."""
+    source = wide.args[0] if wide.target is aten.to.dtype else wide
+    assert isinstance(source, fx.Node)
+    return source

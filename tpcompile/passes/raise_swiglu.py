@@ -1,0 +1,40 @@
+"""Pass `raise-swiglu`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import SWIGLU
+from tpcompile.passes.pattern import Bindings, Call, Value, check
+from tpcompile.passes.rewrite import Report, insert, rewrite
+
+aten = torch.ops.aten
+
+PATTERN = Call(
+    aten.mul.Tensor, (Call(aten.silu.default, (Value("gate"),)), Value("up")), commutes=True
+)
+
+
+@dataclass(frozen=True)
+class RaiseSwiglu:
+    """Recognise the gated activation of the MLP.
+
+        %s = silu(%gate)
+        %y = %s * %up       →   %y = tpc.swiglu(%gate, %up)
+    """
+
+    name: ClassVar[str] = "raise-swiglu"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        return rewrite(gm, PATTERN, _replacement).require(gm, "SwiGLU", SWIGLU)
+
+
+def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
+    gate, up = found["gate"], found["up"]
+    check(value_type(gate).shape == value_type(up).shape, node, "gate and up of different shapes")
+    return insert(node, SWIGLU, gate, up)

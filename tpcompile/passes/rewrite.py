@@ -1,0 +1,108 @@
+"""What passes do to graphs: insert nodes, replace them, drop dead ones, count matches."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from tpcompile.errors import PassError
+from tpcompile.ir.meta import origin_of
+from tpcompile.ir.ops import SPECS
+from tpcompile.ir.text import format_node
+from tpcompile.passes.pattern import Bindings, Call, MissError, match
+
+
+@dataclass
+class Report:
+    """What a pass did: how often it matched, and the refusal that came nearest to a match."""
+
+    matches: int = 0
+    nearest: MissError | None = field(default=None)
+
+    def miss(self, miss: MissError) -> None:
+        if self.nearest is None or miss.depth > self.nearest.depth:
+            self.nearest = miss
+
+    def require(self, gm: fx.GraphModule, what: str, *produced: Any) -> Report:
+        """Refuse a graph with no match, unless what the pass makes is there already."""
+        if self.matches or any(node.target in produced for node in gm.graph.nodes):
+            return self
+        nearest = str(self.nearest) if self.nearest else "nothing like it"
+        line = format_node(self.nearest.node) if self.nearest and self.nearest.node else ""
+        raise PassError(
+            f"There is no {what} in the graph",
+            got=f"as the nearest {nearest}" + (f"\n    {line}\n" if line else ""),
+            expected=f"at least one {what}",
+            hint="The model does this in another way than those that tpcompile knows",
+        )
+
+
+Replacement = Callable[[fx.Node, Bindings], fx.Node]
+
+
+def rewrite(gm: fx.GraphModule, pattern: Call, replacement: Replacement) -> Report:
+    """Replace every node that the pattern fits; `replacement` may still refuse with a miss."""
+    report = Report()
+    for node in list(gm.graph.nodes):
+        if node.target is not pattern.target:
+            continue
+        try:
+            bindings = match(pattern, node)
+            with gm.graph.inserting_before(node):
+                new = replacement(node, bindings)
+        except MissError as miss:
+            report.miss(miss)
+            continue
+        replace(node, new)
+        report.matches += 1
+    drop_dead(gm.graph)
+    return report
+
+
+def insert(like: fx.Node, target: Any, *args: Any, name: str | None = None) -> fx.Node:
+    """A new call at the insertion point, with the origin of `like`, named after its op."""
+    name = name or SPECS[target].name.split(".")[1]
+    node = like.graph.create_node("call_function", target, args, name=name)
+    node.meta["origin"] = origin_of(like)
+    return node
+
+
+def insert_item(like: fx.Node, source: fx.Node, index: int, name: str) -> fx.Node:
+    """One of the values of an op that has several."""
+    return insert(like, operator.getitem, source, index, name=name)
+
+
+def insert_after(node: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A new call right behind `node`."""
+    with node.graph.inserting_after(node):
+        return insert(node, target, *args)
+
+
+def replace(old: fx.Node, new: fx.Node) -> None:
+    """Every reader of `old` reads `new`, which has its type, but for `new` itself."""
+    new.meta["type"] = old.meta["type"]
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+
+
+def drop_dead(graph: fx.Graph) -> None:
+    """Erase what nobody reads; inputs stay."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            graph.erase_node(node)
+
+
+def calls(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.target is target]
+
+
+def drop_unused_parameters(gm: fx.GraphModule) -> None:
+    """Forget the empty parameters of nodes that are gone."""
+    used = {node.target for node in gm.graph.nodes if node.op == "get_attr"}
+    for name in [name for name in gm._parameters if name not in used]:
+        del gm._parameters[name]
+
+

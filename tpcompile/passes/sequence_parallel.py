@@ -1,0 +1,60 @@
+"""Pass `sequence-parallel`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RMS_NORM
+from tpcompile.passes.rewrite import Report, calls, insert, insert_after, replace
+
+aten = torch.ops.aten
+
+_PER_TOKEN = (RMS_NORM, aten.add.Tensor)
+"""Ops on the residual that need no token but their own."""
+
+
+@dataclass(frozen=True)
+class SequenceParallel:
+    """Between the linears let each rank keep and norm only some of the tokens.
+
+        %r = all_reduce(%o)           %r = reduce_scatter(%o)      Shard(0, tokens)
+        %h = %x + %r             →    %h = %x + %r                 Shard(0, tokens)
+        %n = rms_norm(%h, %w)         %n = rms_norm(%h, %w)        Shard(0, tokens)
+        %q = linear(%n, %wq)          %g = all_gather(%n, dim=0)
+                                      %q = linear(%g, %wq)
+    """
+
+    name: ClassVar[str] = "sequence-parallel"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = Report()
+        scattered: dict[fx.Node, None] = {}
+        for node in calls(gm, ALL_REDUCE):
+            with gm.graph.inserting_before(node):
+                new = insert(node, REDUCE_SCATTER, node.args[0], info_of(gm).tp)
+            replace(node, new)
+            gm.graph.erase_node(node)
+            scattered[new] = None
+            report.matches += 1
+        for node in list(gm.graph.nodes):
+            if node.target in _PER_TOKEN and any(n in scattered for n in node.all_input_nodes):
+                scattered[node] = None
+        for node in scattered:
+            _gather_for_others(node, scattered)
+        return report
+
+
+def _gather_for_others(node: fx.Node, scattered: dict[fx.Node, None]) -> None:
+    """Readers that need every token get the gathered value."""
+    others = [user for user in node.users if user not in scattered]
+    if not others:
+        return
+    whole = insert_after(node, ALL_GATHER, node, 0)
+    whole.meta["type"] = value_type(node)
+    for user in others:
+        user.replace_input_with(node, whole)

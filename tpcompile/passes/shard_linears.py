@@ -1,0 +1,86 @@
+"""Pass `shard-linears`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.meta import info_of, parameter_of, placement_of, set_parameter, value_type
+from tpcompile.ir.ops import REDISTRIBUTE
+from tpcompile.ir.types import REPLICATE
+from tpcompile.passes.plan import Plan
+from tpcompile.passes.rewrite import Report, insert_after
+from tpcompile.passes.structure import attention_blocks, bias_of, mlp_blocks, weight_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class ShardLinears:
+    """Split the linears of attention and MLP: into column-parallel, out of it row-parallel.
+
+        %q = linear(%n, %wq)                  %q = linear(%n, %wq)    wq Shard(0, q_heads)
+        %a = attention(%q, %k, %v, …)         %a = attention(%q, %k, %v, …)
+        %o = linear(%a, %wo, %bias)      →    %o = linear(%a, %wo)    wo Shard(1, q_heads)
+                                              %r = redistribute(%o)
+                                              %b = %r + %bias
+    """
+
+    name: ClassVar[str] = "shard-linears"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = Report()
+        plan = plan_of(gm)
+        if plan.tp == 1:
+            return report
+        for block in attention_blocks(gm.graph):
+            heads = plan.heads[block.attention.name].queries
+            width = value_type(block.attention).shape[-1]
+            assert isinstance(width, int)
+            layout = heads.with_grain(width)
+            report.matches += split_rows(block.query, layout)
+            report.matches += split_columns(block.output, layout)
+        for mlp in mlp_blocks(gm.graph):
+            layout = plan.ffn[mlp.swiglu.name]
+            report.matches += split_rows(mlp.gate, layout) + split_rows(mlp.up, layout)
+            report.matches += split_columns(mlp.down, layout)
+        return report
+
+
+def plan_of(gm: fx.GraphModule) -> Plan:
+    """The plan that `plan-sharding` left; without it there is one rank and nothing to do."""
+    plan = info_of(gm).plan
+    if plan is None:
+        return Plan(1, {}, {}, Layout("vocab", 1, 1, (((0, 1),),)))
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def split_rows(linear: fx.Node, layout: Layout) -> int:
+    """Column-parallel: each rank computes some of the output features."""
+    weight, bias = weight_of(linear), bias_of(linear)
+    if placement_of(weight) != REPLICATE:
+        return 0
+    set_parameter(weight, parameter_of(weight).sharded(0, layout))
+    if bias is not None:
+        set_parameter(bias, parameter_of(bias).sharded(0, layout))
+    return 1
+
+
+def split_columns(linear: fx.Node, layout: Layout) -> int:
+    """Row-parallel: each rank computes a term of every output feature; the bias comes after."""
+    weight, bias = weight_of(linear), bias_of(linear)
+    if placement_of(weight) != REPLICATE:
+        return 0
+    set_parameter(weight, parameter_of(weight).sharded(1, layout))
+    linear.args = (linear.args[0], weight)
+    total = insert_after(linear, REDISTRIBUTE, linear)
+    last = total if bias is None else insert_after(total, aten.add.Tensor, total, bias)
+    linear.replace_all_uses_with(last, delete_user_cb=lambda user: user is not total)
+    return 1
+
+

@@ -1,0 +1,139 @@
+"""What is what in a graph, told from data flow: projections, heads, blocks. No names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tpcompile.errors import ShardingError
+from tpcompile.ir.meta import origin_of
+from tpcompile.ir.ops import (
+    ATTENTION,
+    EMBEDDING,
+    LINEAR,
+    RMS_NORM,
+    ROPE,
+    SWIGLU,
+    VOCAB_EMBEDDING,
+    op_name,
+)
+from tpcompile.ir.text import format_node
+
+aten = torch.ops.aten
+
+_PER_HEAD = (ROPE, RMS_NORM)
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """An attention and the linears around it."""
+
+    attention: fx.Node
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    output: fx.Node
+
+
+@dataclass(frozen=True)
+class MlpBlock:
+    """A gated activation and the linears around it."""
+
+    swiglu: fx.Node
+    gate: fx.Node
+    up: fx.Node
+    down: fx.Node
+
+
+def head_ops(operand: fx.Node) -> list[fx.Node]:
+    """From an operand of attention back to where its heads were made, both included."""
+    chain = [operand]
+    while chain[-1].target in _PER_HEAD:
+        source = chain[-1].args[0]
+        assert isinstance(source, fx.Node)
+        chain.append(source)
+    return chain
+
+
+def attention_blocks(graph: fx.Graph) -> list[AttentionBlock]:
+    return [_attention_block(node) for node in graph.nodes if node.target is ATTENTION]
+
+
+def mlp_blocks(graph: fx.Graph) -> list[MlpBlock]:
+    return [_mlp_block(node) for node in graph.nodes if node.target is SWIGLU]
+
+
+def _attention_block(node: fx.Node) -> AttentionBlock:
+    query, key, value = (_projection(node, operand) for operand in node.args[:3])
+    merged = _only_user(node, aten.flatten.using_ints)
+    return AttentionBlock(node, query, key, value, _only_user(merged, LINEAR))
+
+
+def _projection(attention: fx.Node, operand: object) -> fx.Node:
+    assert isinstance(operand, fx.Node)
+    heads = head_ops(operand)[-1]
+    source = heads.args[0] if heads.target is aten.unflatten.int else heads
+    assert isinstance(source, fx.Node)
+    return _expect(source, LINEAR, attention, "the projection of its heads")
+
+
+def _mlp_block(node: fx.Node) -> MlpBlock:
+    gate, up = (_expect(operand, LINEAR, node, "a projection") for operand in node.args)
+    return MlpBlock(node, gate, up, _only_user(node, LINEAR))
+
+
+def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.Node:
+    assert isinstance(source, fx.Node)
+    if source.target is not target:
+        raise ShardingError(
+            f"%{reader.name} cannot be sharded: {role} is no linear of its own",
+            where=str(origin_of(source)),
+            got=format_node(source),
+            expected=f"{role} as aten.linear",
+        )
+    return source
+
+
+def _only_user(node: fx.Node, target: object) -> fx.Node:
+    users = list(node.users)
+    if len(users) != 1 or users[0].target is not target:
+        raise ShardingError(
+            f"%{node.name} cannot be sharded: its result does not go to one linear",
+            where=str(origin_of(node)),
+            got=", ".join(f"{op_name(user)} %{user.name}" for user in users),
+            expected="one linear that sums over the sharded axis",
+        )
+    return users[0]
+
+
+def embedding_of(graph: fx.Graph) -> fx.Node:
+    """The table that the token ids look up."""
+    found = [n for n in graph.nodes if n.target in (EMBEDDING, VOCAB_EMBEDDING)]
+    if len(found) != 1:
+        raise ShardingError(f"The graph has {len(found)} embeddings", expected="one")
+    return found[0]
+
+
+def head_of(graph: fx.Graph) -> fx.Node:
+    """The linear whose result is the logits."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    head = output.args[0]
+    while isinstance(head, fx.Node) and head.target is not LINEAR and head.args:
+        head = head.args[0]
+    if not isinstance(head, fx.Node) or head.target is not LINEAR:
+        raise ShardingError("The logits do not come from a linear", expected="a linear head")
+    return head
+
+
+def weight_of(linear: fx.Node) -> fx.Node:
+    weight = linear.args[1]
+    assert isinstance(weight, fx.Node)
+    return weight
+
+
+def bias_of(linear: fx.Node) -> fx.Node | None:
+    bias = linear.args[2] if len(linear.args) > 2 else None
+    assert bias is None or isinstance(bias, fx.Node)
+    return bias

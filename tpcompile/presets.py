@@ -1,0 +1,107 @@
+"""The official configurations, as data: `preset:NAME` needs no download and no weights."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from tpcompile.errors import UsageError
+
+_QWEN25 = {
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "dtype": "bfloat16",
+}
+_QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "head_dim": 128,
+    "attention_bias": False,
+    "vocab_size": 151936,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "dtype": "bfloat16",
+}
+
+_COLUMNS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
+_QWEN25_SIZES: dict[str, tuple[int, int, int, int, int, bool, int, float]] = {
+    # name: the columns, then vocabulary and norm epsilon, which differ by size
+    "qwen2.5-0.5b": (896, 4864, 24, 14, 2, True, 151936, 1e-6),
+    "qwen2.5-1.5b": (1536, 8960, 28, 12, 2, True, 151936, 1e-6),
+    "qwen2.5-3b": (2048, 11008, 36, 16, 2, True, 151936, 1e-6),
+    "qwen2.5-7b": (3584, 18944, 28, 28, 4, False, 152064, 1e-6),
+    "qwen2.5-14b": (5120, 13824, 48, 40, 8, False, 152064, 1e-5),
+    "qwen2.5-32b": (5120, 27648, 64, 40, 8, False, 152064, 1e-5),
+    "qwen2.5-72b": (8192, 29568, 80, 64, 8, False, 152064, 1e-5),
+}
+_QWEN3_SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {
+    "qwen3-0.6b": (1024, 3072, 28, 16, 8, True),
+    "qwen3-1.7b": (2048, 6144, 28, 16, 8, True),
+    "qwen3-4b": (2560, 9728, 36, 32, 8, True),
+    "qwen3-8b": (4096, 12288, 36, 32, 8, False),
+    "qwen3-14b": (5120, 17408, 40, 40, 8, False),
+    "qwen3-32b": (5120, 25600, 64, 64, 8, False),
+}
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vocab_size": 1013,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "dtype": "float32",
+}
+
+DENSE = (*_QWEN25_SIZES, *_QWEN3_SIZES)
+"""The official dense models."""
+
+
+def _presets() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name, (*sizes, vocab, eps) in _QWEN25_SIZES.items():
+        own = dict(zip(_COLUMNS, sizes, strict=True))
+        found[name] = {**_QWEN25, **own, "vocab_size": vocab, "rms_norm_eps": eps}
+    for name, row in _QWEN3_SIZES.items():
+        found[name] = {**_QWEN3, **dict(zip(_COLUMNS, row, strict=True))}
+    found["tiny-qwen2"] = {**_QWEN25, **_TINY, "hidden_size": 96}
+    found["tiny-qwen3"] = {**_QWEN3, **_TINY, "head_dim": 16}
+    return found
+
+
+PRESETS = _presets()
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The configuration of a preset, `model_type` included."""
+    if name not in PRESETS:
+        raise UsageError(
+            f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS), where="preset:"
+        )
+    return dict(PRESETS[name])
+
+
+def did_you_mean(name: str, known: Any) -> str:
+    """A sentence with the names that come nearest, or with all of them."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    if near:
+        return "Did you mean " + " or ".join(near) + "?"
+    return "Known: " + ", ".join(known)
