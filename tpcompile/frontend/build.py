@@ -131,8 +131,7 @@ class Builder:
     def _copy(self, node: fx.Node, template: int = 0, layer: int | None = None) -> None:
         origin = self._origin(node, template, layer)
         if node.op == "get_attr":
-            raise UnsupportedError(f"The model reads a constant, {node.target}",
-                                   where=str(origin))
+            raise UnsupportedError(f"The model reads a constant, {node.target}", where=str(origin))
         for operand in node.all_input_nodes:
             if _is_tensor(operand):
                 self.values[operand] = self._parameter(operand, template, layer, origin)
@@ -162,9 +161,7 @@ class Builder:
             dtype = node.meta["val"].dtype
             parameter = Parameter.replicated(self.tensors[name], dtype, ranks=1)
             attribute = name.replace(".", "_")
-            self.written[name] = new_parameter(
-                self.graph, attribute, parameter, origin, self.root
-            )
+            self.written[name] = new_parameter(self.graph, attribute, parameter, origin, self.root)
         return self.written[name]
 
     def _tensor_name(self, node: fx.Node, origin: Origin | None = None) -> str:
@@ -174,7 +171,7 @@ class Builder:
         if name is None:
             buffer = signature.inputs_to_buffers.get(node.name, node.name)
             raise UnsupportedError(f"The model reads a buffer, {buffer}", where=str(origin or ""))
-        return name.removeprefix("model.")
+        return str(name).removeprefix("model.")
 
     def _origin(self, node: fx.Node, template: int, layer: int | None) -> Origin:
         module = _module_path(node)

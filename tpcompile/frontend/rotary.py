@@ -18,7 +18,7 @@ class RotaryTables(nn.Module):
 
     def __init__(self, source: nn.Module, config: Any) -> None:
         super().__init__()
-        object.__setattr__(self, "_source", source)  # no submodule: it is the user's own
+        self._source = (source,)  # in a tuple it is no submodule: it is the user's own
         self._config = config
         self._own: Any = None
 
@@ -37,11 +37,11 @@ class RotaryTables(nn.Module):
 
     def fresh(self) -> RotaryTables:
         """One for another rank."""
-        return RotaryTables(self._source, self._config)
+        return RotaryTables(self._source[0], self._config)
 
     def _make(self) -> nn.Module:
-        source: Any = self._source
+        source: Any = self._source[0]
         if source.inv_freq.is_meta:
             made: nn.Module = type(source)(config=self._config)
             return made
-        return copy.deepcopy(self._source)
+        return copy.deepcopy(self._source[0])

@@ -44,8 +44,7 @@ def make_shell(module: nn.Module, layers: Layers, traced: tuple[int, ...]) -> nn
 
 def export(shell: nn.Module) -> torch.export.ExportedProgram:
     example = tuple(
-        torch.zeros(_EXAMPLE[symbol], dtype=torch.long, device="meta")
-        for symbol in INPUTS.values()
+        torch.zeros(_EXAMPLE[symbol], dtype=torch.long, device="meta") for symbol in INPUTS.values()
     )
     dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in INPUTS}
     try:
@@ -142,8 +141,9 @@ def _attention(
         )
     extra = [key for key in ("softcap", "s_aux", "position_bias") if options.get(key) is not None]
     if extra:
-        raise UnsupportedError(f"{name} puts {extra[0]} into its attention",
-                               expected="plain scaled dot products")
+        raise UnsupportedError(
+            f"{name} puts {extra[0]} into its attention", expected="plain scaled dot products"
+        )
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx

@@ -81,7 +81,8 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
         )
     wanted = dtype or getattr(config, "dtype", None) or torch.float32
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=wanted).eval()
+        make: Any = AutoModelForCausalLM.from_config
+        return make(config, dtype=wanted).eval()
 
 
 def _refuse_unsupported(module: Any) -> None:
@@ -94,5 +95,6 @@ def _refuse_unsupported(module: Any) -> None:
     if getattr(module, "training", False):
         raise UsageError(f"{name} is in training mode", hint="Call model.eval() first")
     if module.get_output_embeddings() is None:
-        raise UnsupportedError(f"{name} has no language-model head",
-                               hint="Load it with AutoModelForCausalLM")
+        raise UnsupportedError(
+            f"{name} has no language-model head", hint="Load it with AutoModelForCausalLM"
+        )

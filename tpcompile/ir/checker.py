@@ -63,15 +63,19 @@ class Checker:
             if not known.issuperset(node.all_input_nodes):
                 early = [n for n in node.all_input_nodes if n not in known and "type" in n.meta]
                 if early and not problems:
-                    problems.append(_problem(node, "order", f"a use of %{early[0].name}",
-                                             "values computed before they are used"))
+                    problems.append(
+                        _problem(
+                            node,
+                            "order",
+                            f"a use of %{early[0].name}",
+                            "values computed before they are used",
+                        )
+                    )
                 continue
             try:
                 self._visit(node, info)
             except RuleError as error:
-                problems.append(
-                    _problem(node, error.rule, error.got, error.expected, error.hint)
-                )
+                problems.append(_problem(node, error.rule, error.got, error.expected, error.hint))
                 continue
             known.add(node)
         problems += _shared_tensors(gm.graph)
@@ -109,7 +113,9 @@ class Checker:
         """The type of a node from those of its operands."""
         if spec_of(node) is None:
             raise RuleError(
-                "known-op", op_name(node), "an op of the dialect",
+                "known-op",
+                op_name(node),
+                "an op of the dialect",
                 "give the op a rule in tpcompile/ir/ops, or raise it to an op that has one",
             )
         args = tuple(map(_typed, node.args))
@@ -169,14 +175,20 @@ def check_parameter(parameter: Parameter, ranks: int) -> None:
     whole = pieces(parameter.whole)
     for rank, recipe in enumerate(parameter.shards):
         if shape_of(recipe) != kind.local_shape(rank):
-            raise RuleError("recipe", f"shape {shape_of(recipe)} on rank {rank}",
-                            f"{kind.local_shape(rank)}, as {kind} gives it")
+            raise RuleError(
+                "recipe",
+                f"shape {shape_of(recipe)} on rank {rank}",
+                f"{kind.local_shape(rank)}, as {kind} gives it",
+            )
         found = _boxes(pieces(recipe), kind)
         wanted = _boxes(_held_by(whole, kind, rank), kind)
         if found != wanted:
-            raise RuleError("recipe", f"{parameter.describe(rank)} on rank {rank}",
-                            f"the part of {parameter.describe()} that {kind} gives it",
-                            "make shards with Parameter.sharded, from the same layout")
+            raise RuleError(
+                "recipe",
+                f"{parameter.describe(rank)} on rank {rank}",
+                f"the part of {parameter.describe()} that {kind} gives it",
+                "make shards with Parameter.sharded, from the same layout",
+            )
 
 
 def _held_by(whole: tuple[Piece, ...], kind: ValueType, rank: int) -> tuple[Piece, ...]:
@@ -212,7 +224,8 @@ def _append(indices: list[Any], start: int, run: range) -> None:
     if indices:
         last_start, last = indices[-1]
         if (
-            last_start + len(last) == start and last.step == run.step
+            last_start + len(last) == start
+            and last.step == run.step
             and last[-1] + last.step == run[0]
         ):
             indices[-1] = (last_start, range(last[0], run[-1] + run.step, run.step))
@@ -232,8 +245,12 @@ def _check_output(node: fx.Node, info: GraphInfo) -> None:
     outputs = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
     found = tuple(_typed(output) for output in outputs)
     if found != info.outputs:
-        raise RuleError("result", ", ".join(map(str, found)), ", ".join(map(str, info.outputs)),
-                        "every rank returns the whole result")
+        raise RuleError(
+            "result",
+            ", ".join(map(str, found)),
+            ", ".join(map(str, info.outputs)),
+            "every rank returns the whole result",
+        )
 
 
 def _shared_tensors(graph: fx.Graph) -> Iterator[Problem]:
@@ -246,13 +263,21 @@ def _shared_tensors(graph: fx.Graph) -> Iterator[Problem]:
     for name, nodes in owners.items():
         taken: list[Interval] = []
         for node in nodes if len(nodes) > 1 else ():
-            rows = [(run.start, run.stop) for piece in pieces(parameter_of(node).whole)
-                    if piece.tensor == name for run in piece.source[0]]
+            rows = [
+                (run.start, run.stop)
+                for piece in pieces(parameter_of(node).whole)
+                if piece.tensor == name
+                for run in piece.source[0]
+            ]
             merged = merge(taken + rows)
             if sum(b - a for a, b in merged) < sum(b - a for a, b in taken + rows):
-                yield _problem(node, "one-owner", f"a second parameter made of {name}",
-                               "one parameter a checkpoint tensor, used as often as needed",
-                               "tied weights stay one tensor")
+                yield _problem(
+                    node,
+                    "one-owner",
+                    f"a second parameter made of {name}",
+                    "one parameter a checkpoint tensor, used as often as needed",
+                    "tied weights stay one tensor",
+                )
             taken = merged
 
 

@@ -63,6 +63,13 @@ class GraphInfo:
     """Set by the pass `plan-sharding` (a `passes.plan.Plan`); passes after it read it."""
 
 
+def operand(node: fx.Node, index: int = 0) -> fx.Node:
+    """An argument that is a value."""
+    found = node.args[index]
+    assert isinstance(found, fx.Node), f"argument {index} of %{node.name} is {found}"
+    return found
+
+
 def info_of(gm: fx.GraphModule) -> GraphInfo:
     info = gm.meta["tpcompile"]
     assert isinstance(info, GraphInfo)
@@ -117,5 +124,3 @@ def new_parameter(
     node.meta["origin"] = origin
     set_parameter(node, parameter)
     return node
-
-

@@ -154,9 +154,7 @@ def pieces(recipe: Recipe) -> tuple[Piece, ...]:
             return pieces(source)
 
 
-def restrict(
-    whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]
-) -> tuple[Piece, ...]:
+def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) -> tuple[Piece, ...]:
     """The pieces of a value that keeps only these intervals of one dimension."""
     found = []
     offset = 0
@@ -326,12 +324,11 @@ def _joined(found: list[Piece], dim: int) -> Iterator[Piece]:
         yield last
 
 
-def _read(
-    piece: Piece, read: Callable[[str, tuple[slice, ...]], torch.Tensor]
-) -> torch.Tensor:
+def _read(piece: Piece, read: Callable[[str, tuple[slice, ...]], torch.Tensor]) -> torch.Tensor:
     """The box of a piece: one contiguous read a dimension, then the runs picked out of it."""
-    hull = tuple(slice(min(r[0] for r in runs), max(r[-1] for r in runs) + 1)
-                 for runs in piece.source)
+    hull = tuple(
+        slice(min(r[0] for r in runs), max(r[-1] for r in runs) + 1) for runs in piece.source
+    )
     value = read(piece.tensor, hull)
     for dim, runs in enumerate(piece.source):
         if len(runs) > 1 or runs[0].step != 1:
@@ -347,8 +344,11 @@ def _flat_ranges(piece: Piece) -> Iterator[Interval]:
     while inner and piece.source[inner] == (range(piece.shape[inner]),):
         inner -= 1
     outer = [[i for run in runs for i in run] for runs in piece.source[:inner]]
-    spans = [(r.start, r.stop) if r.step == 1 else (i, i + 1)
-             for r in piece.source[inner] for i in ([r.start] if r.step == 1 else r)]
+    spans = [
+        (r.start, r.stop) if r.step == 1 else (i, i + 1)
+        for r in piece.source[inner]
+        for i in ([r.start] if r.step == 1 else r)
+    ]
     for index in product(*outer):
         base = sum(i * stride for i, stride in zip(index, strides, strict=False))
         for start, stop in spans:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import info_of, parameter_of, parameters, type_of
+from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of
 from tpcompile.ir.ops import OpSpec, spec_of
 from tpcompile.ir.recipe import evaluate
 
@@ -48,14 +48,11 @@ def run_ranks(
     return values
 
 
-def _call(
-    node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any]
-) -> list[Any]:
+def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any]) -> list[Any]:
     spec = spec_of(node)
     assert spec is not None, node
     if spec.across is not None:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
+        source = operand(node)
         return list(spec.across(values[source], type_of(source), type_of(node)))
     results = []
     for rank in range(ranks):
@@ -74,10 +71,7 @@ def local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
     """The arguments that are global in the graph and another number on each rank."""
     if spec.localize is None:
         return {}
-    types = {
-        name: _types(arg)
-        for name, arg in spec.bind(node.args, dict(node.kwargs)).items()
-    }
+    types = {name: _types(arg) for name, arg in spec.bind(node.args, dict(node.kwargs)).items()}
     return spec.localize(type_of(node), rank, **types)
 
 
@@ -91,5 +85,3 @@ def _local(arg: Any, values: Values, rank: int) -> Any:
     if isinstance(arg, list | tuple):
         return [_local(item, values, rank) for item in arg]
     return arg
-
-

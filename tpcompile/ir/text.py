@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,7 @@ def format_node(node: fx.Node, rank: int | None = None) -> str:
     if node.op == "get_attr":
         source = parameter_of(node).describe(rank) if "parameter" in node.meta else "?"
         return f"%{node.name} = param({source}) : {kind}"
-    return f"%{node.name} = {op_name(node)}({_operands(node)}) : {kind}{comment}"
+    return f"%{node.name} = {_expression(node)} : {kind}{comment}"
 
 
 def format_type(kind: AnyType, rank: int | None = None) -> str:
@@ -74,6 +75,12 @@ def _extent(kind: ValueType, dim: int) -> str:
     return f"{whole}:{'|'.join(map(str, extents))}"
 
 
+def _expression(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return f"{_operand(node.args[0])}[{node.args[1]}]"
+    return f"{op_name(node)}({_operands(node)})"
+
+
 def _operands(node: fx.Node) -> str:
     spec = spec_of(node)
     parts = [_operand(arg) for arg in node.args]
@@ -100,5 +107,3 @@ def _operand(arg: Any) -> str:
     if isinstance(arg, torch.dtype):
         return dtype_name(arg)
     return str(arg)
-
-

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tpcompile.errors import PassError
-from tpcompile.ir.meta import type_of, value_type
+from tpcompile.ir.meta import operand, type_of, value_type
 from tpcompile.ir.ops import SPECS, op_name
 from tpcompile.ir.types import Dim, ValueType
 from tpcompile.passes.rewrite import Report, drop_dead, insert, replace
@@ -71,14 +71,15 @@ def _drop_batch(graph: fx.Graph) -> None:
 
 def _adds_batch(node: fx.Node) -> bool:
     source, dim = node.args
-    return isinstance(source, fx.Node) and source.op == "placeholder" and dim == 0
+    return isinstance(source, fx.Node) and source.op == "placeholder" and bool(dim == 0)
 
 
 def _without_batch(node: fx.Node) -> None:
     """The arguments and the type that the node has when its operands lose their dimension 0."""
     spec = SPECS[node.target]
     args: list[Any] = []
-    for name, arg in zip(spec.argument_names, node.args, strict=False):
+    given: tuple[Any, ...] = node.args
+    for name, arg in zip(spec.argument_names, given, strict=False):
         if name in _SHIFTED:
             args.append([_shift(node, d) for d in arg] if isinstance(arg, list | tuple)
                         else _shift(node, arg))
@@ -111,17 +112,36 @@ def _simpler(node: fx.Node) -> fx.Node | None:
         return source
     if target is aten.to.dtype:
         return source if value_type(source).dtype == node.args[1] else None
-    if target is aten.transpose.int and source.target is target:
-        same = {d % value_type(node).rank for d in node.args[1:]} == {
-            d % value_type(node).rank for d in source.args[1:]
-        }
-        inner = source.args[0]
-        return inner if same and isinstance(inner, fx.Node) else None
+    if target is aten.transpose.int:
+        return _uncancelled(node, source)
     if target in _VIEWS:
         return _as_unflatten(node, source)
     if target is aten.index.Tensor:
         return _as_index_select(node, source)
     return None
+
+
+def cancel_transposes(graph: fx.Graph) -> None:
+    """Read around pairs of transposes that undo each other."""
+    for node in list(graph.nodes):
+        inner = None
+        if node.target is aten.transpose.int:
+            inner = _uncancelled(node, operand(node))
+        if inner is not None:
+            replace(node, inner)
+    drop_dead(graph)
+
+
+def _uncancelled(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    """What two transposes, one behind the other, give back."""
+    pair = source.target is aten.transpose.int and _swapped(node) == _swapped(source)
+    return operand(source) if pair else None
+
+
+def _swapped(transpose: fx.Node) -> set[int]:
+    """The two dimensions of a transpose."""
+    dims: Any = transpose.args[1:]
+    return {dim % value_type(transpose).rank for dim in dims}
 
 
 def _as_unflatten(node: fx.Node, source: fx.Node) -> fx.Node | None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from tpcompile.ir.meta import placement_of
+from tpcompile.ir.meta import operand, placement_of
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDISTRIBUTE
 from tpcompile.ir.types import Partial, Shard
 from tpcompile.passes.rewrite import Report, calls, insert
@@ -26,8 +26,7 @@ class InsertCollectives:
     def apply(self, gm: fx.GraphModule) -> Report:
         found = calls(gm, REDISTRIBUTE)
         for node in found:
-            source = node.args[0]
-            assert isinstance(source, fx.Node)
+            source = operand(node)
             node.replace_all_uses_with(_collective(node, source))
             gm.graph.erase_node(node)
         return Report(matches=len(found))

@@ -103,7 +103,10 @@ def _run_one(
     try:
         report = current.apply(gm)
     except CompileError as error:
-        error.args = (f"{error} (in the pass {describe(current)}, {_history(done)})",)
+        error.args = (f"{error} (In the pass {describe(current)}, {_history(done)}.)",)
+        raise
+    except Exception as error:
+        error.add_note(f"in the pass {describe(current)}, {_history(done)}")
         raise
     ran = time.perf_counter()
     problems = checker.check(gm)

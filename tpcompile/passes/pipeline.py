@@ -95,16 +95,17 @@ def _make(name: str, options: str) -> Pass:
         raise UsageError(f"There is no pass {name!r}", hint=did_you_mean(name, ALL_PASSES))
     values: dict[str, Any] = {}
     for option in filter(None, (o.strip() for o in options.split(","))):
-        key, equals, value = (part.strip() for part in option.partition("="))
+        key, _, value = (part.strip() for part in option.partition("="))
         fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
         if key not in fields:
             known = did_you_mean(key, fields) if fields else "It has no options"
             raise UsageError(f"The pass {name} has no option {key!r}", hint=known)
+        default: Any = fields[key].default
         try:
-            values[key] = type(fields[key].default)(value) if equals else True
+            values[key] = type(default)(value)
         except ValueError as error:
             raise UsageError(
                 f"The option {key} of the pass {name} cannot be {value!r}",
-                expected=f"a value like {fields[key].default!r}",
+                expected=f"{key}=VALUE with a value like {default!r}",
             ) from error
     return kind(**values)

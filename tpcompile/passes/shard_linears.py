@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from tpcompile.errors import PassError
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import info_of, parameter_of, placement_of, set_parameter, value_type
 from tpcompile.ir.ops import REDISTRIBUTE
@@ -52,10 +53,10 @@ class ShardLinears:
 
 
 def plan_of(gm: fx.GraphModule) -> Plan:
-    """The plan that `plan-sharding` left; without it there is one rank and nothing to do."""
+    """The plan that `plan-sharding` left."""
     plan = info_of(gm).plan
     if plan is None:
-        return Plan(1, {}, {}, Layout("vocab", 1, 1, (((0, 1),),)))
+        raise PassError("The graph has no plan", hint="Put plan-sharding before this pass")
     assert isinstance(plan, Plan)
     return plan
 

@@ -97,7 +97,7 @@ def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.No
 
 
 def _only_user(node: fx.Node, target: object) -> fx.Node:
-    users = list(node.users)
+    users: list[fx.Node] = list(node.users)
     if len(users) != 1 or users[0].target is not target:
         raise ShardingError(
             f"%{node.name} cannot be sharded: its result does not go to one linear",
@@ -110,7 +110,7 @@ def _only_user(node: fx.Node, target: object) -> fx.Node:
 
 def embedding_of(graph: fx.Graph) -> fx.Node:
     """The table that the token ids look up."""
-    found = [n for n in graph.nodes if n.target in (EMBEDDING, VOCAB_EMBEDDING)]
+    found: list[fx.Node] = [n for n in graph.nodes if n.target in (EMBEDDING, VOCAB_EMBEDDING)]
     if len(found) != 1:
         raise ShardingError(f"The graph has {len(found)} embeddings", expected="one")
     return found[0]

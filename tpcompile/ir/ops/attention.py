@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,12 +36,12 @@ def attention(
     index = torch.tensor(kv_heads, device=q.device)
     out = torch.empty_like(q)
     bounds = starts.tolist()
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         own = slice(start, stop)
         keys, values = k[own].index_select(1, index), v[own].index_select(1, index)
         mask = causal_mask(stop - start, window, q.device)
-        heads = (t.transpose(0, 1).unsqueeze(0) for t in (q[own], keys, values))
-        mixed = functional.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale)
+        query, key, value = (t.transpose(0, 1).unsqueeze(0) for t in (q[own], keys, values))
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
         out[own] = mixed.squeeze(0).transpose(0, 1)
     return out
 
@@ -63,13 +64,21 @@ def attention_rule(
 ) -> ValueType:
     tokens = q.shape[:-2]
     require(k == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
-    require(k.shape[:-2] == tokens and k.shape[-1] == q.shape[-1], "attention", f"q {q}, k {k}",
-            "the same tokens and head width")
+    require(
+        k.shape[:-2] == tokens and k.shape[-1] == q.shape[-1],
+        "attention",
+        f"q {q}, k {k}",
+        "the same tokens and head width",
+    )
     require(starts.placement == REPLICATE, "attention", starts, "starts on every rank")
     heads, shared = q.shape[-2], k.shape[-2]
     assert isinstance(heads, int) and isinstance(shared, int)
-    require(heads % shared == 0, "attention", f"{heads} query and {shared} KV heads",
-            "query heads that share KV heads evenly")
+    require(
+        heads % shared == 0,
+        "attention",
+        f"{heads} query and {shared} KV heads",
+        "query heads that share KV heads evenly",
+    )
     require(kv_heads is None, "kv-map", kv_heads, "no map: each rank's is derived from layouts")
     for kind in (q, k):
         if isinstance(kind.placement, Partial):

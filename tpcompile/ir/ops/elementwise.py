@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
+from tpcompile.ir.ops.spec import Rule, declare, define, refuse, require, streaming_cost
 from tpcompile.ir.types import PARTIAL, REPLICATE, Dim, Partial, Placement, Shard, ValueType
 
 aten = torch.ops.aten
@@ -29,14 +29,18 @@ def join(shape: tuple[Dim, ...], operands: list[ValueType]) -> Placement:
     for kind in operands:
         if isinstance(kind.placement, Partial):
             refuse(
-                "partial-nonlinear", kind, "an operand whose sum was taken",
+                "partial-nonlinear",
+                kind,
+                "an operand whose sum was taken",
                 "a Partial may only meet linear ops: put the all_reduce before this node",
             )
     sharded = {_aligned(kind, shape) for kind in operands if isinstance(kind.placement, Shard)}
     if not sharded:
         return REPLICATE
     require(
-        len(sharded) == 1, "same-layout", " and ".join(map(str, operands)),
+        len(sharded) == 1,
+        "same-layout",
+        " and ".join(map(str, operands)),
         "operands with the same layout on the same dimension",
     )
     (placement,) = sharded
@@ -44,7 +48,9 @@ def join(shape: tuple[Dim, ...], operands: list[ValueType]) -> Placement:
         dim = placement.dim - len(shape) + kind.rank
         whole = isinstance(kind.placement, Shard) or dim < 0 or kind.shape[dim] == 1
         require(
-            whole, "same-layout", f"{kind} beside {placement}",
+            whole,
+            "same-layout",
+            f"{kind} beside {placement}",
             "every operand sharded alike, or not spread along that dimension",
         )
     return placement
@@ -108,7 +114,7 @@ SWIGLU = define(
     cost=streaming_cost,
 )
 
-for _target, _rule in {
+_RULES: dict[Any, Rule] = {
     aten.add.Tensor: sum_rule,
     aten.mul.Tensor: product_rule,
     aten.neg.default: negate_rule,
@@ -116,5 +122,6 @@ for _target, _rule in {
     aten.rsqrt.default: unary_rule,
     aten.pow.Tensor_Scalar: unary_rule,
     aten.to.dtype: cast_rule,
-}.items():
+}
+for _target, _rule in _RULES.items():
     declare(_target, _rule, streaming_cost)

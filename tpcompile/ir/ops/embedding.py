@@ -14,9 +14,7 @@ from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
 aten = torch.ops.aten
 
 
-def vocab_embedding(
-    weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0
-) -> torch.Tensor:
+def vocab_embedding(weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0) -> torch.Tensor:
     """Rows of the part of the table that starts at `first_row`; zeros for ids elsewhere."""
     local = ids - first_row
     inside = (local >= 0) & (local < weight.shape[0])
@@ -26,17 +24,29 @@ def vocab_embedding(
 
 def embedding_rule(weight: ValueType, indices: ValueType, **_: Any) -> ValueType:
     if weight.layout_of(0) is not None:
-        refuse("vocab-offset", weight, "the whole table",
-               "ids count from the whole vocabulary: use tpc.vocab_embedding on a part of it")
-    require(weight.placement == REPLICATE and indices.placement == REPLICATE, "embedding",
-            f"{weight} at {indices}", "a replicated table and ids")
+        refuse(
+            "vocab-offset",
+            weight,
+            "the whole table",
+            "ids count from the whole vocabulary: use tpc.vocab_embedding on a part of it",
+        )
+    require(
+        weight.placement == REPLICATE and indices.placement == REPLICATE,
+        "embedding",
+        f"{weight} at {indices}",
+        "a replicated table and ids",
+    )
     return ValueType((*indices.shape, weight.shape[1]), weight.dtype)
 
 
 def vocab_embedding_rule(weight: ValueType, ids: ValueType, first_row: int = 0) -> ValueType:
     require(ids.placement == REPLICATE, "embedding", ids, "the same ids on every rank")
-    require(first_row == 0, "vocab-offset", first_row,
-            "no offset: each rank's is derived from the layout")
+    require(
+        first_row == 0,
+        "vocab-offset",
+        first_row,
+        "no offset: each rank's is derived from the layout",
+    )
     shape = (*ids.shape, weight.shape[1])
     layout = weight.layout_of(0)
     if layout is None:

@@ -12,11 +12,13 @@ from tpcompile.ir.types import PARTIAL, REPLICATE, Partial, Placement, Shard, Va
 aten = torch.ops.aten
 
 
-def linear_rule(
-    input: ValueType, weight: ValueType, bias: ValueType | None = None
-) -> ValueType:
-    require(weight.rank == 2 and weight.shape[1] == input.shape[-1], "linear-shape",
-            f"{input} times {weight}", "as many input features in both")
+def linear_rule(input: ValueType, weight: ValueType, bias: ValueType | None = None) -> ValueType:
+    require(
+        weight.rank == 2 and weight.shape[1] == input.shape[-1],
+        "linear-shape",
+        f"{input} times {weight}",
+        "as many input features in both",
+    )
     if bias is not None:
         require(bias.shape == weight.shape[:1], "linear-shape", bias, f"shape {weight.shape[:1]}")
     shape = (*input.shape[:-1], weight.shape[0])
@@ -26,9 +28,7 @@ def linear_rule(
     return ValueType(shape, input.dtype, placement)
 
 
-def _linear_placement(
-    input: ValueType, weight: ValueType, bias: ValueType | None
-) -> Placement:
+def _linear_placement(input: ValueType, weight: ValueType, bias: ValueType | None) -> Placement:
     features = input.layout_of(-1)
     rows, columns = weight.layout_of(0), weight.layout_of(1)
     if features is not None or columns is not None:
@@ -36,23 +36,33 @@ def _linear_placement(
     if isinstance(weight.placement, Partial):
         refuse("partial-weight", weight, "a weight that is Replicate or Shard")
     if isinstance(input.placement, Partial):
-        require(rows is None and bias is None, "partial-linear", f"{input} times {weight}",
-                "a replicated weight and no bias, or a sum taken before",
-                "put the all_reduce before this linear")
+        require(
+            rows is None and bias is None,
+            "partial-linear",
+            f"{input} times {weight}",
+            "a replicated weight and no bias, or a sum taken before",
+            "put the all_reduce before this linear",
+        )
         return PARTIAL
     if bias is not None and bias.layout_of(0) != rows:
-        refuse("bias-layout", f"bias {bias} beside weight {weight}",
-               "the bias split like the rows of its weight")
+        refuse(
+            "bias-layout",
+            f"bias {bias} beside weight {weight}",
+            "the bias split like the rows of its weight",
+        )
     if rows is None:
         return input.placement
-    require(input.placement == REPLICATE, "column-parallel", input,
-            "an input that every rank holds whole", "gather it before a column-parallel linear")
+    require(
+        input.placement == REPLICATE,
+        "column-parallel",
+        input,
+        "an input that every rank holds whole",
+        "gather it before a column-parallel linear",
+    )
     return Shard(-1, rows)
 
 
-def _row_parallel(
-    input: ValueType, weight: ValueType, bias: ValueType | None
-) -> Placement:
+def _row_parallel(input: ValueType, weight: ValueType, bias: ValueType | None) -> Placement:
     """The contracted dimension is split: each rank gets a term of the sum."""
     features, columns = input.layout_of(-1), weight.layout_of(1)
     if features != columns or features is None:
@@ -66,8 +76,12 @@ def _row_parallel(
     if overlap:
         refuse("contraction-layout", overlap, "disjoint parts, or some terms count twice")
     if bias is not None:
-        refuse("bias-once", f"bias {bias} on every rank", "no bias before the sum",
-               "a row-parallel linear adds its bias once, after the all_reduce")
+        refuse(
+            "bias-once",
+            f"bias {bias} on every rank",
+            "no bias before the sum",
+            "a row-parallel linear adds its bias once, after the all_reduce",
+        )
     return PARTIAL
 
 

@@ -30,11 +30,20 @@ def add_rms_norm(
 
 def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
     if x.layout_of(-1) is not None:
-        refuse("norm-axis", x, "the normalised dimension whole on every rank",
-               "a mean over one rank's part is not the mean: gather the value first")
+        refuse(
+            "norm-axis",
+            x,
+            "the normalised dimension whole on every rank",
+            "a mean over one rank's part is not the mean: gather the value first",
+        )
     require(weight.placement == REPLICATE, "norm-weight", weight, "a replicated weight")
-    require(weight.shape == x.shape[-1:], "norm-weight", weight, f"shape {x.shape[-1:]}",
-            "a per-head norm sees one whole head, a layer norm the whole width")
+    require(
+        weight.shape == x.shape[-1:],
+        "norm-weight",
+        weight,
+        f"shape {x.shape[-1:]}",
+        "a per-head norm sees one whole head, a layer norm the whole width",
+    )
     return ValueType(x.shape, x.dtype, unary_rule(x).placement)
 
 

@@ -35,8 +35,12 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 
 def rope_rule(x: ValueType, cos: ValueType, sin: ValueType) -> ValueType:
-    require(x.rank == 3 and cos == sin and cos.shape == (x.shape[0], x.shape[2]), "rope",
-            f"{x} with {cos}", "x[T, heads, width] with tables [T, width]")
+    require(
+        x.rank == 3 and cos == sin and cos.shape == (x.shape[0], x.shape[2]),
+        "rope",
+        f"{x} with {cos}",
+        "x[T, heads, width] with tables [T, width]",
+    )
     if x.layout_of(2) is not None:
         refuse("whole-heads", x, "the whole head on one rank, to rotate it")
     require(x.layout_of(0) == cos.layout_of(0), "rope", f"{x} with {cos}", "the same tokens")

@@ -39,20 +39,33 @@ def _shifted(kind: ValueType, shape: Sequence[Dim], moved: int) -> ValueType:
 
 
 def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) -> ValueType:
-    require(self.placement == REPLICATE, "view", self, "a value not yet sharded",
-            "write the view as unflatten or flatten (pass canonicalize)")
+    require(
+        self.placement == REPLICATE,
+        "view",
+        self,
+        "a value not yet sharded",
+        "write the view as unflatten or flatten (pass canonicalize)",
+    )
     wanted = [s.symbol if isinstance(s, SymbolType) else s for s in (shape or size)]
     names = [extent for extent in self.shape if isinstance(extent, str)]
-    require(names == [s for s in wanted if isinstance(s, str)], "view", wanted,
-            f"the symbolic extents of {self} kept")
+    require(
+        names == [s for s in wanted if isinstance(s, str)],
+        "view",
+        wanted,
+        f"the symbolic extents of {self} kept",
+    )
     known, total = 1, 1
     for extent in wanted:
         known *= extent if isinstance(extent, int) and extent > 0 else 1
     for extent in self.shape:
         total *= extent if isinstance(extent, int) else 1
     result = tuple(total // known if extent == -1 else extent for extent in wanted)
-    require(total % known == 0 and (-1 in wanted or known == total), "view", wanted,
-            f"as many elements as {self}")
+    require(
+        total % known == 0 and (-1 in wanted or known == total),
+        "view",
+        wanted,
+        f"as many elements as {self}",
+    )
     return ValueType(result, self.dtype)
 
 
@@ -85,8 +98,12 @@ def slice_rule(
     _unsharded(self, dim, "slice")
     extent = self.shape[dim]
     if isinstance(extent, str):
-        require(not start and (end is None or end >= END), "slice", (start, end),
-                f"all of the symbolic extent {extent}")
+        require(
+            not start and (end is None or end >= END),
+            "slice",
+            (start, end),
+            f"all of the symbolic extent {extent}",
+        )
         return self
     length = len(range(extent)[slice(start, end, step)])
     return _shifted(self, (*self.shape[:dim], length, *self.shape[dim + 1 :]), 0)
@@ -98,8 +115,12 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
     extents: list[int] = []
     for kind in tensors:
         extent = kind.shape[dim]
-        require(kind.placement == first.placement and not isinstance(first.placement, Partial),
-                "same-layout", kind, f"placed as {first}")
+        require(
+            kind.placement == first.placement and not isinstance(first.placement, Partial),
+            "same-layout",
+            kind,
+            f"placed as {first}",
+        )
         require(isinstance(extent, int), "concat", kind, "a known extent to join")
         extents.append(int(extent))
         _unsharded(kind, dim, "join")
@@ -111,8 +132,12 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
     extent = self.shape[dim]
     require(len(sizes) == 2 and sizes[0] == -1, "unflatten", sizes, "[-1, width]")
     width = sizes[1]
-    require(isinstance(extent, int) and extent % width == 0, "unflatten", self,
-            f"an extent that is a multiple of {width}")
+    require(
+        isinstance(extent, int) and extent % width == 0,
+        "unflatten",
+        self,
+        f"an extent that is a multiple of {width}",
+    )
     assert isinstance(extent, int)
     shape = (*self.shape[:dim], extent // width, width, *self.shape[dim + 1 :])
     layout = self.layout_of(dim)
@@ -120,9 +145,13 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
         behind = isinstance(self.placement, Shard) and self.placement.dim > dim
         return _shifted(self, shape, int(behind))
     whole = isinstance(layout, Layout) and layout.grain == width
-    require(whole, "whole-heads", f"{self} in pieces of {getattr(layout, 'grain', layout)}",
-            f"parts made of whole heads of {width}",
-            "a per-head norm or a rotation must see the whole head")
+    require(
+        whole,
+        "whole-heads",
+        f"{self} in pieces of {getattr(layout, 'grain', layout)}",
+        f"parts made of whole heads of {width}",
+        "a per-head norm or a rotation must see the whole head",
+    )
     assert isinstance(layout, Layout)
     return ValueType(shape, self.dtype, Shard(dim, layout.with_grain(1)))
 
@@ -148,18 +177,25 @@ def split_rule(
     self: ValueType, split_sizes: tuple[int, ...], dim: int = 0
 ) -> tuple[ValueType, ...]:
     dim %= self.rank
-    require(sum(split_sizes) == self.shape[dim], "split-sizes", split_sizes,
-            f"global sizes that add up to {self.shape[dim]}",
-            "sizes are global: each rank's are derived from the layout")
+    require(
+        sum(split_sizes) == self.shape[dim],
+        "split-sizes",
+        split_sizes,
+        f"global sizes that add up to {self.shape[dim]}",
+        "sizes are global: each rank's are derived from the layout",
+    )
     shapes = [(*self.shape[:dim], size, *self.shape[dim + 1 :]) for size in split_sizes]
     layout = self.layout_of(dim)
     if layout is None:
         require(not isinstance(self.placement, Partial), "partial-nonlinear", self, "a sum")
         return tuple(_shifted(self, shape, 0) for shape in shapes)
     segments = layout.segments if isinstance(layout, FusedLayout) else ()
-    require(tuple(segment.size for segment in segments) == split_sizes, "split-segments",
-            f"sizes {split_sizes} of {self}",
-            f"the fused parts, {tuple(segment.size for segment in segments)}")
+    require(
+        tuple(segment.size for segment in segments) == split_sizes,
+        "split-segments",
+        f"sizes {split_sizes} of {self}",
+        f"the fused parts, {tuple(segment.size for segment in segments)}",
+    )
     return tuple(
         ValueType(shape, self.dtype, Shard(dim, segment))
         for shape, segment in zip(shapes, segments, strict=True)
@@ -175,8 +211,12 @@ def split_localize(
 def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
     dim %= self.rank
     _unsharded(self, dim, "pick rows of")
-    require(index.placement == REPLICATE and index.rank == 1, "rows", index,
-            "one list of rows, the same on every rank")
+    require(
+        index.placement == REPLICATE and index.rank == 1,
+        "rows",
+        index,
+        "one list of rows, the same on every rank",
+    )
     return _shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
 
 
@@ -195,7 +235,6 @@ def extent_rule(self: ValueType, dim: int) -> SymbolType:
 
 def identity_rule(self: ValueType, **_: Any) -> ValueType:
     return self
-
 
 
 def item_rule(a: tuple[ValueType, ...], b: int) -> AnyType:

@@ -16,7 +16,7 @@ from torch import fx
 
 from tpcompile.ir.types import AnyType, Dim, ValueType
 
-_LIBRARY = torch.library.Library("tpc", "DEF")
+_LIBRARY: Any = torch.library.Library("tpc", "DEF")  # type: ignore[no-untyped-call]
 
 Rule = Callable[..., AnyType]
 Localize = Callable[..., dict[str, Any]]
@@ -59,8 +59,9 @@ class OpSpec:
     across: Across | None = None
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, defaults filled in."""
-        return {**self.defaults, **dict(zip(self.argument_names, args, strict=False)), **kwargs}
+        """Arguments by name, in the order of the schema, defaults filled in."""
+        given = {**self.defaults, **dict(zip(self.argument_names, args, strict=False)), **kwargs}
+        return {name: given[name] for name in self.argument_names if name in given}
 
     def call(self, bound: dict[str, Any]) -> Any:
         """Run the op on tensors of one rank."""
@@ -91,11 +92,9 @@ def define(
     return target
 
 
-def declare(
-    target: Any, rule: Rule, cost: CostRule, localize: Localize | None = None
-) -> Any:
+def declare(target: Any, rule: Rule, cost: CostRule, localize: Localize | None = None) -> Any:
     """Give an ATen op a rule and a cost."""
-    _register(f"aten.{target.__name__}", target, rule, cost, target, localize, None)
+    _register(_packet_name(target), target, rule, cost, target, localize, None)
     return target
 
 
@@ -110,7 +109,7 @@ def _register(
 ) -> None:
     arguments = target._schema.arguments
     SPECS[target] = OpSpec(
-        name=name.removesuffix(".default"),
+        name=name,
         target=target,
         rule=rule,
         cost=cost,
@@ -136,8 +135,13 @@ def op_name(node: fx.Node) -> str:
         return spec.name
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return f"{target.namespace}.{target.__name__}".removesuffix(".default")
+        return _packet_name(target)
     return getattr(target, "__name__", str(target))
+
+
+def _packet_name(target: torch._ops.OpOverload) -> str:
+    """`aten.add` for `aten.add.Tensor`: the dialect has no two overloads of one op."""
+    return f"{target.namespace}.{target.__name__.partition('.')[0]}"
 
 
 def refuse(rule: str, got: object, expected: str, hint: str = "") -> NoReturn:

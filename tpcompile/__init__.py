@@ -1,0 +1,65 @@
+"""A graph rewriting compiler for Hugging Face Qwen models.
+
+`tpcompile.compile(model, tp=2)` gives a model that runs; `tpcompile.capture(model)` the raw
+graph. Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tpcompile.errors import (
+    CaptureError,
+    CheckpointError,
+    CompileError,
+    PassError,
+    RankError,
+    ShardingError,
+    UnsupportedError,
+    UsageError,
+    VerifyError,
+)
+
+if TYPE_CHECKING:
+    from tpcompile.api import compile
+    from tpcompile.frontend import Captured, capture
+    from tpcompile.passes.manager import Stage
+    from tpcompile.runtime.model import CompiledModel
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "compile": "tpcompile.api",
+    "capture": "tpcompile.frontend",
+    "Captured": "tpcompile.frontend",
+    "CompiledModel": "tpcompile.runtime.model",
+    "Stage": "tpcompile.passes.manager",
+}
+_ROOMS = ("passes", "ir", "inspect", "backends", "runtime")
+
+__all__ = [
+    "CaptureError",
+    "Captured",
+    "CheckpointError",
+    "CompileError",
+    "CompiledModel",
+    "PassError",
+    "RankError",
+    "ShardingError",
+    "Stage",
+    "UnsupportedError",
+    "UsageError",
+    "VerifyError",
+    "__version__",
+    "capture",
+    "compile",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"tpcompile.{name}")
+    raise AttributeError(f"module 'tpcompile' has no attribute {name!r}")

@@ -1,0 +1,52 @@
+"""From emitted source to a module that runs, and a run of all ranks in one process."""
+
+from __future__ import annotations
+
+import linecache
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.backends.torch_tp.group import Group, SimulatedGroup
+
+
+def load_rank(
+    source: str, rank: int, parameters: Mapping[str, torch.Tensor], rotary: nn.Module, group: Group
+) -> nn.Module:
+    """The module that `source` defines. Tracebacks show its lines."""
+    filename = f"<tpcompile rank {rank}, {hash(source) & 0xFFFFFFFF:08x}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"__name__": f"tpcompile_rank_{rank}"}
+    exec(compile(source, filename, "exec"), namespace)
+    module: nn.Module = namespace[f"Rank{rank}"](parameters, rotary, group)
+    return module.eval()
+
+
+def run_simulated(
+    modules: Sequence[nn.Module], group: SimulatedGroup, inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The result of every rank; the ranks are threads. The first error is the one raised."""
+    results: list[Any] = [None] * len(modules)
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            with torch.inference_mode():
+                results[rank] = modules[rank](*inputs)
+        except threading.BrokenBarrierError:
+            pass  # another rank failed, and its error is kept
+        except BaseException as error:  # handed to the caller below
+            errors.append(error)
+            group.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(modules))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

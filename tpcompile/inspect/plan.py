@@ -1,0 +1,132 @@
+"""The plan of a sharded graph: who holds what, and what crosses between ranks."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import fx
+
+from tpcompile.ir.meta import info_of, operand, parameters, value_type
+from tpcompile.ir.ops import ATTENTION, COLLECTIVES, EMBEDDING, SWIGLU, VOCAB_EMBEDDING, spec_of
+from tpcompile.ir.ops.spec import local_bytes
+from tpcompile.ir.types import ValueType
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What one rank holds; heads and widths are those of its widest layer."""
+
+    rank: int
+    q_heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between the ranks in a step."""
+
+    op: str
+    node: str
+    bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan as a table and as JSON."""
+
+    model: str
+    tp: int
+    ranks: tuple[RankShare, ...]
+    collectives: tuple[Collective, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "tp": self.tp,
+            "ranks": [asdict(share) for share in self.ranks],
+            "collectives": [asdict(collective) for collective in self.collectives],
+        }
+
+    def table(self) -> str:
+        """Two tables: the ranks, and the collectives by kind."""
+        from rich.console import Console
+        from rich.table import Table
+
+        shares = Table(title=f"{self.model}, tp={self.tp}", title_justify="left")
+        for column in ("rank", "q heads", "kv heads", "ffn", "vocab", "weights", "KV per token"):
+            shares.add_column(column, justify="right")
+        for share in self.ranks:
+            row = (share.rank, share.q_heads, share.kv_heads, share.ffn, share.vocab)
+            shares.add_row(
+                *map(str, row), _size(share.weight_bytes), _size(share.kv_bytes_per_token)
+            )
+        crossing = Table(title="each step, between ranks", title_justify="left")
+        for column in ("collective", "times", "bytes per token"):
+            crossing.add_column(column, justify="right")
+        for op in dict.fromkeys(collective.op for collective in self.collectives):
+            found = [c.bytes_per_token for c in self.collectives if c.op == op]
+            crossing.add_row(op, str(len(found)), f"{sum(found):,}")
+        text = io.StringIO()
+        console = Console(file=text, width=100)
+        console.print(shares)
+        if self.collectives:
+            console.print(crossing)
+        return text.getvalue()
+
+
+def plan_report(gm: fx.GraphModule) -> PlanReport:
+    """Read off the types of a graph after the pipeline."""
+    info = info_of(gm)
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    attentions = [node for node in calls if node.target is ATTENTION]
+    gated = [value_type(node) for node in calls if node.target is SWIGLU]
+    tables = [
+        value_type(operand(node)) for node in calls if node.target in (EMBEDDING, VOCAB_EMBEDDING)
+    ]
+    weights = [value_type(node) for node in parameters(gm.graph)]
+    queries = [value_type(operand(node)) for node in attentions]
+    keys = [value_type(operand(node, 1)) for node in attentions]
+    ranks = tuple(
+        RankShare(
+            rank=rank,
+            q_heads=_most(queries, -2, rank),
+            kv_heads=_most(keys, -2, rank),
+            ffn=_most(gated, -1, rank),
+            vocab=_most(tables, 0, rank),
+            weight_bytes=sum(local_bytes(kind, rank) for kind in weights),
+            kv_bytes_per_token=2 * sum(local_bytes(kind, rank) for kind in keys),
+        )
+        for rank in range(info.tp)
+    )
+    return PlanReport(info.name, info.tp, ranks, tuple(_collectives(calls)))
+
+
+def _most(kinds: list[ValueType], dim: int, rank: int) -> int:
+    extents = [kind.local_shape(rank)[dim] for kind in kinds]
+    return max((extent for extent in extents if isinstance(extent, int)), default=0)
+
+
+def _collectives(calls: list[fx.Node]) -> list[Collective]:
+    found = []
+    for node in calls:
+        spec = spec_of(node)
+        if node.target in COLLECTIVES and spec is not None:
+            source = operand(node)
+            cost = spec.cost(value_type(node), [value_type(source)], 0)
+            found.append(Collective(spec.name.removeprefix("tpc."), node.name, cost.wire_bytes))
+    return found
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"

@@ -1,0 +1,1 @@
+"""Weights, ranks and the model that users call."""

@@ -1,0 +1,119 @@
+"""The compiled model as users call it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.frontend import Captured
+from tpcompile.inspect.plan import PlanReport, plan_report
+from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.recipe import evaluate, tensors_of, unshard
+from tpcompile.ir.simulate import Read
+from tpcompile.passes import Stage
+from tpcompile.presets import did_you_mean
+from tpcompile.runtime.packing import pack
+
+
+class CompiledModel(nn.Module):
+    """A causal LM over simulated ranks: threads of this process, one module each."""
+
+    def __init__(
+        self, captured: Captured, graph: fx.GraphModule, stages: Sequence[Stage], read: Read
+    ) -> None:
+        super().__init__()
+        self.config = captured.config
+        self.stages = list(stages)
+        self.graph = graph
+        self.tp = info_of(graph).tp
+        self._aliases = captured.aliases
+        self._group = SimulatedGroup(self.tp)
+        self._sources = [emit_source(graph, rank) for rank in range(self.tp)]
+        self.ranks = nn.ModuleList(
+            load_rank(
+                source,
+                rank,
+                _rank_parameters(graph, rank, read),
+                captured.rotary.fresh(),
+                self._group.rank(rank),
+            )
+            for rank, source in enumerate(self._sources)
+        )
+
+    @property
+    def plan(self) -> PlanReport:
+        """Who holds what, and what crosses between ranks."""
+        return plan_report(self.graph)
+
+    def source(self, rank: int = 0) -> str:
+        """The generated module of a rank, as Python."""
+        if not 0 <= rank < self.tp:
+            raise UsageError(f"There is no rank {rank}", expected=f"0 to {self.tp - 1}")
+        return self._sources[rank]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+    ) -> CausalLMOutputWithPast:
+        """Logits, as Hugging Face's causal LMs give them; there is no cache yet."""
+        if past_key_values is not None or use_cache:
+            raise UnsupportedError(
+                "Simulated ranks keep no KV cache",
+                got="use_cache=True",
+                hint="Give the whole sequence, without past_key_values",
+            )
+        packed = pack(input_ids, attention_mask, position_ids, logits_to_keep)
+        inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
+        logits = run_simulated(list(self.ranks), self._group, inputs)[0]
+        return CausalLMOutputWithPast(logits=packed.unpack(logits))
+
+    def gather_weight(self, name: str) -> torch.Tensor:
+        """A checkpoint tensor put together again from the ranks' shards."""
+        known = self._aliases.get(name, name)
+        shapes = {
+            tensor.name: tensor.shape
+            for node in parameters(self.graph.graph)
+            for tensor in tensors_of(parameter_of(node).whole)
+        }
+        if known not in shapes:
+            raise UsageError(f"The model has no tensor {name!r}", hint=did_you_mean(name, shapes))
+        shards = [
+            (recipe, module.get_parameter(str(node.target)))
+            for node in parameters(self.graph.graph)
+            for recipe, module in zip(parameter_of(node).shards, self.ranks, strict=True)
+        ]
+        return unshard(known, shapes[known], shards)
+
+    def close(self) -> None:
+        """Give the ranks' memory back."""
+        self.ranks = nn.ModuleList()
+
+    def __enter__(self) -> CompiledModel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _rank_parameters(graph: fx.GraphModule, rank: int, read: Read) -> dict[str, torch.Tensor]:
+    return {
+        str(node.target): evaluate(parameter_of(node).shards[rank], read)
+        for node in parameters(graph.graph)
+    }

@@ -1,0 +1,116 @@
+"""Where checkpoint tensors come from: a model in memory, or a seed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tpcompile.errors import CheckpointError
+from tpcompile.frontend import Captured
+from tpcompile.ir.meta import parameter_of, parameters
+from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.recipe import tensors_of
+
+_BIAS = 2
+"""The argument of a linear that its bias is."""
+
+
+class ModelWeights:
+    """The tensors of a model in memory, read in place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = {name: p.detach() for name, p in model.named_parameters()}
+
+    def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        if name not in self._tensors:
+            raise CheckpointError(f"The model has no tensor {name}")
+        return self._tensors[name][index]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a random tensor must look like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    center: float
+    spread: float
+
+
+class RandomWeights:
+    """Tensors made from a seed, each by its name alone, so that every rank makes the same.
+
+    Weights and biases are spread as a model's before training; norm scales lie around 1. None
+    is all zeros or all ones, so that a scale or a bias which goes missing shows.
+    """
+
+    def __init__(self, captured: Captured, seed: int) -> None:
+        self._seed = seed
+        self._kinds = _kinds(captured)
+        self._last: tuple[str, torch.Tensor] | None = None
+
+    def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = (name, self.whole(name))
+        return self._last[1][index]
+
+    def whole(self, name: str) -> torch.Tensor:
+        if name not in self._kinds:
+            raise CheckpointError(f"The model has no tensor {name}")
+        kind = self._kinds[name]
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + (self._seed << 32))
+        values = torch.randn(kind.shape, generator=generator)
+        return (kind.center + kind.spread * values).to(kind.dtype)
+
+    def load_into(self, model: nn.Module) -> None:
+        """Give a Hugging Face model of the same configuration these weights."""
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self.whole(name))
+
+
+def _kinds(captured: Captured) -> Mapping[str, _Kind]:
+    spread = getattr(captured.config, "initializer_range", 0.02)
+    found: dict[str, _Kind] = {}
+    for node in parameters(captured.graph.graph):
+        parameter = parameter_of(node)
+        scale = len(parameter.type.shape) == 1 and not _is_bias(node)
+        for tensor in tensors_of(parameter.whole):
+            found[tensor.name] = _Kind(
+                tensor.shape,
+                parameter.type.dtype,
+                center=1.0 if scale else 0.0,
+                spread=0.1 if scale else spread,
+            )
+    return found
+
+
+def _is_bias(node: fx.Node) -> bool:
+    return any(
+        user.target is LINEAR and len(user.args) > _BIAS and user.args[_BIAS] is node
+        for user in node.users
+    )
+
+
+def weights_of(captured: Captured, seed: int | None) -> Any:
+    """The source that a model names."""
+    if seed is not None:
+        return RandomWeights(captured, seed)
+    if captured.model is None:
+        raise CheckpointError(
+            "There are no weights to compile",
+            got="a configuration",
+            expected="a PreTrainedModel, or random_weights=SEED",
+            hint="Load the checkpoint with AutoModelForCausalLM.from_pretrained and compile that",
+        )
+    if any(p.is_meta for p in captured.model.parameters()):
+        raise CheckpointError(
+            "The model's weights are on the meta device",
+            expected="a model whose weights are loaded",
+        )
+    return ModelWeights(captured.model)
