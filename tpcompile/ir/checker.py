@@ -17,7 +17,8 @@ from tpcompile.errors import UnsupportedError, VerifyError
 from tpcompile.ir.layout import Interval, TokenLayout
 from tpcompile.ir.meta import GraphInfo, Parameter, info_of, origin_of, parameter_of
 from tpcompile.ir.ops import SPECS, RuleError, op_name, spec_of
-from tpcompile.ir.recipe import Piece, merge, pieces, restrict, shape_of
+from tpcompile.ir.pieces import Piece, merge, pieces, restrict
+from tpcompile.ir.recipe import shape_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import REPLICATE, AnyType, Shard, ValueType
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of
 from tpcompile.ir.ops import OpSpec, spec_of
-from tpcompile.ir.recipe import evaluate
+from tpcompile.ir.pieces import evaluate
 
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
 """Part of a checkpoint tensor, by name."""

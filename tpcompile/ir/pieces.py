@@ -1,0 +1,219 @@
+"""Pieces: what a recipe copies from where to where, and the bytes that it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, product
+from typing import TypeVar
+
+import torch
+
+from tpcompile.ir.layout import Interval
+from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of
+
+_T = TypeVar("_T")
+Runs = tuple[range, ...]
+"""Indices along one dimension, in order, as runs."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a checkpoint tensor and the box of the parameter it becomes."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    source: tuple[Runs, ...]
+    target: tuple[Interval, ...]
+
+
+def pieces(recipe: Recipe) -> tuple[Piece, ...]:
+    """What is copied from where to where; regions in no piece are zeros."""
+    match recipe:
+        case Tensor(name, shape):
+            whole = tuple((range(extent),) for extent in shape)
+            return (Piece(name, shape, whole, tuple((0, extent) for extent in shape)),)
+        case Slice(source, dim, start, stop):
+            return restrict(pieces(source), dim, ((start, stop),))
+        case Concat(sources, dim):
+            ends = [0, *accumulate(shape_of(source)[dim] for source in sources)]
+            return tuple(
+                _moved(piece, dim, offset)
+                for source, offset in zip(sources, ends, strict=False)
+                for piece in pieces(source)
+            )
+        case Permute():
+            return _permuted(recipe)
+        case Pad(source=source):
+            return pieces(source)
+
+
+def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) -> tuple[Piece, ...]:
+    """The pieces of a value that keeps only these intervals of one dimension."""
+    found = []
+    offset = 0
+    for start, stop in intervals:
+        for piece in whole:
+            low, high = piece.target[dim]
+            first, last = max(start, low), min(stop, high)
+            if first < last:
+                runs = _cut(piece.source[dim], first - low, last - low)
+                cut = Piece(
+                    piece.tensor,
+                    piece.shape,
+                    _replaced(piece.source, dim, runs),
+                    _replaced(piece.target, dim, (first - start + offset, last - start + offset)),
+                )
+                found.append(cut)
+        offset += stop - start
+    return tuple(found)
+
+
+def evaluate(
+    recipe: Recipe, read: Callable[[str, tuple[slice, ...]], torch.Tensor]
+) -> torch.Tensor:
+    """The parameter; `read(name, slices)` gives part of a checkpoint tensor."""
+    parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]
+    shape = shape_of(recipe)
+    if len(parts) == 1 and tuple(parts[0][1].shape) == shape:
+        return parts[0][1].contiguous()
+    result = parts[0][1].new_zeros(shape)
+    for piece, value in parts:
+        result[tuple(slice(*box) for box in piece.target)] = value
+    return result
+
+
+def unshard(
+    name: str, shape: tuple[int, ...], shards: Iterable[tuple[Recipe, torch.Tensor]]
+) -> torch.Tensor:
+    """A checkpoint tensor put together again from what ranks made of it."""
+    result: torch.Tensor | None = None
+    seen = torch.zeros(shape, dtype=torch.bool)
+    for recipe, value in shards:
+        for piece in pieces(recipe):
+            if piece.tensor != name:
+                continue
+            if result is None:
+                result = value.new_empty(shape)
+            where = torch.meshgrid(
+                *(torch.tensor([i for run in runs for i in run]) for runs in piece.source),
+                indexing="ij",
+            )
+            result[where] = value[tuple(slice(*box) for box in piece.target)]
+            seen[where] = True
+    if result is None or not bool(seen.all()):
+        raise ValueError(f"the ranks do not hold all of {name}")
+    return result
+
+
+def byte_ranges(recipe: Recipe, itemsize: int) -> dict[str, list[Interval]]:
+    """Per checkpoint tensor, the bytes (from the tensor's start) that evaluation reads."""
+    found: dict[str, list[Interval]] = {}
+    for piece in pieces(recipe):
+        ranges = found.setdefault(piece.tensor, [])
+        ranges += [(a * itemsize, b * itemsize) for a, b in _flat_ranges(piece)]
+    return {name: merge(ranges) for name, ranges in found.items()}
+
+
+def merge(ranges: Iterable[Interval]) -> list[Interval]:
+    """Sorted intervals without overlap, touching ones joined."""
+    merged: list[Interval] = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _replaced(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _moved(piece: Piece, dim: int, offset: int) -> Piece:
+    start, stop = piece.target[dim]
+    target = _replaced(piece.target, dim, (start + offset, stop + offset))
+    return Piece(piece.tensor, piece.shape, piece.source, target)
+
+
+def _cut(runs: Runs, start: int, stop: int) -> Runs:
+    """Positions `start` to `stop` of the indices in `runs`."""
+    found = []
+    for run in runs:
+        part = run[max(start, 0) : max(stop, 0)]
+        if len(part):
+            found.append(part)
+        start, stop = start - len(run), stop - len(run)
+    return tuple(found)
+
+
+def _permuted(recipe: Permute) -> tuple[Piece, ...]:
+    dim, view = recipe.dim, recipe.view
+    strides = [math.prod(view[axis + 1 :]) for axis in range(len(view))]
+    moved_view = [range(view[axis]) for axis in recipe.order]
+    moved_strides = [strides[axis] for axis in recipe.order]
+    inner = moved_view.pop()
+    step = moved_strides.pop()
+    rows = [
+        sum(i * s for i, s in zip(index, moved_strides, strict=True))
+        for index in product(*moved_view)
+    ]
+    source = pieces(recipe.source)
+    found: list[Piece] = []
+    for number, row in enumerate(rows):
+        for place in inner:
+            index = row + place * step
+            (piece,) = restrict(source, dim, ((index, index + 1),))
+            found.append(_moved(piece, dim, number * len(inner) + place))
+    return tuple(_joined(found, dim))
+
+
+def _joined(found: list[Piece], dim: int) -> Iterator[Piece]:
+    """Neighbouring pieces of one tensor as one piece with several runs."""
+    last: Piece | None = None
+    for piece in found:
+        if last and last.tensor == piece.tensor and last.target[dim][1] == piece.target[dim][0]:
+            last = Piece(
+                last.tensor,
+                last.shape,
+                _replaced(last.source, dim, last.source[dim] + piece.source[dim]),
+                _replaced(last.target, dim, (last.target[dim][0], piece.target[dim][1])),
+            )
+        else:
+            if last:
+                yield last
+            last = piece
+    if last:
+        yield last
+
+
+def _read(piece: Piece, read: Callable[[str, tuple[slice, ...]], torch.Tensor]) -> torch.Tensor:
+    """The box of a piece: one contiguous read a dimension, then the runs picked out of it."""
+    hull = tuple(
+        slice(min(r[0] for r in runs), max(r[-1] for r in runs) + 1) for runs in piece.source
+    )
+    value = read(piece.tensor, hull)
+    for dim, runs in enumerate(piece.source):
+        if len(runs) > 1 or runs[0].step != 1:
+            index = [i - hull[dim].start for run in runs for i in run]
+            value = value.index_select(dim, torch.tensor(index))
+    return value
+
+
+def _flat_ranges(piece: Piece) -> Iterator[Interval]:
+    """Runs of consecutive elements of the row-major tensor that the piece touches."""
+    strides = [math.prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
+    inner = len(piece.shape) - 1
+    while inner and piece.source[inner] == (range(piece.shape[inner]),):
+        inner -= 1
+    outer = [[i for run in runs for i in run] for runs in piece.source[:inner]]
+    spans = [
+        (r.start, r.stop) if r.step == 1 else (i, i + 1)
+        for r in piece.source[inner]
+        for i in ([r.start] if r.step == 1 else r)
+    ]
+    for index in product(*outer):
+        base = sum(i * stride for i, stride in zip(index, strides, strict=False))
+        for start, stop in spans:
+            yield base + start * strides[inner], base + stop * strides[inner]
