@@ -1,0 +1,143 @@
+"""Small real models for tests: the presets' shapes, weights from a seed, Hugging Face beside us."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tpcompile.frontend import Captured, capture
+from tpcompile.ir.meta import info_of
+from tpcompile.ir.ops.collectives import to_whole
+from tpcompile.ir.simulate import Values, materialise, run_ranks
+from tpcompile.presets import preset
+from tpcompile.runtime.packing import Packed, pack
+from tpcompile.runtime.weights import RandomWeights
+
+TOLERANCE = 1e-5
+"""Largest error of fp32 logits against Hugging Face eager, over the largest logit: both add the
+same products in another order."""
+
+VOCABULARY = 1009
+"""A prime: no tp from 2 to 8 divides it."""
+
+
+def scaled_config(name: str, **changes: Any) -> Any:
+    """A preset with its heads, bias, norms and tying; widths, layers and vocabulary small.
+
+    Widths shrink by one factor, so that attention is as much wider than the residual as it is
+    in the real model.
+    """
+    values = preset(name)
+    heads = values["num_attention_heads"]
+    width = values.get("head_dim") or values["hidden_size"] // heads
+    factor = width // 8
+    small = {
+        "hidden_size": values["hidden_size"] // factor,
+        "intermediate_size": values["intermediate_size"] // factor,
+        "num_hidden_layers": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 256,
+        "dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    if "head_dim" in values:
+        small["head_dim"] = width // factor
+    return AutoConfig.for_model(**{**values, **small, **changes})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A captured model and the same model in Hugging Face eager, with the same weights."""
+
+    captured: Captured
+    eager: Any
+    read: RandomWeights
+
+
+def pair_of(config: Any, seed: int = 0) -> Pair:
+    """From a configuration; the weights come from the seed."""
+    captured = capture(config, dtype=torch.float32)
+    read = RandomWeights(captured, seed)
+    eager = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    read.load_into(eager)
+    return Pair(captured, eager, read)
+
+
+@lru_cache(maxsize=32)
+def preset_pair(name: str) -> Pair:
+    """A scaled preset (`qwen3-8b`) or a tiny one as it is (`tiny-qwen3`)."""
+    if name.startswith("tiny"):
+        return pair_of(AutoConfig.for_model(**preset(name)))
+    return pair_of(scaled_config(name))
+
+
+def batch(lengths: Sequence[int], vocabulary: int = VOCABULARY, seed: int = 0) -> Packed:
+    """Random tokens for sequences of these lengths; logits wanted of every token."""
+    ids, mask = padded(lengths, vocabulary, seed)
+    return pack(ids, mask)
+
+
+def padded(
+    lengths: Sequence[int], vocabulary: int = VOCABULARY, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as Hugging Face takes it: ids and mask, padded on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    ids = torch.randint(vocabulary, (len(lengths), longest), generator=generator)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        mask[row, longest - length :] = 1
+    return ids, mask
+
+
+def eager_logits(eager: Any, lengths: Sequence[int], seed: int = 0) -> torch.Tensor:
+    """Hugging Face's logits of the real tokens of `padded(lengths)`, one row a token."""
+    ids, mask = padded(lengths, eager.config.vocab_size, seed)
+    with torch.inference_mode():
+        logits: torch.Tensor = eager(ids, attention_mask=mask).logits
+    return logits[mask.bool()]
+
+
+def run(gm: fx.GraphModule, pair: Pair, packed: Packed) -> Values:
+    """Every value of a stage's graph on its simulated ranks."""
+    inputs = {
+        "input_ids": packed.input_ids,
+        "positions": packed.positions,
+        "starts": packed.starts,
+        "logit_rows": packed.logit_rows,
+    }
+    with torch.inference_mode():
+        weights = materialise(gm, pair.read)
+        return run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
+
+
+def whole(node: fx.Node, values: Values) -> torch.Tensor:
+    """A value put together from its ranks by its own type."""
+    return to_whole(values[node], node.meta["type"])
+
+
+def stage_logits(gm: fx.GraphModule, pair: Pair, packed: Packed) -> torch.Tensor:
+    """The result of a stage; every rank must return the same bits."""
+    values = run(gm, pair, packed)
+    output = next(node for node in gm.graph.nodes if node.op == "output")
+    first, *others = values[output]
+    assert len(others) == info_of(gm).tp - 1
+    for other in others:
+        assert torch.equal(first, other)
+    return first
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over largest magnitude; NaN or infinity anywhere is infinite."""
+    if not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,32 @@
+"""The 91 pairs: every dense preset at every tp from 2 to 8 gives Hugging Face's logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models import TOLERANCE, eager_logits, padded, preset_pair, relative_error
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.presets import DENSE
+from tpcompile.runtime.model import CompiledModel
+
+BATCHES = ((1,), (2,), (33,), (1, 33, 17), (5, 2, 9))
+"""Lengths of the sequences: 1 to 33 tokens, one and three in a batch."""
+
+
+def test_there_are_91_pairs() -> None:
+    assert len(DENSE) * len(range(2, 9)) == 91
+
+
+@pytest.mark.parametrize("tp", range(2, 9))
+@pytest.mark.parametrize("name", DENSE)
+def test_logits_are_those_of_eager(name: str, tp: int) -> None:
+    pair = preset_pair(name)
+    graph, stages = run_passes(pair.captured.graph, default_pipeline(tp))
+    model = CompiledModel(pair.captured, graph, stages, pair.read)
+    for lengths in BATCHES:
+        ids, mask = padded(lengths)
+        found = model(ids, attention_mask=mask).logits[mask.bool()]
+        assert relative_error(found, eager_logits(pair.eager, lengths)) < TOLERANCE, lengths
+    for tensor, expected in pair.eager.named_parameters():
+        assert torch.equal(model.gather_weight(tensor), expected), tensor
