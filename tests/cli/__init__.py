@@ -1,0 +1,1 @@
+"""Tests of tpcompile/cli, file by file."""

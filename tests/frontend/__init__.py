@@ -1,0 +1,1 @@
+"""Tests of tpcompile/frontend, file by file."""

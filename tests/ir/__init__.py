@@ -1,0 +1,1 @@
+"""Tests of tpcompile/ir, file by file."""

@@ -1,0 +1,1 @@
+"""Tests of tpcompile/passes, file by file."""
