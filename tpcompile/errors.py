@@ -23,9 +23,11 @@ class CompileError(Exception):
         super().__init__(self._paragraph())
 
     def _paragraph(self) -> str:
-        details = (("at ", self.where), ("found ", self.got), ("expected ", self.expected))
-        sentences = [self.message, *(label + text for label, text in details if text), self.hint]
-        return ". ".join(text.rstrip(".") for text in sentences if text) + "."
+        details = (("At ", self.where), ("Found ", self.got), ("Expected ", self.expected))
+        hint = self.hint[:1].upper() + self.hint[1:]
+        sentences = [self.message, *(label + text for label, text in details if text), hint]
+        said = (text.rstrip(".") for text in sentences if text)
+        return " ".join(text if text.endswith("?") else text + "." for text in said)
 
 
 class CaptureError(CompileError):

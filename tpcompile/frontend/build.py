@@ -170,7 +170,11 @@ class Builder:
         name = signature.inputs_to_parameters.get(node.name)
         if name is None:
             buffer = signature.inputs_to_buffers.get(node.name, node.name)
-            raise UnsupportedError(f"The model reads a buffer, {buffer}", where=str(origin or ""))
+            raise UnsupportedError(
+                f"The model reads the buffer {buffer.removeprefix('model.')}",
+                where=str(origin or ""),
+                expected="a forward pass over parameters alone",
+            )
         return str(name).removeprefix("model.")
 
     def _origin(self, node: fx.Node, template: int, layer: int | None) -> Origin:

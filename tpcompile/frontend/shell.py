@@ -134,9 +134,9 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Hugging Face's attention interface (heads in dimension 1) over `tpc.attention`."""
     name = type(module).__name__
-    if not getattr(module, "is_causal", True) or attention_mask is not None:
+    if attention_mask is not None:
         raise UnsupportedError(
-            f"{name} is not plain causal attention",
+            f"{name} was given a mask of the model's own making",
             expected="a decoder in which a token sees itself and those before it",
         )
     extra = [key for key in ("softcap", "s_aux", "position_bias") if options.get(key) is not None]

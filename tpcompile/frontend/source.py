@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +54,17 @@ def config_of(model: Any) -> Any:
         raise UsageError(f"{text} holds no model", expected="a directory with a config.json")
     try:
         return AutoConfig.from_pretrained(text)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except Exception as error:  # reading, parsing and validating each raise errors of their own
         raise CaptureError(
             f"The configuration of {text!r} could not be read",
-            got=str(error).strip().split("\n")[0],
+            got=_first_line(error),
             hint="Give a directory with a config.json, a hub id that can be reached, "
             "or preset:NAME, e.g. preset:tiny-qwen3",
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split("\n", 2)[:2]).strip()
 
 
 def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
@@ -82,7 +85,14 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
     wanted = dtype or getattr(config, "dtype", None) or torch.float32
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
-        return make(config, dtype=wanted).eval()
+        try:
+            return make(config, dtype=wanted).eval()
+        except Exception as error:  # Hugging Face raises what the model's own code raises
+            raise CaptureError(
+                f"A model of type {kind!r} could not be made from this configuration",
+                got=f"{type(error).__name__}: {_first_line(error)}",
+                expected="a configuration that Hugging Face accepts",
+            ) from error
 
 
 def _refuse_unsupported(module: Any) -> None:
@@ -92,6 +102,12 @@ def _refuse_unsupported(module: Any) -> None:
             f"{name} does not take its attention from Hugging Face's attention interface",
             expected="a decoder-only model whose attention can be replaced, as Qwen2's or Qwen3's",
         )
+    for path, part in module.named_modules():
+        if getattr(part, "is_causal", True) is False:
+            raise UnsupportedError(
+                f"{name} is an encoder: {path} is attention that is not causal",
+                expected="a decoder, in which a token sees itself and those before it",
+            )
     if getattr(module, "training", False):
         raise UsageError(f"{name} is in training mode", hint="Call model.eval() first")
     if module.get_output_embeddings() is None:

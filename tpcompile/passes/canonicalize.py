@@ -19,7 +19,7 @@ aten = torch.ops.aten
 _SHIFTED = ("dim", "dim0", "dim1")
 _SIZES = ("size", "shape")
 _VIEWS = (aten.view.default, aten.reshape.default)
-_IDENTITIES = (aten.contiguous.default, aten.alias.default)
+_IDENTITIES = (aten.contiguous.default, aten.alias.default, aten.dropout.default)
 
 
 @dataclass(frozen=True)

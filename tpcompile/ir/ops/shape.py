@@ -237,6 +237,11 @@ def identity_rule(self: ValueType, **_: Any) -> ValueType:
     return self
 
 
+def dropout_rule(input: ValueType, p: float, train: bool) -> ValueType:
+    require(not train, "dropout", f"p={p} in training", "a model in evaluation mode")
+    return input
+
+
 def item_rule(a: tuple[ValueType, ...], b: int) -> AnyType:
     return a[b]
 
@@ -253,6 +258,7 @@ declare(aten.flatten.using_ints, flatten_rule, free_cost)
 declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize)
 declare(aten.index_select.default, rows_rule, streaming_cost)
 declare(aten.index.Tensor, index_rule, streaming_cost)
+declare(aten.dropout.default, dropout_rule, free_cost)
 declare(aten.sym_size.int, extent_rule, free_cost)
 declare(aten.contiguous.default, identity_rule, free_cost)
 declare(aten.alias.default, identity_rule, free_cost)

@@ -1,0 +1,46 @@
+# Everything from a fresh clone: `make demo` and `make test` set up what they need.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check bench golden docs clean
+
+help:
+	@echo "make demo    compile a small Qwen3 for two ranks and compare it with Hugging Face"
+	@echo "make test    lint, types, architecture and tests"
+	@echo "make check   lint, types and architecture only"
+	@echo "make bench   the benchmark tables"
+	@echo "make golden  write the golden files again (then read the difference)"
+	@echo "make docs    write the generated parts of docs/ again"
+
+$(READY): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,bench]'
+	@touch $@
+
+demo: $(READY)
+	$(PYTHON) examples/02_shard_any_tp.py
+
+test: check
+	$(PYTHON) -m pytest
+
+check: $(READY)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(READY)
+	$(PYTHON) -m benchmarks compile-time
+	$(PYTHON) -m benchmarks mutants
+
+golden: $(READY)
+	$(PYTHON) -m pytest --update-golden
+
+docs: $(READY)
+	$(PYTHON) docs/make_ir_page.py
+
+clean:
+	rm -rf $(VENV) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

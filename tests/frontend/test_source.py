@@ -1,0 +1,106 @@
+"""What MODEL may be, and the refusals of everything else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import tpcompile
+from tests.models import scaled_config
+from tpcompile.frontend import capture
+from tpcompile.ir.meta import info_of
+from tpcompile.presets import DENSE, PRESETS
+
+
+def test_a_directory_with_a_configuration(tmp_path: Path) -> None:
+    scaled_config("qwen3-4b").save_pretrained(tmp_path)
+    captured = capture(str(tmp_path))
+    assert info_of(captured.graph).name == tmp_path.name
+    assert capture(tmp_path).config.hidden_size == captured.config.hidden_size
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_presets_are_accepted_by_hugging_face(name: str) -> None:
+    config = AutoConfig.for_model(**PRESETS[name])
+    assert config.dtype == torch.bfloat16
+    assert config.rope_parameters["rope_theta"] == 1_000_000.0
+    assert config.num_attention_heads % config.num_key_value_heads == 0
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "an encoder": ({"model_type": "bert"}, tpcompile.UnsupportedError, "is an encoder"),
+    "an encoder-decoder": ({"model_type": "t5"}, tpcompile.UnsupportedError, "decoder-only"),
+    "a vision model": ({"model_type": "vit"}, tpcompile.UnsupportedError, "decoder-only"),
+    "text and vision": ({"model_type": "qwen2_vl"}, tpcompile.UnsupportedError, "decoder-only"),
+    "no rotary": ({"model_type": "gpt2"}, tpcompile.UnsupportedError, "rotary"),
+    "a state space": ({"model_type": "mamba"}, tpcompile.UnsupportedError, "attention"),
+    "experts": ({"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64},
+                tpcompile.UnsupportedError, "hands on"),
+    "unknown kind": ({"model_type": "no-such-model"}, tpcompile.CaptureError, "no-such-model"),
+    "no kind": ({"hidden_size": 8}, tpcompile.CaptureError, "model_type"),
+    "heads that do not divide": (
+        {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 7, "head_dim": None},
+        tpcompile.CaptureError, "could not",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_of_other_kinds_are_refused(name: str, tmp_path: Path) -> None:
+    values, error, said = CONFIGS[name]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(error, match=said) as caught:
+        capture(str(tmp_path))
+    assert "\n\n" not in str(caught.value)
+
+
+def test_a_broken_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{not json")
+    with pytest.raises(tpcompile.CaptureError, match="could not be read"):
+        capture(str(tmp_path))
+
+
+def test_a_directory_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(tpcompile.UsageError, match=r"config\.json"):
+        capture(str(tmp_path))
+
+
+def test_an_unknown_preset() -> None:
+    with pytest.raises(tpcompile.UsageError, match=r"Did you mean qwen3-0\.6b"):
+        capture("preset:qwen3-0.6")
+
+
+def test_something_else_entirely() -> None:
+    with pytest.raises(tpcompile.UsageError, match="MODEL cannot be a list"):
+        capture([1, 2])
+
+
+def test_a_model_in_training() -> None:
+    model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b"))
+    with pytest.raises(tpcompile.UsageError, match="training"):
+        capture(model.train())
+
+
+def test_a_model_whose_dtype_is_asked_to_change() -> None:
+    model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b")).eval()
+    with pytest.raises(tpcompile.UsageError, match="dtype"):
+        capture(model, dtype=torch.bfloat16)
+
+
+def test_a_model_without_a_head() -> None:
+    model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b")).eval()
+    with pytest.raises(tpcompile.UnsupportedError, match="head"):
+        capture(model.model)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_a_custom_activation_is_an_op_without_a_rule(activation: str) -> None:
+    with pytest.raises(tpcompile.UnsupportedError, match=f"aten.{activation}") as caught:
+        capture(scaled_config("qwen3-0.6b", hidden_act=activation))
+    assert "model.layers.0.mlp.act_fn" in str(caught.value)
+    assert "rule" in str(caught.value)
