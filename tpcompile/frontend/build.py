@@ -160,7 +160,7 @@ class Builder:
         if name not in self.written:
             dtype = node.meta["val"].dtype
             parameter = Parameter.replicated(self.tensors[name], dtype, ranks=1)
-            attribute = name.replace(".", "_")
+            attribute = self._attribute(name)
             self.written[name] = new_parameter(self.graph, attribute, parameter, origin, self.root)
         return self.written[name]
 
@@ -176,6 +176,12 @@ class Builder:
                 expected="a forward pass over parameters alone",
             )
         return str(name).removeprefix("model.")
+
+    def _attribute(self, name: str) -> str:
+        """A short name for a parameter node: its last two components, behind the layer's."""
+        layer = self.layers.layer_of(name)
+        short = "_".join(name.split(".")[-2:])
+        return short if layer is None else f"l{layer}_{short}"
 
     def _origin(self, node: fx.Node, template: int, layer: int | None) -> Origin:
         module = _module_path(node)

@@ -85,7 +85,7 @@ def _joined(parts: list[Parameter]) -> Parameter:
 
 
 def joined_name(names: list[str]) -> str:
-    """`a_q_proj_weight` and `a_k_proj_weight` become `a_q_k_proj_weight`."""
+    """`l0_q_proj_weight` and `l0_k_proj_weight` become `l0_q_k_proj_weight`."""
     split = [re.split(r"(?<=_)", name) for name in names]
     ahead = len(os.path.commonprefix(split))
     behind = len(os.path.commonprefix([parts[ahead:][::-1] for parts in split]))

@@ -1,0 +1,90 @@
+"""The command `tpcompile`: one file a subcommand; nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from tpcompile import __version__
+from tpcompile.cli import check, dump, passes, plan
+from tpcompile.cli.command import Command, FailedError, Parser, Result, refuse_unknown
+from tpcompile.errors import CompileError
+
+COMMANDS: dict[str, Command] = {
+    "dump": dump.COMMAND,
+    "passes": passes.COMMAND,
+    "plan": plan.COMMAND,
+    "check": check.COMMAND,
+}
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+_EXAMPLES = """\
+examples:
+  tpcompile dump preset:tiny-qwen3 --tp 2          the sharded graph, a line a node
+  tpcompile dump preset:tiny-qwen3 --tp 2 --diff   what each pass changed
+  tpcompile plan preset:qwen3-8b --tp 6            who holds what
+  tpcompile passes                                 what -p takes
+
+MODEL is a directory with a config.json, a hub id, or preset:NAME.
+`tpcompile COMMAND --help` tells more."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit status."""
+    try:
+        result = _run(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as shown:  # argparse, when it has printed help or the version
+        result = Result("", int(shown.code or 0))
+    except FailedError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return FAILED
+    except CompileError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    return _write(result)
+
+
+def _run(argv: list[str]) -> Result:
+    """Only what is returned goes to stdout; whatever libraries print meanwhile does not."""
+    top = _top_parser()
+    if not argv:
+        sys.stderr.write(top.format_help())
+        return Result("", BAD_INPUT)
+    if argv[0].startswith("-"):
+        top.parse(argv)
+    name, *rest = argv
+    refuse_unknown("command", name, COMMANDS, "See tpcompile --help")
+    command = COMMANDS[name]
+    args = command.parser(f"tpcompile {name}").parse(rest)
+    with contextlib.redirect_stdout(sys.stderr):
+        return command.run(args)
+
+
+def _top_parser() -> Parser:
+    commands = [f"  {name:10}{command.summary}" for name, command in COMMANDS.items()]
+    parser = Parser(
+        prog="tpcompile",
+        usage="tpcompile COMMAND …",
+        description="A compiler for Hugging Face Qwen models: tensor parallelism for any tp.\n\n"
+        "commands:\n" + "\n".join(commands),
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"tpcompile {__version__}")
+    return parser
+
+
+def _write(result: Result) -> int:
+    try:
+        sys.stdout.write(result.text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `| head`: the reader has seen enough
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    return result.status

@@ -1,0 +1,134 @@
+"""What the subcommands share: how one is described, how its arguments are read and refused."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tpcompile.errors import UsageError
+from tpcompile.presets import did_you_mean
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What goes to stdout, and the exit status."""
+
+    text: str
+    status: int = 0
+
+
+class FailedError(Exception):
+    """The input was good and what was made of it was not: exit status 1."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: its line in the help, examples, its arguments, and what it does."""
+
+    summary: str
+    examples: str
+    add_arguments: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace], Result]
+
+    def parser(self, prog: str) -> Parser:
+        parser = Parser(
+            prog=prog,
+            description=self.summary[0].upper() + self.summary[1:] + ".",
+            epilog="examples:\n" + self.examples,
+        )
+        self.add_arguments(parser)
+        return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses with a `UsageError`, which names the option that was probably meant."""
+
+    def __init__(self, **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Unknown options come first: they are often the reason why others are missing."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in argv:
+            option = re.match(r"--[A-Za-z][^=]*", word)
+            if option:
+                refuse_unknown("option", option.group(), known, f"See {self.prog} --help")
+        return self.parse_args(argv)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message[0].upper() + message[1:], hint=f"See {self.prog} --help")
+
+
+def refuse_unknown(kind: str, name: str, known: Collection[str], help: str) -> None:
+    if name not in known:
+        raise UsageError(f"There is no {kind} {name}", hint=f"{did_you_mean(name, known)} {help}")
+
+
+def choice(*known: str) -> Callable[[str], str]:
+    """An argument type that takes one of these words."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text!r} is none. {did_you_mean(text, known)}")
+        return text
+
+    return read
+
+
+def number(least: int, what: str) -> Callable[[str], int]:
+    """An argument type that takes whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}: give {least} or more")
+        return int(text)
+
+    return read
+
+
+def add_model_arguments(parser: Parser) -> None:
+    """What every command that compiles a model takes."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a directory with a config.json, a hub id, or preset:NAME"
+    )
+    parser.add_argument(
+        "--tp",
+        metavar="N",
+        required=True,
+        type=number(1, "a number of ranks"),
+        help="ranks to shard for: 1 up to the query heads of the model",
+    )
+    parser.add_argument(
+        "-p",
+        "--pipeline",
+        metavar="PIPELINE",
+        help='passes as text, e.g. "canonicalize,raise-norm"; default: the standard pipeline '
+        "(see tpcompile passes)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=choice(*DTYPES),
+        metavar="D",
+        help=f"{', '.join(DTYPES)}; default: the configuration's",
+    )
+    parser.add_argument(
+        "--timing", action="store_true", help="print a table of the passes' times to stderr"
+    )
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """JSON with a line for every key, and a line for every item of a list."""
+    return "{\n" + ",\n".join(f"{json.dumps(k)}: {_value(v)}" for k, v in data.items()) + "\n}\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
+    return json.dumps(value, ensure_ascii=False)

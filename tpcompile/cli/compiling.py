@@ -1,0 +1,97 @@
+"""From the arguments to a graph, the same way in every command: cheap refusals come first."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpcompile.cli.command import FailedError
+from tpcompile.errors import UsageError
+from tpcompile.presets import PRESETS, preset
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from tpcompile.passes import Instrument, Pass
+
+Say = Callable[[str], None]
+
+
+def check_model_name(model: str) -> None:
+    """Refuse what can be told without torch: a preset that does not exist, or lacks its prefix."""
+    if model.startswith("preset:"):
+        preset(model.removeprefix("preset:"))
+    elif Path(model).exists():
+        return
+    elif model in PRESETS:
+        raise UsageError(
+            f"There is no directory {model}", hint=f"For the preset write preset:{model}"
+        )
+    elif model.startswith((".", "/", "~")):
+        raise UsageError(
+            f"There is no directory {model}",
+            expected="a directory with a config.json, a hub id, or preset:NAME",
+        )
+
+
+def passes_of(args: argparse.Namespace) -> list[Pass]:
+    """The passes of `-p`, or the standard ones; all of them must plan for the ranks of `--tp`."""
+    check_model_name(args.model)
+    from tpcompile.api import passes_for
+
+    passes = passes_for(args.pipeline, args.tp)
+    for current in passes:
+        tp = getattr(current, "tp", args.tp)
+        if tp != args.tp:
+            raise UsageError(
+                f"The pipeline plans for {tp} ranks",
+                expected=f"{args.tp}, as --tp says",
+                hint=f"Leave tp={tp} out of the pipeline",
+            )
+    return passes
+
+
+def lower_model(
+    args: argparse.Namespace, passes: Sequence[Pass], instruments: Sequence[Instrument], say: Say
+) -> fx.GraphModule:
+    """Capture the model and run the passes; a summary of the time goes to stderr."""
+    from tpcompile.api import capture, dtype_of, lower
+    from tpcompile.inspect.instruments import PassLog
+    from tpcompile.passes.manager import FailedPassError
+
+    def follow(name: str, gm: fx.GraphModule, stats: object) -> None:
+        say(f"{name} is done")
+
+    log = PassLog()
+    started = time.perf_counter()
+    say(f"capturing {args.model}")
+    captured = capture(args.model, dtype=dtype_of(args.dtype))
+    seconds = time.perf_counter() - started
+    try:
+        graph, _ = lower(captured, passes, [log, follow, *instruments])
+    except FailedPassError as error:
+        raise FailedError(str(error)) from error
+    if args.timing:
+        spent = sum(row.ms + row.check_ms for row in log.rows if row.ms and row.check_ms)
+        sys.stderr.write(log.table())
+        sys.stderr.write(f"captured in {seconds:.1f} s, passes and checks {spent:.0f} ms\n")
+    result: fx.GraphModule = graph
+    return result
+
+
+@contextlib.contextmanager
+def progress(first: str = "starting torch") -> Iterator[Say]:
+    """A spinner that says what is going on, on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(first) as status:
+        yield lambda text: status.update(escape(text))

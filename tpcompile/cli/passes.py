@@ -1,0 +1,104 @@
+"""`tpcompile passes`: each pass, its options, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import Any
+
+from tpcompile.cli.command import Command, Parser, Result, json_text
+from tpcompile.cli.compiling import progress
+
+_WIDTH = 80
+_EXAMPLES = """\
+  tpcompile passes
+  tpcompile passes --json
+  tpcompile dump preset:tiny-qwen3 --tp 2 -p "canonicalize,raise-norm"      to run some"""
+
+
+def _add_arguments(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, not text")
+
+
+def _run(args: argparse.Namespace) -> Result:
+    with progress():
+        found = _passes()
+    if args.json:
+        return Result(json_text({"passes": found}))
+    standard = [_paragraph(entry) for entry in found if entry["standard"]]
+    optional = [_paragraph(entry) for entry in found if not entry["standard"]]
+    lines = ["The standard pipeline, in order:", *standard, "", "Optional:", *optional, ""]
+    return Result("\n".join([*lines, *_HOW_TO]))
+
+
+_HOW_TO = (
+    "A pipeline as text names passes, with options in braces:",
+    '  -p "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,'
+    'plan-sharding{ffn_grain=8}"',
+    "",
+)
+
+
+def _passes() -> list[dict[str, Any]]:
+    from tpcompile.passes import ALL_PASSES, default_pipeline
+
+    standard = {current.name for current in default_pipeline()}
+    return [
+        {
+            "name": name,
+            "standard": name in standard,
+            "doc": _first_sentence(inspect.getdoc(kind) or ""),
+            "options": _options(kind),
+        }
+        for name, kind in ALL_PASSES.items()
+    ]
+
+
+def _first_sentence(doc: str) -> str:
+    return " ".join(doc.partition("\n\n")[0].split())
+
+
+def _options(kind: type[Any]) -> list[dict[str, Any]]:
+    docs = _field_docs(kind)
+    return [
+        {
+            "name": option.name,
+            "type": type(option.default).__name__,
+            "default": option.default,
+            "doc": docs.get(option.name, ""),
+        }
+        for option in dataclasses.fields(kind)
+    ]
+
+
+def _field_docs(kind: type[Any]) -> dict[str, str]:
+    """The string under each field: Python keeps it in the source only."""
+    (declared,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(declared, ast.ClassDef)
+    docs = {}
+    for line, below in zip(declared.body, declared.body[1:], strict=False):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            match below:
+                case ast.Expr(ast.Constant(str(doc))):
+                    docs[line.target.id] = _first_sentence(doc)
+    return docs
+
+
+def _paragraph(entry: dict[str, Any]) -> str:
+    lines = _columns(entry["name"], entry["doc"], 2)
+    for option in entry["options"]:
+        lines += _columns(f"{option['name']}={option['default']}", option["doc"], 4)
+    return "\n".join(lines)
+
+
+def _columns(left: str, right: str, indent: int, middle: int = 23) -> list[str]:
+    head = f"{' ' * indent}{left}".ljust(middle - 1) + " "
+    return textwrap.wrap(right, _WIDTH, initial_indent=head, subsequent_indent=" " * middle)
+
+
+COMMAND = Command(
+    "list the passes, their options and what they do", _EXAMPLES, _add_arguments, _run
+)

@@ -1,0 +1,40 @@
+"""`tpcompile plan`: who holds what, and what crosses between the ranks."""
+
+from __future__ import annotations
+
+import argparse
+
+from tpcompile.cli.command import Command, Parser, Result, add_model_arguments, json_text
+from tpcompile.cli.compiling import lower_model, passes_of, progress
+from tpcompile.errors import UsageError
+
+_EXAMPLES = """\
+  tpcompile plan preset:qwen2.5-0.5b --tp 4          14 query heads on 4 ranks
+  tpcompile plan preset:qwen3-8b --tp 6 --json
+  tpcompile plan ./my-checkpoint --tp 2 --dtype bfloat16"""
+
+
+def _add_arguments(parser: Parser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, not tables")
+
+
+def _run(args: argparse.Namespace) -> Result:
+    with progress() as say:
+        passes = passes_of(args)
+        if all(current.name != "plan-sharding" for current in passes):
+            raise UsageError(
+                "The pipeline makes no plan", hint="Put plan-sharding into it, or leave out -p"
+            )
+        from tpcompile.inspect.plan import plan_report
+
+        report = plan_report(lower_model(args, passes, [], say))
+    return Result(json_text(report.to_json()) if args.json else report.table())
+
+
+COMMAND = Command(
+    "show which rank holds what, the bytes, and what crosses between ranks",
+    _EXAMPLES,
+    _add_arguments,
+    _run,
+)

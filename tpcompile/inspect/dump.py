@@ -1,0 +1,166 @@
+"""The JSON form of a graph: its nodes with types and origins, its parameters with recipes."""
+
+from __future__ import annotations
+
+import operator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.ir.layout import TokenLayout
+from tpcompile.ir.meta import info_of, origin_of, parameter_of, parameters
+from tpcompile.ir.ops import op_name, spec_of
+from tpcompile.ir.pieces import Piece, pieces
+from tpcompile.ir.types import AnyType, Placement, Shard, SymbolType, dtype_name
+
+_OPS = {"placeholder": "input", "get_attr": "param", "output": "return"}
+
+
+def graph_json(gm: fx.GraphModule, rank: int | None = None) -> dict[str, Any]:
+    """The graph as data for `json.dumps`; local shapes and recipes of every rank, or of one."""
+    info = info_of(gm)
+    ranks = list(range(info.tp)) if rank is None else [rank]
+    return {
+        "name": info.name,
+        "tp": info.tp,
+        "ranks": ranks,
+        "nodes": [_node(node, ranks) for node in gm.graph.nodes],
+        "parameters": [_parameter(node, ranks) for node in parameters(gm.graph)],
+    }
+
+
+def _node(node: fx.Node, ranks: list[int]) -> dict[str, Any]:
+    origin = origin_of(node)
+    return {
+        "name": node.name,
+        "op": _op(node),
+        "operands": _operands(node),
+        "type": type_json(node.meta["type"], ranks) if "type" in node.meta else None,
+        "origin": {
+            "module": origin.module,
+            "file": origin.file.rpartition("/")[2],
+            "line": origin.line,
+            "layer": origin.layer,
+        },
+    }
+
+
+def _op(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return "item"
+    return _OPS.get(node.op) or op_name(node)
+
+
+def _operands(node: fx.Node) -> dict[str, Any]:
+    """Operands by name; `%name` is the value of a node."""
+    if node.op == "get_attr":
+        return {}
+    spec = spec_of(node)
+    names = spec.argument_names if spec else tuple(map(str, range(len(node.args))))
+    if node.target is operator.getitem:
+        names = ("value", "index")
+    elif node.op == "output":
+        names = ("result",)
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {name: _operand(value) for name, value in given.items()}
+
+
+def _operand(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, list | tuple):
+        return [_operand(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    return value if isinstance(value, bool | int | float | None) else str(value)
+
+
+def type_json(kind: AnyType, ranks: list[int]) -> Any:
+    """A tensor's type as an object, several tensors' as a list, a number's as its symbol."""
+    if isinstance(kind, SymbolType):
+        return {"symbol": kind.symbol}
+    if isinstance(kind, tuple):
+        return [type_json(part, ranks) for part in kind]
+    return {
+        "shape": list(kind.shape),
+        "dtype": dtype_name(kind.dtype),
+        "placement": _placement(kind.placement, ranks),
+        "local_shapes": [list(kind.local_shape(rank)) for rank in ranks],
+    }
+
+
+def _placement(placement: Placement, ranks: list[int]) -> dict[str, Any]:
+    if not isinstance(placement, Shard):
+        return {"kind": type(placement).__name__}
+    layout = placement.layout
+    found = {"kind": "Shard", "dim": placement.dim, "axis": layout.axis}
+    if not isinstance(layout, TokenLayout):
+        found["intervals"] = [[list(i) for i in layout.intervals(rank)] for rank in ranks]
+    return found
+
+
+def _parameter(node: fx.Node, ranks: list[int]) -> dict[str, Any]:
+    parameter = parameter_of(node)
+    kind = parameter.type
+    return {
+        "node": node.name,
+        "recipe": parameter.describe(),
+        "shape": list(kind.shape),
+        "dtype": dtype_name(kind.dtype),
+        "ranks": [
+            {
+                "rank": rank,
+                "shape": list(kind.local_shape(rank)),
+                "recipe": parameter.describe(rank),
+                "reads": [
+                    read
+                    for piece in pieces(parameter.shards[rank])
+                    for read in reads(piece, kind.dtype.itemsize)
+                ],
+            }
+            for rank in ranks
+        ],
+    }
+
+
+def reads(piece: Piece, itemsize: int) -> list[dict[str, Any]]:
+    """The bytes of a checkpoint tensor that a piece reads, counted from the tensor's start.
+
+    `count` runs of `bytes` bytes, the first at `start`, each `stride` behind the one before: a
+    slice of columns has as many runs as there are rows, so they are not written one by one.
+    """
+    strides = [itemsize] * len(piece.shape)
+    for dim in range(len(piece.shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * piece.shape[dim + 1]
+    inner = len(piece.shape) - 1
+    while inner and piece.source[inner] == (range(piece.shape[inner]),):
+        inner -= 1
+    spans = [(run[0] * strides[inner], len(run)) for run in _unit_steps(piece.source[inner])]
+    outer = [[i for run in runs for i in run] for runs in piece.source[: max(inner - 1, 0)]]
+    repeats = piece.source[inner - 1] if inner else (range(1),)
+    found = []
+    for index in product(*outer):
+        base = sum(i * stride for i, stride in zip(index, strides, strict=False))
+        for repeat, (offset, length) in product(repeats, spans):
+            step = strides[inner - 1] if inner else 0
+            found.append(
+                {
+                    "tensor": piece.tensor,
+                    "start": base + repeat[0] * step + offset,
+                    "bytes": length * strides[inner],
+                    "count": len(repeat),
+                    "stride": step * repeat.step if len(repeat) > 1 else 0,
+                }
+            )
+    return found
+
+
+def _unit_steps(runs: tuple[range, ...]) -> list[range]:
+    """Runs of neighbours: others fall apart into single indices."""
+    return [
+        part
+        for run in runs
+        for part in ([run] if run.step == 1 else [range(i, i + 1) for i in run])
+    ]

@@ -1,0 +1,61 @@
+"""A directory with one file a stage, which is there whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpcompile.errors import UsageError
+
+_STAGE_FILE = re.compile(r"\d\d+-[a-z0-9-]+\.(txt|json|dot)")
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a place where a dump would overwrite something that is not a dump."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is not a directory", hint="Give a new or an empty directory")
+    others = [e.name for e in sorted(directory.iterdir()) if not _STAGE_FILE.fullmatch(e.name)]
+    if others:
+        raise UsageError(
+            f"The directory {directory} holds other things than a dump",
+            got=others[0],
+            expected="a new or empty directory, or one with an earlier dump, which is replaced",
+        )
+
+
+def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str) -> list[Path]:
+    """Write `00-capture.txt`, `01-canonicalize.txt`, …; an earlier dump there is replaced."""
+    check_directory(directory)
+    existed = directory.exists()
+    staging = directory / ".writing" if existed else directory.with_name(f".{directory.name}.new")
+    names = [f"{number:02d}-{name}.{suffix}" for number, (name, _) in enumerate(stages)]
+    try:
+        staging.mkdir(parents=True)
+        try:
+            for name, (_, text) in zip(names, stages, strict=True):
+                (staging / name).write_text(text, encoding="utf-8")
+            if existed:
+                _replace_files(directory, staging)
+            else:
+                staging.rename(directory)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(
+            f"The stages cannot be written to {directory}",
+            got=str(error),
+            hint="Give a directory that can be written to",
+        ) from error
+    return [directory / name for name in names]
+
+
+def _replace_files(directory: Path, staging: Path) -> None:
+    for old in directory.iterdir():
+        if old != staging:
+            old.unlink()
+    for new in staging.iterdir():
+        new.rename(directory / new.name)
