@@ -65,28 +65,36 @@ def pipeline_text(passes: Sequence[Pass]) -> str:
     return ",".join(map(describe, passes))
 
 
-_PART = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
+_NAME = re.compile(r"\s*([A-Za-z0-9_-]+)\s*")
+_OPTIONS = re.compile(r"\{([^{}]*)\}\s*")
+_FORM = "pass,pass{option=value,option=value},…"
 
 
 def parse_pipeline(text: str) -> list[Pass]:
     """The passes that a pipeline text names, with their options."""
     passes: list[Pass] = []
     place = 0
-    while place < len(text):
-        part = _PART.match(text, place)
-        if not part:
-            raise UsageError(
-                f"The pipeline cannot be read from character {place + 1} on",
-                got=repr(text[place:]),
-                expected="pass,pass{option=value,option=value},…",
-            )
-        passes.append(_make(part.group(1), part.group(2) or ""))
-        place = part.end()
-    if not passes or text.rstrip().endswith(","):
-        raise UsageError("The pipeline names no pass" if not passes else
-                         "The pipeline ends in a comma", got=repr(text),
-                         expected="pass,pass{option=value,option=value},…")
-    return passes
+    while True:
+        name = _NAME.match(text, place)
+        if not name:
+            raise _unreadable(text, place, "a pass is missing")
+        place = name.end()
+        options = _OPTIONS.match(text, place)
+        place = options.end() if options else place
+        if text[place : place + 1] not in ("", ","):
+            raise _unreadable(text, place, "a comma or the end is missing")
+        passes.append(_make(name.group(1), options.group(1) if options else ""))
+        if place == len(text):
+            return passes
+        place += 1
+
+
+def _unreadable(text: str, place: int, problem: str) -> UsageError:
+    return UsageError(
+        f"The pipeline cannot be read: {problem} at character {place + 1}",
+        got=repr(text),
+        expected=_FORM,
+    )
 
 
 def _make(name: str, options: str) -> Pass:

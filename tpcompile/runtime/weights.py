@@ -63,7 +63,7 @@ class RandomWeights:
         if name not in self._kinds:
             raise CheckpointError(f"The model has no tensor {name}")
         kind = self._kinds[name]
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + (self._seed << 32))
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
         values = torch.randn(kind.shape, generator=generator)
         return (kind.center + kind.spread * values).to(kind.dtype)
 

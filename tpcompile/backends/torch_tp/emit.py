@@ -147,10 +147,14 @@ def _call(node: fx.Node, rank: int) -> str:
     writer = _WRITERS.get(node.target)
     if writer is not None:
         return writer(node, {name: _value(arg) for name, arg in arguments.items()})
-    defaults = spec.defaults
-    values = [_value(arg) if name not in spec.keyword_only else f"{name}={_value(arg)}"
-              for name, arg in arguments.items()
-              if name not in defaults or arg != defaults[name]]
+    for name in reversed(list(arguments)):
+        if name not in spec.defaults or arguments[name] != spec.defaults[name]:
+            break
+        del arguments[name]
+    values = [
+        f"{name}={_value(arg)}" if name in spec.keyword_only else _value(arg)
+        for name, arg in arguments.items()
+    ]
     if node.op == "call_module":
         return f"self.{node.target}({', '.join(values)})"
     function = spec.name if spec.name.startswith("tpc.") else f"torch.ops.{spec.target}"

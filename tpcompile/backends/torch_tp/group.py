@@ -44,6 +44,10 @@ class SimulatedGroup:
         """Let the others fail too rather than wait for a rank that has failed."""
         self._barrier.abort()
 
+    def reset(self) -> None:
+        """Ready for another run, when no rank is running."""
+        self._barrier.reset()
+
     def exchange(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
         self._slots[rank] = x
         self._barrier.wait()

@@ -48,5 +48,6 @@ def run_simulated(
     for thread in threads:
         thread.join()
     if errors:
+        group.reset()
         raise errors[0]
     return results

@@ -30,19 +30,20 @@ def attention(
     `kv_heads` names the KV head that each query head reads; by default the query heads
     share the KV heads evenly, in order.
     """
+    out = q.new_empty(q.shape)
+    tokens = out.flatten(0, -3)  # before canonicalize there is a batch dimension of 1
+    q, k, v = (heads.flatten(0, -3) for heads in (q, k, v))
     if kv_heads is None:
         groups = q.shape[1] // k.shape[1]
         kv_heads = [head // groups for head in range(q.shape[1])]
     index = torch.tensor(kv_heads, device=q.device)
-    out = torch.empty_like(q)
-    bounds = starts.tolist()
-    for start, stop in pairwise(bounds):
+    for start, stop in pairwise(starts.tolist()):
         own = slice(start, stop)
         keys, values = k[own].index_select(1, index), v[own].index_select(1, index)
         mask = causal_mask(stop - start, window, q.device)
         query, key, value = (t.transpose(0, 1).unsqueeze(0) for t in (q[own], keys, values))
         mixed = functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-        out[own] = mixed.squeeze(0).transpose(0, 1)
+        tokens[own] = mixed.squeeze(0).transpose(0, 1)
     return out
 
 

@@ -1,0 +1,87 @@
+"""Writes docs/ir.md: the grammar of the text form, then a model after every pass.
+
+python docs/make_ir_page.py            writes the page
+python docs/make_ir_page.py --print    prints it
+"""
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+from tpcompile.cli import main as tpcompile
+from tpcompile.passes import ALL_PASSES
+
+PAGE = Path(__file__).with_name("ir.md")
+MODEL = ("preset:tiny-qwen3", "--tp", "4")
+
+GRAMMAR = """# The graph, in text
+
+`tpcompile dump` prints a graph with one line a node. This page gives the grammar, then a small
+model after every pass. It is made by `make docs` and checked in CI.
+
+## Grammar
+
+    graph     := "graph" name "(" ("tp=" ranks | "rank" r "of" ranks) ")" section*
+    section   := ("inputs" | "outside of the layers" | "layer" n | "result") line*
+    line      := "%"name "=" expr ":" type ["#" origin] | "return" operand
+    expr      := "input"                          one of input_ids, positions, starts, logit_rows
+               | "param(" recipe ")"              a parameter, and what it is made of
+               | op "(" operand, … ")"            an op of the dialect (tpc.*) or of ATen
+               | "%"name "[" i "]"                one of several results
+    operand   := "%"name | option "=" value | "[" operand, … "]"
+    type      := dtype "[" extent, … "]" placement | "int" symbol | "(" type, … ")"
+    extent    := whole | whole ":" ranks "×" each | whole ":" first "|" second "|" …
+    placement := "Replicate" | "Shard(" dim "," axis ")" | "Partial(sum)"
+    axis      := "q_heads" | "kv_heads" | "ffn" | "vocab" | "tokens" | axis "+" axis
+    recipe    := tensor | recipe "[" from ":" to "]" | recipe " ++ " recipe | …
+    origin    := module file ":" line             of the Hugging Face model
+
+- The extents `T`, `S` and `R` are known only when the graph runs: tokens, sequence starts (one
+  more than there are sequences), rows of logits.
+- An extent that lies on several ranks shows the whole and the parts: `1013:254|253|253|253` is a
+  vocabulary of 1013 on four ranks, `176:4×44` four even parts of 44. Parts may add up to more
+  than the whole where ranks share units: `32:16|32|16|16` are 2 KV heads of 16, and rank 1 reads
+  both.
+- `q_heads+kv_heads+kv_heads` is a fused axis: each rank holds its parts of the three, one after
+  the other.
+- Sizes in arguments are global. What a rank really uses follows from its layout;
+  `dump --rank R` shows the shapes and recipes of one rank.
+
+## {model} on four ranks, after every pass
+"""
+
+
+def page() -> str:
+    parts = [GRAMMAR.format(model=MODEL[0].removeprefix("preset:"))]
+    for name in ("capture", *_standard()):
+        sentence = (
+            (ALL_PASSES[name].__doc__ or "").split("\n")[0]
+            if name in ALL_PASSES
+            else ("The model as torch.export sees it, one operation of Hugging Face's code a line.")
+        )
+        text = _output("dump", *MODEL, "--stop-after", name)
+        parts.append(f"### {name}\n\n{sentence}\n\n```text\n{text}```\n")
+    return "\n".join(parts)
+
+
+def _standard() -> list[str]:
+    from tpcompile.passes import default_pipeline
+
+    return [current.name for current in default_pipeline()]
+
+
+def _output(*command: str) -> str:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        status = tpcompile(list(command))
+    if status != 0:
+        raise SystemExit(f"tpcompile {' '.join(command)} gave {status}")
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--print"]:
+        print(page(), end="")
+    else:
+        PAGE.write_text(page(), encoding="utf-8")

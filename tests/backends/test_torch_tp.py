@@ -1,0 +1,146 @@
+"""Emitted modules: readable source that is what runs, on ranks that are threads."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.models import TOLERANCE, batch, preset_pair, relative_error, stage_logits
+from tpcompile.backends.torch_tp import (
+    SimulatedGroup,
+    emit_source,
+    functions,
+    load_rank,
+    run_simulated,
+)
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.ops import SPECS
+from tpcompile.ir.simulate import materialise
+from tpcompile.passes import default_pipeline, parse_pipeline, run_passes
+
+
+def _modules(name: str, passes: list[Any]) -> tuple[list[nn.Module], SimulatedGroup, Any]:
+    pair = preset_pair(name)
+    gm, _ = run_passes(pair.captured.graph, passes)
+    ranks = gm.meta["tpcompile"].tp
+    weights = materialise(gm, pair.read)
+    group = SimulatedGroup(ranks)
+    modules = [
+        load_rank(
+            emit_source(gm, rank),
+            rank,
+            {name: parts[rank] for name, parts in weights.items()},
+            pair.captured.rotary.fresh(),
+            group.rank(rank),
+        )
+        for rank in range(ranks)
+    ]
+    return modules, group, gm
+
+
+@pytest.mark.parametrize("tp", [1, 3, 4])
+def test_source_golden(tp: int, golden: Any) -> None:
+    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(tp))
+    golden(f"torch_tp/tiny-qwen3-tp{tp}-rank0.py.txt", emit_source(gm, 0))
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
+def test_emitted_modules_give_the_bits_of_the_graph(name: str) -> None:
+    """The graph on simulated ranks and the source that was made of it do the same sums."""
+    modules, group, gm = _modules(name, default_pipeline(4))
+    packed = batch((1, 33, 7))
+    inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
+    expected = stage_logits(gm, preset_pair(name), packed)
+    for found in run_simulated(modules, group, inputs):
+        assert torch.equal(found, expected)
+
+
+def test_any_stage_behind_the_collectives_can_be_emitted() -> None:
+    pair = preset_pair("tiny-qwen3")
+    packed = batch((5, 12))
+    inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
+    raw = stage_logits(pair.captured.graph, pair, packed)
+    for text in ("canonicalize", "canonicalize,raise-norm,raise-rope"):
+        modules, group, _ = _modules("tiny-qwen3", parse_pipeline(text))
+        assert relative_error(run_simulated(modules, group, inputs)[0], raw) < TOLERANCE
+
+
+def test_a_wish_for_a_whole_value_has_no_form_in_torch() -> None:
+    names = [current.name for current in default_pipeline(2)]
+    stop = names.index("insert-collectives")
+    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2)[:stop])
+    with pytest.raises(UnsupportedError, match="insert-collectives"):
+        emit_source(gm, 0)
+
+
+def test_source_calls_functions_and_no_custom_ops() -> None:
+    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2))
+    source = emit_source(gm, 1)
+    ast.parse(source)
+    assert "torch.ops" not in source
+    assert max(map(len, source.split("\n"))) < 200
+
+
+def test_every_function_that_source_calls_is_a_reference() -> None:
+    named = {spec.name.removeprefix("tpc."): spec.reference for spec in SPECS.values()}
+    for name in functions.__all__:
+        assert getattr(functions, name) is named[name]
+
+
+def test_a_parameter_of_the_wrong_shape_is_refused() -> None:
+    pair = preset_pair("tiny-qwen3")
+    gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    weights = {name: parts[0] for name, parts in materialise(gm, pair.read).items()}
+    weights["norm_weight"] = weights["norm_weight"][:-1]
+    with pytest.raises(AssertionError, match="norm_weight"):
+        load_rank(emit_source(gm, 0), 0, weights, nn.Identity(), SimulatedGroup(2).rank(0))
+
+
+class _Failing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("this rank fails")
+
+
+class _Waiting(nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.group.all_reduce(x)
+        return result
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_rank_that_fails_does_not_leave_the_others_waiting(failing: int) -> None:
+    group = SimulatedGroup(3)
+    modules = [_Failing() if rank == failing else _Waiting(group.rank(rank)) for rank in range(3)]
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="this rank fails"):
+        run_simulated(modules, group, (torch.ones(2),))
+    assert threading.active_count() == before
+
+
+def test_ranks_run_again_after_a_failure() -> None:
+    group = SimulatedGroup(2)
+    waiting = [_Waiting(group.rank(rank)) for rank in range(2)]
+    with pytest.raises(ValueError, match="this rank fails"):
+        run_simulated([_Failing(), waiting[1]], group, (torch.ones(2),))
+    results = run_simulated(waiting, group, (torch.ones(2),))
+    assert all(torch.equal(result, torch.full((2,), 2.0)) for result in results)
+
+
+def test_parts_that_are_not_as_wide_as_planned_are_refused() -> None:
+    class Gather(_Waiting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.group.all_gather(x, 0, (2, 3))
+            return result
+
+    group = SimulatedGroup(2)
+    with pytest.raises(ValueError, match=r"not \(2, 3\)"):
+        run_simulated([Gather(group.rank(r)) for r in range(2)], group, (torch.ones(2),))

@@ -1,0 +1,57 @@
+"""From padded batches to flat runs of tokens and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpcompile.errors import UsageError
+from tpcompile.runtime.packing import pack
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.booleans())
+def test_real_tokens_come_back_where_they_were(lengths: list[int], left: bool) -> None:
+    longest = max(lengths) + 1
+    ids = torch.arange(len(lengths) * longest).reshape(len(lengths), longest)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        mask[row, slice(longest - length, None) if left else slice(length)] = 1
+    packed = pack(ids, mask)
+    assert packed.input_ids.tolist() == ids[mask.bool()].tolist()
+    assert packed.starts.tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    assert packed.positions.tolist() == [p for length in lengths for p in range(length)]
+    logits = packed.input_ids[packed.logit_rows].float().unsqueeze(-1)
+    assert packed.unpack(logits).squeeze(-1).tolist() == (ids * mask).float().tolist()
+
+
+@pytest.mark.parametrize("keep", [1, 2, torch.tensor([0, -1])])
+def test_only_the_logits_asked_for(keep: int | torch.Tensor) -> None:
+    ids = torch.arange(8).reshape(2, 4)
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    packed = pack(ids, mask, logits_to_keep=keep)
+    found = packed.unpack(packed.input_ids[packed.logit_rows].float().unsqueeze(-1)).squeeze(-1)
+    columns = slice(-keep, None) if isinstance(keep, int) else keep
+    assert found.tolist() == (ids * mask)[:, columns].float().tolist()
+
+
+def test_positions_that_are_given_are_taken() -> None:
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    packed = pack(ids, position_ids=torch.tensor([[4, 5, 6]]))
+    assert packed.positions.tolist() == [4, 5, 6, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "said"),
+    [
+        (torch.zeros(3, dtype=torch.long), None, "input_ids"),
+        (torch.zeros(2, 0, dtype=torch.long), None, "input_ids"),
+        (torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 4), "attention_mask"),
+        (torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 1, 3, 3), "attention_mask"),
+        (torch.zeros(2, 3, dtype=torch.long), torch.tensor([[1, 1, 1], [0, 0, 0]]), "padding"),
+    ],
+)
+def test_what_cannot_be_packed(ids: torch.Tensor, mask: torch.Tensor | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        pack(ids, mask)

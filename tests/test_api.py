@@ -1,0 +1,126 @@
+"""`tpcompile.compile` as users call it, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import tpcompile
+from tests.models import TOLERANCE, padded, preset_pair, relative_error
+
+
+def _compiled(**options: Any) -> tpcompile.CompiledModel:
+    return tpcompile.compile("preset:tiny-qwen3", random_weights=0, simulate=True, **options)
+
+
+def test_a_preset_with_random_weights() -> None:
+    pair = preset_pair("tiny-qwen3")
+    ids, mask = padded((5, 9), vocabulary=1013)
+    with _compiled(tp=3) as model:
+        found = model(ids, attention_mask=mask).logits
+    with torch.inference_mode():
+        expected = pair.eager(ids, attention_mask=mask).logits
+    assert found.shape == expected.shape
+    assert relative_error(found[mask.bool()], expected[mask.bool()]) < TOLERANCE
+    assert not found[~mask.bool()].any()
+
+
+def test_a_model_in_memory_and_positions() -> None:
+    eager = preset_pair("tiny-qwen2").eager
+    ids = torch.randint(1013, (1, 7))
+    positions = torch.arange(3, 10)[None]
+    with tpcompile.compile(eager, tp=2, simulate=True) as model:
+        found = model(ids, position_ids=positions, logits_to_keep=2).logits
+    with torch.inference_mode():
+        expected = eager(ids, position_ids=positions, logits_to_keep=2).logits
+    assert found.shape == (1, 2, 1013)
+    assert relative_error(found, expected) < TOLERANCE
+
+
+def test_dtype() -> None:
+    with _compiled(tp=2, dtype="bfloat16") as model:
+        assert model(torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
+
+
+def test_stages_plan_and_source() -> None:
+    with _compiled(tp=2) as model:
+        assert model.stages[0].name == "capture"
+        assert "Shard(1, kv_heads)" in model.stages[-1].text()
+        assert model.stages[-1].stats.matches == 4
+        assert model.plan.to_json()["ranks"][1]["q_heads"] == 3
+        assert "class Rank1(" in model.source(1)
+        with pytest.raises(tpcompile.UsageError, match="0 to 1"):
+            model.source(2)
+
+
+def test_gather_weight() -> None:
+    pair = preset_pair("tiny-qwen3")
+    with _compiled(tp=4) as model:
+        for name in (*pair.captured.tensors, *pair.captured.aliases):
+            expected = pair.eager.get_parameter(name)
+            assert torch.equal(model.gather_weight(name), expected), name
+        with pytest.raises(tpcompile.UsageError, match="Did you mean"):
+            model.gather_weight("model.layers.0.mlp.up_proj.wight")
+
+
+def test_a_pipeline_of_ones_own() -> None:
+    """Unfused, KV heads on every rank: slower, and the same numbers."""
+    text = (
+        "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,"
+        "plan-sharding{ffn_grain=16},shard-linears,insert-collectives"
+    )
+    ids = torch.randint(1013, (2, 11))
+    with _compiled(tp=4, pipeline=text) as model, _compiled(tp=4) as standard:
+        assert [stage.name for stage in model.stages[1:3]] == ["canonicalize", "raise-norm"]
+        assert relative_error(model(ids).logits, standard(ids).logits) < TOLERANCE
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "tp of zero": ({"tp": 0}, tpcompile.UsageError, "1 or more"),
+    "negative tp": ({"tp": -2}, tpcompile.UsageError, "1 or more"),
+    "tp that is no number": ({"tp": "two"}, tpcompile.UsageError, "1 or more"),
+    "more ranks than heads": ({"tp": 7}, tpcompile.ShardingError, "6 query heads"),
+    "unknown backend": ({"backend": "tourch"}, tpcompile.UsageError, "Did you mean torch"),
+    "unknown pass": ({"pipeline": "canonicalise"}, tpcompile.UsageError, "Did you mean canon"),
+    "broken pipeline": ({"pipeline": "canonicalize{"}, tpcompile.UsageError, "character 13"),
+    "unknown dtype": ({"dtype": "bfloat"}, tpcompile.UsageError, "Did you mean bfloat16"),
+    "dtype that is no float": ({"dtype": "int8"}, tpcompile.UsageError, "dtype"),
+    "processes": ({"tp": 2, "simulate": False}, tpcompile.UnsupportedError, "simulate=True"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    options, error, said = REFUSED[name]
+    with pytest.raises(error, match=said):
+        tpcompile.compile("preset:tiny-qwen3", **{"random_weights": 0, "simulate": True, **options})
+
+
+def test_no_weights() -> None:
+    with pytest.raises(tpcompile.CheckpointError, match="no weights"):
+        tpcompile.compile("preset:tiny-qwen3")
+
+
+@pytest.mark.parametrize("option", [{"use_cache": True}, {"past_key_values": object()}])
+def test_a_cache_is_refused(option: dict[str, Any]) -> None:
+    with _compiled(tp=1) as model, pytest.raises(tpcompile.UnsupportedError, match="KV cache"):
+        model(torch.tensor([[1]]), **option)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, tpcompile; print(sorted({'torch', 'transformers', 'rich'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_errors_are_paragraphs() -> None:
+    error = tpcompile.CompileError(
+        "It failed", where="%x", got="this", expected="that", hint="do something. Or not?"
+    )
+    assert str(error) == ("It failed. At %x. Found this. Expected that. Do something. Or not?")

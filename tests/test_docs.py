@@ -1,0 +1,68 @@
+"""The pages and examples do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def _python_blocks(page: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_ir_page_is_what_the_tool_prints() -> None:
+    found = subprocess.run(
+        [sys.executable, "docs/make_ir_page.py", "--print"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = (ROOT / "docs" / "ir.md").read_text(encoding="utf-8")
+    assert found.stdout == expected, "docs/ir.md is stale: run `make docs`"
+
+
+def test_the_worked_pass_of_the_page_works() -> None:
+    import torch
+    from torch import fx
+
+    from tests.models import batch, preset_pair, stage_logits
+    from tpcompile.errors import PassError
+    from tpcompile.passes import default_pipeline, run_passes
+
+    blocks = _python_blocks("writing-a-pass.md")
+    assert len(blocks) == 5
+    space: dict[str, object] = {"__name__": __name__}
+    for block in blocks:
+        exec(compile(block, "writing-a-pass.md", "exec"), space)
+
+    pair, packed = preset_pair("tiny-qwen3"), batch((4, 9))
+    packed.logit_rows.copy_(torch.arange(len(packed.logit_rows)).flip(0))
+    plain, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    changed = space["graph"]
+    assert isinstance(changed, fx.GraphModule)
+    assert torch.equal(stage_logits(changed, pair, packed), stage_logits(plain, pair, packed))
+
+    wrong = blocks[1].replace('found["x"], 0,', 'found["x"], 1,')
+    assert wrong != blocks[1]
+    exec(compile(wrong, "writing-a-pass.md", "exec"), space)
+    with pytest.raises(PassError, match="rows-first") as caught:
+        exec(compile(blocks[3], "writing-a-pass.md", "exec"), space)
+    assert "fuse-gate-up" in str(caught.value)
+    assert "%rms_norm" in str(caught.value)
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
+def test_examples_run(example: str) -> None:
+    found = subprocess.run(
+        [sys.executable, f"examples/{example}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout
