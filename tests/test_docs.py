@@ -66,3 +66,15 @@ def test_examples_run(example: str) -> None:
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout
+
+
+def test_the_dump_of_the_readme_is_what_the_tool_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line, with anything where it has an ellipsis."""
+    from tpcompile.cli import main
+
+    assert main(["dump", "preset:tiny-qwen3", "--tp", "4"]) == 0
+    printed = capsys.readouterr().out
+    (block,) = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    for line in block.splitlines():
+        pattern = ".*".join(re.escape(part) for part in line.split("…"))
+        assert re.search(pattern, printed), line

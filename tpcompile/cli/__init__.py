@@ -23,10 +23,10 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 _EXAMPLES = """\
 examples:
-  tpcompile dump preset:tiny-qwen3 --tp 2          the sharded graph, a line a node
-  tpcompile dump preset:tiny-qwen3 --tp 2 --diff   what each pass changed
-  tpcompile plan preset:qwen3-8b --tp 6            who holds what
-  tpcompile passes                                 what -p takes
+  tpcompile dump preset:tiny-qwen3 --tp 2         the sharded graph
+  tpcompile dump preset:tiny-qwen3 --tp 2 --diff  what each pass changed
+  tpcompile plan preset:qwen3-8b --tp 6           who holds what
+  tpcompile passes                                what -p takes
 
 MODEL is a directory with a config.json, a hub id, or preset:NAME.
 `tpcompile COMMAND --help` tells more."""
@@ -70,7 +70,7 @@ def _top_parser() -> Parser:
     commands = [f"  {name:10}{command.summary}" for name, command in COMMANDS.items()]
     parser = Parser(
         prog="tpcompile",
-        usage="tpcompile COMMAND …",
+        usage="tpcompile COMMAND ...",
         description="A compiler for Hugging Face Qwen models: tensor parallelism for any tp.\n\n"
         "commands:\n" + "\n".join(commands),
         epilog=_EXAMPLES,
@@ -80,11 +80,22 @@ def _top_parser() -> Parser:
 
 
 def _write(result: Result) -> int:
+    encoding = sys.stdout.encoding or "utf-8"
+    text = result.text.encode(encoding, "backslashreplace").decode(encoding)
     try:
-        sys.stdout.write(result.text)
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:  # as in `| head`: the reader has seen enough
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _discard_the_rest()
+    except OSError as error:  # as on a full disk
+        _discard_the_rest()
+        sys.stderr.write(f"error: The result cannot be written. Found {error}.\n")
+        return BAD_INPUT
     return result.status
+
+
+def _discard_the_rest() -> None:
+    """What is still buffered would fail again when the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tpcompile.cli.command import Command, FailedError, Parser, Result, add_model_arguments, json_text
-from tpcompile.cli.compiling import lower_model, passes_of, progress
+from tpcompile.cli.command import (
+    Command,
+    FailedError,
+    Parser,
+    Result,
+    add_model_arguments,
+    json_text,
+)
+from tpcompile.cli.compiling import lower_model, passes_of, progress, warn_unsharded
 
 if TYPE_CHECKING:
     from tpcompile.inspect.instruments import PassLog
@@ -17,7 +24,7 @@ _EXAMPLES = """\
   tpcompile check preset:qwen2.5-72b --tp 8 --json
   tpcompile check ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
 
-The exit status is 0 if every graph is valid, 1 if one is not, 2 if the input is bad."""
+The exit status is 0 if all graphs are valid, 1 if one is not, 2 for bad input."""
 
 
 def _add_arguments(parser: Parser) -> None:
@@ -29,16 +36,15 @@ def _run(args: argparse.Namespace) -> Result:
     with progress() as say:
         passes = passes_of(args)
         from tpcompile.inspect.instruments import PassLog
-        from tpcompile.passes.manager import FailedPassError
 
         log = PassLog()
         problems: list[Problem] = []
         try:
             lower_model(args, passes, [log], say)
         except FailedError as error:
-            assert isinstance(error.__cause__, FailedPassError)
-            problems = error.__cause__.problems
-            log.failed(passes[len(log.rows)].name)
+            problems = error.problems
+            log.failed(error.name, error.stats)
+        warn_unsharded(args, passes)
     text = _json(args, log, problems) if args.json else _report(args, log, problems)
     return Result(text, status=1 if problems else 0)
 

@@ -7,10 +7,13 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tpcompile.errors import UsageError
 from tpcompile.presets import did_you_mean
+
+if TYPE_CHECKING:
+    from tpcompile.passes.manager import FailedPassError
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -24,7 +27,11 @@ class Result:
 
 
 class FailedError(Exception):
-    """The input was good and what was made of it was not: exit status 1."""
+    """The input was good and a graph that was made of it is not valid: exit status 1."""
+
+    def __init__(self, error: FailedPassError) -> None:
+        super().__init__(str(error))
+        self.name, self.stats, self.problems = error.name, error.stats, error.problems
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,20 @@ def passes_of(args: argparse.Namespace) -> list[Pass]:
     return passes
 
 
+def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
+    """Ranks were asked for, and no pass of the pipeline deals anything out to them."""
+    if args.tp > 1 and all(current.name != "plan-sharding" for current in passes):
+        sys.stderr.write(
+            f"warning: without plan-sharding in the pipeline --tp {args.tp} splits nothing\n"
+        )
+
+
 def lower_model(
     args: argparse.Namespace, passes: Sequence[Pass], instruments: Sequence[Instrument], say: Say
 ) -> fx.GraphModule:
     """Capture the model and run the passes; a summary of the time goes to stderr."""
-    from tpcompile.api import capture, dtype_of, lower
+    from tpcompile.api import dtype_of, lower
+    from tpcompile.frontend import capture
     from tpcompile.inspect.instruments import PassLog
     from tpcompile.passes.manager import FailedPassError
 
@@ -75,10 +84,11 @@ def lower_model(
     try:
         graph, _ = lower(captured, passes, [log, follow, *instruments])
     except FailedPassError as error:
-        raise FailedError(str(error)) from error
+        raise FailedError(error) from error
     if args.timing:
-        spent = sum(row.ms + row.check_ms for row in log.rows if row.ms and row.check_ms)
         sys.stderr.write(log.table())
+    if args.timing or sys.stderr.isatty():
+        spent = sum(row.ms + row.check_ms for row in log.rows)
         sys.stderr.write(f"captured in {seconds:.1f} s, passes and checks {spent:.0f} ms\n")
     result: fx.GraphModule = graph
     return result

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tpcompile.cli.command import (
     Command,
@@ -18,28 +18,31 @@ from tpcompile.cli.command import (
     json_text,
     number,
 )
-from tpcompile.cli.compiling import lower_model, passes_of, progress
+from tpcompile.cli.compiling import lower_model, passes_of, progress, warn_unsharded
 from tpcompile.errors import UsageError
 from tpcompile.presets import did_you_mean
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from tpcompile.inspect.instruments import Render, Stats
     from tpcompile.passes import Instrument, Pass
 
 _SUFFIXES = {"text": "txt", "json": "json", "dot": "dot"}
 _CAPTURE = "capture"
 """The stage before any pass."""
+_ALL = "all"
 
 _EXAMPLES = """\
   tpcompile dump preset:tiny-qwen3 --tp 2
-  tpcompile dump preset:tiny-qwen3 --tp 4 --rank 3            what rank 3 holds and does
-  tpcompile dump preset:tiny-qwen3 --tp 2 --stop-after capture     before any pass
-  tpcompile dump preset:tiny-qwen3 --tp 2 --diff              what each pass changed
+  tpcompile dump preset:tiny-qwen3 --tp 4 --rank 3        what rank 3 holds
+  tpcompile dump preset:tiny-qwen3 --tp 2 --diff          what each pass changed
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff --print-ir-after fuse-qkv
-  tpcompile dump preset:tiny-qwen3 --tp 2 --dump-dir stages   a file for each stage
+  tpcompile dump preset:tiny-qwen3 --tp 2 --stop-after capture     the raw graph
+  tpcompile dump preset:tiny-qwen3 --tp 2 --dump-dir D    a file for each stage
   tpcompile dump preset:tiny-qwen3 --tp 2 --format dot | dot -Tsvg > graph.svg
-  tpcompile dump ./my-checkpoint --tp 2 -p "canonicalize,raise-norm" """
+  tpcompile dump ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
+"""
 
 
 def _add_arguments(parser: Parser) -> None:
@@ -64,7 +67,7 @@ def _add_arguments(parser: Parser) -> None:
         "--dump-dir",
         metavar="D",
         type=Path,
-        help="also write one file a stage into this directory: 00-capture.txt, …",
+        help="also write one file a stage into this directory: 00-capture.txt, ...",
     )
     parser.add_argument(
         "--format",
@@ -74,28 +77,121 @@ def _add_arguments(parser: Parser) -> None:
         help="text, json or dot (Graphviz); default: text",
     )
     parser.add_argument(
-        "--json", dest="format", action="store_const", const="json", help="the same as --format json"
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="the same as --format json",
     )
 
 
 def _run(args: argparse.Namespace) -> Result:
     _check_options(args)
-    if args.dump_dir is not None:
-        from tpcompile.inspect.files import check_directory
-
-        check_directory(args.dump_dir)
     with progress() as say:
-        passes = _truncated(args, passes_of(args))
-        _check_stage(args.print_ir_after, passes)
+        pipeline = passes_of(args)
+        passes = _stopped(pipeline, args.stop_after)
+        names = _names(args, passes)
         from tpcompile.inspect.files import write_stages
         from tpcompile.inspect.instruments import KeepStages
 
         render = _renderer(args.format, args.rank)
-        keep = KeepStages(render)
+        files = KeepStages(render)
         shown: list[str] = []
-        instruments: list[Instrument] = [_keeps(args, keep)]
-        graph = lower_model(args, passes, [*printers, *keepers], say)
-    return Result("")
+        instruments: list[Instrument] = [files] if args.dump_dir else []
+        if args.diff or args.print_ir_after:
+            instruments.append(_printer(args, render, names, shown))
+        graph = lower_model(args, passes, instruments, say)
+        warn_unsharded(args, pipeline)
+        if args.dump_dir:
+            written = write_stages(args.dump_dir, files.stages, _SUFFIXES[args.format])
+            sys.stderr.write(f"wrote {len(written)} files to {args.dump_dir}\n")
+        if not (args.diff or args.print_ir_after):
+            return Result(render(graph))
+        return Result(_joined(args.format, shown))
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """What can be refused before anything is loaded."""
+    if args.rank is not None and args.rank >= args.tp:
+        raise UsageError(
+            f"There is no rank {args.rank} of {args.tp}", expected=f"--rank 0 to {args.tp - 1}"
+        )
+    if args.diff and args.format != "text":
+        raise UsageError(
+            f"--diff compares text, not {args.format}", hint="Leave out --diff or --format"
+        )
+    if args.diff and _CAPTURE in (args.stop_after, args.print_ir_after):
+        raise UsageError(
+            "There is no stage before capture to compare it with",
+            hint="Name a pass, or leave out --diff",
+        )
+    if args.dump_dir:
+        from tpcompile.inspect.files import check_directory
+
+        check_directory(args.dump_dir)
+
+
+def _stopped(passes: Sequence[Pass], name: str | None) -> Sequence[Pass]:
+    """The passes up to the first of this name."""
+    if name is None:
+        return passes
+    stages = [_CAPTURE, *(current.name for current in passes)]
+    _check_stage("--stop-after", name, stages)
+    return passes[: stages.index(name)]
+
+
+def _names(args: argparse.Namespace, passes: Sequence[Pass]) -> frozenset[str] | None:
+    """The stages to show; None for all."""
+    name = args.print_ir_after
+    if name in (None, _ALL):
+        return None
+    _check_stage("--print-ir-after", name, [_ALL, _CAPTURE, *(p.name for p in passes)])
+    return frozenset({name})
+
+
+def _check_stage(option: str, name: str, stages: Sequence[str]) -> None:
+    if name not in stages:
+        raise UsageError(
+            f"{option}: the pipeline has no pass {name!r}", hint=did_you_mean(name, stages)
+        )
+
+
+def _renderer(form: str, rank: int | None) -> Render:
+    from tpcompile.inspect.dot import graph_dot
+    from tpcompile.inspect.dump import graph_json
+    from tpcompile.ir.meta import info_of
+    from tpcompile.ir.text import format_graph
+
+    forms: dict[str, Callable[[fx.GraphModule, int | None], str]] = {
+        "text": format_graph,
+        "json": lambda gm, rank: json_text(graph_json(gm, rank)),
+        "dot": graph_dot,
+    }
+    # Before the plan every rank holds everything, and the graph is one rank's.
+    return lambda gm: forms[form](gm, rank if info_of(gm).tp > 1 else None)
+
+
+def _printer(
+    args: argparse.Namespace, render: Render, names: frozenset[str] | None, shown: list[str]
+) -> Instrument:
+    from tpcompile.inspect.instruments import PrintAfter, PrintDiff
+
+    if args.diff:
+        return PrintDiff(render, shown.append, names)
+    if args.format != "json":
+        return PrintAfter(render, shown.append, names)
+
+    def keep_json(name: str, gm: fx.GraphModule, stats: Stats) -> None:
+        if names is None or name in names:
+            shown.append(f'{{"stage": {json.dumps(name)}, "graph": {render(gm).rstrip()}}}')
+
+    return keep_json
+
+
+def _joined(form: str, shown: Sequence[str]) -> str:
+    if form == "json":
+        return '{"stages": [\n' + ",\n".join(shown) + "\n]}\n"
+    return "\n".join(shown)
 
 
 COMMAND = Command(

@@ -16,7 +16,8 @@ _WIDTH = 80
 _EXAMPLES = """\
   tpcompile passes
   tpcompile passes --json
-  tpcompile dump preset:tiny-qwen3 --tp 2 -p "canonicalize,raise-norm"      to run some"""
+  tpcompile dump preset:tiny-qwen3 --tp 2 -p "canonicalize,raise-norm"
+"""
 
 
 def _add_arguments(parser: Parser) -> None:
@@ -36,8 +37,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 _HOW_TO = (
     "A pipeline as text names passes, with options in braces:",
-    '  -p "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,'
-    'plan-sharding{ffn_grain=8}"',
+    '  -p "canonicalize,raise-norm,…,plan-sharding{ffn_grain=8},shard-linears,…"',
     "",
 )
 

@@ -33,7 +33,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 COMMAND = Command(
-    "show which rank holds what, the bytes, and what crosses between ranks",
+    "show what each rank holds and what crosses between them",
     _EXAMPLES,
     _add_arguments,
     _run,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,19 +31,19 @@ def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str
     """Write `00-capture.txt`, `01-canonicalize.txt`, …; an earlier dump there is replaced."""
     check_directory(directory)
     existed = directory.exists()
-    staging = directory / ".writing" if existed else directory.with_name(f".{directory.name}.new")
     names = [f"{number:02d}-{name}.{suffix}" for number, (name, _) in enumerate(stages)]
     try:
-        staging.mkdir(parents=True)
-        try:
+        home = directory if existed else directory.parent
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".stages-", dir=home) as outer:
+            staging = Path(outer) / "whole"
+            staging.mkdir()
             for name, (_, text) in zip(names, stages, strict=True):
                 (staging / name).write_text(text, encoding="utf-8")
             if existed:
                 _replace_files(directory, staging)
             else:
                 staging.rename(directory)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise UsageError(
             f"The stages cannot be written to {directory}",
@@ -55,7 +55,7 @@ def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str
 
 def _replace_files(directory: Path, staging: Path) -> None:
     for old in directory.iterdir():
-        if old != staging:
+        if old.is_file():
             old.unlink()
     for new in staging.iterdir():
         new.rename(directory / new.name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from torch import fx
+
+from tpcompile.inspect.tables import table_text
 
 Render = Callable[[fx.GraphModule], str]
 """How a graph is shown: as text, as JSON, as a picture."""
@@ -31,13 +32,15 @@ class Stats(Protocol):
 
 @dataclass
 class KeepStages:
-    """Keeps every stage as it is shown: (name, text), in order."""
+    """Keeps the stages named, or every one, as they are shown: (name, text), in order."""
 
     render: Render
+    names: frozenset[str] | None = None
     stages: list[tuple[str, str]] = field(default_factory=list)
 
     def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
-        self.stages.append((name, self.render(gm)))
+        if self.names is None or name in self.names:
+            self.stages.append((name, self.render(gm)))
 
 
 @dataclass
@@ -50,7 +53,7 @@ class PrintAfter:
 
     def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
         if self.names is None or name in self.names:
-            self.write(f"# after {name}: {summary(stats)}\n{self.render(gm)}\n")
+            self.write(f"# after {name}: {summary(stats)}\n{self.render(gm)}")
 
 
 @dataclass
@@ -72,8 +75,8 @@ class PrintDiff:
                 f"after {last[0]}",
                 f"after {name}",
             )
-            shown = "".join(changes) or "# no change\n"
-            self.write(f"# {name}: {summary(stats)}\n{shown}\n")
+            shown = "".join(changes) or "no change\n"
+            self.write(f"# {name}: {summary(stats)}\n{shown}")
 
 
 def summary(stats: Stats) -> str:
@@ -86,29 +89,18 @@ def summary(stats: Stats) -> str:
 
 @dataclass(frozen=True)
 class PassRow:
-    """One pass in a log. What is not known of a pass that failed is None."""
+    """One pass in a log, and whether the graph was valid behind it."""
 
     name: str
-    ms: float | None
-    check_ms: float | None
-    matches: int | None
+    ms: float
+    check_ms: float
+    matches: int
     nodes_before: int
-    nodes_after: int | None
+    nodes_after: int
     ok: bool
 
     def to_json(self) -> dict[str, Any]:
-        rounded = {
-            key: None if value is None else round(value, 3)
-            for key, value in (("ms", self.ms), ("check_ms", self.check_ms))
-        }
-        return {
-            "name": self.name,
-            **rounded,
-            "matches": self.matches,
-            "nodes_before": self.nodes_before,
-            "nodes_after": self.nodes_after,
-            "ok": self.ok,
-        }
+        return {**asdict(self), "ms": round(self.ms, 3), "check_ms": round(self.check_ms, 3)}
 
 
 @dataclass
@@ -116,22 +108,21 @@ class PassLog:
     """Keeps what each pass cost and did; the captured graph is not a pass."""
 
     rows: list[PassRow] = field(default_factory=list)
-    nodes: int = 0
-    """How many the graph had when it was last seen."""
 
     def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
-        self.nodes = stats.nodes_after
         if stats.nodes_before:
-            counts = (stats.matches, stats.nodes_before, stats.nodes_after)
-            self.rows.append(PassRow(name, stats.ms, stats.check_ms, *counts, ok=True))
+            self._add(name, stats, ok=True)
 
-    def failed(self, name: str) -> None:
+    def failed(self, name: str, stats: Stats) -> None:
         """The pass that no instrument was called for, as it left an invalid graph."""
-        self.rows.append(PassRow(name, None, None, None, self.nodes, None, ok=False))
+        self._add(name, stats, ok=False)
+
+    def _add(self, name: str, stats: Stats, ok: bool) -> None:
+        counts = (stats.matches, stats.nodes_before, stats.nodes_after)
+        self.rows.append(PassRow(name, stats.ms, stats.check_ms, *counts, ok))
 
     def table(self, verdict: bool = False) -> str:
         """A row a pass; with its verdict if asked for."""
-        from rich.console import Console
         from rich.table import Table
 
         table = Table()
@@ -142,14 +133,10 @@ class PassLog:
             table.add_column("graph")
         for row in self.rows:
             table.add_row(*_cells(row), *(["valid" if row.ok else "INVALID"] if verdict else []))
-        text = io.StringIO()
-        Console(file=text, width=80).print(table)
-        return text.getvalue()
+        return table_text(table)
 
 
 def _cells(row: PassRow) -> tuple[str, ...]:
-    if row.nodes_after is None or row.ms is None or row.check_ms is None:
-        return (row.name, "", str(row.nodes_before), "", "", "")
     change = row.nodes_after - row.nodes_before
     return (
         row.name,

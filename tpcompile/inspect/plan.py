@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import fx
 
+from tpcompile.inspect.tables import table_text
 from tpcompile.ir.meta import info_of, operand, parameters, value_type
 from tpcompile.ir.ops import ATTENTION, COLLECTIVES, EMBEDDING, SWIGLU, VOCAB_EMBEDDING, spec_of
 from tpcompile.ir.ops.spec import local_bytes
@@ -55,7 +55,6 @@ class PlanReport:
 
     def table(self) -> str:
         """Two tables: the ranks, and the collectives by kind."""
-        from rich.console import Console
         from rich.table import Table
 
         shares = Table(title=f"{self.model}, tp={self.tp}", title_justify="left")
@@ -72,12 +71,7 @@ class PlanReport:
         for op in dict.fromkeys(collective.op for collective in self.collectives):
             found = [c.bytes_per_token for c in self.collectives if c.op == op]
             crossing.add_row(op, str(len(found)), f"{sum(found):,}")
-        text = io.StringIO()
-        console = Console(file=text, width=100)
-        console.print(shares)
-        if self.collectives:
-            console.print(crossing)
-        return text.getvalue()
+        return table_text(shares, *([crossing] if self.collectives else []))
 
 
 def plan_report(gm: fx.GraphModule) -> PlanReport:

@@ -66,10 +66,14 @@ Instrument = Callable[[str, fx.GraphModule, Stats], None]
 
 
 class FailedPassError(PassError):
-    """A pass failed, or left an invalid graph behind: `problems` says what is wrong with it."""
+    """A pass left an invalid graph behind: `problems` says what is wrong with it."""
 
-    def __init__(self, message: str, problems: Sequence[Problem] = (), **where: str) -> None:
-        super().__init__(message, **where)
+    def __init__(
+        self, name: str, message: str, stats: Stats, problems: Sequence[Problem]
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.stats = stats
         self.problems = list(problems)
 
 
@@ -111,20 +115,17 @@ def _run_one(
     ran = time.perf_counter()
     problems = checker.check(gm)
     checked = time.perf_counter()
-    if problems:
-        raise FailedPassError(
-            f"The pass {describe(current)} left an invalid graph ({_history(done)}): "
-            + _listed(problems),
-            problems,
-            where=f"%{problems[0].node}",
-        )
-    return Stats(
+    stats = Stats(
         ms=(ran - started) * 1e3,
         check_ms=(checked - ran) * 1e3,
         matches=report.matches,
         nodes_before=before,
         nodes_after=len(gm.graph.nodes),
     )
+    if problems:
+        message = f"The pass {describe(current)} left an invalid graph ({_history(done)})"
+        raise FailedPassError(current.name, message + _listed(problems), stats, problems)
+    return stats
 
 
 def _history(done: Sequence[Pass]) -> str:
@@ -134,7 +135,7 @@ def _history(done: Sequence[Pass]) -> str:
 def _listed(problems: Sequence[Problem], most: int = 3) -> str:
     shown = "\n  ".join(str(problem) for problem in problems[:most])
     rest = f"\n  and {len(problems) - most} more" if len(problems) > most else ""
-    return f"\n  {shown}{rest}\n"
+    return f":\n  {shown}{rest}"
 
 
 def _stage(

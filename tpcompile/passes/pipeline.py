@@ -52,10 +52,9 @@ def default_pipeline(tp: int = 1) -> list[Pass]:
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:
     """The same passes, planning for `tp` ranks where they do not say for how many."""
-    unsaid = PlanSharding.tp
     return [
         dataclasses.replace(current, tp=tp)
-        if isinstance(current, PlanSharding) and current.tp == unsaid
+        if isinstance(current, PlanSharding) and not current.tp
         else current
         for current in passes
     ]

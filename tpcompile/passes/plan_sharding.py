@@ -34,8 +34,8 @@ class PlanSharding:
     """
 
     name: ClassVar[str] = "plan-sharding"
-    tp: int = 1
-    """Ranks; by default the number that the compilation was started with."""
+    tp: int = 0
+    """Ranks; 0 takes the number that the compilation was started with, or one."""
     ffn_grain: int = 0
     """Split the MLP in multiples of this; 0 chooses."""
     vocab_grain: int = 0
@@ -43,7 +43,7 @@ class PlanSharding:
 
     def apply(self, gm: fx.GraphModule) -> Report:
         info = info_of(gm)
-        tp = self.tp
+        tp = self.tp or 1
         if tp < 1:
             raise UsageError(f"tp={tp} means nothing", expected="a number of ranks, 1 or more")
         info.tp = tp

@@ -1,0 +1,99 @@
+"""The command line in this process, and model directories that hold a config.json only."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from torch import fx
+from transformers import BertConfig, CLIPConfig, PreTrainedConfig, T5Config, ViTConfig
+
+from tpcompile import frontend
+from tpcompile.cli import main
+from tpcompile.ir.ops import ALL_REDUCE
+from tpcompile.passes import ALL_PASSES, Report
+from tpcompile.passes.rewrite import calls
+
+UNSUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
+    "bert": BertConfig,
+    "t5": T5Config,
+    "vit": ViTConfig,
+    "clip": CLIPConfig,
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line came to."""
+
+    status: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def captured_once() -> Callable[..., frontend.Captured]:
+    """Captures a model once: passes work on a copy of its graph."""
+    return functools.cache(frontend.capture)
+
+
+@pytest.fixture(autouse=True)
+def _captured_once(
+    monkeypatch: pytest.MonkeyPatch, captured_once: Callable[..., frontend.Captured]
+) -> None:
+    monkeypatch.setattr(frontend, "capture", captured_once)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`cli("dump preset:tiny-qwen3 --tp 2", "-p", "…")`: the first text is split at spaces."""
+
+    def run(line: str, *more: str) -> Ran:
+        status = main([*line.split(), *more])
+        found = capsys.readouterr()
+        return Ran(status, found.out, found.err)
+
+    return run
+
+
+@pytest.fixture
+def unsupported(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory with the configuration of a kind of model that is no decoder."""
+    UNSUPPORTED[request.param]().save_pretrained(tmp_path)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class DropCollective:
+    """A broken pass: it loses the last sum across ranks."""
+
+    name: ClassVar[str] = "drop-collective"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        lost = calls(gm, ALL_REDUCE)[-1]
+        lost.replace_all_uses_with(lost.args[0])
+        gm.graph.erase_node(lost)
+        return Report(matches=1)
+
+
+@pytest.fixture
+def broken_pipeline(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A pipeline whose last but one pass leaves an invalid graph behind."""
+    monkeypatch.setitem(ALL_PASSES, "drop-collective", DropCollective)
+    return (
+        "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
+        "shard-linears,kv-heads,vocab-parallel,insert-collectives,drop-collective,fuse-qkv"
+    )
+
+
+def without_lines(text: str) -> str:
+    """Lines of Hugging Face's files move from release to release."""
+    return re.sub(r"\.py:\d+", ".py", text)

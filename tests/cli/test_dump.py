@@ -1,0 +1,143 @@
+"""`tpcompile dump`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, without_lines
+from tpcompile.passes import default_pipeline
+
+STAGES = ["capture", *(current.name for current in default_pipeline())]
+TINY = "dump preset:tiny-qwen3 --tp 2"
+
+
+def test_the_final_graph(cli: Cli, golden: Callable[[str, str], None]) -> None:
+    ran = cli(TINY)
+    assert ran.status == 0
+    assert ran.err == ""
+    golden("cli/dump.txt", without_lines(ran.out))
+
+
+def test_diffs(cli: Cli, golden: Callable[[str, str], None]) -> None:
+    ran = cli(TINY, "--diff")
+    headers = [line.split(":")[0] for line in ran.out.splitlines() if line.startswith("# ")]
+    assert headers == [f"# {name}" for name in STAGES[1:]]
+    golden("cli/dump_diff.txt", without_lines(ran.out))
+
+
+def test_diffs_add_up(cli: Cli) -> None:
+    """No line comes or goes between two stages but those of the diffs."""
+    first = cli(TINY, "--stop-after", "capture").out.splitlines()
+    last = cli(TINY).out.splitlines()
+    diff = cli(TINY, "--diff").out.splitlines()
+    changes = [line for line in diff if not line.startswith(("+++ ", "--- "))]
+    added = sum(line.startswith("+") for line in changes)
+    removed = sum(line.startswith("-") for line in changes)
+    assert len(last) - len(first) == added - removed
+
+
+def test_print_after_every_pass(cli: Cli) -> None:
+    out = cli(TINY, "--print-ir-after", "all").out
+    headers = [line for line in out.splitlines() if line.startswith("# after ")]
+    assert [line.split()[2].rstrip(":") for line in headers] == STAGES
+    assert out.endswith(cli(TINY).out)
+
+
+def test_print_after_one_pass_is_where_stop_after_stops(cli: Cli) -> None:
+    printed = cli(TINY, "--print-ir-after", "kv-heads").out
+    header, _, graph = printed.partition("\n")
+    assert header.startswith("# after kv-heads: 4 matches, ")
+    assert graph == cli(TINY, "--stop-after", "kv-heads").out
+
+
+def test_diff_of_one_pass(cli: Cli) -> None:
+    out = cli(TINY, "--diff", "--print-ir-after", "fuse-qkv").out
+    assert out.splitlines()[1:3] == ["--- after insert-collectives", "+++ after fuse-qkv"]
+    assert out.count("\n+++ ") == 1
+
+
+def test_one_rank(cli: Cli) -> None:
+    out = cli("dump preset:tiny-qwen3 --tp 4 --rank 1").out
+    assert out.startswith("graph tiny-qwen3 (rank 1 of 4)\n")
+    assert "param(model.embed_tokens.weight[254:507]) : f32[253, 64]" in out
+
+
+def test_stages_before_the_plan_are_those_of_one_rank(cli: Cli) -> None:
+    out = cli("dump preset:tiny-qwen3 --tp 4 --rank 3 --stop-after raise-norm").out
+    assert out.startswith("graph tiny-qwen3 (tp=1)\n")
+
+
+def test_json(cli: Cli) -> None:
+    found = json.loads(cli(TINY, "--json").out)
+    assert found == json.loads(cli(TINY, "--format", "json").out)
+    assert set(found) == {"name", "tp", "ranks", "nodes", "parameters"}
+    assert (found["name"], found["tp"], found["ranks"]) == ("tiny-qwen3", 2, [0, 1])
+    for node in found["nodes"]:
+        assert set(node) == {"name", "op", "operands", "type", "origin"}
+        assert set(node["origin"]) == {"module", "file", "line", "layer"}
+
+
+def test_json_of_every_stage(cli: Cli) -> None:
+    stages = json.loads(cli(TINY, "--json", "--print-ir-after", "all").out)["stages"]
+    assert [stage["stage"] for stage in stages] == STAGES
+    assert stages[-1]["graph"] == json.loads(cli(TINY, "--json").out)
+
+
+def test_dot(cli: Cli) -> None:
+    out = cli(TINY, "--format", "dot").out
+    assert out.startswith('digraph "tiny-qwen3" {\n')
+    assert out.endswith("}\n")
+
+
+@pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("json", "json"), ("dot", "dot")])
+def test_dump_dir(cli: Cli, tmp_path: Path, form: str, suffix: str) -> None:
+    directory = tmp_path / "new" / "stages"
+    ran = cli(TINY, "--format", form, "--dump-dir", str(directory))
+    names = [f"{number:02d}-{name}.{suffix}" for number, name in enumerate(STAGES)]
+    assert sorted(path.name for path in directory.iterdir()) == names
+    assert (directory / names[-1]).read_text(encoding="utf-8") == ran.out
+    assert ran.err == f"wrote {len(STAGES)} files to {directory}\n"
+    assert list(directory.parent.iterdir()) == [directory]
+
+
+def test_dump_dir_replaces_an_earlier_dump(cli: Cli, tmp_path: Path) -> None:
+    cli(TINY, "--dump-dir", str(tmp_path))
+    assert cli(TINY, "--dump-dir", str(tmp_path), "--stop-after", "canonicalize").status == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["00-capture.txt", "01-canonicalize.txt"]
+
+
+def test_a_directory_with_a_config_only(cli: Cli, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    from tpcompile.presets import preset
+
+    AutoConfig.for_model(**preset("tiny-qwen3")).save_pretrained(tmp_path / "tiny-qwen3")
+    assert cli(f"dump {tmp_path}/tiny-qwen3 --tp 2").out == cli(TINY).out
+
+
+def test_dtype_and_timing(cli: Cli) -> None:
+    ran = cli(TINY, "--dtype", "bfloat16", "--timing", "--stop-after", "raise-norm")
+    assert "bf16[1013, 64]" in ran.out
+    assert "raise-norm" not in ran.out
+    for word in ("raise-norm", "matches", "change", "ms", "captured in"):
+        assert word in ran.err
+    assert max(map(len, ran.err.splitlines())) <= 80
+
+
+def test_a_pipeline_that_shards_nothing_warns(cli: Cli) -> None:
+    ran = cli(TINY, "-p", "canonicalize")
+    assert ran.status == 0
+    assert ran.err.startswith("warning: without plan-sharding")
+
+
+def test_an_invalid_graph_is_status_1(cli: Cli, tmp_path: Path, broken_pipeline: str) -> None:
+    ran = cli(TINY, "-p", broken_pipeline, "--dump-dir", str(tmp_path / "d"))
+    assert ran.status == 1
+    assert ran.out == ""
+    assert "The pass drop-collective left an invalid graph" in ran.err
+    assert list(tmp_path.iterdir()) == []

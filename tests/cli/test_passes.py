@@ -1,0 +1,31 @@
+"""`tpcompile passes`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from tests.cli.conftest import Cli
+from tpcompile.passes import ALL_PASSES, default_pipeline
+
+
+def test_text(cli: Cli, golden: Callable[[str, str], None]) -> None:
+    ran = cli("passes")
+    assert (ran.status, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= 80
+    golden("cli/passes.txt", ran.out)
+
+
+def test_json_has_every_pass_and_option(cli: Cli) -> None:
+    found = json.loads(cli("passes --json").out)["passes"]
+    assert [entry["name"] for entry in found] == list(ALL_PASSES)
+    standard = [entry["name"] for entry in found if entry["standard"]]
+    assert standard == [current.name for current in default_pipeline()]
+    for entry in found:
+        assert entry["doc"].endswith(".")
+        kind = ALL_PASSES[entry["name"]]
+        defaults = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        assert {option["name"]: option["default"] for option in entry["options"]} == defaults
+        for option in entry["options"]:
+            assert option["doc"].endswith("."), (entry["name"], option["name"])

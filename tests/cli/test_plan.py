@@ -1,0 +1,76 @@
+"""`tpcompile plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tests.cli.conftest import Cli
+
+RANK_KEYS = {
+    "rank",
+    "q_heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "weight_bytes",
+    "kv_bytes_per_token",
+}
+
+
+def test_table(cli: Cli, golden: Callable[[str, str], None]) -> None:
+    ran = cli("plan preset:tiny-qwen3 --tp 4")
+    assert (ran.status, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= 80
+    golden("cli/plan.txt", ran.out)
+
+
+def test_json_keys(cli: Cli) -> None:
+    plan = json.loads(cli("plan preset:tiny-qwen3 --tp 4 --json").out)
+    assert set(plan) == {"model", "tp", "ranks", "collectives"}
+    assert (plan["model"], plan["tp"]) == ("tiny-qwen3", 4)
+    for rank in plan["ranks"]:
+        assert set(rank) == RANK_KEYS
+    for collective in plan["collectives"]:
+        assert set(collective) == {"op", "node", "bytes_per_token"}
+
+
+def test_numbers(cli: Cli) -> None:
+    """6 query heads on 4 ranks are 2 2 1 1; rank 1 has heads 2 and 3, which read both KV heads."""
+    plan = json.loads(cli("plan preset:tiny-qwen3 --tp 4 --json").out)
+    ranks = plan["ranks"]
+    assert [rank["q_heads"] for rank in ranks] == [2, 2, 1, 1]
+    assert [rank["kv_heads"] for rank in ranks] == [1, 2, 1, 1]
+    assert [rank["kv_bytes_per_token"] for rank in ranks] == [256, 512, 256, 256]
+    assert sum(rank["vocab"] for rank in ranks) == 1013
+    assert sum(rank["ffn"] for rank in ranks) == 176
+    ops = [collective["op"] for collective in plan["collectives"]]
+    assert ops == ["all_reduce"] * 5 + ["all_gather"]
+
+
+def test_one_rank_holds_the_model(cli: Cli) -> None:
+    plan = json.loads(cli("plan preset:tiny-qwen3 --tp 1 --json").out)
+    assert plan["collectives"] == []
+    layer = 64 * 16 * (6 + 2 + 2) + 6 * 16 * 64 + 3 * 64 * 176 + 2 * 16 + 2 * 64
+    assert plan["ranks"][0]["weight_bytes"] == 4 * (1013 * 64 + 2 * layer + 64)
+
+
+def test_half_the_bytes_in_half_the_dtype(cli: Cli) -> None:
+    full, half = (
+        json.loads(cli(f"plan preset:tiny-qwen2 --tp 2 --json --dtype {dtype}").out)
+        for dtype in ("float32", "bfloat16")
+    )
+    for whole, part in zip(full["ranks"], half["ranks"], strict=True):
+        assert whole["weight_bytes"] == 2 * part["weight_bytes"]
+
+
+def test_a_pipeline_without_a_plan(cli: Cli) -> None:
+    ran = cli("plan preset:tiny-qwen3 --tp 2 -p canonicalize,raise-norm")
+    assert (ran.status, ran.out) == (2, "")
+    assert "Put plan-sharding into it" in ran.err
+
+
+def test_an_invalid_graph_is_status_1(cli: Cli, broken_pipeline: str) -> None:
+    ran = cli("plan preset:tiny-qwen3 --tp 2 -p", broken_pipeline)
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("error: The pass drop-collective")
