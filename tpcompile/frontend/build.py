@@ -73,9 +73,7 @@ class Builder:
         self.values[handed_on[self.traced[-1]]] = written
         for node in after:
             self._copy(node)
-        gm = fx.GraphModule(self.root, fx.Graph())
-        gm.graph = self.graph
-        return gm
+        return fx.GraphModule(self.root, self.graph)
 
     def _regions(self) -> tuple[list[fx.Node], dict[int, list[fx.Node]], list[fx.Node]]:
         """The nodes before the layers, those of each traced layer, those behind."""

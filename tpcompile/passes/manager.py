@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from torch import fx
 
@@ -162,14 +162,9 @@ def clone(gm: fx.GraphModule) -> fx.GraphModule:
     values: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
         values[node] = graph.node_copy(node, values.__getitem__)
-    copied = fx.GraphModule(_root_of(gm), fx.Graph())
-    copied.graph = graph
+    copied = fx.GraphModule(gm, graph)
     copied.meta["tpcompile"] = copy(info_of(gm))
     return copied
-
-
-def _root_of(gm: fx.GraphModule) -> dict[str, Any]:
-    return {**dict(gm.named_children()), **dict(gm.named_parameters())}
 
 
 def describe(current: Pass) -> str:

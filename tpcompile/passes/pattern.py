@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from tpcompile.ir.meta import origin_of
-from tpcompile.ir.ops import op_name
+from tpcompile.ir.ops import SPECS, op_name
 
 Bindings = dict[str, Any]
 
@@ -54,7 +54,8 @@ class MissError(Exception):
     def __str__(self) -> str:
         if self.node is None:
             return self.reason
-        return f"%{self.node.name} ({origin_of(self.node)}): {self.reason}"
+        origin = str(origin_of(self.node))
+        return f"%{self.node.name}{f' ({origin})' if origin else ''}: {self.reason}"
 
 
 def match(pattern: Any, value: Any) -> Bindings:
@@ -111,9 +112,15 @@ def _match_call(pattern: Call, value: Any, bindings: Bindings, depth: int) -> in
 
 
 def _match_args(patterns: tuple[Any, ...], node: fx.Node, bindings: Bindings, depth: int) -> int:
-    if len(node.args) < len(patterns):
-        raise MissError(node, f"{len(node.args)} arguments, {len(patterns)} expected", depth)
-    for part, arg in zip(patterns, node.args, strict=False):
+    """Arguments that the pattern does not name must have their defaults."""
+    spec = SPECS[node.target]
+    given = list(spec.bind(node.args, dict(node.kwargs)).items())
+    if len(given) < len(patterns):
+        raise MissError(node, f"{len(given)} arguments, {len(patterns)} expected", depth)
+    for name, arg in given[len(patterns) :]:
+        if arg != spec.defaults.get(name):
+            raise MissError(node, f"{name}={_said(arg)}, which the pattern leaves out", depth)
+    for part, (_, arg) in zip(patterns, given, strict=False):
         depth = _match(part, arg, bindings, depth)
     return depth
 
@@ -133,17 +140,6 @@ def _said(value: Any) -> str:
     if isinstance(value, fx.Node):
         return op_name(value) if value.op.startswith("call") else f"%{value.name}"
     return str(value)
-
-
-@dataclass
-class Nearest:
-    """Remembers the candidate that came nearest to fitting."""
-
-    miss: MissError | None = None
-
-    def consider(self, miss: MissError) -> None:
-        if self.miss is None or miss.depth > self.miss.depth:
-            self.miss = miss
 
 
 def check(condition: object, node: fx.Node, reason: str, depth: int = 99) -> None:

@@ -81,7 +81,9 @@ def parse_pipeline(text: str) -> list[Pass]:
         options = _OPTIONS.match(text, place)
         place = options.end() if options else place
         if text[place : place + 1] not in ("", ","):
-            raise _unreadable(text, place, "a comma or the end is missing")
+            unclosed = text[place] == "{" and "}" not in text[place:]
+            missing = "a closing brace" if unclosed else "a comma or the end"
+            raise _unreadable(text, place, f"{missing} is missing")
         passes.append(_make(name.group(1), options.group(1) if options else ""))
         if place == len(text):
             return passes
@@ -107,12 +109,14 @@ def _make(name: str, options: str) -> Pass:
         if key not in fields:
             known = did_you_mean(key, fields) if fields else "It has no options"
             raise UsageError(f"The pass {name} has no option {key!r}", hint=known)
+        if key in values:
+            raise UsageError(f"The pass {name} has the option {key} twice", got=options)
         default: Any = fields[key].default
         try:
             values[key] = type(default)(value)
         except ValueError as error:
             raise UsageError(
                 f"The option {key} of the pass {name} cannot be {value!r}",
-                expected=f"{key}=VALUE with a value like {default!r}",
+                expected=f"{key}={type(default).__name__.upper()}",
             ) from error
     return kind(**values)

@@ -42,11 +42,18 @@ class SequenceParallel:
             scattered[new] = None
             report.matches += 1
         for node in list(gm.graph.nodes):
-            if node.target in _PER_TOKEN and any(n in scattered for n in node.all_input_nodes):
+            if node.target in _PER_TOKEN and _all_scattered(node, scattered):
                 scattered[node] = None
         for node in scattered:
             _gather_for_others(node, scattered)
         return report
+
+
+def _all_scattered(node: fx.Node, scattered: dict[fx.Node, None]) -> bool:
+    """Whether every operand with a row for each token lies on the ranks by tokens."""
+    tokens = value_type(node).shape[0]
+    rows = [n for n in node.all_input_nodes if value_type(n).shape[0] == tokens]
+    return all(operand in scattered for operand in rows)
 
 
 def _gather_for_others(node: fx.Node, scattered: dict[fx.Node, None]) -> None:

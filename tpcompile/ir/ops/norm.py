@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from tpcompile.ir.ops.elementwise import sum_rule, unary_rule
@@ -56,9 +54,13 @@ def add_rms_norm_rule(
 
 
 def mean_rule(
-    self: ValueType, dim: tuple[int, ...] | None, keepdim: bool = False, **_: Any
+    self: ValueType,
+    dim: tuple[int, ...] | None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> ValueType:
-    assert dim is not None
+    if dim is None or dtype is not None:
+        refuse("mean", f"dim={dim}, dtype={dtype}", "dimensions, and the dtype of the operand")
     dims = {d % self.rank for d in dim}
     for d in dims:
         if self.layout_of(d) is not None:

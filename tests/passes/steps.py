@@ -1,0 +1,136 @@
+"""One pass of a pipeline over a small real model: the graph before it and behind it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import fx
+
+from tests.models import (
+    TOLERANCE,
+    Pair,
+    batch,
+    eager_logits,
+    preset_pair,
+    relative_error,
+    stage_logits,
+)
+from tpcompile.ir.checker import check_graph
+from tpcompile.passes import (
+    Pass,
+    Report,
+    Stage,
+    default_pipeline,
+    for_ranks,
+    parse_pipeline,
+    run_passes,
+)
+from tpcompile.passes.manager import clone
+
+LENGTHS = ((1,), (3, 1, 4))
+"""One token; and three sequences, so that attention has something to keep apart."""
+
+TINY_VOCABULARY = 1013
+
+STANDARD = [
+    "capture",
+    "canonicalize",
+    "raise-norm",
+    "raise-rope",
+    "raise-swiglu",
+    "raise-attention",
+    "plan-sharding",
+    "shard-linears",
+    "kv-heads",
+    "vocab-parallel",
+    "insert-collectives",
+    "fuse-qkv",
+    "fuse-gate-up",
+    "fuse-add-norm",
+]
+"""The stages of the standard pipeline, in order."""
+
+SEQUENCE_PARALLEL = (
+    "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,shard-linears,"
+    "kv-heads,vocab-parallel,insert-collectives,sequence-parallel,fuse-qkv,fuse-gate-up,"
+    "fuse-add-norm"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass in its place."""
+
+    pair: Pair
+    current: Pass
+    before: Stage
+    after: Stage
+
+    @property
+    def matches(self) -> int:
+        return self.after.stats.matches
+
+    def diff(self) -> str:
+        """What the pass changed outside of the layers and in layer 0, without origins."""
+        lines = difflib.unified_diff(
+            _one_layer(self.before.text()), _one_layer(self.after.text()), lineterm="", n=1
+        )
+        changed = list(lines)[2:]
+        return "\n".join("…" if line.startswith("@@") else line for line in changed) + "\n"
+
+    @cached_property
+    def logits(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Before and behind, for each of the batches."""
+        return [
+            (self._run(self.before.graph, lengths), self._run(self.after.graph, lengths))
+            for lengths in LENGTHS
+        ]
+
+    def _run(self, gm: fx.GraphModule, lengths: Sequence[int]) -> torch.Tensor:
+        return stage_logits(gm, self.pair, batch(lengths, TINY_VOCABULARY))
+
+    def assert_same_bits(self) -> None:
+        for before, after in self.logits:
+            assert torch.equal(before, after)
+
+    def assert_near(self) -> None:
+        """To the stage before, and to Hugging Face."""
+        for lengths, (before, after) in zip(LENGTHS, self.logits, strict=True):
+            assert relative_error(after, before) < TOLERANCE
+            expected = eager_logits(self.pair.eager, lengths)
+            assert relative_error(after, expected) < TOLERANCE
+
+    def again(self) -> Report:
+        """Run the pass on its own result, which it must leave as it is."""
+        gm = clone(self.after.graph)
+        report = self.current.apply(gm)
+        assert check_graph(gm) == []
+        assert Stage("again", "", self.after.stats, lambda: gm).text() == self.after.text()
+        return report
+
+
+def _one_layer(text: str) -> list[str]:
+    return [line.partition("  # ")[0] for line in _without_layer_1(text.splitlines())]
+
+
+def _without_layer_1(lines: Sequence[str]) -> Iterator[str]:
+    shown = True
+    for line in lines:
+        if not line.startswith("  "):
+            shown = line != "layer 1"
+        if shown:
+            yield line
+
+
+@lru_cache
+def step(name: str, model: str = "tiny-qwen3", tp: int = 4, pipeline: str = "") -> Step:
+    """The pass `name` of the standard pipeline, or of another."""
+    pair = preset_pair(model)
+    passes = for_ranks(parse_pipeline(pipeline), tp) if pipeline else default_pipeline(tp)
+    place = [current.name for current in passes].index(name)
+    _, stages = run_passes(pair.captured.graph, passes[: place + 1])
+    return Step(pair, passes[place], stages[-2], stages[-1])

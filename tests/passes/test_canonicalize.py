@@ -1,0 +1,93 @@
+"""The batch dimension goes, views become unflatten and flatten, and no bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.passes.graphs import GraphBuilder, refusal
+from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.ops import op_name
+from tpcompile.ir.types import ValueType
+from tpcompile.passes.canonicalize import Canonicalize
+
+aten = torch.ops.aten
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/canonicalize.txt", step("canonicalize", "tiny-qwen2").diff())
+
+
+@pytest.mark.parametrize(("model", "dropped"), [("tiny-qwen2", 18), ("tiny-qwen3", 26)])
+def test_matches_are_the_nodes_dropped(model: str, dropped: int) -> None:
+    stats = step("canonicalize", model).after.stats
+    assert stats.matches == dropped == stats.nodes_before - stats.nodes_after
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str) -> None:
+    step("canonicalize", model).assert_same_bits()
+    step("canonicalize", model).assert_near()
+
+
+def test_again() -> None:
+    assert step("canonicalize").again().matches == 0
+
+
+def test_no_value_keeps_the_batch_dimension() -> None:
+    nodes = step("canonicalize").after.graph.graph.nodes
+    kinds = [node.meta["type"] for node in nodes if "type" in node.meta]
+    # `cos` and `sin` are spread over the heads; nothing else may lead with a dimension of 1
+    leading = {kind.shape for kind in kinds if isinstance(kind, ValueType) and kind.shape[0] == 1}
+    assert leading == {(1, "T", 16)}
+
+
+def test_a_cast_that_changes_the_dtype_stays() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 8, dtype=torch.bfloat16)
+    wide = made.call(aten.to.dtype, x, torch.float32)
+    same = made.call(aten.to.dtype, wide, torch.float32)
+    gm = made.done(same)
+    assert Canonicalize().apply(gm).matches == 1
+    assert [op_name(n) for n in gm.graph.nodes if n.op == "call_function"] == ["aten.to"]
+
+
+@pytest.mark.parametrize(
+    ("second", "kept"), [((0, 1), []), ((-2, 0), []), ((1, 2), ["aten.transpose"] * 2)]
+)
+def test_only_transposes_that_undo_each_other_cancel(
+    second: tuple[int, int], kept: list[str]
+) -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 4, 8)
+    first = made.call(aten.transpose.int, x, 1, 0)
+    gm = made.done(made.call(aten.transpose.int, first, *second))
+    second_is_of_dims_0_and_1 = {dim % 3 for dim in second} == {0, 1}
+    assert second_is_of_dims_0_and_1 == (not kept)
+    Canonicalize().apply(gm)
+    assert [op_name(n) for n in gm.graph.nodes if n.op == "call_function"] == kept
+    assert check_graph(gm) == []
+
+
+def test_a_view_that_regroups_stays_a_view() -> None:
+    """[T, 4, 6] as [T, 8, 3] is no dimension split or merged; sharding it is then refused."""
+    made = GraphBuilder()
+    x = made.input("x", "T", 4, 6)
+    count = made.call(aten.sym_size.int, x, 0)
+    gm = made.done(made.call(aten.view.default, x, [count, 8, 3]))
+    assert Canonicalize().apply(gm).matches == 0
+    assert "aten.view" in [op_name(node) for node in gm.graph.nodes]
+
+
+def test_work_on_the_batch_dimension_is_refused() -> None:
+    made = GraphBuilder()
+    ids = made.input("input_ids", "T", dtype=torch.int64)
+    batched = made.call(aten.unsqueeze.default, ids, 0)
+    rows = made.call(aten.embedding.default, made.parameter("w", 9, 4), batched)
+    gm = made.done(made.call(aten.transpose.int, rows, 0, 1))
+    said = refusal(Canonicalize(), gm)
+    assert "works on the batch dimension" in said
+    assert "%transpose" in said

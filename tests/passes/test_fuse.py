@@ -1,0 +1,86 @@
+"""Several parameters as one: the name, the recipes, and that each rank still gets its parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.passes.graphs import GraphBuilder
+from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.layout import FusedLayout
+from tpcompile.ir.meta import parameter_of, value_type
+from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.recipe import describe, shape_of
+from tpcompile.passes.fuse import fuse_linears, joined_name
+from tpcompile.passes.rewrite import calls, drop_dead, drop_unused_parameters
+from tpcompile.passes.structure import attention_blocks, weight_of
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("names", "joined"),
+    [
+        (["l0_q_proj_weight", "l0_k_proj_weight", "l0_v_proj_weight"], "l0_q_k_v_proj_weight"),
+        (["l0_gate_proj_weight", "l0_up_proj_weight"], "l0_gate_up_proj_weight"),
+        (["l0_q_proj_bias", "l0_k_proj_bias"], "l0_q_k_proj_bias"),
+        (["query", "key"], "querykey"),
+    ],
+)
+def test_joined_name(names: list[str], joined: str) -> None:
+    assert joined_name(names) == joined
+
+
+def test_fused_linears_give_what_they_gave() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 4)
+    linears = [made.linear(x, name, rows, 4, bias=True) for name, rows in (("a", 3), ("b", 5))]
+    gm = made.done(made.call(aten.cat.default, linears, 1))
+    weights = {name: torch.randn(p.shape) for name, p in gm.named_parameters()}
+    value = torch.randn(6, 4)
+    expected = torch.func.functional_call(gm, weights, (value,))
+    fuse_linears(gm, linears)
+    drop_dead(gm.graph)
+    drop_unused_parameters(gm)
+    assert check_graph(gm) == []
+    gm.recompile()
+    assert sorted(name for name, _ in gm.named_parameters()) == ["a_b_bias", "a_b_weight"]
+    joined = {
+        f"a_b_{kind}": torch.cat([weights[f"a_{kind}"], weights[f"b_{kind}"]])
+        for kind in ("weight", "bias")
+    }
+    found = torch.func.functional_call(gm, joined, (value,))
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_each_rank_joins_its_own_parts() -> None:
+    """Split first, then joined: never a slice of the joined weight (trap 3)."""
+    before = attention_blocks(step("fuse-qkv").before.graph.graph)
+    after = calls(step("fuse-qkv").after.graph, LINEAR)
+    for block in before:
+        linears = (block.query, block.key, block.value)
+        parts = [parameter_of(weight_of(linear)) for linear in linears]
+        name = describe(parts[0].whole)
+        (fused,) = (
+            parameter_of(weight_of(linear))
+            for linear in after
+            if describe(parameter_of(weight_of(linear)).whole).startswith(f"{name} ++")
+        )
+        for rank in range(4):
+            assert fused.describe(rank) == " ++ ".join(part.describe(rank) for part in parts)
+            assert shape_of(fused.shards[rank])[0] == sum(
+                shape_of(part.shards[rank])[0] for part in parts
+            )
+        layout = fused.type.layout_of(0)
+        assert isinstance(layout, FusedLayout)
+        assert layout.segments == tuple(part.type.layout_of(0) for part in parts)
+
+
+def test_the_split_behind_says_global_sizes() -> None:
+    gm = step("fuse-qkv").after.graph
+    for split in calls(gm, aten.split_with_sizes.default):
+        assert split.args[1:] == ([96, 32, 32], 1)
+        source = split.args[0]
+        assert isinstance(source, torch.fx.Node)
+        assert value_type(source).shape == ("T", 160)

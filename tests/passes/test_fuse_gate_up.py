@@ -1,0 +1,101 @@
+"""Gate and up become one linear, gate first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import fx
+
+from tests.passes.graphs import GraphBuilder, nearest
+from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.meta import parameter_of, set_parameter
+from tpcompile.ir.ops import LINEAR, SWIGLU
+from tpcompile.passes.fuse_gate_up import FuseGateUp
+from tpcompile.passes.plan import plan_axis
+from tpcompile.passes.rewrite import calls
+from tpcompile.passes.structure import mlp_blocks, weight_of
+
+
+def mlp_graph(*, biased: str = "", up_input: str = "x", one: bool = False) -> fx.GraphModule:
+    """A gated MLP; `biased` names the projections with a bias, `one` makes up of the gate."""
+    made = GraphBuilder()
+    inputs = {name: made.input(name, "T", 8) for name in dict.fromkeys(("x", up_input))}
+    gate = made.linear(inputs["x"], "gate", 12, 8, bias="g" in biased)
+    up = gate if one else made.linear(inputs[up_input], "up", 12, 8, bias="u" in biased)
+    return made.done(made.linear(made.call(SWIGLU, gate, up), "down", 8, 12))
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/fuse_gate_up.txt", step("fuse-gate-up").diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_one_a_layer(model: str) -> None:
+    assert step("fuse-gate-up", model).matches == 2
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    step("fuse-gate-up", model, tp).assert_near()
+
+
+def test_again() -> None:
+    """Gate and up are then parts of a split, and it says so."""
+    assert "it is not computed by a linear" in nearest(step("fuse-gate-up").again())
+
+
+@pytest.mark.parametrize("biased", ["", "gu"])
+def test_one_linear_is_left_of_two(biased: str) -> None:
+    gm = mlp_graph(biased=biased)
+    assert FuseGateUp().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    fused, down = calls(gm, LINEAR)
+    assert parameter_of(weight_of(fused)).describe() == "gate.weight ++ up.weight"
+    assert parameter_of(weight_of(down)).describe() == "down.weight"
+    assert len(fused.args) == (3 if biased else 2)
+
+
+NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
+    "gate is up": ({"one": True}, "gate and up are one linear already"),
+    "up of another input": ({"up_input": "y"}, "its input is not that of %linear"),
+    "a bias on the gate alone": ({"biased": "g"}, "only one of it and %linear has a bias"),
+    "a bias on up alone": ({"biased": "u"}, "only one of it and %linear has a bias"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_miss_is_left_alone(name: str) -> None:
+    changes, reason = NEAR_MISSES[name]
+    gm = mlp_graph(**changes)
+    before = len(gm.graph.nodes)
+    assert reason in nearest(FuseGateUp().apply(gm))
+    assert len(gm.graph.nodes) == before
+
+
+@pytest.mark.parametrize("sharded", ["gate", "up"])
+def test_one_sharded_and_one_not_is_left_alone(sharded: str) -> None:
+    gm = mlp_graph()
+    (mlp,) = mlp_blocks(gm.graph)
+    weight = weight_of(getattr(mlp, sharded))
+    set_parameter(weight, parameter_of(weight).sharded(0, plan_axis("ffn", 12, 2)))
+    assert "only one of it and %linear is sharded" in nearest(FuseGateUp().apply(gm))
+
+
+def test_a_weight_used_twice_is_left_alone() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 8)
+    gate = made.linear(x, "gate", 8, 8)
+    up = made.linear(x, "up", 8, 8)
+    again = made.call(LINEAR, made.call(SWIGLU, gate, up), gate.args[1])
+    assert "its weight is used elsewhere too" in nearest(FuseGateUp().apply(made.done(again)))
+
+
+def test_a_gate_that_is_no_linear_is_left_alone() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 8)
+    gm = made.done(made.call(SWIGLU, x, made.linear(x, "up", 8, 8)))
+    assert "it is not computed by a linear" in nearest(FuseGateUp().apply(gm))

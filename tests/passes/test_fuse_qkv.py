@@ -1,0 +1,121 @@
+"""Queries, keys and values become one linear, where they are alike enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.passes.graphs import GraphBuilder, attention_graph, nearest
+from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.meta import parameter_of, set_parameter
+from tpcompile.ir.ops import LINEAR, RMS_NORM
+from tpcompile.passes.fuse_qkv import FuseQkv
+from tpcompile.passes.manager import clone
+from tpcompile.passes.plan import plan_heads
+from tpcompile.passes.rewrite import calls
+from tpcompile.passes.structure import attention_blocks, weight_of
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_golden(model: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"passes/fuse_qkv_{model}.txt", step("fuse-qkv", model).diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_one_a_layer(model: str) -> None:
+    assert step("fuse-qkv", model).matches == 2
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    step("fuse-qkv", model, tp).assert_near()
+
+
+def test_again() -> None:
+    """The heads then come from a split, which is no linear: that is the reason it gives."""
+    again = step("fuse-qkv").again()
+    assert "the projection of its heads is no linear of its own" in nearest(again)
+
+
+@pytest.mark.parametrize("biased", ["", "qkv"])
+def test_one_linear_is_left_of_three(biased: str) -> None:
+    gm = attention_graph(biased=biased)
+    assert FuseQkv().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    assert len(calls(gm, LINEAR)) == 2
+    left = [node.target for node in gm.graph.nodes if node.op == "get_attr"]
+    assert left == ["q_k_v_weight", *(["q_k_v_bias"] if biased else []), "o_weight"]
+    assert sorted(name for name, _ in gm.named_parameters()) == sorted(left)
+
+
+NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
+    "keys of another input": (
+        {"key_input": "y"},
+        "its input is not that of %linear",
+    ),
+    "a bias on queries alone": (
+        {"biased": "q"},
+        "only one of it and %linear has a bias",
+    ),
+    "a bias on values alone": (
+        {"biased": "v"},
+        "only one of it and %linear has a bias",
+    ),
+    "keys and values of one weight": (
+        {"tied": True},
+        "its weight is used elsewhere too",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_miss_is_left_alone(name: str) -> None:
+    changes, reason = NEAR_MISSES[name]
+    gm = attention_graph(**changes)
+    before = len(gm.graph.nodes)
+    assert reason in nearest(FuseQkv().apply(gm))
+    assert len(gm.graph.nodes) == before
+    assert check_graph(gm) == []
+
+
+def test_queries_sharded_and_keys_not_is_left_alone() -> None:
+    """As it stands between shard-linears and kv-heads."""
+    gm = clone(step("shard-linears").after.graph)
+    said = nearest(FuseQkv().apply(gm))
+    assert "only one of it and %" in said
+    assert "is sharded" in said
+
+
+def test_a_weight_split_by_columns_is_left_alone() -> None:
+    gm = attention_graph()
+    (block,) = attention_blocks(gm.graph)
+    layout = plan_heads(4, 4, 2).queries.with_grain(4)
+    for linear in (block.query, block.key, block.value):
+        weight = weight_of(linear)
+        set_parameter(weight, parameter_of(weight).sharded(1, layout))
+    assert "its weight is not split by rows" in nearest(FuseQkv().apply(gm))
+
+
+def test_heads_of_a_norm_over_the_width_are_left_alone() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    features = [made.linear(x, name, 32, 16) for name in "qkv"]
+    features[0] = made.call(RMS_NORM, features[0], made.parameter("scale", 32), 1e-6)
+    mixed = made.attention(*(made.heads(part, 8) for part in features))
+    merged = made.call(aten.flatten.using_ints, mixed, 1, 2)
+    gm = made.done(made.linear(merged, "o", 16, 32))
+    assert "the projection of its heads is no linear of its own" in nearest(FuseQkv().apply(gm))
+
+
+def test_a_graph_without_attention_has_nothing_to_fuse() -> None:
+    made = GraphBuilder()
+    gm = made.done(made.linear(made.input("x", "T", 4), "w", 4, 4))
+    report = FuseQkv().apply(gm)
+    assert (report.matches, report.nearest) == (0, None)

@@ -1,0 +1,61 @@
+"""Every wish for a whole value becomes the collective that its placement needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.passes.graphs import GraphBuilder
+from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDISTRIBUTE, op_name
+from tpcompile.passes.insert_collectives import InsertCollectives
+from tpcompile.passes.rewrite import calls
+
+aten = torch.ops.aten
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/insert_collectives.txt", step("insert-collectives").diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_two_a_layer_and_two_for_the_vocabulary(model: str) -> None:
+    assert step("insert-collectives", model).matches == 2 * 2 + 2
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    step("insert-collectives", model, tp).assert_same_bits()
+    step("insert-collectives", model, tp).assert_near()
+
+
+def test_again() -> None:
+    assert step("insert-collectives").again().matches == 0
+
+
+def test_one_rank_needs_none() -> None:
+    one = step("insert-collectives", tp=1)
+    assert one.matches == 0
+    assert not {ALL_REDUCE, ALL_GATHER} & {node.target for node in one.after.graph.graph.nodes}
+
+
+def test_sums_are_reduced_and_logits_gathered() -> None:
+    gm = step("insert-collectives").after.graph
+    assert not calls(gm, REDISTRIBUTE)
+    assert len(calls(gm, ALL_REDUCE)) == 2 * 2 + 1
+    (gathered,) = calls(gm, ALL_GATHER)
+    assert gathered.args[1] == 1
+
+
+def test_a_value_that_is_whole_already_needs_nothing() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 4)
+    doubled = made.call(aten.add.Tensor, x, x)
+    gm = made.done(made.call(REDISTRIBUTE, doubled))
+    assert InsertCollectives().apply(gm).matches == 1
+    assert [op_name(n) for n in gm.graph.nodes if n.op == "call_function"] == ["aten.add"]
+    assert check_graph(gm) == []

@@ -1,0 +1,130 @@
+"""Patterns bind what fits, and say where and why the rest does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from tests.passes.graphs import GraphBuilder
+from tpcompile.ir.meta import Origin
+from tpcompile.passes.pattern import Call, Maybe, MissError, Number, Value, check, match
+
+aten = torch.ops.aten
+ADD, MUL, NEG = aten.add.Tensor, aten.mul.Tensor, aten.neg.default
+
+
+@pytest.fixture
+def made() -> GraphBuilder:
+    return GraphBuilder()
+
+
+@pytest.fixture
+def x(made: GraphBuilder) -> fx.Node:
+    return made.input("x", "T", 4)
+
+
+@pytest.fixture
+def y(made: GraphBuilder) -> fx.Node:
+    return made.input("y", "T", 4)
+
+
+def _miss(pattern: Any, node: fx.Node) -> MissError:
+    with pytest.raises(MissError) as miss:
+        match(pattern, node)
+    return miss.value
+
+
+def test_values_and_numbers_are_bound(made: GraphBuilder, x: fx.Node) -> None:
+    node = made.call(ADD, x, 2.5)
+    assert match(Call(ADD, (Value("a"), Number("b"))), node) == {"a": x, "b": 2.5}
+
+
+def test_a_name_means_one_node(made: GraphBuilder, x: fx.Node, y: fx.Node) -> None:
+    square = Call(MUL, (Value("a"), Value("a")))
+    assert match(square, made.call(MUL, x, x)) == {"a": x}
+    miss = _miss(square, made.call(MUL, x, y))
+    assert (miss.node, miss.reason) == (y, "a is %x elsewhere")
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_either_order_of_what_commutes(
+    swapped: bool, made: GraphBuilder, x: fx.Node, y: fx.Node
+) -> None:
+    pair = [made.call(NEG, x), y]
+    node = made.call(MUL, *(pair[::-1] if swapped else pair))
+    pattern = Call(MUL, (Call(NEG, (Value("a"),)), Value("b")), commutes=True)
+    assert match(pattern, node) == {"a": x, "b": y}
+
+
+def test_order_matters_where_nothing_commutes(made: GraphBuilder, x: fx.Node, y: fx.Node) -> None:
+    pattern = Call(MUL, (Call(NEG, (Value("a"),)), Value("b")))
+    miss = _miss(pattern, made.call(MUL, y, made.call(NEG, x)))
+    assert miss.reason == "%y where neg.default belongs"
+
+
+def test_the_order_not_taken_binds_nothing(made: GraphBuilder, x: fx.Node, y: fx.Node) -> None:
+    """`a` is tried as y first, which does not fit; the second order must start afresh."""
+    pattern = Call(MUL, (Value("a"), Call(NEG, (Value("a"),))), commutes=True)
+    assert match(pattern, made.call(MUL, made.call(NEG, y), y)) == {"a": y}
+    _miss(pattern, made.call(MUL, made.call(NEG, y), x))
+
+
+def test_of_two_orders_the_nearer_miss_is_told(made: GraphBuilder, x: fx.Node, y: fx.Node) -> None:
+    inner = Call(NEG, (Call(NEG, (Value("a"),)),))
+    node = made.call(MUL, x, made.call(NEG, y))
+    miss = _miss(Call(MUL, (inner, Value("b")), commutes=True), node)
+    assert (miss.node, miss.depth) == (y, 2)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_maybe_is_there_or_not(there: bool, made: GraphBuilder, x: fx.Node) -> None:
+    inner = made.call(NEG, x)
+    node = made.call(aten.to.dtype, inner, torch.float32) if there else inner
+    assert match(Maybe(aten.to.dtype, Call(NEG, (Value("a"),))), node) == {"a": x}
+
+
+def test_lists_have_the_same_length(made: GraphBuilder, x: fx.Node, y: fx.Node) -> None:
+    node = made.call(aten.cat.default, [x, y], 1)
+    assert match(Call(aten.cat.default, ([Value("a"), Value("b")], 1)), node) == {"a": x, "b": y}
+    miss = _miss(Call(aten.cat.default, ([Value("a")], 1)), node)
+    assert miss.reason == "[x, y] where a list belongs"
+    miss = _miss(Call(aten.cat.default, ([Value("a"), Value("b")], -1)), node)
+    assert miss.reason == "1 where -1 belongs"
+
+
+def test_a_value_is_no_number_and_a_number_no_value(
+    made: GraphBuilder, x: fx.Node, y: fx.Node
+) -> None:
+    miss = _miss(Call(ADD, (Value("a"), Number("b"))), made.call(ADD, x, y))
+    assert miss.reason == "%y where a number b belongs"
+    miss = _miss(Call(ADD, (Value("a"), Value("b"))), made.call(ADD, x, 1.0))
+    assert miss.reason == "1.0 where the value b belongs"
+
+
+def test_missing_arguments_are_told(made: GraphBuilder, x: fx.Node) -> None:
+    miss = _miss(Call(NEG, (Value("a"), Number("b"))), made.call(NEG, x))
+    assert miss.reason == "1 arguments, 2 expected"
+
+
+def test_the_depth_counts_the_calls_that_fit(made: GraphBuilder, x: fx.Node) -> None:
+    node = made.call(NEG, made.call(NEG, made.call(ADD, x, 1.0)))
+    deep = Call(NEG, (Call(NEG, (Call(NEG, (Value("a"),)),)),))
+    assert _miss(deep, node).depth == 2
+    assert _miss(Call(MUL, (Value("a"),)), node).depth == 0
+
+
+def test_a_miss_says_where(made: GraphBuilder, x: fx.Node) -> None:
+    node = made.call(ADD, x, 1.0)
+    node.meta["origin"] = Origin("model.norm", "/some/where/modeling.py", 7)
+    miss = _miss(Call(NEG, (Value("a"),)), node)
+    assert str(miss) == "%add (model.norm modeling.py:7): aten.add where neg.default belongs"
+
+
+def test_a_check_is_nearer_than_any_shape(made: GraphBuilder, x: fx.Node) -> None:
+    check(True, x, "nothing")
+    with pytest.raises(MissError, match="too small") as miss:
+        check(False, x, "too small")
+    assert miss.value.depth > 50

@@ -1,0 +1,123 @@
+"""The plan's arithmetic, for every number of heads and ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpcompile.errors import ShardingError
+from tpcompile.passes.plan import COARSEST_GRAIN, RUNS_PER_RANK, plan_axis, plan_heads
+
+EXAMPLES = settings(deadline=None, derandomize=True)
+
+
+@st.composite
+def _heads(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Query heads, KV heads that divide them, ranks."""
+    queries = draw(st.integers(1, 64))
+    keys = draw(st.sampled_from([n for n in range(1, queries + 1) if queries % n == 0]))
+    return queries, keys, draw(st.integers(1, queries))
+
+
+@EXAMPLES
+@given(_heads())
+def test_query_heads_are_contiguous_runs_that_differ_by_at_most_one(
+    heads: tuple[int, int, int],
+) -> None:
+    queries, keys, tp = heads
+    layout = plan_heads(queries, keys, tp).queries
+    assert [head for rank in range(tp) for head in layout.held(rank)] == list(range(queries))
+    assert all(len(part) == 1 for part in layout.parts)
+    counts = [layout.unit_count(rank) for rank in range(tp)]
+    assert max(counts) - min(counts) <= 1
+    assert layout.refusal() is None
+    assert layout.overlap() is None
+
+
+@EXAMPLES
+@given(_heads())
+def test_kv_heads_are_exactly_those_that_are_read(heads: tuple[int, int, int]) -> None:
+    queries, keys, tp = heads
+    plan = plan_heads(queries, keys, tp)
+    group = queries // keys
+    for rank in range(tp):
+        read = sorted({head // group for head in plan.queries.held(rank)})
+        assert plan.keys.held(rank) == read
+    assert plan.keys.refusal() is None
+
+
+@EXAMPLES
+@given(_heads(), st.integers(1, 100))
+def test_more_ranks_than_query_heads_are_refused(heads: tuple[int, int, int], more: int) -> None:
+    queries, keys, _ = heads
+    with pytest.raises(ShardingError, match=f"{queries} query heads") as refused:
+        plan_heads(queries, keys, queries + more)
+    assert f"tp of 1 to {queries}" in str(refused.value)
+
+
+@EXAMPLES
+@given(st.integers(1, 40000), st.integers(1, 16))
+def test_an_axis_is_partitioned_exactly(size: int, tp: int) -> None:
+    if tp > size:
+        with pytest.raises(ShardingError, match="cannot be split"):
+            plan_axis("ffn", size, tp)
+        return
+    layout = plan_axis("ffn", size, tp)
+    intervals = [interval for rank in range(tp) for interval in layout.intervals(rank)]
+    assert [i for start, stop in intervals for i in (start, stop)][1:-1:2] == [
+        start for start, _ in intervals[1:]
+    ]
+    assert (intervals[0][0], intervals[-1][1]) == (0, size)
+    extents = [layout.extent(rank) for rank in range(tp)]
+    assert sum(extents) == size
+    assert max(extents) - min(extents) in (0, layout.grain)
+
+
+@EXAMPLES
+@given(st.integers(1, 40000), st.integers(1, 16))
+def test_the_grain_is_the_coarsest_that_leaves_runs_even(size: int, tp: int) -> None:
+    if tp > size:
+        return
+    grain = plan_axis("ffn", size, tp).grain
+    fitting = [
+        g for g in (128, 64, 32, 16, 8, 4, 2) if size % g == 0 and size // g >= RUNS_PER_RANK * tp
+    ]
+    assert grain == (fitting[0] if fitting else 1)
+    assert grain <= COARSEST_GRAIN
+
+
+@EXAMPLES
+@given(st.integers(1, 200), st.integers(1, 16), st.integers(1, 64))
+def test_an_asked_grain_is_kept_or_refused(units: int, tp: int, grain: int) -> None:
+    if units < tp:
+        with pytest.raises(ShardingError, match=f"a grain of {grain}"):
+            plan_axis("ffn", units * grain, tp, grain)
+        return
+    layout = plan_axis("ffn", units * grain, tp, grain)
+    assert (layout.grain, layout.units) == (grain, units)
+
+
+@pytest.mark.parametrize("grain", [3, 100, 352, -16])
+def test_a_grain_that_does_not_divide_is_refused(grain: int) -> None:
+    with pytest.raises(ShardingError, match="The axis ffn of 176 cannot be split") as refused:
+        plan_axis("ffn", 176, 4, grain)
+    assert f"a grain of {grain}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "tp", "runs", "read"),
+    [
+        (14, 2, 4, [4, 4, 3, 3], [[0], [0, 1], [1], [1]]),
+        (6, 2, 4, [2, 2, 1, 1], [[0], [0, 1], [1], [1]]),
+        (12, 4, 6, [2] * 6, [[0], [0, 1], [1], [2], [2, 3], [3]]),
+        (8, 8, 3, [3, 3, 2], [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (8, 1, 8, [1] * 8, [[0]] * 8),
+    ],
+)
+def test_known_plans(
+    queries: int, keys: int, tp: int, runs: list[int], read: list[list[int]]
+) -> None:
+    plan = plan_heads(queries, keys, tp)
+    assert [plan.queries.unit_count(rank) for rank in range(tp)] == runs
+    assert [plan.keys.held(rank) for rank in range(tp)] == read

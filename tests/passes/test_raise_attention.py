@@ -1,0 +1,94 @@
+"""Transposes around the rotation cancel; heads that come from no projection are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.passes.graphs import GraphBuilder, attention_graph, refusal
+from tests.passes.steps import step
+from tpcompile.ir.meta import operand
+from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
+from tpcompile.passes.raise_attention import RaiseAttention
+from tpcompile.passes.rewrite import calls
+
+aten = torch.ops.aten
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/raise_attention.txt", step("raise-attention").diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_one_a_layer(model: str) -> None:
+    assert step("raise-attention", model).matches == 2
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str) -> None:
+    step("raise-attention", model).assert_same_bits()
+    step("raise-attention", model).assert_near()
+
+
+def test_again() -> None:
+    """It matches what is in token-major form, so it finds every attention every time."""
+    assert step("raise-attention").again().matches == 2
+
+
+def test_no_transpose_is_left_and_heads_are_rotated_tokens_first() -> None:
+    gm = step("raise-attention").after.graph
+    assert not calls(gm, aten.transpose.int)
+    for node in calls(gm, ATTENTION):
+        assert operand(node, 0).target is operand(node, 1).target is ROPE
+        assert operand(node, 2).target is aten.unflatten.int
+
+
+def test_heads_that_are_an_input_are_refused() -> None:
+    made = GraphBuilder()
+    q, k, v = (made.input(name, "T", 4, 8) for name in "qkv")
+    gm = made.done(made.attention(q, k, v))
+    said = refusal(RaiseAttention(), gm)
+    assert "There is no attention in token-major form in the graph" in said
+    assert "heads come from q, not from a projection cut into heads" in said
+
+
+def test_heads_that_stay_transposed_are_refused() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    heads = [made.heads(made.linear(x, name, 32, 16), 8) for name in "qkv"]
+    q = made.call(aten.transpose.int, heads[0], 1, 2)
+    back = made.call(aten.unflatten.int, made.call(aten.flatten.using_ints, q, 1, 2), 1, [-1, 8])
+    normed = made.call(aten.neg.default, back)
+    gm = made.done(made.attention(normed, *heads[1:]))
+    assert "heads come from aten.neg, not from a projection" in refusal(RaiseAttention(), gm)
+
+
+def test_heads_behind_per_head_norms_are_taken() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    q, k, v = (made.heads(made.linear(x, name, 32, 16), 8) for name in "qkv")
+    normed = made.call(RMS_NORM, q, made.parameter("scale", 8), 1e-6)
+    gm = made.done(made.attention(normed, k, v))
+    assert RaiseAttention().apply(gm).matches == 1
+
+
+def test_one_good_attention_does_not_excuse_a_bad_one() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    q, k, v = (made.heads(made.linear(x, name, 32, 16), 8) for name in "qkv")
+    starts = made.input("starts", "S", dtype=torch.int64)
+    good = made.call(ATTENTION, q, k, v, starts, 0.25, None, 0)
+    bad = made.call(ATTENTION, made.call(aten.neg.default, good), k, v, starts, 0.25, None, 1)
+    assert "heads come from aten.neg" in refusal(RaiseAttention(), made.done(bad))
+
+
+def test_a_graph_without_attention_is_refused() -> None:
+    made = GraphBuilder()
+    gm = made.done(made.call(aten.neg.default, made.input("x", "T", 4)))
+    assert "nothing like it" in refusal(RaiseAttention(), gm)
+
+
+def test_attention_without_rotation_is_token_major_already() -> None:
+    assert RaiseAttention().apply(attention_graph()).matches == 1

@@ -1,0 +1,125 @@
+"""RMS norm is recognised over the width and over a head, and nothing that is nearly one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from tests.passes.graphs import GraphBuilder, refusal
+from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.ops import RMS_NORM
+from tpcompile.passes.raise_norm import RaiseNorm
+from tpcompile.passes.rewrite import calls
+
+aten = torch.ops.aten
+WIDTH = 8
+
+
+def norm_graph(
+    *,
+    dtype: torch.dtype = torch.float32,
+    wide: bool = True,
+    power: int = 2,
+    dims: tuple[int, ...] = (-1,),
+    other_value: bool = False,
+    scale: tuple[int, ...] = (WIDTH,),
+    scale_dtype: torch.dtype | None = None,
+    scale_is_input: bool = False,
+    swapped: bool = False,
+) -> fx.GraphModule:
+    """A norm as Hugging Face writes it, but for what is asked to be otherwise."""
+    made = GraphBuilder()
+    x = made.input("x", "T", WIDTH, dtype=dtype)
+    make: Any = made.input if scale_is_input else made.parameter
+    weight = make("weight", *scale, dtype=scale_dtype or dtype)
+    value = made.call(aten.to.dtype, x, torch.float32) if wide else x
+    normed = made.call(aten.neg.default, value) if other_value else value
+    square = made.call(aten.pow.Tensor_Scalar, value, power)
+    mean = made.call(aten.mean.dim, square, list(dims), True)
+    rsqrt = made.call(aten.rsqrt.default, made.call(aten.add.Tensor, mean, 1e-5))
+    product = made.call(aten.mul.Tensor, *((rsqrt, normed) if swapped else (normed, rsqrt)))
+    back = made.call(aten.to.dtype, product, dtype)
+    return made.done(made.call(aten.mul.Tensor, *((back, weight) if swapped else (weight, back))))
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/raise_norm.txt", step("raise-norm").diff())
+
+
+@pytest.mark.parametrize(("model", "norms"), [("tiny-qwen2", 2 * 2 + 1), ("tiny-qwen3", 4 * 2 + 1)])
+def test_matches_every_norm(model: str, norms: int) -> None:
+    assert step("raise-norm", model).matches == norms
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str) -> None:
+    step("raise-norm", model).assert_same_bits()
+    step("raise-norm", model).assert_near()
+
+
+def test_again() -> None:
+    assert step("raise-norm").again().matches == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_either_order_of_the_factors_and_any_dtype(dtype: torch.dtype, swapped: bool) -> None:
+    gm = norm_graph(dtype=dtype, swapped=swapped)
+    x = torch.randn(3, WIDTH).to(dtype)
+    weight = torch.randn(WIDTH).to(dtype)
+    gm.weight = torch.nn.Parameter(weight, requires_grad=False)
+    before = gm(x)
+    assert RaiseNorm().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    (norm,) = calls(gm, RMS_NORM)
+    assert norm.args[2] == 1e-5
+    gm.recompile()
+    assert torch.equal(gm(x), before)
+
+
+NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
+    "mean over another dimension": ({"dims": (0,)}, "0 where -1 belongs"),
+    "mean over two dimensions": ({"dims": (0, -1)}, "where a list belongs"),
+    "cubes": ({"power": 3}, "3 where 2 belongs"),
+    "another value normed": ({"other_value": True}, "wide is"),
+    "mean in fp16": (
+        {"dtype": torch.float16, "wide": False},
+        "the mean must be taken in fp32",
+    ),
+    "one scale for all": ({"scale": (1,)}, "a scale of shape (1,) for rows of 8"),
+    "a scale a token and feature": (
+        {"scale": (1, WIDTH)},
+        "a scale of shape (1, 8) for rows of 8",
+    ),
+    "scale computed": ({"scale_is_input": True}, "the scale of a norm must be a parameter"),
+    "result wider than x": (
+        {"dtype": torch.bfloat16, "scale_dtype": torch.float32},
+        "the result must have the dtype of x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_miss_is_refused(name: str) -> None:
+    changes, reason = NEAR_MISSES[name]
+    gm = norm_graph(**changes)
+    said = refusal(RaiseNorm(), gm)
+    assert reason in said
+    assert "There is no RMS norm in the graph" in said
+    assert not calls(gm, RMS_NORM)
+
+
+def test_refusal_shows_the_line_that_came_nearest() -> None:
+    said = refusal(RaiseNorm(), norm_graph(scale=(1,)))
+    assert "%weight = param(weight) : f32[1] Replicate" in said
+
+
+def test_nothing_like_it() -> None:
+    made = GraphBuilder()
+    gm = made.done(made.call(aten.neg.default, made.input("x", "T", 4)))
+    assert "nothing like it" in refusal(RaiseNorm(), gm)

@@ -1,0 +1,159 @@
+"""Rotation is recognised as Hugging Face writes it: halves, and cos and sin in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from tests.passes.graphs import GraphBuilder, refusal
+from tests.passes.steps import step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.ops import ROPE
+from tpcompile.ir.ops.shape import END
+from tpcompile.passes.raise_rope import RaiseRope
+from tpcompile.passes.rewrite import calls
+
+aten = torch.ops.aten
+HEADS, WIDTH = 4, 8
+HALF = WIDTH // 2
+
+
+def rope_graph(
+    *,
+    cos_first: bool = True,
+    middle: tuple[int, int] = (HALF, HALF),
+    steps: tuple[int, int] = (1, 1),
+    axis: int = 2,
+    cat_axis: int = -1,
+    end: int = END,
+    negated: int = 1,
+    other_value: bool = False,
+    token_major: bool = False,
+    table: int = WIDTH,
+    commuted: bool = False,
+) -> fx.GraphModule:
+    """A rotation as Hugging Face writes it, but for what is asked to be otherwise."""
+    made = GraphBuilder()
+    shape = ("T", HEADS, WIDTH) if token_major else (HEADS, "T", WIDTH)
+    x = made.input("x", *shape)
+    cos, sin = made.tables(table)
+    if not cos_first:
+        cos, sin = sin, cos
+    cos, sin = (made.call(aten.unsqueeze.default, t, int(token_major)) for t in (cos, sin))
+    low = made.call(aten.slice.Tensor, x, axis, 0, middle[0], steps[0])
+    high = made.call(aten.slice.Tensor, x, axis, middle[1], end, steps[1])
+    halves = [high, low]
+    place = 1 - negated
+    halves[place] = made.call(aten.neg.default, halves[place])
+    turned = made.call(aten.cat.default, halves, cat_axis)
+    other = made.call(aten.neg.default, x) if other_value else x
+    terms = [
+        made.call(aten.mul.Tensor, *pair[:: -1 if commuted else 1])
+        for pair in ((other, cos), (turned, sin))
+    ]
+    return made.done(made.call(aten.add.Tensor, *terms[:: -1 if commuted else 1]))
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/raise_rope.txt", step("raise-rope", "tiny-qwen2").diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_queries_and_keys_of_every_layer(model: str) -> None:
+    assert step("raise-rope", model).matches == 2 * 2
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str) -> None:
+    step("raise-rope", model).assert_same_bits()
+    step("raise-rope", model).assert_near()
+
+
+def test_again() -> None:
+    assert step("raise-rope").again().matches == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"commuted": True}, {"axis": -1}, {"end": WIDTH}], ids=str)
+def test_what_is_a_rotation(changes: dict[str, Any]) -> None:
+    gm = rope_graph(**changes)
+    x, tables = torch.randn(HEADS, 3, WIDTH), torch.randn(2, 3, WIDTH).unbind()
+    gm.rotary = _Given(*tables)
+    before = gm(x, torch.arange(3))
+    assert RaiseRope().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    assert len(calls(gm, ROPE)) == 1
+    gm.recompile()
+    assert torch.equal(gm(x, torch.arange(3)), before)
+
+
+class _Given(torch.nn.Module):
+    """A rotary module that returns given tables."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        super().__init__()
+        self.tables = cos, sin
+
+    def forward(self, positions: torch.Tensor, width: int, dtype: torch.dtype) -> Any:
+        return self.tables
+
+
+NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
+    "cos and sin swapped": (
+        {"cos_first": False},
+        "cos and sin must be the two tables of one rotary module, in this order",
+    ),
+    "halves cut elsewhere": ({"middle": (2, 2)}, "halves cut at 2 and 2, not at 4"),
+    "halves of another size": ({"middle": (6, 6)}, "halves cut at 6 and 6, not at 4"),
+    "overlapping halves": (
+        {"middle": (HALF, 3), "end": WIDTH - 1},
+        "halves cut at 4 and 3, not at 4",
+    ),
+    "a half and every other feature": (
+        {"middle": (HALF, 1), "steps": (1, 2)},
+        "step=2, which the pattern leaves out",
+    ),
+    "interleaved": (
+        {"middle": (END, 1), "steps": (2, 2)},
+        "step=2, which the pattern leaves out",
+    ),
+    "halves of the heads": ({"axis": 0, "middle": (2, 2), "cat_axis": 0}, "0 where -1 belongs"),
+    "the other half negated": ({"negated": 0}, "where neg.default belongs"),
+    "another value turned": ({"other_value": True}, "x is"),
+    "tokens first": ({"token_major": True}, "1 where 0 belongs"),
+    "one table for all features": ({"table": 1}, "a table of another shape"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_miss_is_refused(name: str) -> None:
+    changes, reason = NEAR_MISSES[name]
+    gm = rope_graph(**changes)
+    said = refusal(RaiseRope(), gm)
+    assert reason in said
+    assert "There is no rotation of heads in the graph" in said
+    assert not calls(gm, ROPE)
+
+
+def test_two_dimensions_are_refused() -> None:
+    """A value without heads: the pattern fits with unsqueezed tables, the shape does not."""
+    made = GraphBuilder()
+    x = made.input("x", 1, WIDTH)
+    tables = [made.input(name, WIDTH) for name in ("cos", "sin")]
+    cos, sin = (made.call(aten.unsqueeze.default, table, 0) for table in tables)
+    low = made.call(aten.slice.Tensor, x, 1, 0, HALF, 1)
+    high = made.call(aten.neg.default, made.call(aten.slice.Tensor, x, 1, HALF, END, 1))
+    turned = made.call(aten.cat.default, [high, low], -1)
+    terms = [made.call(aten.mul.Tensor, *pair) for pair in ((x, cos), (turned, sin))]
+    gm = made.done(made.call(aten.add.Tensor, *terms))
+    assert "x of shape (1, 8), not [heads, T, width]" in refusal(RaiseRope(), gm)
+
+
+def test_a_model_without_rotation_is_refused() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", WIDTH)
+    gm = made.done(made.call(aten.add.Tensor, x, x))
+    assert "where mul.Tensor belongs" in refusal(RaiseRope(), gm)

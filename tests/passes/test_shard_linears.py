@@ -1,0 +1,154 @@
+"""Column-parallel in, row-parallel out, and a row-parallel bias counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from tests.models import (
+    TOLERANCE,
+    VOCABULARY,
+    Pair,
+    batch,
+    eager_logits,
+    padded,
+    pair_of,
+    relative_error,
+    stage_logits,
+)
+from tests.passes.graphs import attention_graph, refusal
+from tests.passes.steps import step
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.meta import operand, parameter_of, placement_of, value_type
+from tpcompile.ir.ops import REDISTRIBUTE
+from tpcompile.ir.types import PARTIAL, Shard
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes.rewrite import calls
+from tpcompile.passes.shard_linears import ShardLinears
+from tpcompile.passes.structure import attention_blocks, bias_of, mlp_blocks, weight_of
+from tpcompile.runtime.model import CompiledModel
+
+aten = torch.ops.aten
+
+
+@lru_cache(maxsize=1)
+def biased_llama() -> Pair:
+    """Every linear of its layers has a bias; no head divides, no width does."""
+    return pair_of(
+        LlamaConfig(
+            hidden_size=40,
+            intermediate_size=70,
+            num_hidden_layers=2,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=8,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/shard_linears.txt", step("shard-linears").diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_all_linears_of_a_layer_but_those_of_kv_heads(model: str) -> None:
+    assert step("shard-linears", model).matches == 2 * 5
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    step("shard-linears", model, tp).assert_near()
+
+
+def test_again() -> None:
+    assert step("shard-linears").again().matches == 0
+
+
+def test_one_rank_keeps_everything() -> None:
+    assert step("shard-linears", tp=1).matches == 0
+    step("shard-linears", tp=1).assert_same_bits()
+
+
+def test_columns_and_rows() -> None:
+    """Out features into the block, in features out of it, by one layout; never the other way."""
+    graph = step("shard-linears").after.graph.graph
+    pairs = [(b.query, b.output) for b in attention_blocks(graph)]
+    pairs += [(m.gate, m.down) for m in mlp_blocks(graph)]
+    for inward, outward in pairs:
+        rows, columns = placement_of(weight_of(inward)), placement_of(weight_of(outward))
+        assert isinstance(rows, Shard)
+        assert isinstance(columns, Shard)
+        assert (rows.dim, columns.dim) == (0, 1)
+        assert rows.layout == columns.layout
+        assert placement_of(outward) == PARTIAL
+
+
+def test_qkv_bias_goes_with_the_rows_of_its_weight() -> None:
+    for block in attention_blocks(step("shard-linears", "tiny-qwen2").after.graph.graph):
+        bias = bias_of(block.query)
+        assert bias is not None
+        assert placement_of(bias) == placement_of(weight_of(block.query))
+
+
+def test_heads_are_whole() -> None:
+    for block in attention_blocks(step("shard-linears").after.graph.graph):
+        layout = value_type(weight_of(block.query)).layout_of(0)
+        assert isinstance(layout, Layout)
+        assert layout.grain == 16
+
+
+def test_a_plan_must_come_first() -> None:
+    said = refusal(ShardLinears(), attention_graph())
+    assert "The graph has no plan" in said
+    assert "Put plan-sharding before this pass" in said
+
+
+def test_the_bias_of_a_row_parallel_linear_is_added_behind_the_sum() -> None:
+    gm, _ = run_passes(biased_llama().captured.graph, default_pipeline(2)[:7])
+    for total in calls(gm, REDISTRIBUTE):
+        assert len(operand(total).args) == 2  # the linear has lost its bias
+        (added,) = total.users
+        assert added.target is aten.add.Tensor
+        bias = added.args[1]
+        assert isinstance(bias, torch.fx.Node)
+        assert parameter_of(bias).describe().endswith(("o_proj.bias", "down_proj.bias"))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 5])
+def test_a_bias_on_every_linear_counts_once(tp: int) -> None:
+    pair = biased_llama()
+    gm, stages = run_passes(pair.captured.graph, default_pipeline(tp))
+    lengths = (1, 4, 2)
+    expected = eager_logits(pair.eager, lengths)
+    assert relative_error(stage_logits(gm, pair, batch(lengths)), expected) < TOLERANCE
+    ids, mask = padded(lengths)
+    emitted = CompiledModel(pair.captured, gm, stages, pair.read)(ids, attention_mask=mask)
+    assert relative_error(emitted.logits[mask.bool()], expected) < TOLERANCE
+
+
+def test_a_bias_that_counted_twice_would_show() -> None:
+    """The test above can fail: the biases are large enough for one too many to be seen."""
+    pair = biased_llama()
+    gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    for node in list(gm.graph.nodes):
+        if node.op == "get_attr" and "o_proj.bias" in parameter_of(node).describe():
+            (added,) = node.users
+            with gm.graph.inserting_after(added):
+                twice = gm.graph.call_function(aten.add.Tensor, (added, node))
+            twice.meta["type"] = added.meta["type"]
+            added.replace_all_uses_with(
+                twice, delete_user_cb=lambda user, new=twice: user is not new
+            )
+    lengths = (1, 4, 2)
+    found = stage_logits(gm, pair, batch(lengths))
+    assert relative_error(found, eager_logits(pair.eager, lengths)) > 100 * TOLERANCE

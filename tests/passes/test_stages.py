@@ -1,0 +1,113 @@
+"""Every stage is a graph of its own, and runs: on simulated ranks, and as plain torch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import fx
+
+from tests.models import (
+    TOLERANCE,
+    Pair,
+    batch,
+    eager_logits,
+    preset_pair,
+    relative_error,
+    stage_logits,
+)
+from tests.passes.steps import STANDARD, TINY_VOCABULARY
+from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.pieces import evaluate
+from tpcompile.ir.text import format_graph
+from tpcompile.passes import Stage, default_pipeline, run_passes
+
+UNSHARDED = [
+    *((1, name) for name in STANDARD),
+    *((4, name) for name in STANDARD[: STANDARD.index("shard-linears")]),
+]
+"""Every stage of one rank; of more ranks those before shard-linears."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return preset_pair("tiny-qwen3")
+
+
+@pytest.fixture(scope="module")
+def stages(pair: Pair) -> list[Stage]:
+    return run_passes(pair.captured.graph, default_pipeline(2))[1]
+
+
+def test_stages_have_the_names_of_the_passes_and_their_text(stages: list[Stage]) -> None:
+    assert [stage.name for stage in stages] == STANDARD
+    texts = [stage.text_form for stage in stages]
+    assert texts == ["", *(name for name in STANDARD[1:6]), "plan-sharding{tp=2}", *STANDARD[7:]]
+
+
+def test_stats_join_up(stages: list[Stage]) -> None:
+    for before, after in pairwise(stages):
+        assert after.stats.nodes_before == before.stats.nodes_after
+        assert after.stats.nodes_after == len(after.graph.graph.nodes)
+        assert after.stats.ms > 0
+        assert after.stats.check_ms > 0
+
+
+def test_the_last_stage_is_the_result(pair: Pair) -> None:
+    gm, stages = run_passes(pair.captured.graph, default_pipeline(2))
+    assert stages[-1].text() == format_graph(gm)
+    assert stages[0].text() == format_graph(pair.captured.graph)
+
+
+def test_changing_a_stage_changes_no_other(pair: Pair) -> None:
+    gm, stages = run_passes(pair.captured.graph, default_pipeline(2))
+    before = [stage.text() for stage in stages]
+    result = format_graph(gm)
+    changed = stages[10].graph
+    output = next(node for node in changed.graph.nodes if node.op == "output")
+    changed.graph.erase_node(output)
+    for node in parameters(changed.graph):
+        node.meta.clear()
+    info_of(changed).plan = None
+    info_of(changed).tp = 99
+    others = [text for place, text in enumerate(before) if place != 10]
+    assert [stage.text() for place, stage in enumerate(stages) if place != 10] == others
+    assert format_graph(gm) == result
+    assert info_of(gm).tp == 2
+    again = run_passes(pair.captured.graph, default_pipeline(2))[1]
+    assert [stage.text() for stage in again] == before
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_a_stage_holds_its_parameters_shapes_but_no_numbers(name: str, stages: list[Stage]) -> None:
+    gm = stages[STANDARD.index(name)].graph
+    held = dict(gm.named_parameters())
+    assert sorted(held) == sorted({str(node.target) for node in parameters(gm.graph)})
+    for node in parameters(gm.graph):
+        assert held[str(node.target)].is_meta
+        assert tuple(held[str(node.target)].shape) == parameter_of(node).type.shape
+
+
+def _bound(gm: fx.GraphModule, pair: Pair) -> fx.GraphModule:
+    """The stage's own module with real parameters, as one rank that holds everything."""
+    for node in parameters(gm.graph):
+        value = evaluate(parameter_of(node).whole, pair.read)
+        setattr(gm, str(node.target), torch.nn.Parameter(value, requires_grad=False))
+    gm.rotary = pair.captured.rotary.fresh()
+    return gm
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+@pytest.mark.parametrize(("tp", "name"), UNSHARDED)
+def test_an_unsharded_stage_runs_as_plain_torch(model: str, tp: int, name: str) -> None:
+    pair = preset_pair(model)
+    _, stages = run_passes(pair.captured.graph, default_pipeline(tp)[: STANDARD.index(name)])
+    assert stages[-1].name == name
+    packed = batch((3, 1, 4), TINY_VOCABULARY)
+    expected = stage_logits(stages[-1].graph, pair, packed)
+    gm = _bound(stages[-1].graph, pair)
+    with torch.inference_mode():
+        found = gm(packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
+    assert torch.equal(found, expected)
+    assert relative_error(found, eager_logits(pair.eager, (3, 1, 4))) < TOLERANCE

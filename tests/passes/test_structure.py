@@ -1,0 +1,128 @@
+"""Projections, heads and blocks are found by data flow; what is wired otherwise is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from tests.passes.graphs import GraphBuilder, attention_graph
+from tests.passes.steps import step
+from tpcompile.errors import ShardingError
+from tpcompile.ir.meta import parameter_of
+from tpcompile.ir.ops import EMBEDDING, RMS_NORM, SWIGLU
+from tpcompile.passes.structure import (
+    attention_blocks,
+    bias_of,
+    embedding_of,
+    head_of,
+    head_ops,
+    mlp_blocks,
+    weight_of,
+)
+
+aten = torch.ops.aten
+
+
+def test_blocks_of_a_real_model_have_their_own_weights() -> None:
+    graph = step("raise-attention").after.graph.graph
+    for layer, block in enumerate(attention_blocks(graph)):
+        projections = (block.query, block.key, block.value, block.output)
+        names = [parameter_of(weight_of(linear)).describe() for linear in projections]
+        ahead = f"model.layers.{layer}.self_attn."
+        assert names == [f"{ahead}{letter}_proj.weight" for letter in "qkvo"]
+    for layer, mlp in enumerate(mlp_blocks(graph)):
+        linears = (mlp.gate, mlp.up, mlp.down)
+        names = [parameter_of(weight_of(linear)).describe() for linear in linears]
+        ahead = f"model.layers.{layer}.mlp."
+        assert names == [f"{ahead}{part}_proj.weight" for part in ("gate", "up", "down")]
+    assert weight_of(head_of(graph)) is embedding_of(graph).args[0]  # tied
+
+
+def test_blocks_are_found_after_sharding_too() -> None:
+    graph = step("insert-collectives").after.graph.graph
+    assert len(attention_blocks(graph)) == len(mlp_blocks(graph)) == 2
+    assert weight_of(head_of(graph)) is embedding_of(graph).args[0]
+
+
+def test_bias_is_found_where_there_is_one() -> None:
+    (block,) = attention_blocks(attention_graph(biased="qv").graph)
+    biases = [bias_of(linear) for linear in (block.query, block.key, block.value, block.output)]
+    assert [bias and bias.target for bias in biases] == ["q_bias", None, "v_bias", None]
+
+
+def test_head_ops_go_back_through_norm_and_rotation() -> None:
+    (block,) = attention_blocks(step("raise-attention").after.graph.graph)[:1]
+    query = block.attention.args[0]
+    assert isinstance(query, fx.Node)
+    chain = [str(node.target) for node in head_ops(query)]
+    assert chain == ["tpc.rope.default", "tpc.rms_norm.default", "aten.unflatten.int"]
+
+
+def _attention(made: GraphBuilder, q: fx.Node) -> fx.Node:
+    x = made.input("z", "T", 16)
+    k, v = (made.heads(made.linear(x, name, 32, 16), 8) for name in "kv")
+    return made.attention(q, k, v)
+
+
+def test_heads_from_a_norm_over_the_whole_width_are_refused() -> None:
+    """As in OLMo 2: a rank's heads need every rank's features, so they are no linear's own."""
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    features = made.linear(x, "q", 32, 16)
+    normed = made.call(RMS_NORM, features, made.parameter("scale", 32), 1e-6)
+    mixed = _attention(made, made.heads(normed, 8))
+    merged = made.call(aten.flatten.using_ints, mixed, 1, 2)
+    gm = made.done(made.linear(merged, "o", 16, 32))
+    with pytest.raises(ShardingError, match="the projection of its heads is no linear") as refused:
+        attention_blocks(gm.graph)
+    assert "tpc.rms_norm(%linear, %scale, eps=1e-06)" in str(refused.value)
+
+
+def test_attention_read_twice_is_refused() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    mixed = _attention(made, made.heads(made.linear(x, "q", 32, 16), 8))
+    merged = made.call(aten.flatten.using_ints, mixed, 1, 2)
+    out = made.linear(merged, "o", 16, 32)
+    other = made.linear(merged, "p", 16, 32)
+    gm = made.done(made.call(aten.add.Tensor, out, other))
+    with pytest.raises(ShardingError, match="its result does not go to one linear") as refused:
+        attention_blocks(gm.graph)
+    assert f"aten.linear %{out.name}, aten.linear %{other.name}" in str(refused.value)
+
+
+def test_attention_without_output_projection_is_refused() -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    mixed = _attention(made, made.heads(made.linear(x, "q", 32, 16), 8))
+    gm = made.done(made.call(aten.neg.default, mixed))
+    with pytest.raises(ShardingError, match=r"does not go to one linear.*aten\.neg %neg"):
+        attention_blocks(gm.graph)
+
+
+@pytest.mark.parametrize("computed", [(True, False), (False, True)])
+def test_gate_or_up_from_no_linear_is_refused(computed: tuple[bool, bool]) -> None:
+    made = GraphBuilder()
+    x = made.input("x", "T", 16)
+    linears = [made.linear(x, name, 16, 16) for name in ("gate", "up")]
+    operands = [linear if whole else x for linear, whole in zip(linears, computed, strict=True)]
+    gm = made.done(made.linear(made.call(SWIGLU, *operands), "down", 16, 16))
+    with pytest.raises(ShardingError, match="a projection is no linear of its own"):
+        mlp_blocks(gm.graph)
+
+
+def test_two_embeddings_are_refused() -> None:
+    made = GraphBuilder()
+    ids = made.input("ids", "T", dtype=torch.int64)
+    rows = [made.call(EMBEDDING, made.parameter(name, 9, 4), ids) for name in "ab"]
+    gm = made.done(made.call(aten.add.Tensor, *rows))
+    with pytest.raises(ShardingError, match="The graph has 2 embeddings"):
+        embedding_of(gm.graph)
+
+
+def test_logits_from_no_linear_are_refused() -> None:
+    made = GraphBuilder()
+    gm = made.done(made.call(aten.neg.default, made.input("x", "T", 4)))
+    with pytest.raises(ShardingError, match="The logits do not come from a linear"):
+        head_of(gm.graph)
