@@ -7,20 +7,23 @@ is what was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import fx
 
 from tpcompile.errors import UnsupportedError, VerifyError
-from tpcompile.ir.layout import Interval, TokenLayout
-from tpcompile.ir.meta import GraphInfo, Parameter, info_of, origin_of, parameter_of
-from tpcompile.ir.ops import SPECS, RuleError, op_name, spec_of
-from tpcompile.ir.pieces import Piece, merge, pieces, restrict
-from tpcompile.ir.recipe import shape_of
+from tpcompile.ir.check_parameters import (
+    check_parameter,
+    check_ranks,
+    parameter_key,
+    shared_tensors,
+)
+from tpcompile.ir.meta import GraphInfo, info_of, origin_of, parameter_of
+from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.text import format_node
-from tpcompile.ir.types import REPLICATE, AnyType, Shard, ValueType
+from tpcompile.ir.types import REPLICATE, AnyType, ValueType
 
 
 @dataclass(frozen=True)
@@ -52,34 +55,30 @@ class Checker:
     """Checks graphs. What it has seen once, in this graph or in one before, is not done again."""
 
     _types: dict[Any, AnyType] = field(default_factory=dict)
-    _parameters: dict[int, Parameter] = field(default_factory=dict)
-    """Parameters found good, by identity."""
+    _parameters: set[Any] = field(default_factory=set)
+    """Parameters found good, but for the names of their tensors."""
 
     def check(self, gm: fx.GraphModule) -> list[Problem]:
         """Everything that is wrong; the types of all nodes are set on the way."""
         info = info_of(gm)
         problems: list[Problem] = []
-        known: set[fx.Node] = set()
+        seen: set[fx.Node] = set()
+        typed: set[fx.Node] = set()
         for node in gm.graph.nodes:
-            if not known.issuperset(node.all_input_nodes):
-                early = [n for n in node.all_input_nodes if n not in known and "type" in n.meta]
-                if early and not problems:
-                    problems.append(
-                        _problem(
-                            node,
-                            "order",
-                            f"a use of %{early[0].name}",
-                            "values computed before they are used",
-                        )
-                    )
-                continue
+            early = [operand for operand in node.all_input_nodes if operand not in seen]
+            seen.add(node)
             try:
-                self._visit(node, info)
+                if early:
+                    raise RuleError("order", f"a use of %{early[0].name}", "values made before")
+                if typed.issuperset(node.all_input_nodes):
+                    self._visit(node, info)
+                    typed.add(node)
             except RuleError as error:
-                problems.append(_problem(node, error.rule, error.got, error.expected, error.hint))
-                continue
-            known.add(node)
-        problems += _shared_tensors(gm.graph)
+                problems.append(_problem(node, error))
+        if all(node.op != "output" for node in seen):
+            missing = RuleError("result", "no output", ", ".join(map(str, info.outputs)))
+            problems.append(_problem(next(reversed(gm.graph.nodes)), missing))
+        problems += [_problem(node, error) for node, error in shared_tensors(gm.graph)]
         return problems
 
     def verify(self, gm: fx.GraphModule) -> None:
@@ -101,14 +100,20 @@ class Checker:
                 raise RuleError("input", str(node.meta["type"]), "inputs on every rank")
         elif node.op == "get_attr":
             parameter = parameter_of(node)
-            if id(parameter) not in self._parameters:
+            key = parameter_key(parameter, info.tp)
+            if key not in self._parameters:
                 check_parameter(parameter, info.tp)
-                self._parameters[id(parameter)] = parameter
+                self._parameters.add(key)
             node.meta["type"] = parameter.type
+            if not node.users:
+                made_of = f"{parameter.describe()}, which nothing reads"
+                raise RuleError("unread", made_of, "parameters that are used")
         elif node.op == "output":
             _check_output(node, info)
         else:
-            node.meta["type"] = self.infer(node)
+            kind = self.infer(node)
+            check_ranks(kind, info.tp)
+            node.meta["type"] = kind
 
     def infer(self, node: fx.Node) -> AnyType:
         """The type of a node from those of its operands."""
@@ -124,9 +129,7 @@ class Checker:
         key = (node.target, args, kwargs)
         found = self._types.get(key)
         if found is None:
-            spec = SPECS[node.target]
-            found = spec.rule(**spec.bind(args, dict(kwargs)))
-            self._types[key] = found
+            found = self._types[key] = _apply_rule(SPECS[node.target], args, dict(kwargs))
         return found
 
 
@@ -163,75 +166,13 @@ def infer_types(gm: fx.GraphModule) -> ValueType:
     raise AssertionError("a graph without an output")
 
 
-def check_parameter(parameter: Parameter, ranks: int) -> None:
-    """Refuse a parameter whose recipes do not give what its type says."""
-    kind = parameter.type
-    refusal = kind.refusal()
-    if refusal:
-        raise RuleError("layout", refusal, "a layout in which some rank holds each unit")
-    if len(parameter.shards) != ranks:
-        raise RuleError("recipe", f"{len(parameter.shards)} recipes", f"one a rank, {ranks}")
-    if shape_of(parameter.whole) != kind.shape:
-        raise RuleError("recipe", f"shape {shape_of(parameter.whole)}", f"{kind.shape}")
-    whole = pieces(parameter.whole)
-    for rank, recipe in enumerate(parameter.shards):
-        if shape_of(recipe) != kind.local_shape(rank):
-            raise RuleError(
-                "recipe",
-                f"shape {shape_of(recipe)} on rank {rank}",
-                f"{kind.local_shape(rank)}, as {kind} gives it",
-            )
-        found = _boxes(pieces(recipe), kind)
-        wanted = _boxes(_held_by(whole, kind, rank), kind)
-        if found != wanted:
-            raise RuleError(
-                "recipe",
-                f"{parameter.describe(rank)} on rank {rank}",
-                f"the part of {parameter.describe()} that {kind} gives it",
-                "make shards with Parameter.sharded, from the same layout",
-            )
-
-
-def _held_by(whole: tuple[Piece, ...], kind: ValueType, rank: int) -> tuple[Piece, ...]:
-    if not isinstance(kind.placement, Shard):
-        if kind.placement != REPLICATE:
-            raise RuleError("partial-weight", str(kind), "a weight that is Replicate or Shard")
-        return whole
-    layout = kind.placement.layout
-    if isinstance(layout, TokenLayout):
-        raise RuleError("layout", str(kind), "a parameter split along its own axes")
-    return restrict(whole, kind.placement.dim, layout.intervals(rank))
-
-
-def _boxes(found: tuple[Piece, ...], kind: ValueType) -> dict[Any, list[Any]]:
-    """Pieces by what they read elsewhere than along the split, with touching ones joined."""
-    dim = kind.placement.dim if isinstance(kind.placement, Shard) else 0
-    joined: dict[Any, list[Any]] = {}
-    for piece in sorted(found, key=lambda p: (p.target[dim], p.tensor)):
-        others = tuple(
-            (runs, box)
-            for d, (runs, box) in enumerate(zip(piece.source, piece.target, strict=True))
-            if d != dim
-        )
-        indices = joined.setdefault((piece.tensor, others), [])
-        start = piece.target[dim][0]
-        for run in piece.source[dim]:
-            _append(indices, start, run)
-            start += len(run)
-    return joined
-
-
-def _append(indices: list[Any], start: int, run: range) -> None:
-    if indices:
-        last_start, last = indices[-1]
-        if (
-            last_start + len(last) == start
-            and last.step == run.step
-            and last[-1] + last.step == run[0]
-        ):
-            indices[-1] = (last_start, range(last[0], run[-1] + run.step, run.step))
-            return
-    indices.append((start, run))
+def _apply_rule(spec: OpSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> AnyType:
+    """A rule may count on arguments as its schema has them; others are a problem of the node."""
+    try:
+        return spec.rule(**spec.bind(args, kwargs))
+    except (TypeError, AttributeError, IndexError, ValueError, AssertionError) as error:
+        expected = f"arguments ({', '.join(spec.argument_names)}) of {spec.name}"
+        raise RuleError("arguments", f"{type(error).__name__}: {error}", expected) from error
 
 
 def _typed(arg: Any) -> Any:
@@ -254,34 +195,13 @@ def _check_output(node: fx.Node, info: GraphInfo) -> None:
         )
 
 
-def _shared_tensors(graph: fx.Graph) -> Iterator[Problem]:
-    """A checkpoint tensor (or a part of it) belongs to one parameter: tied weights stay one."""
-    owners: dict[str, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            for name in {piece.tensor for piece in pieces(parameter_of(node).whole)}:
-                owners.setdefault(name, []).append(node)
-    for name, nodes in owners.items():
-        taken: list[Interval] = []
-        for node in nodes if len(nodes) > 1 else ():
-            rows = [
-                (run.start, run.stop)
-                for piece in pieces(parameter_of(node).whole)
-                if piece.tensor == name
-                for run in piece.source[0]
-            ]
-            merged = merge(taken + rows)
-            if sum(b - a for a, b in merged) < sum(b - a for a, b in taken + rows):
-                yield _problem(
-                    node,
-                    "one-owner",
-                    f"a second parameter made of {name}",
-                    "one parameter a checkpoint tensor, used as often as needed",
-                    "tied weights stay one tensor",
-                )
-            taken = merged
-
-
-def _problem(node: fx.Node, rule: str, got: str, expected: str, hint: str = "") -> Problem:
-    origin = origin_of(node)
-    return Problem(node.name, str(origin), rule, got, expected, hint, format_node(node))
+def _problem(node: fx.Node, error: RuleError) -> Problem:
+    return Problem(
+        node=node.name,
+        source=str(origin_of(node)),
+        rule=error.rule,
+        got=error.got,
+        expected=error.expected,
+        hint=error.hint,
+        line=format_node(node),
+    )

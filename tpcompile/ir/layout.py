@@ -91,7 +91,7 @@ class FusedLayout:
 
     @property
     def ranks(self) -> int:
-        return self.segments[0].ranks
+        return min(segment.ranks for segment in self.segments)
 
     @property
     def size(self) -> int:

@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from tpcompile.ir.layout import Interval
-from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of
+from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of, tensors_of
 
 _T = TypeVar("_T")
+Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
+"""Part of a checkpoint tensor, by name."""
 Runs = tuple[range, ...]
 """Indices along one dimension, in order, as runs."""
 
@@ -70,12 +72,14 @@ def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) ->
     return tuple(found)
 
 
-def evaluate(
-    recipe: Recipe, read: Callable[[str, tuple[slice, ...]], torch.Tensor]
-) -> torch.Tensor:
-    """The parameter; `read(name, slices)` gives part of a checkpoint tensor."""
+def evaluate(recipe: Recipe, read: Read) -> torch.Tensor:
+    """The parameter."""
     parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]
     shape = shape_of(recipe)
+    if not parts:
+        tensor = next(tensors_of(recipe))
+        nothing = read(tensor.name, tuple(slice(0, 0) for _ in tensor.shape))
+        return nothing.new_zeros(shape)
     if len(parts) == 1 and tuple(parts[0][1].shape) == shape:
         return parts[0][1].contiguous()
     result = parts[0][1].new_zeros(shape)
@@ -151,59 +155,84 @@ def _cut(runs: Runs, start: int, stop: int) -> Runs:
 def _permuted(recipe: Permute) -> tuple[Piece, ...]:
     dim, view = recipe.dim, recipe.view
     strides = [math.prod(view[axis + 1 :]) for axis in range(len(view))]
-    moved_view = [range(view[axis]) for axis in recipe.order]
-    moved_strides = [strides[axis] for axis in recipe.order]
-    inner = moved_view.pop()
-    step = moved_strides.pop()
+    order = product(*(range(view[axis]) for axis in recipe.order))
     rows = [
-        sum(i * s for i, s in zip(index, moved_strides, strict=True))
-        for index in product(*moved_view)
+        sum(i * strides[axis] for i, axis in zip(index, recipe.order, strict=True))
+        for index in order
     ]
     source = pieces(recipe.source)
-    found: list[Piece] = []
-    for number, row in enumerate(rows):
-        for place in inner:
-            index = row + place * step
-            (piece,) = restrict(source, dim, ((index, index + 1),))
-            found.append(_moved(piece, dim, number * len(inner) + place))
-    return tuple(_joined(found, dim))
-
-
-def _joined(found: list[Piece], dim: int) -> Iterator[Piece]:
-    """Neighbouring pieces of one tensor as one piece with several runs."""
-    last: Piece | None = None
-    for piece in found:
-        if last and last.tensor == piece.tensor and last.target[dim][1] == piece.target[dim][0]:
-            last = Piece(
-                last.tensor,
-                last.shape,
-                _replaced(last.source, dim, last.source[dim] + piece.source[dim]),
-                _replaced(last.target, dim, (last.target[dim][0], piece.target[dim][1])),
-            )
-        else:
-            if last:
-                yield last
-            last = piece
-    if last:
-        yield last
-
-
-def _read(piece: Piece, read: Callable[[str, tuple[slice, ...]], torch.Tensor]) -> torch.Tensor:
-    """The box of a piece: one contiguous read a dimension, then the runs picked out of it."""
-    hull = tuple(
-        slice(min(r[0] for r in runs), max(r[-1] for r in runs) + 1) for runs in piece.source
+    moved = (
+        _moved(piece, dim, place)
+        for place, row in enumerate(rows)
+        for piece in restrict(source, dim, ((row, row + 1),))
     )
-    value = read(piece.tensor, hull)
+    return _joined(moved, dim)
+
+
+def _joined(found: Iterable[Piece], dim: int) -> tuple[Piece, ...]:
+    """Pieces that continue each other along `dim`, and are alike elsewhere, as one."""
+    last: dict[Any, Piece] = {}
+    done: list[Piece] = []
+    for piece in found:
+        key = (piece.tensor, _replaced(piece.source, dim, ()), _replaced(piece.target, dim, (0, 0)))
+        before = last.get(key)
+        if before and before.target[dim][1] == piece.target[dim][0]:
+            runs = before.source[dim] + piece.source[dim]
+            box = (before.target[dim][0], piece.target[dim][1])
+            piece = Piece(
+                piece.tensor,
+                piece.shape,
+                _replaced(piece.source, dim, runs),
+                _replaced(piece.target, dim, box),
+            )
+        elif before:
+            done.append(before)
+        last[key] = piece
+    return (*done, *last.values())
+
+
+def _read(piece: Piece, read: Read) -> torch.Tensor:
+    """The box of a piece, of which nothing is read that is not in it."""
+    spans = [
+        merge((i, i + 1) for run in runs for i in run)
+        if _scattered(runs)
+        else [(runs[0].start, runs[0].stop)]
+        for runs in piece.source
+    ]
+    value = _read_spans(piece.tensor, spans, (), read)
     for dim, runs in enumerate(piece.source):
-        if len(runs) > 1 or runs[0].step != 1:
-            index = [i - hull[dim].start for run in runs for i in run]
-            value = value.index_select(dim, torch.tensor(index))
+        if _scattered(runs):
+            held = [i for start, stop in spans[dim] for i in range(start, stop)]
+            place = {index: at for at, index in enumerate(held)}
+            wanted = [place[i] for run in runs for i in run]
+            if wanted != list(range(len(held))):
+                value = value.index_select(dim, torch.tensor(wanted))
     return value
+
+
+def _scattered(runs: Runs) -> bool:
+    return len(runs) > 1 or runs[0].step != 1
+
+
+def _read_spans(
+    name: str, spans: list[list[Interval]], chosen: tuple[slice, ...], read: Read
+) -> torch.Tensor:
+    """The product of intervals of every dimension, one read for each box."""
+    dim = len(chosen)
+    if dim == len(spans):
+        return read(name, chosen)
+    parts = [
+        _read_spans(name, spans, (*chosen, slice(start, stop)), read) for start, stop in spans[dim]
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _flat_ranges(piece: Piece) -> Iterator[Interval]:
     """Runs of consecutive elements of the row-major tensor that the piece touches."""
     strides = [math.prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
+    if not piece.shape:
+        yield 0, 1
+        return
     inner = len(piece.shape) - 1
     while inner and piece.source[inner] == (range(piece.shape[inner]),):
         inner -= 1

@@ -11,10 +11,7 @@ from torch import fx
 
 from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of
 from tpcompile.ir.ops import OpSpec, spec_of
-from tpcompile.ir.pieces import evaluate
-
-Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
-"""Part of a checkpoint tensor, by name."""
+from tpcompile.ir.pieces import Read, evaluate
 
 Values = dict[fx.Node, list[Any]]
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import value_type
+from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ADD_RMS_NORM, RMS_NORM
+from tpcompile.ir.types import ValueType
 from tpcompile.passes.pattern import MissError, check
 from tpcompile.passes.rewrite import Report, calls, drop_dead, insert, insert_item, replace
 
@@ -43,17 +44,31 @@ class FuseAddNorm:
 def _fuse(graph: fx.Graph, norm: fx.Node, order: dict[fx.Node, int]) -> None:
     total, weight, eps = norm.args
     assert isinstance(total, fx.Node)
-    check(total.target is aten.add.Tensor, norm, "it norms no sum", 1)
-    x, residual = total.args[:2]
-    both = isinstance(x, fx.Node) and isinstance(residual, fx.Node)
-    check(both and not total.kwargs, total, "it adds no two values")
-    assert isinstance(x, fx.Node) and isinstance(residual, fx.Node)
-    check(value_type(x).shape == value_type(residual).shape, total, "its terms differ in shape")
-    early = [user for user in total.users if order.get(user, len(order)) < order[norm]]
-    check(not early, total, f"%{early[0].name if early else ''} reads the sum before the norm")
+    added = operand(total) if total.target is aten.to.dtype else total
+    check(added.target is aten.add.Tensor, norm, "it norms no sum", 1)
+    x, residual = _terms(added, value_type(total))
+    for value in {added, total}:
+        early = [user for user in value.users if user is not total and order[user] < order[norm]]
+        check(not early, value, f"%{early[0].name if early else ''} reads the sum before the norm")
+    check(added is total or len(added.users) == 1, added, "the sum is read before it is rounded")
     with graph.inserting_before(norm):
         fused = insert(norm, ADD_RMS_NORM, x, residual, weight, eps)
         normed = insert_item(norm, fused, 0, "normed")
-        added = insert_item(norm, fused, 1, "residual")
+        kept = insert_item(norm, fused, 1, "residual")
     replace(norm, normed)
-    replace(total, added)
+    replace(total, kept)
+    order.update({normed: order[norm], kept: order[norm], fused: order[norm]})
+
+
+def _terms(added: fx.Node, kind: ValueType) -> tuple[fx.Node, fx.Node]:
+    """What is added; first the one that has the dtype of the rounded sum."""
+    x, residual = added.args[:2]
+    both = isinstance(x, fx.Node) and isinstance(residual, fx.Node)
+    check(both and not added.kwargs, added, "it adds no two values")
+    assert isinstance(x, fx.Node) and isinstance(residual, fx.Node)
+    same = value_type(x).shape == value_type(residual).shape
+    check(same, added, "its terms differ in shape")
+    if value_type(x).dtype != kind.dtype:
+        x, residual = residual, x
+    check(value_type(x).dtype == kind.dtype, added, "neither term has the dtype of the sum")
+    return x, residual

@@ -36,7 +36,7 @@ def _collective(node: fx.Node, source: fx.Node) -> fx.Node:
     placement = placement_of(source)
     with node.graph.inserting_before(node):
         if isinstance(placement, Partial):
-            return insert(node, ALL_REDUCE, source)
+            return insert(node, ALL_REDUCE, *node.args)
         if isinstance(placement, Shard):
             return insert(node, ALL_GATHER, source, placement.dim)
     return source

@@ -14,7 +14,7 @@ from tpcompile.passes.rewrite import Report, calls, insert, insert_after, replac
 
 aten = torch.ops.aten
 
-_PER_TOKEN = (RMS_NORM, aten.add.Tensor)
+_PER_TOKEN = (RMS_NORM, aten.add.Tensor, aten.to.dtype)
 """Ops on the residual that need no token but their own."""
 
 
@@ -36,7 +36,8 @@ class SequenceParallel:
         scattered: dict[fx.Node, None] = {}
         for node in calls(gm, ALL_REDUCE):
             with gm.graph.inserting_before(node):
-                new = insert(node, REDUCE_SCATTER, node.args[0], info_of(gm).tp)
+                source, *dtype = node.args
+                new = insert(node, REDUCE_SCATTER, source, info_of(gm).tp, *dtype)
             replace(node, new)
             gm.graph.erase_node(node)
             scattered[new] = None

@@ -14,7 +14,7 @@ from tpcompile.ir.meta import info_of, parameter_of, placement_of, set_parameter
 from tpcompile.ir.ops import REDISTRIBUTE
 from tpcompile.ir.types import REPLICATE
 from tpcompile.passes.plan import Plan
-from tpcompile.passes.rewrite import Report, insert_after
+from tpcompile.passes.rewrite import Report, insert_after, replace
 from tpcompile.passes.structure import attention_blocks, bias_of, mlp_blocks, weight_of
 
 aten = torch.ops.aten
@@ -79,9 +79,28 @@ def split_columns(linear: fx.Node, layout: Layout) -> int:
         return 0
     set_parameter(weight, parameter_of(weight).sharded(1, layout))
     linear.args = (linear.args[0], weight)
-    total = insert_after(linear, REDISTRIBUTE, linear)
+    readers = list(linear.users)
+    dtype = value_type(linear).dtype
+    total = insert_after(linear, REDISTRIBUTE, linear, *_sum_dtype(dtype))
     last = total if bias is None else insert_after(total, aten.add.Tensor, total, bias)
-    linear.replace_all_uses_with(last, delete_user_cb=lambda user: user is not total)
+    for reader in readers:
+        reader.replace_input_with(linear, last)
+    if dtype != torch.float32:
+        _round_behind(last, readers, dtype)
     return 1
+
+
+def _sum_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    return () if dtype == torch.float32 else (torch.float32,)
+
+
+def _round_behind(total: fx.Node, readers: list[fx.Node], dtype: torch.dtype) -> None:
+    """Round a sum that was taken in fp32: behind the residual addition, if that is its reader."""
+    for reader in readers:
+        if reader.target is aten.add.Tensor:
+            replace(reader, insert_after(reader, aten.to.dtype, reader, dtype))
+        else:
+            rounded = insert_after(total, aten.to.dtype, total, dtype)
+            reader.replace_input_with(total, rounded)
 
 

@@ -15,9 +15,8 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
 from tpcompile.ir.meta import info_of, parameter_of, parameters
-from tpcompile.ir.pieces import evaluate, unshard
+from tpcompile.ir.pieces import Read, evaluate, unshard
 from tpcompile.ir.recipe import tensors_of
-from tpcompile.ir.simulate import Read
 from tpcompile.passes import Stage
 from tpcompile.presets import did_you_mean
 from tpcompile.runtime.packing import pack

@@ -184,11 +184,16 @@ def _write_gather(node: fx.Node, args: dict[str, str]) -> str:
     return f"self.group.all_gather({args['x']}, {args['dim']})"
 
 
+def _with_dtype(args: dict[str, str]) -> str:
+    return args["x"] if args["dtype"] == "None" else f"{args['x']}, {args['dtype']}"
+
+
 _WRITERS: dict[Any, Callable[[fx.Node, dict[str, str]], str]] = {
     LINEAR: _write_linear,
     ALL_GATHER: _write_gather,
-    ALL_REDUCE: lambda _, a: f"self.group.all_reduce({a['x']})",
-    REDUCE_SCATTER: lambda _, a: f"self.group.reduce_scatter({a['x']})",
+    ALL_REDUCE: lambda _, a: f"self.group.all_reduce({_with_dtype(a)})",
+    REDUCE_SCATTER: lambda _, a: f"self.group.reduce_scatter({_with_dtype(a)})",
+    aten.to.dtype: lambda _, a: f"{a['self']}.to({a['dtype']})",
     aten.add.Tensor: lambda _, a: f"{a['self']} + {a['other']}",
     aten.embedding.default: lambda _, a: f"F.embedding({a['indices']}, {a['weight']})",
     aten.unflatten.int: lambda _, a: f"{a['self']}.unflatten({a['dim']}, {a['sizes']})",

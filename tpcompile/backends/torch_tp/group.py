@@ -15,8 +15,8 @@ from tpcompile.ir.ops.collectives import tree_sum
 class Group(Protocol):
     """What an emitted module calls."""
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's `x`."""
+    def all_reduce(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The sum of every rank's `x`, in `dtype`."""
         ...
 
     def all_gather(
@@ -25,7 +25,7 @@ class Group(Protocol):
         """Every rank's `x` along `dim`; without `extents` they are even runs of tokens."""
         ...
 
-    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """This rank's run of tokens of the sum."""
         ...
 
@@ -60,8 +60,8 @@ class _SimulatedRank:
     def __init__(self, group: SimulatedGroup, rank: int) -> None:
         self._group, self._rank = group, rank
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return tree_sum(self._group.exchange(self._rank, x))
+    def all_reduce(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return tree_sum(self._group.exchange(self._rank, x), dtype)
 
     def all_gather(
         self, x: torch.Tensor, dim: int, extents: Sequence[int] | None = None
@@ -71,7 +71,7 @@ class _SimulatedRank:
             raise ValueError(f"ranks hold {[tuple(p.shape) for p in parts]}, not {extents}")
         return torch.cat(parts, dim)
 
-    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         parts = self._group.exchange(self._rank, x)
         start, stop = TokenLayout(len(parts)).run(self._rank, len(x))
-        return tree_sum(parts)[start:stop]
+        return tree_sum([part[start:stop] for part in parts], dtype)

@@ -63,6 +63,13 @@ def attention_rule(
     layer: int,
     kv_heads: tuple[int, ...] | None = None,
 ) -> ValueType:
+    require(q.rank >= 3, "attention", q, "q[T, heads, width]")
+    require(
+        window is None or window > 0,
+        "attention",
+        f"window={window}",
+        "a window of one token or more",
+    )
     tokens = q.shape[:-2]
     require(k == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
     require(
@@ -86,6 +93,9 @@ def attention_rule(
             refuse("partial-nonlinear", kind, "an operand whose sum was taken")
         sharded_elsewhere = kind.placement != REPLICATE and kind.layout_of(-2) is None
         require(not sharded_elsewhere, "whole-heads", kind, "sharded by head or not at all")
+        layout = kind.layout_of(-2)
+        whole = layout is None or (isinstance(layout, Layout) and layout.grain == 1)
+        require(whole, "whole-heads", kind, "a layout that counts single heads")
     _check_groups(q, k, heads // shared)
     return q
 

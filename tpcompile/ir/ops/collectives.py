@@ -1,7 +1,8 @@
 """What crosses between ranks.
 
 `redistribute` says what is wanted; the pass `insert-collectives` turns it into the collective
-that does it. On one rank each of them is a copy.
+that does it. On one rank each of them is a copy. `dtype` is what a sum is taken in, and what it
+is given in: terms of bf16 are added in fp32, so that a sum is rounded once, as on one rank.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Sequence
 
 import torch
 
-from tpcompile.ir.layout import TokenLayout
+from tpcompile.ir.layout import Layout, TokenLayout
 from tpcompile.ir.ops.spec import Cost, CostRule, define, local_bytes, refuse, require
 from tpcompile.ir.types import REPLICATE, Partial, Shard, ValueType
 
 
-def tree_sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
+def tree_sum(values: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Neighbours first, then neighbours of neighbours: one order, whoever comes first."""
-    level = list(values)
+    level = [value if dtype is None else value.to(dtype) for value in values]
     while len(level) > 1:
         pairs = [a + b for a, b in zip(level[::2], level[1::2], strict=False)]
         level = pairs + level[len(level) - len(level) % 2 :]
@@ -49,14 +50,13 @@ def to_whole(values: Sequence[torch.Tensor], kind: ValueType) -> torch.Tensor:
     return values[0] if kind.placement == REPLICATE else gather(values, kind)
 
 
-def _redistribute_rule(x: ValueType) -> ValueType:
-    return x.placed(REPLICATE)
+def _redistribute_rule(x: ValueType, dtype: torch.dtype | None = None) -> ValueType:
+    return ValueType(x.shape, dtype or x.dtype)
 
 
-def _all_reduce_rule(x: ValueType) -> ValueType:
-    if not isinstance(x.placement, Partial):
-        refuse("all-reduce", x, "Partial(sum)", "a value already summed would count tp times")
-    return x.placed(REPLICATE)
+def _all_reduce_rule(x: ValueType, dtype: torch.dtype | None = None) -> ValueType:
+    _require_terms("all-reduce", x)
+    return ValueType(x.shape, dtype or x.dtype)
 
 
 def _all_gather_rule(x: ValueType, dim: int) -> ValueType:
@@ -65,32 +65,61 @@ def _all_gather_rule(x: ValueType, dim: int) -> ValueType:
         refuse("all-gather", x, f"a value sharded along dimension {dim}")
     overlap = layout.overlap()
     require(overlap is None, "all-gather", overlap, "disjoint parts")
+    if not isinstance(layout, TokenLayout):
+        ends = [end for rank in range(layout.ranks) for end in layout.intervals(rank)]
+        in_order = isinstance(layout, Layout) and ends == sorted(ends)
+        require(in_order, "all-gather", f"{x}, parts {ends}", "one axis, its parts in rank order")
     return x.placed(REPLICATE)
 
 
-def _reduce_scatter_rule(x: ValueType, ranks: int) -> ValueType:
-    if not isinstance(x.placement, Partial):
-        refuse("reduce-scatter", x, "Partial(sum)", "a value already summed would count tp times")
+def _reduce_scatter_rule(x: ValueType, ranks: int, dtype: torch.dtype | None = None) -> ValueType:
+    _require_terms("reduce-scatter", x)
     require(isinstance(x.shape[0], str), "reduce-scatter", x, "tokens along dimension 0")
-    return x.sharded(0, TokenLayout(ranks, str(x.shape[0])))
+    whole = ValueType(x.shape, dtype or x.dtype)
+    return whole.sharded(0, TokenLayout(ranks, str(x.shape[0])))
 
 
-def _across_whole(
+def _require_terms(rule: str, x: ValueType) -> None:
+    terms = isinstance(x.placement, Partial)
+    require(terms, rule, x, "Partial(sum)", "a value already summed would count tp times")
+
+
+def _redistribute_across(
     values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
 ) -> list[torch.Tensor]:
-    whole = to_whole(values, kind)
+    if isinstance(kind.placement, Partial):
+        return _sum_across(values, kind, result)
+    return _gather_across(values, kind, result)
+
+
+def _gather_across(
+    values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
+) -> list[torch.Tensor]:
+    whole = to_whole(values, kind).to(result.dtype)
     return [whole.clone() for _ in values]
 
 
-def _across_scatter(
+def _sum_across(
+    values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
+) -> list[torch.Tensor]:
+    """A sum whatever the operand's type: a graph that sums what is no term gives wrong numbers."""
+    total = tree_sum(values, result.dtype)
+    return [total.clone() for _ in values]
+
+
+def _scatter_across(
     values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
 ) -> list[torch.Tensor]:
     assert isinstance(result.placement, Shard)
     layout = result.placement.layout
     assert isinstance(layout, TokenLayout)
-    whole = tree_sum(values)
+    whole = tree_sum(values, result.dtype)
     runs = (layout.run(rank, len(whole)) for rank in range(len(values)))
     return [whole[start:stop].clone() for start, stop in runs]
+
+
+def _cast_clone(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return x.to(dtype or x.dtype, copy=True)
 
 
 def _wire_cost(trips: int) -> CostRule:
@@ -103,20 +132,20 @@ def _wire_cost(trips: int) -> CostRule:
 
 
 REDISTRIBUTE = define(
-    "redistribute(Tensor x) -> Tensor",
-    reference=torch.clone,
-    fake=torch.empty_like,
+    "redistribute(Tensor x, ScalarType? dtype=None) -> Tensor",
+    reference=_cast_clone,
+    fake=_cast_clone,
     rule=_redistribute_rule,
     cost=_wire_cost(2),
-    across=_across_whole,
+    across=_redistribute_across,
 )
 ALL_REDUCE = define(
-    "all_reduce(Tensor x) -> Tensor",
-    reference=torch.clone,
-    fake=torch.empty_like,
+    "all_reduce(Tensor x, ScalarType? dtype=None) -> Tensor",
+    reference=_cast_clone,
+    fake=_cast_clone,
     rule=_all_reduce_rule,
     cost=_wire_cost(2),
-    across=_across_whole,
+    across=_sum_across,
 )
 ALL_GATHER = define(
     "all_gather(Tensor x, int dim) -> Tensor",
@@ -124,14 +153,14 @@ ALL_GATHER = define(
     fake=lambda x, dim: torch.empty_like(x),
     rule=_all_gather_rule,
     cost=_wire_cost(1),
-    across=_across_whole,
+    across=_gather_across,
 )
 REDUCE_SCATTER = define(
-    "reduce_scatter(Tensor x, int ranks) -> Tensor",
-    reference=lambda x, ranks: x.clone(),
-    fake=lambda x, ranks: torch.empty_like(x),
+    "reduce_scatter(Tensor x, int ranks, ScalarType? dtype=None) -> Tensor",
+    reference=lambda x, ranks, dtype=None: _cast_clone(x, dtype),
+    fake=lambda x, ranks, dtype=None: _cast_clone(x, dtype),
     rule=_reduce_scatter_rule,
     cost=_wire_cost(1),
-    across=_across_scatter,
+    across=_scatter_across,
 )
 COLLECTIVES = (REDISTRIBUTE, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)

@@ -61,17 +61,31 @@ def _aligned(kind: ValueType, shape: tuple[Dim, ...]) -> Shard:
     return Shard(kind.placement.dim + len(shape) - kind.rank, kind.placement.layout)
 
 
-def _pointwise(*operands: ValueType) -> ValueType:
+def promoted(first: ValueType, second: ValueType | float) -> torch.dtype:
+    """The dtype that torch gives the result; a value without dimensions counts less than others."""
+    operands: list[Any] = [
+        torch.empty((1,) * min(k.rank, 1), dtype=k.dtype, device="meta")
+        if isinstance(k, ValueType)
+        else k
+        for k in (first, second)
+    ]
+    return torch.result_type(*operands)
+
+
+def _pointwise(first: ValueType, *others: ValueType) -> ValueType:
+    operands = [first, *others]
     shape = broadcast(*(kind.shape for kind in operands))
-    dtypes = [kind.dtype for kind in operands]
-    dtype = dtypes[0]
-    for other in dtypes[1:]:
-        dtype = torch.promote_types(dtype, other)
-    return ValueType(shape, dtype, join(shape, list(operands)))
+    dtype = promoted(first, others[0]) if others else first.dtype
+    return ValueType(shape, dtype, join(shape, operands))
 
 
-def unary_rule(self: ValueType, **_: Any) -> ValueType:
+def unary_rule(self: ValueType) -> ValueType:
+    require(self.dtype.is_floating_point, "floating", self, "floating-point numbers")
     return _pointwise(self)
+
+
+def power_rule(self: ValueType, exponent: float) -> ValueType:
+    return ValueType(self.shape, promoted(self, exponent), _pointwise(self).placement)
 
 
 def negate_rule(self: ValueType) -> ValueType:
@@ -79,16 +93,18 @@ def negate_rule(self: ValueType) -> ValueType:
 
 
 def product_rule(self: ValueType, other: ValueType | float) -> ValueType:
-    return _pointwise(self, other) if isinstance(other, ValueType) else self
+    if isinstance(other, ValueType):
+        return _pointwise(self, other)
+    return ValueType(self.shape, promoted(self, other), self.placement)
 
 
 def sum_rule(self: ValueType, other: ValueType | float, alpha: float = 1) -> ValueType:
     require(alpha == 1, "plain-add", f"alpha={alpha}", "alpha=1")
     if not isinstance(other, ValueType):
-        return _pointwise(self)
+        return ValueType(self.shape, promoted(self, other), _pointwise(self).placement)
     if isinstance(self.placement, Partial) and isinstance(other.placement, Partial):
         require(self.shape == other.shape, "broadcast", (self, other), "terms of one shape")
-        return ValueType(self.shape, torch.promote_types(self.dtype, other.dtype), PARTIAL)
+        return ValueType(self.shape, promoted(self, other), PARTIAL)
     return _pointwise(self, other)
 
 
@@ -120,7 +136,7 @@ _RULES: dict[Any, Rule] = {
     aten.neg.default: negate_rule,
     aten.silu.default: unary_rule,
     aten.rsqrt.default: unary_rule,
-    aten.pow.Tensor_Scalar: unary_rule,
+    aten.pow.Tensor_Scalar: power_rule,
     aten.to.dtype: cast_rule,
 }
 for _target, _rule in _RULES.items():

@@ -19,7 +19,7 @@ def vocab_embedding(weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0)
     local = ids - first_row
     inside = (local >= 0) & (local < weight.shape[0])
     rows = functional.embedding(local.where(inside, 0), weight)
-    return rows * inside.unsqueeze(-1)
+    return rows.where(inside.unsqueeze(-1), 0)
 
 
 def embedding_rule(weight: ValueType, indices: ValueType, **_: Any) -> ValueType:

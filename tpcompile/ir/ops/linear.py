@@ -21,6 +21,8 @@ def linear_rule(input: ValueType, weight: ValueType, bias: ValueType | None = No
     )
     if bias is not None:
         require(bias.shape == weight.shape[:1], "linear-shape", bias, f"shape {weight.shape[:1]}")
+    dtypes = {kind.dtype for kind in (input, weight, bias) if kind is not None}
+    require(len(dtypes) == 1, "linear-shape", f"{input} times {weight}", "operands of one dtype")
     shape = (*input.shape[:-1], weight.shape[0])
     placement = _linear_placement(input, weight, bias)
     if isinstance(placement, Shard) and placement.dim < 0:
@@ -35,6 +37,8 @@ def _linear_placement(input: ValueType, weight: ValueType, bias: ValueType | Non
         return _row_parallel(input, weight, bias)
     if isinstance(weight.placement, Partial):
         refuse("partial-weight", weight, "a weight that is Replicate or Shard")
+    if bias is not None and isinstance(bias.placement, Partial):
+        refuse("bias-layout", bias, "a bias that is Replicate or Shard")
     if isinstance(input.placement, Partial):
         require(
             rows is None and bias is None,

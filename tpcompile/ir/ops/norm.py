@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tpcompile.ir.ops.elementwise import sum_rule, unary_rule
+from tpcompile.ir.ops.elementwise import promoted, sum_rule, unary_rule
 from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
 
@@ -21,9 +21,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The residual sum, normed and as it is."""
+    """The residual sum, normed and as it is, both in the dtype of x.
+
+    Where `residual` is a sum in fp32 the norm sees the total before it is rounded.
+    """
     total = x + residual
-    return rms_norm(total, weight, eps), total
+    wide = total.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype), total.to(x.dtype)
 
 
 def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
@@ -42,14 +47,14 @@ def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
         f"shape {x.shape[-1:]}",
         "a per-head norm sees one whole head, a layer norm the whole width",
     )
-    return ValueType(x.shape, x.dtype, unary_rule(x).placement)
+    return ValueType(x.shape, promoted(weight, x), unary_rule(x).placement)
 
 
 def add_rms_norm_rule(
     x: ValueType, residual: ValueType, weight: ValueType, eps: float
 ) -> tuple[ValueType, ValueType]:
     require(x.shape == residual.shape, "add-norm", f"{x} and {residual}", "terms of one shape")
-    total = sum_rule(x, residual)
+    total = ValueType(x.shape, x.dtype, sum_rule(x, residual).placement)
     return rms_norm_rule(total, weight, eps), total
 
 
@@ -59,7 +64,7 @@ def mean_rule(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> ValueType:
-    if dim is None or dtype is not None:
+    if not dim or dtype is not None:
         refuse("mean", f"dim={dim}, dtype={dtype}", "dimensions, and the dtype of the operand")
     dims = {d % self.rank for d in dim}
     for d in dims:

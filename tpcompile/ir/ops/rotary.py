@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import torch
 
-from tpcompile.ir.ops.elementwise import unary_rule
+from tpcompile.ir.ops.elementwise import promoted, unary_rule
 from tpcompile.ir.ops.spec import SPECS, OpSpec, define, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, ValueType
 
@@ -45,7 +45,8 @@ def rope_rule(x: ValueType, cos: ValueType, sin: ValueType) -> ValueType:
         refuse("whole-heads", x, "the whole head on one rank, to rotate it")
     require(x.layout_of(0) == cos.layout_of(0), "rope", f"{x} with {cos}", "the same tokens")
     require(cos.layout_of(1) is None, "rope", cos, "whole tables")
-    return ValueType(x.shape, x.dtype, unary_rule(x).placement)
+    whole = unary_rule(cos), unary_rule(x)
+    return ValueType(x.shape, promoted(x, cos), whole[1].placement)
 
 
 TABLES = define(

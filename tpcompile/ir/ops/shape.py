@@ -13,6 +13,7 @@ from tpcompile.ir.ops.spec import (
     SPECS,
     OpSpec,
     declare,
+    dim_of,
     free_cost,
     refuse,
     require,
@@ -23,6 +24,7 @@ from tpcompile.ir.types import REPLICATE, AnyType, Dim, Partial, Shard, SymbolTy
 aten = torch.ops.aten
 END = 1 << 62
 """Slices that run to the end stop somewhere beyond this."""
+_WHOLE_NUMBERS = (torch.int64, torch.int32)
 
 
 def _unsharded(kind: ValueType, dim: int, doing: str) -> None:
@@ -71,6 +73,7 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
 
 def transpose_rule(self: ValueType, dim0: int, dim1: int) -> ValueType:
     order = list(range(self.rank))
+    dim0, dim1 = dim_of(self, dim0), dim_of(self, dim1)
     order[dim0], order[dim1] = order[dim1], order[dim0]
     placement = self.placement
     if isinstance(placement, Shard):
@@ -79,14 +82,17 @@ def transpose_rule(self: ValueType, dim0: int, dim1: int) -> ValueType:
 
 
 def unsqueeze_rule(self: ValueType, dim: int) -> ValueType:
-    dim %= self.rank + 1
+    dim = dim_of(self, dim, extra=1)
     behind = isinstance(self.placement, Shard) and self.placement.dim >= dim
     return _shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), int(behind))
 
 
 def select_rule(self: ValueType, dim: int, index: int) -> ValueType:
-    dim %= self.rank
+    dim = dim_of(self, dim)
     _unsharded(self, dim, "select from")
+    extent = self.shape[dim]
+    inside = isinstance(extent, str) or -extent <= index < extent
+    require(inside, "dimension", f"index {index}", f"one of the {extent} of {self}")
     behind = isinstance(self.placement, Shard) and self.placement.dim > dim
     return _shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(behind))
 
@@ -94,14 +100,14 @@ def select_rule(self: ValueType, dim: int, index: int) -> ValueType:
 def slice_rule(
     self: ValueType, dim: int, start: int | None, end: int | None, step: int
 ) -> ValueType:
-    dim %= self.rank
+    dim = dim_of(self, dim)
     _unsharded(self, dim, "slice")
     extent = self.shape[dim]
     if isinstance(extent, str):
         require(
-            not start and (end is None or end >= END),
+            not start and (end is None or end >= END) and step == 1,
             "slice",
-            (start, end),
+            (start, end, step),
             f"all of the symbolic extent {extent}",
         )
         return self
@@ -111,9 +117,18 @@ def slice_rule(
 
 def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
     first = tensors[0]
-    dim %= first.rank
+    dim = dim_of(first, dim)
     extents: list[int] = []
     for kind in tensors:
+        require(
+            kind.rank == first.rank and kind.dtype == first.dtype,
+            "concat",
+            kind,
+            f"as many dimensions as {first}, and its dtype",
+        )
+        others = (*kind.shape[:dim], *kind.shape[dim + 1 :])
+        fits = others == (*first.shape[:dim], *first.shape[dim + 1 :])
+        require(fits, "concat", kind, f"the other extents of {first}")
         extent = kind.shape[dim]
         require(
             kind.placement == first.placement and not isinstance(first.placement, Partial),
@@ -128,7 +143,7 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
 
 
 def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueType:
-    dim %= self.rank
+    dim = dim_of(self, dim)
     extent = self.shape[dim]
     require(len(sizes) == 2 and sizes[0] == -1, "unflatten", sizes, "[-1, width]")
     width = sizes[1]
@@ -157,7 +172,7 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
 
 
 def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> ValueType:
-    start, end = start_dim % self.rank, end_dim % self.rank
+    start, end = dim_of(self, start_dim), dim_of(self, end_dim)
     require(end == start + 1, "flatten", (start_dim, end_dim), "two neighbouring dimensions")
     outer, inner = self.shape[start], self.shape[end]
     require(isinstance(outer, int) and isinstance(inner, int), "flatten", self, "known extents")
@@ -176,7 +191,7 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
 def split_rule(
     self: ValueType, split_sizes: tuple[int, ...], dim: int = 0
 ) -> tuple[ValueType, ...]:
-    dim %= self.rank
+    dim = dim_of(self, dim)
     require(
         sum(split_sizes) == self.shape[dim],
         "split-sizes",
@@ -209,25 +224,23 @@ def split_localize(
 
 
 def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
-    dim %= self.rank
+    dim = dim_of(self, dim)
     _unsharded(self, dim, "pick rows of")
-    require(
-        index.placement == REPLICATE and index.rank == 1,
-        "rows",
-        index,
-        "one list of rows, the same on every rank",
-    )
+    good = index.placement == REPLICATE and index.rank == 1
+    require(good, "rows", index, "one list of rows, the same on every rank")
+    require(index.dtype in _WHOLE_NUMBERS, "rows", index, "numbers of rows, not a mask")
     return _shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
 
 
 def index_rule(self: ValueType, indices: tuple[ValueType | None, ...]) -> ValueType:
-    (dim,) = (i for i, index in enumerate(indices) if index is not None)
-    index = indices[dim]
-    assert index is not None
-    return rows_rule(self, dim, index)
+    places = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    require(len(places) == 1, "rows", f"{len(places)} indices", "the rows of one dimension")
+    return rows_rule(self, *places[0])
 
 
 def extent_rule(self: ValueType, dim: int) -> SymbolType:
+    dim = dim_of(self, dim)
+    _unsharded(self, dim, "count")
     extent = self.shape[dim]
     require(isinstance(extent, str), "symbol", self, "a symbolic extent")
     return SymbolType(str(extent))
@@ -243,6 +256,9 @@ def dropout_rule(input: ValueType, p: float, train: bool) -> ValueType:
 
 
 def item_rule(a: tuple[ValueType, ...], b: int) -> AnyType:
+    require(
+        isinstance(a, tuple) and -len(a) <= b < len(a), "item", f"item {b} of {a}", "one of them"
+    )
     return a[b]
 
 

@@ -40,7 +40,7 @@ class Cost:
     wire_bytes: int = 0
 
 
-CostRule = Callable[[ValueType, Sequence[ValueType], int], Cost]
+CostRule = Callable[[Any, Sequence[ValueType], int], Cost]
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,13 @@ def require(condition: object, rule: str, got: object, expected: str, hint: str 
         refuse(rule, got, expected, hint)
 
 
+def dim_of(kind: ValueType, dim: int, extra: int = 0) -> int:
+    """A dimension counted from the front; `extra` for ops that add one."""
+    rank = kind.rank + extra
+    require(-rank <= dim < rank, "dimension", dim, f"one of the {rank} dimensions of {kind}")
+    return dim % rank
+
+
 def numel(shape: Sequence[Dim]) -> int:
     """Elements a token: symbolic extents count as one."""
     total = 1
@@ -165,10 +172,13 @@ def local_bytes(kind: ValueType, rank: int) -> int:
     return numel(kind.local_shape(rank)) * kind.dtype.itemsize
 
 
-def streaming_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """Reads its operands, writes its result, does one thing an element."""
-    moved = sum(local_bytes(kind, rank) for kind in (result, *operands))
-    return Cost(flops=numel(result.local_shape(rank)), memory_bytes=moved)
+def streaming_cost(
+    result: ValueType | tuple[ValueType, ...], operands: Sequence[ValueType], rank: int
+) -> Cost:
+    """Reads its operands, writes its results, does one thing an element."""
+    results = result if isinstance(result, tuple) else (result,)
+    moved = sum(local_bytes(kind, rank) for kind in (*results, *operands))
+    return Cost(flops=sum(numel(k.local_shape(rank)) for k in results), memory_bytes=moved)
 
 
 def free_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:

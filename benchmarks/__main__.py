@@ -1,0 +1,40 @@
+"""`python -m benchmarks NAME [options]`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+BENCHMARKS = {
+    "mutants": ("benchmarks.mutants", "who notices mistakes in sharded graphs"),
+    "compile-time": ("benchmarks.compile_time", "capture, passes, check and emission, cold"),
+}
+"""Name to module, whose `main` takes the options, and what it shows."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(_usage())
+        return 0
+    name, *options = arguments
+    if name not in BENCHMARKS:
+        near = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.4)
+        known = f"Did you mean {near[0]}?" if near else "Known: " + ", ".join(BENCHMARKS) + "."
+        sys.stderr.write(f"There is no benchmark {name!r}. {known}\n")
+        return 2
+    code: int = importlib.import_module(BENCHMARKS[name][0]).main(options)
+    return code
+
+
+def _usage() -> str:
+    names = "".join(f"  {name:14}{says}\n" for name, (_, says) in BENCHMARKS.items())
+    return (
+        f"usage: python -m benchmarks NAME [--json] [options]\n\n{names}\n"
+        "NAME --help lists the options of one.\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,229 @@
+"""`python -m benchmarks compile-time`: how long a cold compilation takes, and where.
+
+Each case runs in a fresh interpreter, several times. Imports are timed apart and not counted:
+those before the first line of work, and those that happen lazily while capturing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.report import write_json
+
+CASES = (("qwen3-0.6b", 2), ("qwen2.5-72b", 8))
+"""The small one, then the large one that it is compared with."""
+
+MOST_SECONDS = 5.0
+MOST_RATIO = 1.5
+MOST_BYTES = 2 * 1000**3
+MOST_HELP_SECONDS = 0.5
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds of one cold run, imports taken out of each, and its peak of memory."""
+
+    capture: float
+    passes: float
+    check: float
+    compile: float
+    """Capture, passes and check: what the targets are about."""
+    emit: float
+    imports: float
+    wall: float
+    """From the first import to the last source, imports included."""
+    peak_bytes: int
+
+
+COLUMNS = ("capture", "passes", "check", "compile", "emit", "imports", "wall")
+
+
+class ImportClock:
+    """Adds up the time that imports take, wherever they happen."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        plain, depth = builtins.__import__, 0
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            started = time.perf_counter()
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                depth -= 1
+                if not depth:
+                    self.seconds += time.perf_counter() - started
+
+        builtins.__import__ = timed
+        try:
+            yield
+        finally:
+            builtins.__import__ = plain
+
+    def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        """What `work` gives, and how long it took without its imports."""
+        imports, started = self.seconds, time.perf_counter()
+        result = work()
+        return result, time.perf_counter() - started - (self.seconds - imports)
+
+
+def run_cold(preset: str, tp: int) -> Run:
+    """One compilation, in this process: cold only if nothing was imported yet."""
+    started = time.perf_counter()
+    clock = ImportClock()
+    with clock.running():
+        from tpcompile.backends.torch_tp import emit_source
+        from tpcompile.frontend import capture
+        from tpcompile.passes import default_pipeline, run_passes
+
+        captured, capturing = clock.timed(lambda: capture(f"preset:{preset}"))
+        (gm, stages), lowering = clock.timed(
+            lambda: run_passes(captured.graph, default_pipeline(tp))
+        )
+        _, emitting = clock.timed(lambda: [emit_source(gm, rank) for rank in range(tp)])
+    checking = sum(stage.stats.check_ms for stage in stages) / 1e3
+    return Run(
+        capture=capturing,
+        passes=lowering - checking,
+        check=checking,
+        compile=capturing + lowering,
+        emit=emitting,
+        imports=clock.seconds,
+        wall=time.perf_counter() - started,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _run_apart(preset: str, tp: int) -> Run:
+    command = [sys.executable, "-m", "benchmarks", "compile-time", "--child", preset, str(tp)]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return Run(**json.loads(done.stdout))
+
+
+def _help_seconds() -> float:
+    command = [sys.executable, "-m", "tpcompile", "--help"]
+    started = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured."""
+
+    cases: dict[str, list[Run]]
+    help_seconds: list[float]
+
+    def medians(self, column: str) -> list[float]:
+        return [median(getattr(run, column) for run in runs) for runs in self.cases.values()]
+
+    @property
+    def ratio(self) -> float:
+        small, large = self.medians("compile")
+        return large / small
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(run.peak_bytes for runs in self.cases.values() for run in runs)
+
+    def targets(self) -> list[tuple[str, float, float, str]]:
+        """What, measured, allowed, unit."""
+        small, large = (name for name in self.cases)
+        return [
+            (f"{small}: compile", self.medians("compile")[0], MOST_SECONDS, "s"),
+            (f"{large} over {small}", self.ratio, MOST_RATIO, "×"),
+            ("peak memory", self.peak_bytes / 1e9, MOST_BYTES / 1e9, "GB"),
+            ("tpcompile --help", median(self.help_seconds), MOST_HELP_SECONDS, "s"),
+        ]
+
+    @property
+    def ok(self) -> bool:
+        return all(found <= allowed for _, found, allowed, _ in self.targets())
+
+
+def measure(runs: int, progress: Console) -> Measured:
+    """Small and large by turns, so that a slow minute of the machine hits both."""
+    cases: dict[str, list[Run]] = {f"{preset} tp={tp}": [] for preset, tp in CASES}
+    for _ in track(range(runs), "cold runs", console=progress):
+        for (preset, tp), found in zip(CASES, cases.values(), strict=True):
+            found.append(_run_apart(preset, tp))
+    return Measured(cases, [_help_seconds() for _ in range(runs)])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 if a target is missed."""
+    parser = argparse.ArgumentParser("python -m benchmarks compile-time", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--runs", type=int, default=5, help="cold runs of each case")
+    parser.add_argument(
+        "--child", nargs=2, metavar=("PRESET", "TP"), help="one run in this process, as JSON"
+    )
+    options = parser.parse_args(arguments)
+    if options.child:
+        preset, tp = options.child
+        write_json(asdict(run_cold(preset, int(tp))))
+        return 0
+    measured = measure(options.runs, Console(stderr=True))
+    if options.json:
+        write_json(_json(measured))
+    else:
+        _print(measured)
+    return 0 if measured.ok else 1
+
+
+def _json(measured: Measured) -> dict[str, Any]:
+    return {
+        "ok": measured.ok,
+        "cases": {name: [asdict(run) for run in runs] for name, runs in measured.cases.items()},
+        "help_seconds": measured.help_seconds,
+        "targets": [
+            {"what": what, "measured": found, "most": most, "unit": unit, "ok": found <= most}
+            for what, found, most, unit in measured.targets()
+        ],
+    }
+
+
+def _print(measured: Measured) -> None:
+    console = Console(width=110, highlight=False)
+    runs = len(measured.help_seconds)
+    table = Table(title=f"Cold compilation in seconds, median (min to max) of {runs} runs")
+    table.add_column("")
+    for name in measured.cases:
+        table.add_column(name, justify="right")
+    for column in COLUMNS:
+        table.add_row(
+            column, *(_spread([getattr(r, column) for r in own]) for own in measured.cases.values())
+        )
+    peaks = (max(run.peak_bytes for run in own) / 1e9 for own in measured.cases.values())
+    table.add_row("peak memory", *(f"{peak:.2f} GB" for peak in peaks))
+    console.print(table)
+    console.print("compile = capture + passes + check; imports are in none of them.\n")
+    for what, found, most, unit in measured.targets():
+        verdict = "met" if found <= most else "MISSED"
+        console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"

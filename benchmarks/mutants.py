@@ -1,0 +1,233 @@
+"""`python -m benchmarks mutants`: who notices mistakes in sharded graphs.
+
+Mistakes are put into sharded graphs of small real models, one at a time. Each mutant goes to
+the checker, and its ranks are run beside those of the right graph. Then every good pair, the
+official models at full size at every tp, goes to the checker, which must refuse none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.mutations import KINDS, Kind, Mutant, Verdict, graphs, judge, mutants_of
+from benchmarks.mutations.subjects import Graph
+from benchmarks.report import write_json
+
+CHECKER_TARGET = 0.95
+"""Of the mistakes of sharding, refused by the checker alone."""
+FEWEST = 150
+GOOD_TPS = range(2, 9)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A mutant, without its graph, and what was said of it."""
+
+    kind: Kind
+    name: str
+    verdict: Verdict
+
+    @property
+    def by_checker(self) -> bool:
+        return bool(self.verdict.checker)
+
+    @property
+    def by_numbers_only(self) -> bool:
+        return not self.verdict.checker and bool(self.verdict.numbers)
+
+    @property
+    def survived(self) -> bool:
+        return not self.verdict.checker and not self.verdict.numbers
+
+    @property
+    def unexplained(self) -> bool:
+        """It changes no number though its kind should: then it may be no mistake at all."""
+        return not self.verdict.numbers and not self.kind.silent
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind.name,
+            "sharding": self.kind.sharding,
+            "name": self.name,
+            "checker": self.verdict.checker,
+            "numbers": self.verdict.numbers,
+            "crash": self.verdict.crash,
+        }
+
+
+def results(
+    count: int, seed: int, on: Sequence[Graph] | None = None, kinds: Iterable[Kind] = KINDS
+) -> Iterator[Result]:
+    """Up to `count` mutants of every kind, judged."""
+    on = list(graphs()) if on is None else on
+    for kind in kinds:
+        for mutant in mutants_of(kind, on, count, seed):
+            yield _judged(mutant)
+
+
+def _judged(mutant: Mutant) -> Result:
+    return Result(mutant.kind, mutant.name, judge(mutant.gm, mutant.graph))
+
+
+def refused_pairs(name: str) -> list[str]:
+    """The tp at which the checker refuses an official model of full size."""
+    from tpcompile.errors import CompileError
+    from tpcompile.frontend import capture
+    from tpcompile.ir.checker import check_graph
+    from tpcompile.passes import default_pipeline, run_passes
+
+    torch.set_num_threads(1)
+    captured = capture(f"preset:{name}")
+    refused = []
+    for tp in GOOD_TPS:
+        try:
+            gm, _ = run_passes(captured.graph, default_pipeline(tp))
+        except CompileError as error:
+            refused.append(f"{name} tp={tp}: {error}")
+            continue
+        refused += [f"{name} tp={tp}: {problem}" for problem in check_graph(gm)]
+    return refused
+
+
+def _all_refused(console: Console) -> tuple[int, list[str]]:
+    """How many good pairs there are, and which are refused; two models at a time."""
+    from tpcompile.presets import DENSE
+
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        found = track(pool.map(refused_pairs, DENSE), "good pairs", len(DENSE), console=console)
+        return len(DENSE) * len(GOOD_TPS), [line for lines in found for line in lines]
+
+
+def shortfalls(found: Sequence[Result]) -> list[str]:
+    """The targets that the mutants miss, each in a sentence."""
+    sharding = [result for result in found if result.kind.sharding]
+    seen = sum(result.by_checker for result in sharding)
+    missed = []
+    if seen < CHECKER_TARGET * len(sharding):
+        missed.append(f"the checker refuses {seen} of {len(sharding)} mistakes of sharding")
+    missed += [
+        f"the checker fails with {result.verdict.crash}: {result.name}"
+        for result in found
+        if result.verdict.crash
+    ]
+    missed += [f"nothing notices {result.name}" for result in found if result.survived]
+    missed += [
+        f"the numbers do not change, so it may be no mistake: {result.name}"
+        for result in found
+        if result.unexplained and not result.survived
+    ]
+    produced = {result.kind.name for result in found}
+    missed += [f"no mutant of the kind {k.name!r}" for k in KINDS if k.name not in produced]
+    return missed
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 if a target is missed."""
+    parser = argparse.ArgumentParser("python -m benchmarks mutants", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--seed", type=int, default=0, help="chooses places, ranks and layers")
+    parser.add_argument("--per-kind", type=int, default=12, help="most mutants of a kind")
+    parser.add_argument("--no-pairs", action="store_true", help="leave the good pairs out")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    progress = Console(stderr=True)
+    most = options.per_kind * len(KINDS)
+    found = list(track(results(options.per_kind, options.seed), "mutants", most, console=progress))
+    pairs, refused = (0, []) if options.no_pairs else _all_refused(progress)
+    missed = shortfalls(found) + [f"a good pair is refused: {line}" for line in refused]
+    if len(found) < FEWEST:
+        missed.append(f"only {len(found)} mutants, {FEWEST} wanted")
+    if options.json:
+        write_json(_json(found, pairs, refused, missed, options.seed))
+    else:
+        _print(found, pairs, refused, missed, options.seed)
+    return 1 if missed else 0
+
+
+def _json(
+    found: Sequence[Result], pairs: int, refused: list[str], missed: list[str], seed: int
+) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "ok": not missed,
+        "missed": missed,
+        "good_pairs": pairs,
+        "refused_pairs": refused,
+        "mutants": [result.to_json() for result in found],
+    }
+
+
+def _print(
+    found: Sequence[Result], pairs: int, refused: list[str], missed: list[str], seed: int
+) -> None:
+    console = Console(width=110, highlight=False)
+    console.print(_table(found, seed))
+    _list(console, "Mistakes of sharding that only the numbers show", _unseen(found))
+    silent = [result for result in found if result.kind.silent and not result.verdict.numbers]
+    _list(console, "Refused, though the numbers are right", _grouped(silent))
+    _list(console, "Survivors", [result.name for result in found if result.survived])
+    if pairs:
+        console.print(f"\nGood pairs refused: {len(refused)} of {pairs}")
+    _list(console, "Missed", missed)
+    console.print("\nEvery target is met." if not missed else "\nA target is missed.")
+
+
+def _unseen(found: Sequence[Result]) -> list[str]:
+    return [
+        f"{result.name}: {result.verdict.numbers}"
+        for result in found
+        if result.by_numbers_only and result.kind.sharding
+    ]
+
+
+def _grouped(silent: Sequence[Result]) -> list[str]:
+    kinds = dict.fromkeys(result.kind for result in silent)
+    return [
+        f"{kind.name}, {sum(r.kind is kind for r in silent)} mutants: {kind.silent}"
+        for kind in kinds
+    ]
+
+
+def _list(console: Console, title: str, lines: Sequence[str]) -> None:
+    if lines:
+        console.print(f"\n{title}:")
+        for line in lines:
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def _table(found: Sequence[Result], seed: int) -> Table:
+    table = Table(title=f"Mutants of sharded graphs, seed {seed}", show_footer=False)
+    table.add_column("kind", no_wrap=True)
+    for heading in ("mutants", "checker", "numbers only", "survived", "checker %", "wrong numbers"):
+        table.add_column(heading, justify="right")
+    for sharding, title in ((True, "all of sharding"), (False, "all of the others")):
+        group = [result for result in found if result.kind.sharding is sharding]
+        for kind in dict.fromkeys(result.kind for result in group):
+            table.add_row(kind.name, *_counts([r for r in group if r.kind is kind]))
+        table.add_section()
+        table.add_row(title, *_counts(group), style="bold")
+        table.add_section()
+    table.add_row("all", *_counts(found), style="bold")
+    return table
+
+
+def _counts(group: Sequence[Result]) -> list[str]:
+    seen = sum(result.by_checker for result in group)
+    return [
+        str(len(group)),
+        str(seen),
+        str(sum(result.by_numbers_only for result in group)),
+        str(sum(result.survived for result in group)),
+        f"{100 * seen / len(group):.1f}" if group else "",
+        str(sum(bool(result.verdict.numbers) for result in group)),
+    ]

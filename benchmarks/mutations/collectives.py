@@ -1,0 +1,115 @@
+"""Mistakes with what crosses between ranks."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from benchmarks.mutations.draft import Draft, UnfitError
+from tpcompile.ir.meta import operand, value_type
+from tpcompile.ir.ops import (
+    ADD_RMS_NORM,
+    ALL_GATHER,
+    ALL_REDUCE,
+    COLLECTIVES,
+    REDUCE_SCATTER,
+    RMS_NORM,
+    VOCAB_EMBEDDING,
+    op_name,
+)
+from tpcompile.passes.rewrite import insert, insert_after
+
+aten = torch.ops.aten
+_SUMS = (ALL_REDUCE, REDUCE_SCATTER)
+
+
+def dropped(draft: Draft) -> str:
+    node = draft.pick(draft.calls(*COLLECTIVES), "collective")
+    node.replace_all_uses_with(operand(node))
+    draft.graph.erase_node(node)
+    return f"{op_name(node)} %{node.name} dropped"
+
+
+def doubled(draft: Draft) -> str:
+    """Not where rows are picked behind a gather: those picked lie in the first of the copies."""
+    options = [
+        node
+        for node in draft.calls(*COLLECTIVES)
+        if any(user.target is not aten.index_select.default for user in node.users)
+        or node.target is not ALL_GATHER
+    ]
+    node = draft.pick(options, "collective")
+    _again_behind(node, node)
+    return f"{op_name(node)} %{node.name} done twice"
+
+
+def past_nonlinear(draft: Draft) -> str:
+    """The sum is taken of norms instead of the norm of the sum.
+
+    Not right behind the embedding: there one rank has the row and the others zeros, so that
+    the sum of their norms is the norm of their sum.
+    """
+    node, reader = _read_sum(draft, RMS_NORM, ADD_RMS_NORM)
+    if operand(node).target is VOCAB_EMBEDDING and reader.target is RMS_NORM:
+        raise UnfitError("the terms of an embedding are rows or zeros")
+    _move_past(node, reader)
+    return f"{op_name(node)} %{node.name} moved past {op_name(reader)} %{reader.name}"
+
+
+def past_residual(draft: Draft) -> str:
+    """The residual is added on every rank, so it counts tp times."""
+    node, reader = _read_sum(draft, aten.add.Tensor)
+    _move_past(node, reader)
+    return f"{op_name(node)} %{node.name} moved past the addition %{reader.name}"
+
+
+def mistaken(draft: Draft) -> str:
+    """A gather where a sum belongs, or a sum where a gather belongs."""
+    node = draft.pick(draft.calls(*COLLECTIVES), "collective")
+    rest = () if node.target is ALL_GATHER else (draft.dice.randrange(2),)
+    with draft.graph.inserting_before(node):
+        target = ALL_REDUCE if node.target is ALL_GATHER else ALL_GATHER
+        new = insert(node, target, node.args[0], *rest)
+    new.meta["type"] = node.meta["type"]
+    node.replace_all_uses_with(new)
+    draft.graph.erase_node(node)
+    return f"{op_name(node)} %{node.name} became {op_name(new)}{list(rest)}"
+
+
+def gather_dim(draft: Draft) -> str:
+    node = draft.pick(draft.calls(ALL_GATHER), "gather")
+    node.update_arg(1, 1 - int(str(node.args[1])))
+    return f"%{node.name} gathers along dimension {node.args[1]}"
+
+
+def _read_sum(draft: Draft, *targets: object) -> tuple[fx.Node, fx.Node]:
+    """A sum and a reader of it; readers that add a bias belong to another kind."""
+    pairs = [
+        (node, reader)
+        for node in draft.calls(*_SUMS)
+        for reader in node.users
+        if reader.target in targets
+        and (
+            reader.target is not aten.add.Tensor
+            or not any(source.op == "get_attr" for source in reader.all_input_nodes)
+        )
+    ]
+    return draft.pick(pairs, "sum before such an op")
+
+
+def _move_past(node: fx.Node, reader: fx.Node) -> None:
+    reader.replace_input_with(node, operand(node))
+    items = [user for user in reader.users if user.target is operator.getitem]
+    for value in items or [reader]:
+        _again_behind(value, node)
+    if not node.users:
+        node.graph.erase_node(node)
+
+
+def _again_behind(value: fx.Node, collective: fx.Node) -> None:
+    """The same collective on `value`, whose readers read the result."""
+    new = insert_after(value, collective.target, value, *collective.args[1:])
+    new.meta["type"] = value_type(collective)
+    value.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)

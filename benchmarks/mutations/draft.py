@@ -1,0 +1,172 @@
+"""A graph to be spoilt: a clone, the dice, and the questions that every mutator asks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.layout import AnyLayout, FusedLayout, Interval, Layout, TokenLayout
+from tpcompile.ir.meta import (
+    Parameter,
+    info_of,
+    new_parameter,
+    origin_of,
+    parameter_of,
+    parameters,
+    set_parameter,
+    value_type,
+)
+from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.recipe import Concat, Recipe, Tensor, shape_of, shard, take
+from tpcompile.ir.types import Shard
+
+T = TypeVar("T")
+aten = torch.ops.aten
+
+
+class UnfitError(Exception):
+    """This graph has no place where the mistake could be made."""
+
+
+@dataclass
+class Draft:
+    """A clone of a sharded graph that a mutator edits in place."""
+
+    gm: fx.GraphModule
+    dice: random.Random
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.gm.graph
+
+    @property
+    def tp(self) -> int:
+        return info_of(self.gm).tp
+
+    def pick(self, options: Iterable[T], what: str) -> T:
+        found = list(options)
+        if not found:
+            raise UnfitError(f"there is no {what}")
+        return self.dice.choice(found)
+
+    def calls(self, *targets: Any) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.target in targets]
+
+    def split_parameters(self, dim: int | None = None, axis: str = "") -> list[fx.Node]:
+        """Parameters split along `dim`, with `axis` among what they are split by."""
+        return [
+            node
+            for node in parameters(self.graph)
+            if isinstance(kind := value_type(node).placement, Shard)
+            and dim in (None, kind.dim)
+            and (not axis or any(part.axis == axis for part in segments(kind.layout)))
+        ]
+
+    def new_parameter(self, like: fx.Node, name: str, parameter: Parameter) -> fx.Node:
+        """A parameter right before `like`."""
+        with self.graph.inserting_before(like):
+            return new_parameter(self.graph, name, parameter, origin_of(like), self.gm)
+
+
+def segments(layout: AnyLayout) -> tuple[Layout, ...]:
+    """The layouts that lie one after the other along a dimension."""
+    if isinstance(layout, FusedLayout):
+        return layout.segments
+    return () if isinstance(layout, TokenLayout) else (layout,)
+
+
+def shard_of(node: fx.Node) -> Shard:
+    placement = value_type(node).placement
+    assert isinstance(placement, Shard)
+    return placement
+
+
+def segments_of(node: fx.Node) -> tuple[Layout, ...]:
+    return segments(shard_of(node).layout)
+
+
+def layer_of(node: fx.Node) -> int | None:
+    return origin_of(node).layer
+
+
+def joined(parts: tuple[Layout, ...]) -> Layout | FusedLayout:
+    return parts[0] if len(parts) == 1 else FusedLayout(parts)
+
+
+def relayout(node: fx.Node, axis: str, new: Layout) -> None:
+    """Split the parameter anew: what was split by `axis` is split as `new`, in units of its own.
+
+    The type and all the recipes say the same thing: only what surrounds them disagrees.
+    """
+    parts = tuple(new if part.axis == axis else part for part in segments_of(node))
+    set_parameter(node, parameter_of(node).sharded(shard_of(node).dim, joined(parts)))
+
+
+def with_parts(layout: Layout, parts: Iterable[tuple[Interval, ...]]) -> Layout:
+    return replace(layout, parts=tuple(parts))
+
+
+def replicate(node: fx.Node, ranks: int) -> None:
+    parameter = parameter_of(node)
+    set_parameter(node, Parameter.replicated(parameter.whole, parameter.type.dtype, ranks))
+
+
+def set_shard(node: fx.Node, rank: int, recipe: Recipe) -> None:
+    """Another recipe for one rank; the type stays."""
+    parameter = parameter_of(node)
+    shards = list(parameter.shards)
+    shards[rank] = recipe
+    set_parameter(node, replace(parameter, shards=tuple(shards)))
+
+
+def slices(node: fx.Node, rank: int) -> list[tuple[Layout, Interval]]:
+    """The runs of a rank along the split dimension, each with the layout it belongs to."""
+    found = []
+    offset = 0
+    for part in segments_of(node):
+        found += [(part, (offset + a, offset + b)) for a, b in part.intervals(rank)]
+        offset += part.size
+    return found
+
+
+def slice_anew(node: fx.Node, rank: int, intervals: Iterable[Interval]) -> None:
+    """Let a rank read these runs along the split dimension; the type stays."""
+    whole, dim = parameter_of(node).whole, shard_of(node).dim
+    set_shard(node, rank, shard(whole, dim, list(intervals)))
+
+
+def tiled(tensor: Recipe, length: int) -> Recipe:
+    """A vector, repeated until it is `length` long."""
+    (width,) = shape_of(tensor)
+    copies = -(-length // width)
+    return take(Concat((tensor,) * copies, 0), 0, 0, length)
+
+
+def renamed(recipe: Recipe, old: str, new: str) -> Recipe:
+    """The same recipe over tensors whose names have `new` for `old`."""
+    match recipe:
+        case Tensor(name=name):
+            return replace(recipe, name=name.replace(old, new))
+        case Concat(sources=sources):
+            return replace(recipe, sources=tuple(renamed(s, old, new) for s in sources))
+        case _:
+            return replace(recipe, source=renamed(recipe.source, old, new))
+
+
+def linears_behind(node: fx.Node) -> Iterator[fx.Node]:
+    """The nearest linears that a value is computed by."""
+    if node.target is LINEAR:
+        yield node
+        return
+    for source in node.all_input_nodes:
+        if layer_of(source) == layer_of(node) and source.op == "call_function":
+            yield from linears_behind(source)
+
+
+def rank_of_some(draft: Draft, fits: Iterable[bool]) -> int:
+    return draft.pick([rank for rank, fit in enumerate(fits) if fit], "rank that it fits")

@@ -1,0 +1,94 @@
+"""The table of mistakes: each kind with what makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.mutations import collectives, functions, heads, layouts, nodes, slices, vocabulary
+from benchmarks.mutations.draft import Draft
+
+Mutate = Callable[[Draft], str]
+"""Edits the graph and says what it did, or raises `UnfitError`."""
+
+_DERIVED = "every rank's number is derived from the layout, whatever the node says"
+_MEMORY = "the rows are right, but each rank holds them twice"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to be wrong. `silent` says why the numbers may be right all the same."""
+
+    name: str
+    ways: tuple[Mutate, ...]
+    sharding: bool = True
+    """Whether it is a mistake of sharding, which the checker is to see."""
+    silent: str = ""
+
+
+def _kind(name: str, *ways: Mutate, silent: str = "") -> Kind:
+    return Kind(name, ways, silent=silent)
+
+
+def _other(name: str, *ways: Mutate) -> Kind:
+    return Kind(name, ways, sharding=False)
+
+
+KINDS: tuple[Kind, ...] = (
+    _kind("collective dropped", collectives.dropped),
+    _kind("collective doubled", collectives.doubled),
+    _kind("collective past a non-linear op", collectives.past_nonlinear),
+    _kind("collective past the residual", collectives.past_residual),
+    _kind("sum for gather, gather for sum", collectives.mistaken),
+    _kind("gather along another dim", collectives.gather_dim),
+    _kind("wrong shard dim", layouts.shard_dim),
+    _kind("row weight split by rows", layouts.shard_dim_of_rows, slices.transposed_split),
+    _kind("swapped slices", slices.swapped, slices.swapped_heads),
+    _kind("shifted slices", slices.shifted),
+    _kind("slice of another layer", slices.other_layer),
+    _kind("fused, then sharded as one", slices.fused_as_one),
+    _kind("fused parts in another order", slices.parts_swapped),
+    _kind("fused parts read in another order", nodes.parts_read_swapped),
+    _kind("wrong KV head", heads.other_kv_heads, nodes.kv_map_given),
+    _kind("KV head by rank // k", heads.kv_by_habit),
+    _kind("head split across ranks", heads.head_split, nodes.split_twice),
+    _kind("bias on every rank", nodes.bias_on_every_rank),
+    _kind("bias split unlike its weight", layouts.bias_elsewhere),
+    _kind("norm over a sharded axis", nodes.norm_over_heads, nodes.norm_of_split),
+    _kind("norm weight split", nodes.norm_weight_split),
+    _kind("vocabulary offset missing", vocabulary.plain_embedding, vocabulary.plain_rows),
+    _kind("vocabulary offset given", vocabulary.offset_given, silent=_DERIVED),
+    _kind(
+        "mask missing on padded rows",
+        vocabulary.ids_clamped,
+        vocabulary.ids_wrapped,
+        vocabulary.padded_whole,
+        vocabulary.padded_each,
+    ),
+    _kind("layouts differ between q and o", layouts.sides_differ),
+    _kind("k unlike v, gate unlike up", layouts.parts_differ),
+    _kind("split for another number of ranks", layouts.too_many_ranks),
+    _kind("scatter to another number of ranks", layouts.scatter_for_more, silent=_DERIVED),
+    _kind("uneven split with a gap", layouts.gap),
+    _kind("uneven split with an overlap", layouts.overlap),
+    _kind("Partial into swiglu", nodes.partial_into_swiglu),
+    _kind("Partial into attention", nodes.partial_into_attention),
+    _kind(
+        "tied weight split twice", vocabulary.tied_twice, vocabulary.tied_other_dim, silent=_MEMORY
+    ),
+    _kind("local sizes in a split", nodes.local_split_sizes, silent=_DERIVED),
+    _kind("split sizes swapped", nodes.split_sizes_swapped, silent=_DERIVED),
+    _other("k for v, gate for up", functions.fused_parts_swapped, functions.gate_for_up),
+    _other("keys used as values", functions.keys_for_values),
+    _other("tensor of another layer", functions.wrong_tensor, functions.parameter_of_other_layer),
+    _other("eps changed", functions.eps),
+    _other("scale changed", functions.scale),
+    _other("window changed", functions.window),
+    _other("rotation dropped", functions.rope_dropped, functions.rope_tables),
+    _other("norm dropped", functions.norm_dropped),
+    _other("norms swapped", functions.norms_swapped),
+    _other("residual from elsewhere", functions.residual),
+    _other("starts from elsewhere", functions.sequences_joined),
+    _other("ids made local twice", vocabulary.token_offset_twice),
+    _other("head tied that is not", vocabulary.head_untied),
+)

@@ -1,0 +1,60 @@
+"""Makes mutants: each kind spread over the graphs, all by one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from benchmarks.mutations.draft import Draft, UnfitError
+from benchmarks.mutations.kinds import Kind, Mutate
+from benchmarks.mutations.subjects import Graph
+from tpcompile.passes.manager import clone
+
+_ROUNDS = 3
+"""How often a graph is tried for one kind before the kind has as many as there are."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A graph with one mistake in it."""
+
+    kind: Kind
+    graph: Graph
+    what: str
+    gm: fx.GraphModule
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind.name} [{self.graph.name}]: {self.what}"
+
+
+def mutants_of(kind: Kind, graphs: Sequence[Graph], count: int, seed: int) -> Iterator[Mutant]:
+    """Up to `count` different mutants of one kind."""
+    dice = random.Random(f"{seed} {kind.name}")
+    seen: set[str] = set()
+    for _ in range(_ROUNDS):
+        for graph in dice.sample(graphs, len(graphs)):
+            if len(seen) == count:
+                return
+            turn = len(seen) % len(kind.ways)
+            ways = (*kind.ways[turn:], *kind.ways[:turn])
+            mutant = _first_fit(kind, ways, graph, dice)
+            if mutant is not None and mutant.name not in seen:
+                seen.add(mutant.name)
+                yield mutant
+
+
+def _first_fit(
+    kind: Kind, ways: Sequence[Mutate], graph: Graph, dice: random.Random
+) -> Mutant | None:
+    """The first way to make the mistake that has a place in the graph."""
+    for mutate in ways:
+        draft = Draft(clone(graph.gm), random.Random(dice.random()))
+        try:
+            return Mutant(kind, graph, mutate(draft), draft.gm)
+        except UnfitError:
+            continue
+    return None

@@ -1,0 +1,139 @@
+"""The graphs that mistakes are put into: small real models, sharded several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.frontend import Captured, capture
+from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline, run_passes
+from tpcompile.presets import preset
+from tpcompile.runtime.weights import RandomWeights
+
+_SMALL = {"num_hidden_layers": 2, "max_position_embeddings": 256, "dtype": "float32"}
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 96,
+    "intermediate_size": 176,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 1009,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+_UNFUSED = (
+    "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
+    "shard-linears,kv-heads,vocab-parallel,insert-collectives"
+)
+PIPELINES = {
+    "fused": "",
+    "unfused": _UNFUSED,
+    "sequence-parallel": f"{_UNFUSED},sequence-parallel,fuse-qkv,fuse-gate-up",
+}
+"""Ways to the sharded graph, as pipeline text; empty for the standard one."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A small model whose attention, embedding and MLP all weigh in the logits."""
+
+    name: str
+    values: dict[str, Any] = field(hash=False, compare=False)
+    tps: tuple[int, ...]
+
+    @cached_property
+    def captured(self) -> Captured:
+        from transformers import AutoConfig
+
+        return capture(AutoConfig.for_model(**self.values), dtype=torch.float32)
+
+    @cached_property
+    def read(self) -> UnitGain:
+        return UnitGain(RandomWeights(self.captured, seed=0))
+
+
+class UnitGain:
+    """Random tensors whose matrices keep the size of what goes through them.
+
+    With the spread of an untrained model a layer hardly changes the residual, and a mistake in
+    attention could hide in the rounding of the logits.
+    """
+
+    def __init__(self, source: RandomWeights) -> None:
+        self._source = source
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        if name not in self._tensors:
+            tensor = self._source.whole(name)
+            if tensor.dim() == 2:
+                tensor = tensor / (tensor.std() * tensor.shape[1] ** 0.5)
+            self._tensors[name] = tensor
+        return self._tensors[name][index]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A subject sharded over some ranks by one of the pipelines."""
+
+    subject: Subject
+    tp: int
+    pipeline: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.subject.name} tp={self.tp} {self.pipeline}"
+
+    @cached_property
+    def gm(self) -> fx.GraphModule:
+        """Never changed: mistakes are put into clones."""
+        text = PIPELINES[self.pipeline]
+        passes = for_ranks(parse_pipeline(text), self.tp) if text else default_pipeline(self.tp)
+        return run_passes(self.subject.captured.graph, passes)[0]
+
+
+SUBJECTS = (
+    Subject("tiny-qwen2", preset("tiny-qwen2"), (2, 3, 5)),
+    Subject("tiny-qwen3", preset("tiny-qwen3"), (2, 3, 4, 6)),
+    Subject(
+        "small-qwen2.5-0.5b",
+        {
+            **preset("qwen2.5-0.5b"),
+            **_SMALL,
+            "hidden_size": 112,
+            "intermediate_size": 608,
+            "vocab_size": 1009,
+        },
+        (2, 4, 5),
+    ),
+    Subject(
+        "small-qwen3-8b",
+        {
+            **preset("qwen3-8b"),
+            **_SMALL,
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "head_dim": 8,
+            "vocab_size": 1009,
+        },
+        (2, 4, 6),
+    ),
+    Subject("biased-llama", {**_LLAMA, **_SMALL}, (2, 4, 5)),
+)
+
+
+def graphs(subjects: Iterable[Subject] = SUBJECTS) -> Iterator[Graph]:
+    """Every subject at each of its tp by each pipeline."""
+    for subject in subjects:
+        for tp in subject.tps:
+            for pipeline in PIPELINES:
+                yield Graph(subject, tp, pipeline)

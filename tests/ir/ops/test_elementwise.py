@@ -1,0 +1,200 @@
+"""Elementwise ops: where results lie, the dtypes of torch, what a Partial may not meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from tests.ir.ranks import (
+    Operand,
+    operand,
+    random,
+    refusal,
+    refused,
+    run,
+    sound_or_refused,
+    whole_numbers,
+)
+from tests.ir.strategies import EXAMPLES, RANKS, fused_layouts, layouts
+from tpcompile.ir.layout import Layout, TokenLayout, even_runs
+from tpcompile.ir.ops import SWIGLU
+from tpcompile.ir.types import PARTIAL, Shard, ValueType
+
+aten = torch.ops.aten
+FLOATS = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
+UNARY: dict[Any, tuple[Any, ...]] = {
+    aten.neg.default: (),
+    aten.silu.default: (),
+    aten.rsqrt.default: (),
+    aten.pow.Tensor_Scalar: (2,),
+    aten.to.dtype: (torch.bfloat16,),
+    aten.mul.Tensor: (0.5,),
+    aten.add.Tensor: (1e-6,),
+}
+"""Ops with one operand that is a value, and their other arguments."""
+
+ROUNDED = (aten.silu.default, SWIGLU)
+"""Torch computes them in vectors and the rest behind the last vector one by one, and the two
+round differently: an element's last bit depends on where it lies."""
+
+LEFT = Layout("ffn", 6, 1, even_runs(6, 2))
+RIGHT = Layout("ffn", 6, 1, (((0, 2),), ((2, 6),)))
+
+
+def positive(*shape: int) -> Operand:
+    given = random(*shape)
+    return Operand(given.whole.abs() + 0.5, given.kind)
+
+
+@pytest.mark.parametrize("op", UNARY, ids=str)
+@EXAMPLES
+@given(data=st.data(), ranks=RANKS)
+def test_one_operand_keeps_its_placement(op: Any, data: st.DataObject, ranks: int) -> None:
+    layout = data.draw(
+        st.one_of(layouts(ranks, overlapping=True), fused_layouts(ranks, overlapping=True))
+    )
+    dim = data.draw(st.integers(0, 1))
+    x = positive(*((layout.size, 3) if dim == 0 else (3, layout.size))).sharded(dim, layout)
+    outcome = run(op, x, *UNARY[op], ranks=ranks)
+    assert isinstance(outcome.kind, ValueType)
+    assert outcome.kind.placement == Shard(dim, layout)
+    outcome.assert_sound(exact=op not in ROUNDED)
+
+
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU], ids=str)
+@EXAMPLES
+@given(data=st.data(), ranks=RANKS)
+def test_two_operands_alike_keep_their_placement(op: Any, data: st.DataObject, ranks: int) -> None:
+    layout = data.draw(
+        st.one_of(layouts(ranks, overlapping=True), fused_layouts(ranks, overlapping=True))
+    )
+    x = random(3, layout.size).sharded(1, layout)
+    y = random(3, layout.size, seed=1).sharded(1, layout)
+    run(op, x, y, ranks=ranks).assert_sound(exact=op not in ROUNDED)
+
+
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor], ids=str)
+@EXAMPLES
+@given(data=st.data(), ranks=RANKS)
+def test_operands_spread_over_each_other(op: Any, data: st.DataObject, ranks: int) -> None:
+    """Any shapes and placements that the rule takes give what torch gives."""
+    layout = data.draw(layouts(ranks, overlapping=True))
+    shape = (layout.size, 2, layout.size)
+    dim = data.draw(st.integers(0, 2))
+    given = []
+    for seed in range(2):
+        kept = [data.draw(st.booleans()) for _ in shape]
+        own = [extent if keep else 1 for extent, keep in zip(shape, kept, strict=True)]
+        drop = data.draw(st.integers(0, 2)) if not any(kept[:2]) else 0
+        x = random(*own[drop:], seed=seed)
+        place = dim - drop
+        if place >= 0 and x.kind.shape[place] == layout.size and data.draw(st.booleans()):
+            x = x.sharded(place, layout)
+        given.append(x)
+    rule = refusal(op, *given)
+    assert rule in (None, "same-layout")
+    if rule is None:
+        run(op, *given, ranks=ranks).assert_sound(exact=True)
+
+
+@EXAMPLES
+@given(RANKS, st.integers(1, 9))
+def test_tokens_on_ranks_stay_there(ranks: int, tokens: int) -> None:
+    x, y = (
+        random(tokens, 4, symbols=["T"], seed=seed).sharded(0, TokenLayout(ranks))
+        for seed in range(2)
+    )
+    run(aten.add.Tensor, x, y, ranks=ranks).assert_sound(exact=True)
+    run(aten.mul.Tensor, x, random(4), ranks=ranks).assert_sound(exact=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "others"),
+    [(aten.neg.default, ()), (aten.mul.Tensor, (2.0,)), (aten.add.Tensor, None)],
+    ids=str,
+)
+def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> None:
+    x = whole_numbers(3, 4).partial()
+    arguments = [whole_numbers(3, 4, seed=1).partial()] if others is None else others
+    outcome = run(op, x, *arguments, ranks=3)
+    assert isinstance(outcome.kind, ValueType)
+    assert outcome.kind.placement == PARTIAL
+    outcome.assert_sound(exact=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "others"),
+    [
+        (aten.silu.default, ()),
+        (aten.rsqrt.default, ()),
+        (aten.pow.Tensor_Scalar, (2,)),
+        (aten.to.dtype, (torch.bfloat16,)),
+        (aten.add.Tensor, (1.0,)),
+        (aten.add.Tensor, (random(3, 6),)),
+        (aten.mul.Tensor, (random(3, 6),)),
+        (aten.mul.Tensor, (random(3, 6).partial(),)),
+        (SWIGLU, (random(3, 6),)),
+        (SWIGLU, (random(3, 6).partial(),)),
+    ],
+    ids=str,
+)
+def test_refuses_a_sum_not_taken(op: Any, others: tuple[Any, ...]) -> None:
+    error = refused("partial-nonlinear", op, random(3, 6).partial(), *others)
+    assert "all_reduce" in error.hint
+
+
+def test_refuses_a_sum_not_taken_on_either_side() -> None:
+    for op in (aten.add.Tensor, aten.mul.Tensor, SWIGLU):
+        refused("partial-nonlinear", op, random(3, 6), random(3, 6).partial())
+
+
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, SWIGLU], ids=str)
+def test_refuses_layouts_that_differ(op: Any) -> None:
+    x = random(6, 6)
+    for one, other in (
+        (x.sharded(1, LEFT), x.sharded(1, RIGHT)),
+        (x.sharded(1, LEFT), x.sharded(1, Layout("heads", 6, 1, LEFT.parts))),
+        (x.sharded(1, LEFT), x.sharded(0, LEFT)),
+        (x.sharded(1, LEFT), x),
+        (x, x.sharded(1, LEFT)),
+    ):
+        refused("same-layout", op, one, other)
+
+
+def test_refuses_shapes_that_do_not_fit() -> None:
+    refused("broadcast", aten.add.Tensor, random(3, 4), random(3, 5))
+    refused("broadcast", aten.add.Tensor, random(3, 4, symbols=["T"]), random(3, 4))
+    refused("broadcast", aten.add.Tensor, random(3, 4).partial(), random(4).partial())
+    refused("swiglu", SWIGLU, random(3, 4), random(1, 4))
+
+
+def test_refuses_a_scaled_sum() -> None:
+    refused("plain-add", aten.add.Tensor, random(3), random(3), alpha=2)
+
+
+@EXAMPLES
+@given(FLOATS, FLOATS, st.booleans())
+def test_two_dtypes_become_what_torch_makes_of_them(
+    one: torch.dtype, other: torch.dtype, scalar: bool
+) -> None:
+    x = operand(torch.ones(3, dtype=one))
+    y = operand(torch.ones((), dtype=other) if scalar else torch.ones(3, dtype=other))
+    for op in (aten.add.Tensor, aten.mul.Tensor):
+        sound_or_refused(op, x, y)
+
+
+@pytest.mark.parametrize("op", [aten.mul.Tensor, aten.add.Tensor, aten.pow.Tensor_Scalar], ids=str)
+def test_whole_numbers_and_a_fraction_become_what_torch_makes_of_them(op: Any) -> None:
+    sound_or_refused(op, operand(torch.arange(1, 4)), 0.5)
+
+
+def test_swiglu_is_hugging_face_s_product() -> None:
+    gate, up = random(5, 7).whole, random(5, 7, seed=1).whole
+    for dtype in (torch.float32, torch.bfloat16):
+        g, u = gate.to(dtype), up.to(dtype)
+        assert torch.equal(SWIGLU(g, u), functional.silu(g) * u)

@@ -1,0 +1,102 @@
+"""The rotation: Hugging Face's bits, whole heads, and the tables' tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+from tests.ir.ranks import operand, random, refused, run, sound_or_refused
+from tests.ir.strategies import EXAMPLES, RANKS, layouts
+from tpcompile.ir.layout import Layout, TokenLayout, even_runs
+from tpcompile.ir.ops import ROPE, ROTARY, SPECS, TABLES
+from tpcompile.ir.types import ValueType
+
+HEADS = Layout("heads", 4, 1, even_runs(4, 2))
+WIDTH = Layout("width", 8, 1, even_runs(8, 2))
+X, COS, SIN = random(3, 4, 8), random(3, 8, seed=1), random(3, 8, seed=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [2, 16, 64, 80, 96, 128])
+def test_the_bits_are_hugging_face_s(width: int, dtype: Any) -> None:
+    """Theirs is `[batch, heads, tokens, width]`, ours `[tokens, heads, width]`."""
+    q, k = (random(5, 3, width, seed=seed).whole.to(dtype) for seed in range(2))
+    cos, sin = (random(5, width, seed=seed).whole.to(dtype) for seed in (2, 3))
+    theirs = apply_rotary_pos_emb(
+        q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos[None], sin[None]
+    )
+    for ours, expected in zip((q, k), theirs, strict=True):
+        assert torch.equal(ROPE(ours, cos, sin), expected[0].transpose(0, 1))
+
+
+@EXAMPLES
+@given(st.data(), RANKS)
+def test_heads_on_ranks(data: st.DataObject, ranks: int) -> None:
+    layout = data.draw(layouts(ranks, overlapping=True, grain=1))
+    x = random(3, layout.size, 8).sharded(1, layout)
+    run(ROPE, x, COS, SIN, ranks=ranks).assert_sound(exact=True)
+
+
+@EXAMPLES
+@given(st.integers(1, 9), RANKS)
+def test_tokens_on_ranks(tokens: int, ranks: int) -> None:
+    layout = TokenLayout(ranks)
+    x = random(tokens, 4, 8, symbols=["T"]).sharded(0, layout)
+    cos, sin = (random(tokens, 8, symbols=["T"], seed=s).sharded(0, layout) for s in (1, 2))
+    run(ROPE, x, cos, sin, ranks=ranks).assert_sound(exact=True)
+
+
+def test_refuses_half_a_head() -> None:
+    refused("whole-heads", ROPE, X.sharded(2, WIDTH), COS, SIN)
+    refused("rope", ROPE, X, COS.sharded(1, WIDTH), SIN.sharded(1, WIDTH))
+
+
+def test_refuses_sums_not_taken() -> None:
+    refused("partial-nonlinear", ROPE, X.partial(), COS, SIN)
+
+
+def test_refuses_tables_whose_sum_was_not_taken() -> None:
+    """Each rank would rotate by another angle, and the type would say they are all alike."""
+    refused("partial-nonlinear", ROPE, X, COS.partial(), SIN.partial())
+    refused("partial-nonlinear", ROPE, X.sharded(1, HEADS), COS.partial(), SIN.partial())
+
+
+def test_refuses_tables_of_other_tokens_or_widths() -> None:
+    for tables in (random(2, 8), random(3, 4), random(3, 4, 8)):
+        refused("rope", ROPE, X, tables, tables)
+    refused("rope", ROPE, random(12, 8), COS, SIN)
+    whole = random(4, 4, 8, symbols=["T"])
+    tables = random(4, 8, symbols=["T"])
+    refused("rope", ROPE, whole.sharded(0, TokenLayout(2)), tables, tables)
+    split = tables.sharded(0, TokenLayout(2))
+    refused("rope", ROPE, whole, split, split)
+    refused("rope", ROPE, whole, split, tables)
+
+
+def test_wide_tables_give_what_torch_gives() -> None:
+    """bf16 heads rotated by fp32 tables are fp32: the type must say so, or refuse."""
+    x = operand(X.whole.bfloat16())
+    sound_or_refused(ROPE, x, COS, SIN)
+
+
+@pytest.mark.parametrize("target", [TABLES, ROTARY], ids=str)
+def test_tables_have_the_tokens_the_width_and_the_dtype(target: Any) -> None:
+    positions = ValueType(("T",), torch.int64)
+    found = SPECS[target].rule(positions, 16, torch.bfloat16)
+    assert found == (ValueType(("T", 16), torch.bfloat16),) * 2
+
+
+def test_refuses_tables_of_some_tokens() -> None:
+    positions = operand(torch.arange(4), ["T"]).sharded(0, TokenLayout(2))
+    refused("positions", TABLES, positions, 16, torch.float32)
+
+
+def test_the_mark_of_the_tables_computes_nothing() -> None:
+    """The numbers are the model's own module's; to run the mark itself is a mistake."""
+    with pytest.raises(RuntimeError, match="only marks"):
+        TABLES(torch.arange(3), 16, torch.float32)

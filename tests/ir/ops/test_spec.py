@@ -1,0 +1,215 @@
+"""Every op is declared whole: a rule, a cost, a reference, arguments, and a fake that agrees."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.ir.ranks import infer, operand, random, run, whole_numbers
+from tpcompile.ir.ops import (
+    ADD_RMS_NORM,
+    ALL_GATHER,
+    ALL_REDUCE,
+    ATTENTION,
+    EMBEDDING,
+    LINEAR,
+    REDISTRIBUTE,
+    REDUCE_SCATTER,
+    RMS_NORM,
+    ROPE,
+    ROTARY,
+    SPECS,
+    SWIGLU,
+    TABLES,
+    VOCAB_EMBEDDING,
+    Cost,
+    op_name,
+    spec_of,
+)
+from tpcompile.ir.ops.spec import local_bytes, numel
+from tpcompile.ir.types import ValueType
+
+aten = torch.ops.aten
+X = random(4, 6)
+IDS = operand(torch.tensor([2, 0]))
+HEADS, TABLE = random(4, 2, 6), random(4, 6, seed=1)
+STARTS = operand(torch.tensor([0, 1, 4]))
+
+SAMPLES: dict[Any, tuple[Any, ...]] = {
+    aten.view.default: (X, [2, 12]),
+    aten.reshape.default: (X, [2, -1]),
+    aten.transpose.int: (X, 0, 1),
+    aten.unsqueeze.default: (X, 1),
+    aten.select.int: (X, 0, 1),
+    aten.slice.Tensor: (X, 1, 2, 5, 2),
+    aten.cat.default: ([X, X], 1),
+    aten.unflatten.int: (X, 1, [-1, 3]),
+    aten.flatten.using_ints: (X, 0, 1),
+    aten.split_with_sizes.default: (X, [4, 2], 1),
+    aten.index_select.default: (X, 0, IDS),
+    aten.index.Tensor: (X, [None, IDS]),
+    aten.contiguous.default: (X,),
+    aten.alias.default: (X,),
+    aten.clone.default: (X,),
+    aten.dropout.default: (X, 0.5, False),
+    aten.add.Tensor: (X, random(6)),
+    aten.mul.Tensor: (X, random(4, 1)),
+    aten.neg.default: (X,),
+    aten.silu.default: (X,),
+    aten.rsqrt.default: (operand(X.whole.abs() + 1),),
+    aten.pow.Tensor_Scalar: (X, 2),
+    aten.to.dtype: (X, torch.bfloat16),
+    aten.mean.dim: (X, [-1], True),
+    EMBEDDING: (X, IDS),
+    LINEAR: (X, random(3, 6), random(3)),
+    VOCAB_EMBEDDING: (X, IDS),
+    RMS_NORM: (X, random(6), 1e-6),
+    ADD_RMS_NORM: (X, random(4, 6, seed=1), random(6), 1e-6),
+    ROPE: (HEADS, TABLE, TABLE),
+    SWIGLU: (X, X),
+    ATTENTION: (HEADS, random(4, 1, 6), random(4, 1, 6), STARTS, 0.5, 2, 0),
+    REDISTRIBUTE: (X,),
+    ALL_REDUCE: (whole_numbers(4, 6).partial(),),
+    ALL_GATHER: (X, 0),
+    REDUCE_SCATTER: (whole_numbers(4, 6).partial(), 1),
+}
+"""Operands of every op that computes. All gather and scatter, which need a split, are run apart."""
+
+NOT_RUN = {aten.sym_size.int, operator.getitem, ROTARY, TABLES}
+"""A number, a choice, and the marks of the model's own tables: each has its test elsewhere."""
+
+APART = {ALL_GATHER, REDUCE_SCATTER}
+COMPUTED = [target for target in SAMPLES if target not in APART]
+OURS = [target for target in SPECS if SPECS[target].name.startswith("tpc.")]
+CUSTOM = [target for target in OURS if target in SAMPLES]
+
+
+def tensors(arguments: Any) -> Any:
+    if isinstance(arguments, list | tuple):
+        return type(arguments)(tensors(argument) for argument in arguments)
+    return getattr(arguments, "whole", arguments)
+
+
+@pytest.mark.parametrize("target", SPECS, ids=lambda target: SPECS[target].name)
+def test_every_op_is_declared_whole(target: Any) -> None:
+    spec = SPECS[target]
+    assert spec.target is target
+    assert (spec.name and "." in spec.name) or target is operator.getitem
+    assert all(map(callable, (spec.rule, spec.cost, spec.reference)))
+    assert spec.argument_names and len(set(spec.argument_names)) == len(spec.argument_names)
+    assert set(spec.keyword_only) <= set(spec.argument_names)
+    if hasattr(target, "_schema"):
+        assert spec.argument_names == tuple(a.name for a in target._schema.arguments)
+    if target in OURS and target is not ROTARY:
+        assert target.namespace == "tpc"
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Meta")
+
+
+def test_every_op_has_a_sample() -> None:
+    assert set(SAMPLES) | NOT_RUN == set(SPECS)
+    assert len({spec.name for spec in SPECS.values()}) == len(SPECS) - 1, "rotary has two targets"
+
+
+@pytest.mark.parametrize("target", COMPUTED, ids=lambda target: SPECS[target].name)
+def test_the_rule_s_shape_and_dtype_are_the_op_s(target: Any) -> None:
+    run(target, *SAMPLES[target], ranks=2).assert_sound(exact=True)
+
+
+@pytest.mark.parametrize("target", SAMPLES, ids=lambda target: SPECS[target].name)
+def test_the_fake_has_the_shape_and_dtype_of_the_reference(target: Any) -> None:
+    arguments = tensors(SAMPLES[target])
+    found = target(*arguments)
+    with FakeTensorMode() as mode:
+        faked = [_fake(mode, argument) for argument in arguments]
+        fake = target(*faked)
+    several = isinstance(found, list | tuple)
+    for real, imagined in zip(*((found, fake) if several else ([found], [fake])), strict=True):
+        assert (real.shape, real.dtype) == (imagined.shape, imagined.dtype)
+
+
+def _fake(mode: FakeTensorMode, argument: Any) -> Any:
+    if isinstance(argument, list):
+        return [_fake(mode, item) for item in argument]
+    return mode.from_tensor(argument) if isinstance(argument, torch.Tensor) else argument
+
+
+@pytest.mark.parametrize("target", CUSTOM, ids=lambda target: SPECS[target].name)
+def test_torch_finds_our_ops_well_made(target: Any) -> None:
+    """Schema (nothing mutated, nothing aliased) and fake, as torch checks them."""
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(target, tuple(tensors(SAMPLES[target])), test_utils=checks)
+
+
+@pytest.mark.parametrize("target", CUSTOM, ids=lambda target: SPECS[target].name)
+def test_the_reference_is_what_runs(target: Any) -> None:
+    arguments = tensors(SAMPLES[target])
+    found, expected = target(*arguments), SPECS[target].reference(*arguments)
+    for one, other in zip(*map(_listed, (found, expected)), strict=True):
+        assert torch.equal(one, other)
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+@pytest.mark.parametrize("target", COMPUTED, ids=lambda target: SPECS[target].name)
+def test_every_op_has_a_cost(target: Any) -> None:
+    given = SAMPLES[target]
+    flat = [item for argument in given for item in _listed(argument)]
+    operands = [item.kind for item in flat if hasattr(item, "kind")]
+    found: Any = infer(target, *given)
+    cost = SPECS[target].cost(found, operands, 0)
+    assert isinstance(cost, Cost)
+    assert min(cost.flops, cost.memory_bytes, cost.wire_bytes) >= 0
+
+
+def test_costs_count_a_rank_s_part() -> None:
+    kinds = [given.kind for given in (X, random(8, 6))]
+    result = ValueType((4, 8), torch.float32)
+    cost = SPECS[LINEAR].cost(result, kinds, 0)
+    assert cost.flops == 2 * 8 * 6
+    assert cost.memory_bytes == 4 * (4 * 6 + 8 * 6 + 4 * 8)
+    assert numel(("T", 3, 2)) == 6
+    assert local_bytes(ValueType(("T", 3), torch.bfloat16), 0) == 6
+
+
+def test_arguments_are_bound_by_name_with_their_defaults() -> None:
+    spec = SPECS[aten.mean.dim]
+    assert spec.bind((1, [0]), {"dtype": None}) == {
+        "self": 1,
+        "dim": [0],
+        "keepdim": False,
+        "dtype": None,
+    }
+    assert list(SPECS[ATTENTION].bind(range(7), {})) == [
+        "q",
+        "k",
+        "v",
+        "starts",
+        "scale",
+        "window",
+        "layer",
+        "kv_heads",
+    ]
+    assert spec.keyword_only == ("dtype",)
+
+
+def test_nodes_and_their_specs() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    known, leaf = graph.call_function(LINEAR, (x, x)), graph.call_module("rotary", (x,))
+    unknown = [
+        graph.call_function(aten.sigmoid.default, (x,)),
+        graph.call_module("other", (x,)),
+        graph.call_method("relu", (x,)),
+        graph.call_function(torch.nn.functional.relu, (x,)),
+    ]
+    assert spec_of(known) is SPECS[LINEAR] and spec_of(leaf) is SPECS[ROTARY]
+    assert spec_of(x) is None
+    assert [spec_of(node) for node in unknown] == [None] * 4
+    assert [op_name(node) for node in unknown] == ["aten.sigmoid", "other", "relu", "relu"]

@@ -1,0 +1,482 @@
+"""The checker: good graphs pass, and every rule of its own refuses a graph made to break it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from tests.models import preset_pair
+from tpcompile.errors import VerifyError
+from tpcompile.ir.checker import Checker, Problem, check_graph, check_parameter, verify_graph
+from tpcompile.ir.layout import FusedLayout, Layout, even_runs
+from tpcompile.ir.meta import (
+    GraphInfo,
+    Parameter,
+    info_of,
+    new_parameter,
+    operand,
+    origin_of,
+    parameter_of,
+    parameters,
+    set_parameter,
+    value_type,
+)
+from tpcompile.ir.ops import ALL_REDUCE, LINEAR, RMS_NORM, SWIGLU, RuleError
+from tpcompile.ir.recipe import Concat, Pad, Permute, Slice, Tensor
+from tpcompile.ir.text import format_node
+from tpcompile.ir.types import PARTIAL, Shard, ValueType
+from tpcompile.passes import default_pipeline, insert_after, run_passes
+from tpcompile.passes.sequence_parallel import SequenceParallel
+
+aten = torch.ops.aten
+
+
+def lowered(tp: int = 4, until: str = "") -> fx.GraphModule:
+    """tiny-qwen3 after the standard passes, or after those up to one."""
+    passes = default_pipeline(tp)
+    names = [current.name for current in passes]
+    passes = passes[: names.index(until) + 1] if until else passes
+    return run_passes(preset_pair("tiny-qwen3").captured.graph, passes)[0]
+
+
+def named(gm: fx.GraphModule, part: str) -> fx.Node:
+    return next(node for node in gm.graph.nodes if part in node.name)
+
+
+def called(gm: fx.GraphModule, target: Any) -> fx.Node:
+    return next(node for node in gm.graph.nodes if node.target is target)
+
+
+def made_of(gm: fx.GraphModule, tensor: str) -> fx.Node:
+    """The parameter that a checkpoint tensor goes into."""
+    return next(n for n in parameters(gm.graph) if tensor in parameter_of(n).describe())
+
+
+def redefined(node: fx.Node, **changes: Any) -> None:
+    set_parameter(node, dataclasses.replace(parameter_of(node), **changes))
+
+
+# Edits: each breaks one rule.
+
+
+def unknown_op(gm: fx.GraphModule) -> None:
+    swiglu = called(gm, SWIGLU)
+    swiglu.target = aten.maximum.default
+
+
+def used_before(gm: fx.GraphModule) -> None:
+    """A norm moved in front of what it reads."""
+    norm = called(gm, RMS_NORM)
+    operand(norm).prepend(norm)
+
+
+def split_input(gm: fx.GraphModule) -> None:
+    node = named(gm, "input_ids")
+    node.meta["type"] = ValueType((8,), torch.int64).sharded(0, Layout("t", 8, 1, even_runs(8, 4)))
+
+
+def recipe_shape(gm: fx.GraphModule) -> None:
+    weight = made_of(gm, "layers.0.self_attn.q_proj")
+    first, *others = parameter_of(weight).shards
+    redefined(weight, shards=(Slice(first, 0, 0, 63), *others))
+
+
+def recipe_of_another_part(gm: fx.GraphModule) -> None:
+    """Right in shape: two ranks have each other's columns."""
+    weight = made_of(gm, "layers.0.mlp.down_proj")
+    one, other, *rest = parameter_of(weight).shards
+    redefined(weight, shards=(other, one, *rest))
+
+
+def recipe_shifted_by_one(gm: fx.GraphModule) -> None:
+    weight = made_of(gm, "layers.0.self_attn.o_proj")
+    first, *others = parameter_of(weight).shards
+    assert isinstance(first, Slice)
+    redefined(weight, shards=(dataclasses.replace(first, start=1, stop=33), *others))
+
+
+def recipe_of_another_tensor(gm: fx.GraphModule) -> None:
+    """Gate and up of a rank change places."""
+    weight = made_of(gm, "layers.0.mlp.gate_proj")
+    *others, last = parameter_of(weight).shards
+    assert isinstance(last, Concat)
+    redefined(weight, shards=(*others, Concat(last.sources[::-1], 0)))
+
+
+def recipe_missing(gm: fx.GraphModule) -> None:
+    weight = made_of(gm, "layers.0.self_attn.o_proj")
+    redefined(weight, shards=parameter_of(weight).shards[:-1])
+
+
+def recipe_of_the_whole(gm: fx.GraphModule) -> None:
+    norm = made_of(gm, "layers.0.input_layernorm")
+    redefined(norm, whole=Slice(parameter_of(norm).whole, 0, 0, 63))
+
+
+def replicas_that_differ(gm: fx.GraphModule) -> None:
+    norm = made_of(gm, "layers.0.input_layernorm")
+    other = parameter_of(made_of(gm, "layers.1.input_layernorm")).whole
+    first, *others = parameter_of(norm).shards
+    redefined(norm, shards=(first, *others[:-1], other))
+
+
+def relaid(tensor: str, dim: int, parts: Any) -> Callable[[fx.GraphModule], None]:
+    """Another layout, with recipes that agree with it."""
+
+    def edit(gm: fx.GraphModule) -> None:
+        weight = made_of(gm, tensor)
+        layout = value_type(weight).layout_of(dim)
+        assert isinstance(layout, Layout)
+        set_parameter(
+            weight,
+            parameter_of(weight).sharded(dim, dataclasses.replace(layout, parts=parts)),
+        )
+
+    return edit
+
+
+O_PROJ = "layers.0.self_attn.o_proj"
+GAP = ((0, 2),), ((2, 3),), ((4, 5),), ((5, 6),)
+IDLE = ((0, 2),), ((2, 4),), ((4, 6),), ((6, 6),)
+TWICE = ((0, 2), (1, 3)), ((3, 4),), ((4, 5),), ((5, 6),)
+OUTSIDE = ((0, 2),), ((2, 4),), ((4, 5),), ((5, 7),)
+SHARED = ((0, 3),), ((2, 4),), ((4, 5),), ((5, 6),)
+
+
+def wrong_span(gm: fx.GraphModule) -> None:
+    weight = made_of(gm, "layers.0.self_attn.o_proj")
+    layout = Layout("q_heads", 5, 16, even_runs(5, 4))
+    redefined(weight, type=value_type(weight).sharded(1, layout))
+
+
+def partial_weight(gm: fx.GraphModule) -> None:
+    weight = made_of(gm, "layers.0.input_layernorm")
+    redefined(weight, type=value_type(weight).placed(PARTIAL))
+
+
+def segments_of_other_ranks(gm: fx.GraphModule) -> None:
+    weight = made_of(gm, "layers.0.mlp.gate_proj")
+    layout = value_type(weight).layout_of(0)
+    assert isinstance(layout, FusedLayout)
+    gate, up = layout.segments
+    fewer = dataclasses.replace(up, parts=even_runs(up.units, 3))
+    redefined(weight, type=value_type(weight).sharded(0, FusedLayout((gate, fewer))))
+
+
+def second_owner(gm: fx.GraphModule) -> None:
+    """Embedding and head with a parameter each, made of the same tensor."""
+    table = made_of(gm, "embed_tokens")
+    head = next(node for node in table.users if node.target is LINEAR)
+    with gm.graph.inserting_before(head):
+        twin = new_parameter(gm.graph, "head_weight", parameter_of(table), origin_of(table), gm)
+    head.args = (head.args[0], twin)
+
+
+def result_split(gm: fx.GraphModule) -> None:
+    output = named(gm, "output")
+    output.args = (operand(operand(output)),)
+
+
+def result_of_another_shape(gm: fx.GraphModule) -> None:
+    output = named(gm, "output")
+    output.args = (named(gm, "index_select"),)
+
+
+EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] = {
+    "known-op": (("an op without a rule", unknown_op, "aten.maximum"),),
+    "order": (("a use before the value", used_before, "a use of %"),),
+    "input": (("an input on some ranks", split_input, "Shard(0, t)"),),
+    "recipe": (
+        ("a shape that is not the type's", recipe_shape, "shape (63, 64) on rank 0"),
+        ("the columns of another rank", recipe_of_another_part, "on rank 0"),
+        ("columns shifted by one", recipe_shifted_by_one, "1:33"),
+        ("another tensor", recipe_of_another_tensor, "on rank 3"),
+        ("too few recipes", recipe_missing, "3 recipes"),
+        ("a whole that is not the type's", recipe_of_the_whole, "shape (63,)"),
+        ("replicas that differ", replicas_that_differ, "on rank 3"),
+    ),
+    "layout": (
+        (
+            "a unit that nobody holds",
+            relaid(O_PROJ, 1, GAP),
+            "unit 3 (1 missing)",
+        ),
+        (
+            "a rank with nothing",
+            relaid(O_PROJ, 1, IDLE),
+            "rank 3 holds nothing",
+        ),
+        (
+            "a unit twice on a rank",
+            relaid(O_PROJ, 1, TWICE),
+            "twice or out of order",
+        ),
+        (
+            "a unit that is none",
+            relaid(O_PROJ, 1, OUTSIDE),
+            "outside of the 6 units",
+        ),
+        ("another extent", wrong_span, "spans 80, dimension 1 spans 96"),
+        ("segments on fewer ranks", segments_of_other_ranks, "different numbers of ranks"),
+    ),
+    "contraction-layout": (("columns on two ranks", relaid(O_PROJ, 1, SHARED), "times weight"),),
+    "partial-weight": (("a weight to be summed", partial_weight, "Partial(sum)"),),
+    "one-owner": (("a tied weight twice", second_owner, "model.embed_tokens.weight"),),
+    "result": (
+        ("a result on some ranks", result_split, "Shard(1, vocab)"),
+        ("another result", result_of_another_shape, "f32[R, 64]"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "edit", "found"),
+    [(rule, edit, found) for rule, edits in EDITS.items() for _, edit, found in edits],
+    ids=[f"{rule}: {what}" for rule, edits in EDITS.items() for what, _, _ in edits],
+)
+def test_each_rule_refuses_what_breaks_it(
+    rule: str, edit: Callable[[fx.GraphModule], None], found: str
+) -> None:
+    gm = lowered()
+    edit(gm)
+    problems = check_graph(gm)
+    first = problems[0]
+    assert first.rule == rule, first
+    assert found in first.got, first
+    assert first.expected
+    with pytest.raises(VerifyError, match=f"rule {rule}"):
+        verify_graph(gm)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
+def test_good_graphs_have_no_problem(name: str, tp: int) -> None:
+    gm, stages = run_passes(preset_pair(name).captured.graph, default_pipeline(tp))
+    assert check_graph(gm) == []
+    verify_graph(gm)
+    for stage in stages:
+        assert check_graph(stage.graph) == [], stage.name
+
+
+def test_problems_say_where_what_and_what_to_do() -> None:
+    gm = lowered()
+    norm = called(gm, RMS_NORM)
+    norm.args = (operand(operand(norm)), *norm.args[1:])
+    (problem,) = check_graph(gm)
+    assert problem.to_json() == {
+        "node": "rms_norm",
+        "source": "model.layers.0.input_layernorm modeling_qwen3.py:63",
+        "rule": "partial-nonlinear",
+        "got": "f32[T, 64] Partial(sum)",
+        "expected": "an operand whose sum was taken",
+        "hint": "a Partial may only meet linear ops: put the all_reduce before this node",
+        "line": format_node(norm),
+    }
+    assert str(problem) == (
+        "%rms_norm (model.layers.0.input_layernorm modeling_qwen3.py:63) breaks the rule "
+        "partial-nonlinear: found f32[T, 64] Partial(sum); expected an operand whose sum was "
+        "taken. A Partial may only meet linear ops: put the all_reduce before this node.\n    "
+        + problem.line
+    )
+
+
+def test_problems_without_source_or_hint_read_well_too() -> None:
+    problem = Problem("x", "", "input", "this", "that", "", "%x = input : f32[2] Replicate")
+    assert str(problem).startswith("%x breaks the rule input: found this; expected that.\n    %x")
+
+
+def test_the_error_shows_the_first_problem_and_how_many_there_are() -> None:
+    gm = lowered()
+    recipe_missing(gm)
+    unknown_op(gm)
+    with pytest.raises(VerifyError) as caught:
+        verify_graph(gm)
+    assert "rule recipe (" in str(caught.value) and "in all" in str(caught.value)
+    assert format_node(made_of(gm, "layers.0.self_attn.o_proj")) in str(caught.value)
+
+
+def test_every_problem_is_found_and_not_only_the_first() -> None:
+    """Faults in both layers and at the end, and one of each kind that hides no other."""
+    gm = lowered()
+    for weight in parameters(gm.graph):
+        tensors = parameter_of(weight).describe()
+        if "down_proj" in tensors:
+            redefined(weight, shards=parameter_of(weight).shards[::-1])
+        if "post_attention_layernorm" in tensors:
+            redefined(weight, shards=())
+    second_owner(gm)
+    found = [problem.rule for problem in check_graph(gm)]
+    assert sorted(found) == ["one-owner", *["recipe"] * 4]
+
+
+def test_an_order_problem_is_found_behind_another_problem() -> None:
+    gm = lowered()
+    recipe_missing(gm)
+    last = named(gm, "all_gather")
+    operand(last).prepend(last)
+    assert {"recipe", "order"} <= {problem.rule for problem in check_graph(gm)}
+
+
+def test_new_nodes_in_the_wrong_order_are_found() -> None:
+    """They have no type yet: the checker must not take that for an error told already."""
+    gm = lowered()
+    output = named(gm, "output")
+    with gm.graph.inserting_before(output):
+        early = gm.graph.call_function(aten.clone.default, (output.args[0],))
+        late = gm.graph.call_function(aten.clone.default, (output.args[0],))
+    early.args = (late,)
+    output.args = (early,)
+    assert [(problem.rule, problem.node) for problem in check_graph(gm)] == [("order", early.name)]
+
+
+def test_a_value_that_cannot_be_typed_hides_only_what_reads_it() -> None:
+    gm = lowered()
+    unknown_op(gm)
+    broken = check_graph(gm)
+    assert [problem.rule for problem in broken] == ["known-op"]
+
+
+@pytest.mark.parametrize("what", ["an argument missing", "a pair for a value", "an extent"])
+def test_calls_that_make_no_sense_are_problems_and_no_crash(what: str) -> None:
+    gm = lowered()
+    swiglu = called(gm, SWIGLU)
+    if what == "an argument missing":
+        swiglu.args = swiglu.args[:1]
+    elif what == "a pair for a value":
+        swiglu.args = (operand(operand(swiglu)), swiglu.args[1])
+    else:
+        with gm.graph.inserting_before(swiglu):
+            extent = gm.graph.call_function(aten.sym_size.int, (named(gm, "input_ids"), 0))
+        swiglu.args = (extent, swiglu.args[1])
+    assert any(problem.node == swiglu.name for problem in check_graph(gm))
+
+
+def test_layouts_over_more_or_fewer_ranks_than_the_graph_are_refused() -> None:
+    """At tp=2 a layout of four ranks leaves half of the axis on ranks that do not exist."""
+    for others in (4, 1):
+        gm = lowered(2)
+        weight = made_of(gm, "layers.0.mlp.down_proj")
+        layout = value_type(weight).layout_of(1)
+        assert isinstance(layout, Layout)
+        other = dataclasses.replace(layout, parts=even_runs(layout.units, others))
+        sharded = dataclasses.replace(
+            parameter_of(weight), type=value_type(weight).sharded(1, other)
+        )
+        recipes = Parameter.replicated(sharded.whole, torch.float32, 1).sharded(1, other).shards
+        padded = (*recipes, *recipes)[:2]
+        with pytest.raises(RuleError):
+            check_parameter(dataclasses.replace(sharded, shards=padded), 2)
+
+
+def test_scattering_over_another_number_of_ranks_is_refused() -> None:
+    """`reduce_scatter(x, 3)` on two ranks: the last third of the tokens would be nobody's."""
+    captured = preset_pair("tiny-qwen3").captured.graph
+    gm, _ = run_passes(captured, [*default_pipeline(2), SequenceParallel()])
+    assert check_graph(gm) == []
+    for node in gm.graph.nodes:
+        if "reduce_scatter" in node.name:
+            node.args = (node.args[0], 3)
+    assert check_graph(gm) != []
+
+
+def test_one_checker_checks_parameters_anew_for_another_number_of_ranks() -> None:
+    gm = lowered(2)
+    checker = Checker()
+    assert checker.check(gm) == []
+    info_of(gm).tp = 3
+    assert {problem.rule for problem in checker.check(gm)} >= {"recipe"}
+
+
+def test_a_graph_without_a_result_is_refused() -> None:
+    gm = lowered()
+    gm.graph.erase_node(named(gm, "output"))
+    assert check_graph(gm) != []
+
+
+def test_types_are_set_on_the_way() -> None:
+    gm = lowered()
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            del node.meta["type"]
+    assert check_graph(gm) == []
+    assert value_type(named(gm, "swiglu")).placement == value_type(named(gm, "gate_proj")).placement
+
+
+def test_a_doubled_collective_is_refused() -> None:
+    gm = lowered()
+    node = called(gm, ALL_REDUCE)
+    again = insert_after(node, ALL_REDUCE, node)
+    node.replace_all_uses_with(again, delete_user_cb=lambda user: user is not again)
+    assert [problem.rule for problem in check_graph(gm)] == ["all-reduce"]
+
+
+W = Tensor("w", (6, 4))
+ROWS = Layout("rows", 6, 1, even_runs(6, 2))
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        W,
+        Concat((W, Tensor("v", (6, 4))), 0),
+        Pad(W, 0, 2),
+        Pad(W, 1, 1),
+        Permute(W, 0, (2, 3), (1, 0)),
+        Permute(W, 1, (2, 2), (1, 0)),
+        Concat((Slice(W, 1, 0, 1), Slice(W, 1, 2, 4)), 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parameters_made_with_sharded_are_good(whole: Any, dim: int) -> None:
+    good = Parameter.replicated(whole, torch.float32, 2)
+    check_parameter(good, 2)
+    extent = good.type.shape[dim]
+    assert isinstance(extent, int)
+    for parts in (even_runs(extent, 2), (((0, 1), (2, extent)), ((1, 3),))):
+        check_parameter(good.sharded(dim, Layout("axis", extent, 1, parts)), 2)
+
+
+def test_recipes_are_compared_by_what_they_copy_and_not_by_how_they_are_written() -> None:
+    sharded = Parameter.replicated(W, torch.float32, 2).sharded(0, ROWS)
+    first, second = sharded.shards
+    roundabout = Concat((Slice(W, 0, 0, 2), Slice(Slice(W, 0, 1, 6), 0, 1, 2)), 0)
+    check_parameter(dataclasses.replace(sharded, shards=(roundabout, second)), 2)
+    lookalike = Concat((Slice(W, 0, 1, 2), Slice(W, 0, 0, 2)), 0)
+    for wrong in (lookalike, Pad(Slice(W, 0, 0, 2), 0, 1), Slice(Tensor("v", (6, 4)), 0, 0, 3)):
+        with pytest.raises(RuleError) as caught:
+            check_parameter(dataclasses.replace(sharded, shards=(wrong, second)), 2)
+        assert caught.value.rule == "recipe"
+    assert isinstance(first, Slice)
+
+
+def test_two_parameters_may_own_different_rows_of_a_tensor() -> None:
+    """Fused checkpoints: q and k are rows of one tensor."""
+    graph = fx.Graph()
+    for name, start, stop in (("q", 0, 4), ("k", 4, 6)):
+        node = graph.get_attr(name)
+        set_parameter(node, Parameter.replicated(Slice(W, 0, start, stop), torch.float32, 1))
+    first, _ = graph.nodes
+    graph.call_function(torch.ops.aten.neg.default, (first,))
+    result = value_type(node)
+    graph.output(node)
+    gm = fx.GraphModule({"q": torch.zeros(1), "k": torch.zeros(1)}, graph)
+    gm.meta["tpcompile"] = GraphInfo("two", 1, (result,))
+    assert check_graph(gm) == []
+    overlapping = Parameter.replicated(Slice(W, 0, 3, 6), torch.float32, 1)
+    set_parameter(node, overlapping)
+    gm.meta["tpcompile"] = GraphInfo("two", 1, (overlapping.type,))
+    (problem,) = check_graph(gm)
+    assert (problem.rule, problem.node) == ("one-owner", "k")
+
+
+def test_a_shard_is_of_its_own_dimension() -> None:
+    kind = ValueType((6, 4), torch.float32, Shard(2, ROWS))
+    with pytest.raises(RuleError) as caught:
+        check_parameter(Parameter(kind, W, (W, W)), 2)
+    assert caught.value.rule == "layout"

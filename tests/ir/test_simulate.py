@@ -1,0 +1,93 @@
+"""Simulated ranks: each has its own part, and the numbers are those of the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, whole
+from tpcompile.ir.layout import TokenLayout
+from tpcompile.ir.meta import info_of, parameter_of, type_of
+from tpcompile.ir.ops import ATTENTION, SPECS
+from tpcompile.ir.simulate import local_args, materialise
+from tpcompile.ir.types import Partial, Replicate, Shard, ValueType
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes.sequence_parallel import SequenceParallel
+
+PACKED = batch((5, 1, 7), 1013)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 5])
+def test_weights_are_each_rank_s_part(tp: int) -> None:
+    pair = preset_pair("tiny-qwen3")
+    gm, _ = run_passes(pair.captured.graph, default_pipeline(tp))
+    weights = materialise(gm, pair.read)
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            kind = parameter_of(node).type
+            shapes = [tuple(value.shape) for value in weights[str(node.target)]]
+            assert shapes == [kind.local_shape(rank) for rank in range(tp)]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 6])
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
+def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
+    """Replicas alike bit for bit, parts of the said shape, and the whole that of one rank."""
+    pair = preset_pair(name)
+    gm, _ = run_passes(pair.captured.graph, [*default_pipeline(tp), SequenceParallel()])
+    single, _ = run_passes(pair.captured.graph, default_pipeline(1))
+    values, expected = run(gm, pair, PACKED), run(single, pair, PACKED)
+    seen: set[type] = set()
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            continue
+        assert len(values[node]) == tp
+        kinds = type_of(node)
+        if not isinstance(kinds, ValueType):
+            continue
+        seen.add(type(kinds.placement))
+        for rank, value in enumerate(values[node]):
+            local = kinds.local_shape(rank)
+            for said, extent in zip(local, value.shape, strict=True):
+                assert said == extent or isinstance(said, str)
+            assert value.dtype == kinds.dtype
+            if isinstance(kinds.placement, Replicate):
+                assert torch.equal(value, values[node][0])
+    assert seen == ({Replicate} if tp == 1 else {Replicate, Shard, Partial})
+    for stage_node in gm.graph.nodes:
+        if stage_node.target is ATTENTION:
+            twin = next(n for n in single.graph.nodes if n.name == stage_node.name)
+            assert relative_error(whole(stage_node, values), whole(twin, expected)) < TOLERANCE
+
+
+def test_global_arguments_become_each_rank_s() -> None:
+    pair = preset_pair("tiny-qwen3")
+    gm, _ = run_passes(pair.captured.graph, default_pipeline(4))
+    split = next(n for n in gm.graph.nodes if "split_with_sizes" in n.name)
+    spec = SPECS[split.target]
+    assert split.args[1] == [96, 32, 32]
+    assert [local_args(split, spec, rank)["split_sizes"] for rank in range(4)] == [
+        [32, 16, 16],
+        [32, 32, 32],
+        [16, 16, 16],
+        [16, 16, 16],
+    ]
+    attention = next(n for n in gm.graph.nodes if n.target is ATTENTION)
+    found = [local_args(attention, SPECS[ATTENTION], rank) for rank in range(4)]
+    assert found == [{}] * 4, "ranks with one KV head, or with as many as query heads, need no map"
+    three, _ = run_passes(preset_pair("qwen2.5-7b").captured.graph, default_pipeline(3))
+    attention = next(n for n in three.graph.nodes if n.target is ATTENTION)
+    maps = [local_args(attention, SPECS[ATTENTION], rank) for rank in range(3)]
+    assert maps[0] == {"kv_heads": [0] * 7 + [1] * 3}
+    plain = next(n for n in gm.graph.nodes if "rms_norm" in n.name)
+    assert local_args(plain, SPECS[plain.target], 0) == {}
+
+
+def test_tokens_lie_on_ranks_in_runs() -> None:
+    pair = preset_pair("tiny-qwen3")
+    gm, _ = run_passes(pair.captured.graph, [*default_pipeline(4), SequenceParallel()])
+    values = run(gm, pair, PACKED)
+    scattered = next(n for n in gm.graph.nodes if "reduce_scatter" in n.name)
+    layout = TokenLayout(info_of(gm).tp)
+    bounds = [layout.run(rank, 13) for rank in range(4)]
+    assert [len(value) for value in values[scattered]] == [b - a for a, b in bounds]

@@ -1,0 +1,124 @@
+"""The mutant harness on a small seeded set: the same targets as the benchmark, and it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.mutants import Result, refused_pairs, results, shortfalls
+from benchmarks.mutations import KINDS, SUBJECTS, Graph, graphs, judge
+from tpcompile.ir import checker
+from tpcompile.ir.ops import LINEAR, SPECS, VOCAB_EMBEDDING
+from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
+from tpcompile.passes.manager import clone
+
+_PER_KIND = 2
+
+
+@pytest.fixture(scope="module")
+def some_graphs() -> list[Graph]:
+    """Every subject by every pipeline, at one tp that splits its heads or KV heads unevenly."""
+    return list(graphs(replace(subject, tps=subject.tps[1:2]) for subject in SUBJECTS))
+
+
+@pytest.fixture(scope="module")
+def found(some_graphs: list[Graph]) -> list[Result]:
+    return list(results(_PER_KIND, seed=1, on=some_graphs))
+
+
+def test_right_graphs_are_not_refused(some_graphs: list[Graph]) -> None:
+    for graph in some_graphs:
+        verdict = judge(clone(graph.gm), graph)
+        assert (verdict.checker, verdict.numbers, verdict.crash) == ("", "", ""), graph.name
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_kind_is_noticed(kind: Any, found: list[Result]) -> None:
+    mine = [result for result in found if result.kind is kind]
+    assert mine, "no graph has a place for it"
+    for result in mine:
+        assert not result.survived, result.name
+        assert not result.verdict.crash, result.name
+        assert not result.unexplained, f"it changes nothing: {result.name}"
+
+
+def test_the_targets_are_met(found: list[Result]) -> None:
+    assert shortfalls(found) == []
+
+
+def test_the_same_seed_gives_the_same_mutants(some_graphs: list[Graph]) -> None:
+    few = [kind for kind in KINDS if kind.name in ("swapped slices", "uneven split with a gap")]
+    runs = [[r.name for r in results(3, 7, some_graphs, few)] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != [r.name for r in results(3, 8, some_graphs, few)]
+
+
+def _rates(kinds: Sequence[str], some_graphs: list[Graph]) -> tuple[int, int, int]:
+    """Mutants of some kinds: how many, seen by the checker, seen by the numbers alone."""
+    chosen = [kind for kind in KINDS if kind.name in kinds]
+    assert len(chosen) == len(kinds)
+    made = list(results(_PER_KIND, 1, some_graphs, chosen))
+    return len(made), sum(r.by_checker for r in made), sum(r.by_numbers_only for r in made)
+
+
+def test_without_the_recipe_check_only_numbers_see_wrong_slices(
+    monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    monkeypatch.setattr(checker, "check_parameter", lambda parameter, ranks: None)
+    kinds = ("swapped slices", "shifted slices", "slice of another layer")
+    made, by_checker, by_numbers = _rates(kinds, some_graphs)
+    assert (by_checker, by_numbers) == (0, made)
+
+
+def test_without_the_rule_for_tied_weights_a_second_one_survives(
+    monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    monkeypatch.setattr(checker, "shared_tensors", lambda graph: iter(()))
+    (kind,) = (kind for kind in KINDS if kind.name == "tied weight split twice")
+    made = list(results(4, 1, some_graphs, [kind]))
+    assert any(result.survived for result in made)
+    assert any("nothing notices" in line for line in shortfalls(made))
+
+
+def test_without_the_rule_for_embeddings_the_offset_survives(
+    monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    def lenient(weight: ValueType, ids: ValueType, first_row: int = 0) -> Any:
+        return spec.rule(weight, ids)
+
+    spec = SPECS[VOCAB_EMBEDDING]
+    monkeypatch.setitem(SPECS, VOCAB_EMBEDDING, replace(spec, rule=lenient))
+    made, by_checker, by_numbers = _rates(("vocabulary offset given",), some_graphs)
+    assert made and (by_checker, by_numbers) == (0, 0)
+
+
+def test_a_rule_that_accepts_everything_lets_the_rate_fall(
+    monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    kinds = ("layouts differ between q and o", "uneven split with an overlap")
+    before = _rates(kinds, some_graphs)
+    assert before[1] == before[0]
+
+    def accepting(input: ValueType, weight: ValueType, bias: ValueType | None = None) -> Any:
+        try:
+            return spec.rule(input, weight, bias)
+        except checker.RuleError:
+            kind = ValueType((*input.shape[:-1], weight.shape[0]), input.dtype)
+            return kind.placed(REPLICATE if weight.layout_of(1) is None else PARTIAL)
+
+    spec = SPECS[LINEAR]
+    monkeypatch.setitem(SPECS, LINEAR, replace(spec, rule=accepting))
+    made, by_checker, by_numbers = _rates(kinds, some_graphs)
+    assert by_checker < before[1] and by_checker + by_numbers == made
+
+
+def test_a_good_model_of_full_size_is_not_refused() -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert refused_pairs("qwen2.5-0.5b") == []
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,158 @@
+"""Parameters: do a rank's recipes give what the parameter's type says?
+
+This does not ask the code that made the recipes. It compares what they read, piece by piece,
+with the part of the whole that the layout gives the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+
+from tpcompile.ir.layout import Interval, TokenLayout
+from tpcompile.ir.meta import Parameter, parameter_of
+from tpcompile.ir.ops.spec import RuleError
+from tpcompile.ir.pieces import Piece, merge, pieces, restrict
+from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of, tensors_of
+from tpcompile.ir.types import REPLICATE, AnyType, Shard, ValueType
+
+
+def check_ranks(kind: AnyType, ranks: int) -> None:
+    """A layout must deal its axis to the ranks that there are."""
+    for part in kind if isinstance(kind, tuple) else (kind,):
+        if isinstance(part, ValueType) and isinstance(part.placement, Shard):
+            found = part.placement.layout.ranks
+            if found != ranks:
+                raise RuleError("ranks", f"{part} on {found} ranks", f"a layout on {ranks} ranks")
+
+
+def check_parameter(parameter: Parameter, ranks: int) -> None:
+    """Refuse a parameter whose recipes do not give what its type says."""
+    kind = parameter.type
+    refusal = kind.refusal()
+    if refusal:
+        raise RuleError("layout", refusal, "a layout in which some rank holds each unit")
+    check_ranks(kind, ranks)
+    if len(parameter.shards) != ranks:
+        raise RuleError("recipe", f"{len(parameter.shards)} recipes", f"one a rank, {ranks}")
+    if shape_of(parameter.whole) != kind.shape:
+        raise RuleError("recipe", f"shape {shape_of(parameter.whole)}", f"{kind.shape}")
+    whole = pieces(parameter.whole)
+    for rank, recipe in enumerate(parameter.shards):
+        if shape_of(recipe) != kind.local_shape(rank):
+            raise RuleError(
+                "recipe",
+                f"shape {shape_of(recipe)} on rank {rank}",
+                f"{kind.local_shape(rank)}, as {kind} gives it",
+            )
+        found = _boxes(pieces(recipe), kind)
+        wanted = _boxes(_held_by(whole, kind, rank), kind)
+        if found != wanted:
+            raise RuleError(
+                "recipe",
+                f"{parameter.describe(rank)} on rank {rank}",
+                f"the part of {parameter.describe()} that {kind} gives it",
+                "make shards with Parameter.sharded, from the same layout",
+            )
+
+
+def _held_by(whole: tuple[Piece, ...], kind: ValueType, rank: int) -> tuple[Piece, ...]:
+    if not isinstance(kind.placement, Shard):
+        if kind.placement != REPLICATE:
+            raise RuleError("partial-weight", str(kind), "a weight that is Replicate or Shard")
+        return whole
+    layout = kind.placement.layout
+    if isinstance(layout, TokenLayout):
+        raise RuleError("layout", str(kind), "a parameter split along its own axes")
+    return restrict(whole, kind.placement.dim, layout.intervals(rank))
+
+
+def _boxes(found: tuple[Piece, ...], kind: ValueType) -> dict[Any, list[Any]]:
+    """Pieces by what they read elsewhere than along the split, with touching ones joined."""
+    dim = kind.placement.dim if isinstance(kind.placement, Shard) else 0
+    joined: dict[Any, list[Any]] = {}
+    for piece in sorted(found, key=lambda p: (p.target[dim], p.tensor)):
+        others = tuple(
+            (runs, box)
+            for d, (runs, box) in enumerate(zip(piece.source, piece.target, strict=True))
+            if d != dim
+        )
+        indices = joined.setdefault((piece.tensor, others), [])
+        start = piece.target[dim][0]
+        for run in piece.source[dim]:
+            _append(indices, start, run)
+            start += len(run)
+    return joined
+
+
+def _append(indices: list[Any], start: int, run: range) -> None:
+    if indices:
+        last_start, last = indices[-1]
+        if (
+            last_start + len(last) == start
+            and last.step == run.step
+            and last[-1] + last.step == run[0]
+        ):
+            indices[-1] = (last_start, range(last[0], run[-1] + run.step, run.step))
+            return
+    indices.append((start, run))
+
+
+def shared_tensors(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
+    """A checkpoint tensor (or a part of it) belongs to one parameter: tied weights stay one."""
+    owners: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            for name in {tensor.name for tensor in tensors_of(parameter_of(node).whole)}:
+                owners.setdefault(name, []).append(node)
+    for name, nodes in owners.items():
+        taken: list[Interval] = []
+        for node in nodes if len(nodes) > 1 else ():
+            rows = _rows_of(name, parameter_of(node))
+            merged = merge(taken + rows)
+            if _count(merged) < _count(taken + rows):
+                yield (
+                    node,
+                    RuleError(
+                        "one-owner",
+                        f"a second parameter made of {name}",
+                        "one parameter a checkpoint tensor, used as often as needed",
+                        "tied weights stay one tensor",
+                    ),
+                )
+            taken = merged
+
+
+def _rows_of(name: str, parameter: Parameter) -> list[Interval]:
+    found = [piece for piece in pieces(parameter.whole) if piece.tensor == name]
+    return [(i, i + 1) for piece in found for run in piece.source[0] for i in run]
+
+
+def _count(ranges: list[Interval]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def parameter_key(parameter: Parameter, ranks: int) -> Any:
+    """What the check of a parameter depends on: all but the names of its tensors.
+
+    Layers are alike, so one check serves them all.
+    """
+    names: dict[str, int] = {}
+    recipes = (parameter.whole, *parameter.shards)
+    return ranks, parameter.type, tuple(_nameless(recipe, names) for recipe in recipes)
+
+
+def _nameless(recipe: Recipe, names: dict[str, int]) -> Any:
+    match recipe:
+        case Tensor(name, shape):
+            return names.setdefault(name, len(names)), shape
+        case Slice(source, dim, start, stop):
+            return "slice", _nameless(source, names), dim, start, stop
+        case Concat(sources, dim):
+            return "concat", tuple(_nameless(source, names) for source in sources), dim
+        case Permute(source, dim, view, order):
+            return "permute", _nameless(source, names), dim, view, order
+        case Pad(source, dim, rows):
+            return "pad", _nameless(source, names), dim, rows
