@@ -20,6 +20,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.shell import INPUTS
 from tpcompile.ir.meta import Origin, Parameter, new_parameter
+from tpcompile.ir.module import StageModule
 from tpcompile.ir.ops import ATTENTION, ROTARY, TABLES
 from tpcompile.ir.recipe import Tensor
 from tpcompile.ir.types import ValueType
@@ -73,7 +74,7 @@ class Builder:
         self.values[handed_on[self.traced[-1]]] = written
         for node in after:
             self._copy(node)
-        return fx.GraphModule(self.root, self.graph)
+        return StageModule(self.root, self.graph)
 
     def _regions(self) -> tuple[list[fx.Node], dict[int, list[fx.Node]], list[fx.Node]]:
         """The nodes before the layers, those of each traced layer, those behind."""

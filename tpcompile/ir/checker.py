@@ -20,7 +20,7 @@ from tpcompile.ir.check_parameters import (
     parameter_key,
     shared_tensors,
 )
-from tpcompile.ir.meta import GraphInfo, info_of, origin_of, parameter_of
+from tpcompile.ir.meta import GraphInfo, Parameter, info_of, origin_of, parameter_of
 from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import REPLICATE, AnyType, ValueType
@@ -55,8 +55,10 @@ class Checker:
     """Checks graphs. What it has seen once, in this graph or in one before, is not done again."""
 
     _types: dict[Any, AnyType] = field(default_factory=dict)
-    _parameters: set[Any] = field(default_factory=set)
-    """Parameters found good, but for the names of their tensors."""
+    _parameters: dict[tuple[int, int], Parameter] = field(default_factory=dict)
+    """Parameters found good, by identity and number of ranks."""
+    _shapes_of_parameters: set[Any] = field(default_factory=set)
+    """The same, but for the names of their tensors."""
 
     def check(self, gm: fx.GraphModule) -> list[Problem]:
         """Everything that is wrong; the types of all nodes are set on the way."""
@@ -100,10 +102,7 @@ class Checker:
                 raise RuleError("input", str(node.meta["type"]), "inputs on every rank")
         elif node.op == "get_attr":
             parameter = parameter_of(node)
-            key = parameter_key(parameter, info.tp)
-            if key not in self._parameters:
-                check_parameter(parameter, info.tp)
-                self._parameters.add(key)
+            self._check_parameter(parameter, info.tp)
             node.meta["type"] = parameter.type
             if not node.users:
                 made_of = f"{parameter.describe()}, which nothing reads"
@@ -114,6 +113,15 @@ class Checker:
             kind = self.infer(node)
             check_ranks(kind, info.tp)
             node.meta["type"] = kind
+
+    def _check_parameter(self, parameter: Parameter, ranks: int) -> None:
+        if (id(parameter), ranks) in self._parameters:
+            return
+        key = parameter_key(parameter, ranks)
+        if key not in self._shapes_of_parameters:
+            check_parameter(parameter, ranks)
+            self._shapes_of_parameters.add(key)
+        self._parameters[id(parameter), ranks] = parameter
 
     def infer(self, node: fx.Node) -> AnyType:
         """The type of a node from those of its operands."""

@@ -15,6 +15,7 @@ from torch import fx
 from tpcompile.errors import CompileError, PassError
 from tpcompile.ir.checker import Checker, Problem
 from tpcompile.ir.meta import info_of
+from tpcompile.ir.module import StageModule
 from tpcompile.ir.text import format_graph
 from tpcompile.passes.rewrite import Report
 
@@ -162,7 +163,7 @@ def clone(gm: fx.GraphModule) -> fx.GraphModule:
     values: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
         values[node] = graph.node_copy(node, values.__getitem__)
-    copied = fx.GraphModule(gm, graph)
+    copied = StageModule(gm, graph)
     copied.meta["tpcompile"] = copy(info_of(gm))
     return copied
 

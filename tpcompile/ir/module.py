@@ -1,0 +1,32 @@
+"""The graph module of every stage: its Python is written when it is first called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+
+class StageModule(fx.GraphModule):
+    """A `GraphModule` that is cheap to make: most graphs are looked at and never called.
+
+    torch writes and compiles a module's Python whenever its graph is set, which takes longer
+    than all passes of a deep model. Here that waits for the first call, or for `code`.
+    """
+
+    def recompile(self) -> Any:
+        """Forget the Python of an earlier graph."""
+        own = type(self)  # torch gives every instance a class of its own
+        if "forward" in vars(own):
+            del own.forward
+
+    def forward(self, *inputs: Any) -> Any:
+        """Write the Python, which replaces this method, and call it."""
+        super().recompile()
+        return self.forward(*inputs)
+
+    @property
+    def code(self) -> str:
+        if "forward" not in vars(type(self)):
+            super().recompile()
+        return super().code
