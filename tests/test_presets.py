@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models import TOLERANCE, eager_logits, padded, preset_pair, relative_error
+from tests.models import (
+    TOLERANCE,
+    batch,
+    eager_logits,
+    padded,
+    preset_pair,
+    relative_error,
+    stage_logits,
+)
+from tpcompile.errors import ShardingError
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.presets import DENSE
 from tpcompile.runtime.model import CompiledModel
@@ -30,3 +39,14 @@ def test_logits_are_those_of_eager(name: str, tp: int) -> None:
         assert relative_error(found, eager_logits(pair.eager, lengths)) < TOLERANCE, lengths
     for tensor, expected in pair.eager.named_parameters():
         assert torch.equal(model.gather_weight(tensor), expected), tensor
+
+
+@pytest.mark.parametrize(("name", "heads"), [("qwen2.5-0.5b", 14), ("qwen3-1.7b", 16)])
+def test_tp_up_to_the_query_heads(name: str, heads: int) -> None:
+    """One query head a rank is the most; with one more rank there is nothing to give it."""
+    pair = preset_pair(name)
+    graph, _ = run_passes(pair.captured.graph, default_pipeline(heads))
+    found = stage_logits(graph, pair, batch((7, 3)))
+    assert relative_error(found, eager_logits(pair.eager, (7, 3))) < TOLERANCE
+    with pytest.raises(ShardingError, match=f"{heads} query heads"):
+        run_passes(pair.captured.graph, default_pipeline(heads + 1))

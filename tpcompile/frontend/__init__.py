@@ -17,6 +17,7 @@ from tpcompile.frontend.source import config_of, module_of, name_of
 from tpcompile.ir.checker import infer_types
 from tpcompile.ir.meta import GraphInfo
 from tpcompile.ir.recipe import Tensor
+from tpcompile.pause import paused_collector
 
 __all__ = ["INPUTS", "Captured", "capture", "config_of"]
 
@@ -39,6 +40,7 @@ class Captured:
     """The user's own model, if one was given: it holds the weights."""
 
 
+@paused_collector()
 def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = True) -> Captured:
     """The raw graph of MODEL: a `PreTrainedModel`, a config, `preset:NAME`, a path or a hub id.
 

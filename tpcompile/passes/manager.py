@@ -18,6 +18,7 @@ from tpcompile.ir.meta import info_of
 from tpcompile.ir.module import StageModule
 from tpcompile.ir.text import format_graph
 from tpcompile.passes.rewrite import Report
+from tpcompile.pause import paused_collector
 
 
 class Pass(Protocol):
@@ -78,6 +79,7 @@ class FailedPassError(PassError):
         self.problems = list(problems)
 
 
+@paused_collector()
 def run_passes(
     captured: fx.GraphModule,
     passes: Sequence[Pass],

@@ -1,0 +1,37 @@
+"""The collector is paused while a graph is made, and back on afterwards, also on failure."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from tpcompile.errors import UsageError
+from tpcompile.frontend import capture
+from tpcompile.pause import paused_collector
+
+
+def test_it_is_off_inside_and_on_behind() -> None:
+    assert gc.isenabled()
+    with paused_collector():
+        assert not gc.isenabled()
+        with paused_collector():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_stays_off_where_it_was_off() -> None:
+    gc.disable()
+    try:
+        with paused_collector():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_it_is_on_again_when_a_capture_fails() -> None:
+    with pytest.raises(UsageError):
+        capture("preset:nothing")
+    assert gc.isenabled()
