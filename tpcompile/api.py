@@ -43,7 +43,7 @@ def compile(
             hint="Use simulate=True to keep all ranks in this process",
         )
     captured = capture(model, dtype=dtype_of(dtype))
-    read = weights_of(captured, random_weights)
+    read = weights_of(captured, model, random_weights)
     graph, stages = lower(captured, passes)
     return CompiledModel(captured, graph, stages, read)
 

@@ -41,7 +41,7 @@ def test_nothing_is_trivially_zero_or_one() -> None:
 
 def test_a_model_in_memory_is_read_in_place() -> None:
     model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b")).eval()
-    read = weights_of(capture(model), None)
+    read = weights_of(capture(model), model, None)
     part = read("model.norm.weight", (slice(0, 4),))
     assert part.untyped_storage().data_ptr() == model.model.norm.weight.data_ptr()
 
@@ -56,11 +56,11 @@ def test_a_tensor_that_is_not_there(source: str) -> None:
 
 def test_a_configuration_has_no_weights() -> None:
     with pytest.raises(CheckpointError, match="random_weights"):
-        weights_of(preset_pair("tiny-qwen2").captured, None)
+        weights_of(preset_pair("tiny-qwen2").captured, "preset:tiny-qwen2", None)
 
 
 def test_a_model_without_storage_has_no_weights() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b")).eval()
     with pytest.raises(CheckpointError, match="meta"):
-        weights_of(capture(model), None)
+        weights_of(capture(model), model, None)

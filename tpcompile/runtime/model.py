@@ -14,7 +14,7 @@ from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
-from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.meta import info_of, parameter_of, parameters, value_type
 from tpcompile.ir.pieces import Read, evaluate, unshard
 from tpcompile.ir.recipe import tensors_of
 from tpcompile.passes import Stage
@@ -114,6 +114,6 @@ class CompiledModel(nn.Module):
 
 def _rank_parameters(graph: fx.GraphModule, rank: int, read: Read) -> dict[str, torch.Tensor]:
     return {
-        str(node.target): evaluate(parameter_of(node).shards[rank], read)
+        str(node.target): evaluate(parameter_of(node).shards[rank], read).to(value_type(node).dtype)
         for node in parameters(graph.graph)
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from tpcompile.errors import CheckpointError
 from tpcompile.frontend import Captured
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import tensors_of
+from tpcompile.runtime.checkpoint import Checkpoint
 
 _BIAS = 2
 """The argument of a linear that its bias is."""
@@ -97,16 +100,17 @@ def _is_bias(node: fx.Node) -> bool:
     )
 
 
-def weights_of(captured: Captured, seed: int | None) -> Any:
-    """The source that a model names."""
+def weights_of(captured: Captured, model: Any, seed: int | None) -> Read:
+    """The source of weights that MODEL names; a seed stands for a model that has none."""
     if seed is not None:
         return RandomWeights(captured, seed)
+    if isinstance(model, str | Path) and not str(model).startswith("preset:"):
+        return Checkpoint(directory_of(model), captured.tensors, captured.aliases)
     if captured.model is None:
         raise CheckpointError(
             "There are no weights to compile",
             got="a configuration",
-            expected="a PreTrainedModel, or random_weights=SEED",
-            hint="Load the checkpoint with AutoModelForCausalLM.from_pretrained and compile that",
+            expected="a checkpoint, a PreTrainedModel, or random_weights=SEED",
         )
     if any(p.is_meta for p in captured.model.parameters()):
         raise CheckpointError(
@@ -114,3 +118,21 @@ def weights_of(captured: Captured, seed: int | None) -> Any:
             expected="a model whose weights are loaded",
         )
     return ModelWeights(captured.model)
+
+
+def directory_of(model: str | Path) -> Path:
+    """Where the files of a checkpoint are; those of a hub id are fetched, or found in the cache."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        patterns = ["*.safetensors", "*.safetensors.index.json", "config.json"]
+        return Path(snapshot_download(str(model), allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"The checkpoint {model} cannot be fetched",
+            got=str(error).split("\n")[0],
+            hint="Give the directory that it is in",
+        ) from error

@@ -1,0 +1,248 @@
+"""Checkpoints on disk: safetensors files, of which a rank reads only the slices it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tpcompile.errors import CheckpointError
+from tpcompile.ir.recipe import Tensor
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Tensors that some tools store as one, and what they are made of, in this order, by rows."""
+
+DERIVED = ("rotary_emb.inv_freq",)
+"""Ends of names that old checkpoints hold and models make themselves."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor of the model lies: a stored tensor, from one of its rows on."""
+
+    name: str
+    row: int = 0
+
+
+class Checkpoint:
+    """A directory of safetensors files as a source of tensors, by the names of the model.
+
+    Nothing is read when it is opened but the files' headers. A tied head may be left out;
+    fused QKV and gate-up tensors are taken apart.
+    """
+
+    def __init__(
+        self, directory: Path, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
+    ) -> None:
+        self._directory = directory
+        self._open = ExitStack()
+        self._files: dict[Path, Any] = {}
+        self._where = _files_of(directory)
+        try:
+            self._shapes = {name: self._shape(name) for name in self._where}
+            self._stored = self._resolve(tensors, aliases)
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        """Part of a tensor of the model; no other part is read."""
+        if name not in self._stored:
+            raise CheckpointError(f"The model has no tensor {name}")
+        stored = self._stored[name]
+        if stored.row:
+            rows = index[0]
+            index = (slice(rows.start + stored.row, rows.stop + stored.row), *index[1:])
+        try:
+            found: torch.Tensor = self._file(stored.name).get_slice(stored.name)[index]
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(self._where[stored.name], error) from error
+        return found
+
+    def close(self) -> None:
+        self._open.close()
+        self._files.clear()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _file(self, name: str) -> Any:
+        path = self._where[name]
+        if path not in self._files:
+            try:
+                opened = safe_open(path, framework="pt")
+                self._files[path] = self._open.enter_context(opened)
+            except (SafetensorError, OSError) as error:
+                raise _unreadable(path, error) from error
+        return self._files[path]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        try:
+            return tuple(self._file(name).get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"The index names a tensor that its file lacks: {name}",
+                where=str(self._where[name]),
+                hint="The index and the files do not belong together: get both again",
+            ) from error
+
+    def _resolve(
+        self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
+    ) -> dict[str, _Stored]:
+        """Where each tensor of the model lies; everything must be there, and nothing else."""
+        found: dict[str, _Stored] = {}
+        for name, tensor in tensors.items():
+            names = (name, *(alias for alias, known in aliases.items() if known == name))
+            stored = next((_Stored(n) for n in names if n in self._shapes), None)
+            stored = stored or self._part_of_fused(tensor, tensors)
+            if stored is None:
+                raise self._missing(name, names)
+            self._check_shape(tensor, stored, tensors)
+            found[name] = stored
+        self._refuse_extra({stored.name for stored in found.values()}, aliases)
+        return found
+
+    def _part_of_fused(self, tensor: Tensor, tensors: Mapping[str, Tensor]) -> _Stored | None:
+        for fused, parts in FUSED.items():
+            for part in parts:
+                whole = tensor.name.replace(f".{part}.", f".{fused}.")
+                if whole != tensor.name and whole in self._shapes:
+                    return _Stored(whole, _rows_before(tensor.name, part, parts, tensors))
+        return None
+
+    def _check_shape(self, tensor: Tensor, stored: _Stored, tensors: Mapping[str, Tensor]) -> None:
+        expected = tensor.shape
+        if stored.name.split(".")[-2] in FUSED:
+            rows = _fused_rows(stored.name, tensors)
+            expected = (rows, *tensor.shape[1:])
+        if self._shapes[stored.name] != expected:
+            raise CheckpointError(
+                f"The tensor {stored.name} has another shape than the configuration says",
+                where=str(self._where[stored.name]),
+                got=str(self._shapes[stored.name]),
+                expected=str(expected),
+                hint="The config.json and the files do not belong together",
+            )
+
+    def _missing(self, name: str, names: tuple[str, ...]) -> CheckpointError:
+        return CheckpointError(
+            f"The checkpoint lacks the tensor {' or '.join(names)}",
+            where=str(self._directory),
+            got=f"{len(self._shapes)} other tensors",
+            expected="every tensor of the model",
+            hint="A file may be missing, or the checkpoint may be of another model",
+        )
+
+    def _refuse_extra(self, used: set[str], aliases: Mapping[str, str]) -> None:
+        extra = [
+            name
+            for name in self._shapes
+            if name not in used and name not in aliases and not name.endswith(DERIVED)
+        ]
+        if extra:
+            raise CheckpointError(
+                f"The checkpoint holds tensors that the model has no use for: {extra[0]}"
+                + (f" and {len(extra) - 1} more" if len(extra) > 1 else ""),
+                where=str(self._where[extra[0]]),
+                expected="the tensors of the model alone",
+                hint="The config.json may be of another model: more layers, a bias, an adapter",
+            )
+
+
+def _rows_before(
+    name: str, part: str, parts: tuple[str, ...], tensors: Mapping[str, Tensor]
+) -> int:
+    before = parts[: parts.index(part)]
+    return sum(tensors[name.replace(f".{part}.", f".{p}.")].shape[0] for p in before)
+
+
+def _fused_rows(name: str, tensors: Mapping[str, Tensor]) -> int:
+    fused = name.split(".")[-2]
+    return sum(tensors[name.replace(f".{fused}.", f".{part}.")].shape[0] for part in FUSED[fused])
+
+
+def _files_of(directory: Path) -> dict[str, Path]:
+    """The file of every tensor, from the index or from the headers of the files."""
+    index = directory / INDEX
+    if index.is_file():
+        return _files_of_index(index)
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise _no_safetensors(directory)
+    found: dict[str, Path] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as opened:
+                found.update(dict.fromkeys(opened.keys(), path))
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from error
+    return found
+
+
+def _files_of_index(index: Path) -> dict[str, Path]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            "The index of the checkpoint cannot be read", where=str(index), got=str(error)
+        ) from error
+    found = {name: index.parent / file for name, file in names.items()}
+    missing = sorted({path.name for path in found.values() if not path.is_file()})
+    if missing:
+        raise CheckpointError(
+            f"The checkpoint lacks the file {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
+            where=str(index),
+            expected="every file that the index names",
+            hint="Get the missing files",
+        )
+    return found
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        "A file of the checkpoint cannot be read",
+        where=str(path),
+        got=str(error),
+        expected="a whole safetensors file",
+        hint="It may be cut short: compare its size with the original and get it again",
+    )
+
+
+def _no_safetensors(directory: Path) -> CheckpointError:
+    old = sorted(p.name for p in directory.glob("*.bin"))
+    if old:
+        return CheckpointError(
+            "The checkpoint is in the old PyTorch format",
+            where=str(directory),
+            got=", ".join(old[:3]),
+            expected="safetensors files",
+            hint="Convert it once: AutoModelForCausalLM.from_pretrained(DIR)"
+            ".save_pretrained(NEW_DIR)",
+        )
+    return CheckpointError(
+        "There are no weights to compile",
+        where=str(directory),
+        expected="*.safetensors beside the config.json, or random_weights=SEED",
+    )
