@@ -147,6 +147,7 @@ class Builder:
             copied.name = _TABLE_NAMES[int(copied.args[1])]  # type: ignore[arg-type]
         if node.target is ATTENTION and layer is not None:
             copied.update_arg(_LAYER_ARGUMENT, layer)
+        copied.meta["value"] = copied.name
         self.values[node] = copied
 
     def _parameter(

@@ -91,6 +91,16 @@ def placement_of(node: fx.Node) -> Placement:
     return value_type(node).placement
 
 
+def captured_value(node: fx.Node) -> str | None:
+    """The node of the captured graph that has this value, if one has: passes keep track of it.
+
+    A sharded value counts as the whole that its ranks hold, so every stage can be compared
+    with the captured graph, value by value.
+    """
+    name: str | None = node.meta.get("value")
+    return name
+
+
 def parameter_of(node: fx.Node) -> Parameter:
     parameter = node.meta["parameter"]
     assert isinstance(parameter, Parameter)

@@ -10,7 +10,7 @@ from torch import fx
 from tpcompile.ir.meta import operand, placement_of
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDISTRIBUTE
 from tpcompile.ir.types import Partial, Shard
-from tpcompile.passes.rewrite import Report, calls, insert
+from tpcompile.passes.rewrite import Report, calls, insert, replace
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class InsertCollectives:
         found = calls(gm, REDISTRIBUTE)
         for node in found:
             source = operand(node)
-            node.replace_all_uses_with(_collective(node, source))
+            replace(node, _collective(node, source))
             gm.graph.erase_node(node)
         return Report(matches=len(found))
 

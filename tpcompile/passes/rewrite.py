@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from tpcompile.errors import PassError
-from tpcompile.ir.meta import origin_of
+from tpcompile.ir.meta import captured_value, origin_of
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.text import format_node
 from tpcompile.passes.pattern import Bindings, Call, MissError, match
@@ -83,8 +83,10 @@ def insert_after(node: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
-    """Every reader of `old` reads `new`, which has its type, but for `new` itself."""
+    """Every reader of `old` reads `new`, which is the same value, but for `new` itself."""
     new.meta["type"] = old.meta["type"]
+    if captured_value(new) is None:
+        new.meta["value"] = captured_value(old)
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
 
 

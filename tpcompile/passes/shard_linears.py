@@ -83,6 +83,9 @@ def split_columns(linear: fx.Node, layout: Layout) -> int:
     dtype = value_type(linear).dtype
     total = insert_after(linear, REDISTRIBUTE, linear, *_sum_dtype(dtype))
     last = total if bias is None else insert_after(total, aten.add.Tensor, total, bias)
+    last.meta["value"] = linear.meta.get("value")
+    if bias is not None:
+        linear.meta["value"] = None  # its bias comes later now
     for reader in readers:
         reader.replace_input_with(linear, last)
     if dtype != torch.float32:

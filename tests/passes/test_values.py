@@ -1,0 +1,53 @@
+"""Passes keep track of what each node computes: the value of a node of the captured graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models import TOLERANCE, Pair, batch, preset_pair, relative_error, run, whole
+from tests.passes.steps import SEQUENCE_PARALLEL
+from tests.passes.test_shard_linears import biased_llama
+from tpcompile.ir.meta import captured_value, type_of
+from tpcompile.ir.types import ValueType
+from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline, run_passes
+
+PIPELINES = {
+    "standard": default_pipeline(3),
+    "sequence-parallel": for_ranks(parse_pipeline(SEQUENCE_PARALLEL), 3),
+}
+
+
+def _pair(name: str) -> Pair:
+    return biased_llama() if name == "biased llama" else preset_pair(name)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "biased llama"])
+def test_every_value_of_every_stage_is_that_of_the_captured_node(
+    name: str, pipeline: str
+) -> None:
+    pair = _pair(name)
+    packed = batch((2, 7), 1009)
+    captured = run(pair.captured.graph, pair, packed)
+    expected = {node.name: values[0] for node, values in captured.items()}
+    _, stages = run_passes(pair.captured.graph, PIPELINES[pipeline])
+    for stage in stages:
+        found = run(stage.graph, pair, packed)
+        compared = set()
+        for node in stage.graph.graph.nodes:
+            value = captured_value(node) if node.op != "output" else None
+            if value is None or not isinstance(type_of(node), ValueType):
+                continue
+            own = whole(node, found)
+            target = expected[value]
+            if target.dim() > own.dim():
+                target = target.squeeze(0)
+            assert own.shape == target.shape, (stage.name, node.name, value)
+            if own.is_floating_point():
+                assert relative_error(own, target) < TOLERANCE, (stage.name, node.name, value)
+            else:
+                assert torch.equal(own, target)
+            compared.add(value)
+        layers = pair.captured.config.num_hidden_layers
+        assert len(compared) >= 13 * layers + 4, stage.name
