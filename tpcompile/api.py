@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import Captured, capture
 from tpcompile.passes import Instrument, Pass, default_pipeline, for_ranks, parse_pipeline
 from tpcompile.passes.manager import Stage, run_passes
-from tpcompile.presets import did_you_mean
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.weights import weights_of
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class CompileError(Exception):
     """Anything that tpcompile refuses. `str()` is one paragraph a user can act on."""
@@ -60,3 +63,12 @@ class UnsupportedError(CompileError):
 
 class UsageError(CompileError, ValueError):
     """A name, option or pipeline text that means nothing."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the names that come nearest, or with all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return "Did you mean " + " or ".join(near) + "?"
+    return "Known: " + ", ".join(names)

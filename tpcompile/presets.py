@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
+import copy
+from pathlib import Path
 from typing import Any
 
-from tpcompile.errors import UsageError
+from tpcompile.errors import UsageError, did_you_mean
 
 _QWEN25 = {
     "model_type": "qwen2",
@@ -96,12 +97,21 @@ def preset(name: str) -> dict[str, Any]:
         raise UsageError(
             f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS), where="preset:"
         )
-    return dict(PRESETS[name])
+    return copy.deepcopy(PRESETS[name])
 
 
-def did_you_mean(name: str, known: Any) -> str:
-    """A sentence with the names that come nearest, or with all of them."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    if near:
-        return "Did you mean " + " or ".join(near) + "?"
-    return "Known: " + ", ".join(known)
+def check_model_name(model: str) -> None:
+    """Refuse names that can be told to be wrong without torch and without a network."""
+    if model.startswith("preset:"):
+        preset(model.removeprefix("preset:"))
+    elif Path(model).exists():
+        return
+    elif model in PRESETS:
+        raise UsageError(
+            f"There is no directory {model}", hint=f"For the preset write preset:{model}"
+        )
+    elif model.startswith((".", "/", "~")):
+        raise UsageError(
+            f"There is no directory {model}",
+            expected="a directory with a config.json, a hub id, or preset:NAME",
+        )

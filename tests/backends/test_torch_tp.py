@@ -18,7 +18,7 @@ from tpcompile.backends.torch_tp import (
     load_rank,
     run_simulated,
 )
-from tpcompile.errors import UnsupportedError
+from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import default_pipeline, parse_pipeline, run_passes
@@ -121,7 +121,7 @@ def test_a_rank_that_fails_does_not_leave_the_others_waiting(failing: int) -> No
     group = SimulatedGroup(3)
     modules = [_Failing() if rank == failing else _Waiting(group.rank(rank)) for rank in range(3)]
     before = threading.active_count()
-    with pytest.raises(ValueError, match="this rank fails"):
+    with pytest.raises(RankError, match="this rank fails"):
         run_simulated(modules, group, (torch.ones(2),))
     assert threading.active_count() == before
 
@@ -129,7 +129,7 @@ def test_a_rank_that_fails_does_not_leave_the_others_waiting(failing: int) -> No
 def test_ranks_run_again_after_a_failure() -> None:
     group = SimulatedGroup(2)
     waiting = [_Waiting(group.rank(rank)) for rank in range(2)]
-    with pytest.raises(ValueError, match="this rank fails"):
+    with pytest.raises(RankError, match="this rank fails"):
         run_simulated([_Failing(), waiting[1]], group, (torch.ones(2),))
     results = run_simulated(waiting, group, (torch.ones(2),))
     assert all(torch.equal(result, torch.full((2,), 2.0)) for result in results)
@@ -142,5 +142,25 @@ def test_parts_that_are_not_as_wide_as_planned_are_refused() -> None:
             return result
 
     group = SimulatedGroup(2)
-    with pytest.raises(ValueError, match=r"not \(2, 3\)"):
+    with pytest.raises(RankError, match=r"not \(2, 3\)"):
         run_simulated([Gather(group.rank(r)) for r in range(2)], group, (torch.ones(2),))
+
+
+def test_two_callers_take_turns() -> None:
+    """Two threads of the user's call one model: the ranks of one run meet only each other."""
+    modules, group, gm = _modules("tiny-qwen3", default_pipeline(3))
+    batches = [batch((3, 9), seed=seed) for seed in range(6)]
+    expected = [stage_logits(gm, preset_pair("tiny-qwen3"), packed) for packed in batches]
+    found: list[Any] = [None] * len(batches)
+
+    def call(number: int) -> None:
+        packed = batches[number]
+        inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
+        found[number] = run_simulated(modules, group, inputs)[0]
+
+    callers = [threading.Thread(target=call, args=(number,)) for number in range(len(batches))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpcompile.errors import UsageError
-from tpcompile.presets import did_you_mean
+from tpcompile.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from tpcompile.passes.manager import FailedPassError

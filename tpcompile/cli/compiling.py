@@ -7,12 +7,11 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpcompile.cli.command import FailedError
 from tpcompile.errors import UsageError
-from tpcompile.presets import PRESETS, preset
+from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
     from torch import fx
@@ -20,23 +19,6 @@ if TYPE_CHECKING:
     from tpcompile.passes import Instrument, Pass
 
 Say = Callable[[str], None]
-
-
-def check_model_name(model: str) -> None:
-    """Refuse what can be told without torch: a preset that does not exist, or lacks its prefix."""
-    if model.startswith("preset:"):
-        preset(model.removeprefix("preset:"))
-    elif Path(model).exists():
-        return
-    elif model in PRESETS:
-        raise UsageError(
-            f"There is no directory {model}", hint=f"For the preset write preset:{model}"
-        )
-    elif model.startswith((".", "/", "~")):
-        raise UsageError(
-            f"There is no directory {model}",
-            expected="a directory with a config.json, a hub id, or preset:NAME",
-        )
 
 
 def passes_of(args: argparse.Namespace) -> list[Pass]:

@@ -19,8 +19,7 @@ from tpcompile.cli.command import (
     number,
 )
 from tpcompile.cli.compiling import lower_model, passes_of, progress, warn_unsharded
-from tpcompile.errors import UsageError
-from tpcompile.presets import did_you_mean
+from tpcompile.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import fx

@@ -14,6 +14,7 @@ from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.rotary import RotaryTables
 from tpcompile.frontend.shell import INPUTS, export, make_shell, rotary_of
 from tpcompile.frontend.source import config_of, module_of, name_of
+from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir.checker import infer_types
 from tpcompile.ir.meta import GraphInfo
 from tpcompile.ir.recipe import Tensor
@@ -48,7 +49,7 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
     """
     module = module_of(model, dtype)
     tensors, aliases = _tensors(module)
-    layers = find_layers(module)
+    layers = watch_layers(module, find_layers(module))
     rotary = RotaryTables(rotary_of(module), module.config)
 
     def trace(layers: Layers) -> fx.GraphModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,12 @@ class Layers:
         """The same layers, none taken for a copy of another."""
         return Layers(self.path, tuple(range(len(self.kinds))))
 
+    def told_apart(self, marks: Sequence[Any]) -> Layers:
+        """Layers stay of one kind only where their marks are equal too."""
+        known: dict[Any, int] = {}
+        pairs = zip(self.kinds, marks, strict=True)
+        return Layers(self.path, tuple(known.setdefault(pair, len(known)) for pair in pairs))
+
     def template(self, layer: int) -> int:
         """The traced layer that `layer` is a copy of."""
         return self.kinds.index(self.kinds[layer], 1) if layer else 0
@@ -56,6 +62,8 @@ def find_layers(module: nn.Module) -> Layers:
     if not lists:
         raise UnsupportedError(f"{type(module).__name__} has no list of layers")
     path, modules = max(lists, key=lambda item: len(item[1]))
+    if not len(modules):
+        raise UnsupportedError(f"{type(module).__name__} has no layers", where=path)
     known: dict[Any, int] = {}
     kinds = tuple(known.setdefault(_signature(layer), len(known)) for layer in modules)
     return Layers(path, kinds)
@@ -64,7 +72,7 @@ def find_layers(module: nn.Module) -> Layers:
 def _signature(module: nn.Module) -> Any:
     """Everything about a layer that its trace can depend on, but for its number and weights."""
     return tuple(
-        (name, type(part), tuple(_tensors(part)), tuple(_settings(part)))
+        (name, type(part), tuple(_tensors(part)), tuple(_settings(part)), _hooks(part))
         for name, part in module.named_modules()
     )
 
@@ -80,6 +88,12 @@ def _settings(module: nn.Module) -> Iterable[Any]:
             continue
         plain = isinstance(value, int | float | str | bool | torch.dtype | None)
         yield name, value if plain else id(value)
+
+
+def _hooks(module: nn.Module) -> tuple[int, ...]:
+    """What users hung on the module; it runs when the module does."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return tuple(map(id, hooks))
 
 
 _TORCH_OWN = frozenset(vars(nn.Module())) - {"training"}

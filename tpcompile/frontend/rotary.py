@@ -18,7 +18,9 @@ class RotaryTables(nn.Module):
 
     def __init__(self, source: nn.Module, config: Any) -> None:
         super().__init__()
-        self._source = (source,)  # in a tuple it is no submodule: it is the user's own
+        frequencies: Any = source.inv_freq
+        kept = source if frequencies.is_meta else copy.deepcopy(source)
+        self._source = (kept,)  # in a tuple it is no submodule, so it is not moved or saved
         self._config = config
         self._own: Any = None
 

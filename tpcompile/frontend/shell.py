@@ -8,6 +8,8 @@ rotary module becomes a leaf, and the configuration is a copy that names our att
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +28,13 @@ _EXAMPLE = {"T": 7, "S": 4, "R": 3}
 """Lengths to trace with: all different, and none that an export takes for a constant (0, 1)."""
 
 
-def make_shell(module: nn.Module, layers: Layers, traced: tuple[int, ...]) -> nn.Module:
+def make_shell(
+    module: nn.Module,
+    layers: Layers,
+    traced: tuple[int, ...],
+    stand_in: Callable[[nn.Module], nn.Module] | None = None,
+) -> nn.Module:
+    """The model with the `traced` layers only, or with something that stands in for each."""
     rotary = rotary_of(module)
     frequencies: Any = rotary.inv_freq
     memo: dict[int, Any] = {}
@@ -38,27 +46,37 @@ def make_shell(module: nn.Module, layers: Layers, traced: tuple[int, ...]) -> nn
     config._attn_implementation = "tpcompile"
     memo[id(module.config)] = config
     modules: Any = module.get_submodule(layers.path)
-    memo[id(modules)] = nn.ModuleList(copy.deepcopy(modules[i], memo) for i in traced)
+    make = stand_in or (lambda layer: copy.deepcopy(layer, memo))
+    memo[id(modules)] = nn.ModuleList(make(modules[i]) for i in traced)
     return copy.deepcopy(module, memo)
 
 
 def export(shell: nn.Module) -> torch.export.ExportedProgram:
-    example = tuple(
+    """Trace the shell over a symbolic number of tokens."""
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in INPUTS}
+    with as_capture_errors(shell), torch.no_grad():
+        return torch.export.export(
+            TokenParallel(shell), example_inputs(), dynamic_shapes=dynamic, strict=False
+        )
+
+
+def example_inputs() -> tuple[torch.Tensor, ...]:
+    return tuple(
         torch.zeros(_EXAMPLE[symbol], dtype=torch.long, device="meta") for symbol in INPUTS.values()
     )
-    dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in INPUTS}
+
+
+@contextmanager
+def as_capture_errors(shell: nn.Module) -> Iterator[None]:
+    """The model's own code runs inside, and torch.export raises whatever that raises."""
     try:
-        with torch.no_grad():
-            return torch.export.export(
-                _TokenParallel(shell), example, dynamic_shapes=dynamic, strict=False
-            )
+        yield
     except CompileError:
         raise
-    except Exception as error:  # torch.export raises what the traced code raises
+    except Exception as error:
         raise CaptureError(
             f"{type(shell).__name__} could not be traced",
             got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
-            expected="a forward pass without branches on data",
         ) from error
 
 
@@ -89,7 +107,7 @@ class _RotaryLeaf(nn.Module):
         return torch.ops.tpc.rotary(position_ids, self.width, x.dtype)
 
 
-class _TokenParallel(nn.Module):
+class TokenParallel(nn.Module):
     """The model over a flat run of tokens; only attention tells sequences apart."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from tpcompile.errors import CaptureError, UnsupportedError, UsageError
-from tpcompile.presets import preset
+from tpcompile.presets import check_model_name, preset
 
 
 def module_of(model: Any, dtype: torch.dtype | None) -> Any:
@@ -47,6 +48,7 @@ def config_of(model: Any) -> Any:
             expected="a PreTrainedModel, a config, 'preset:NAME', a directory or a hub id",
         )
     text = str(model)
+    check_model_name(text)
     if text.startswith("preset:"):
         return AutoConfig.for_model(**preset(text.removeprefix("preset:")))
     path = Path(text)
@@ -86,7 +88,7 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
         try:
-            return make(config, dtype=wanted).eval()
+            return make(copy.deepcopy(config), dtype=wanted).eval()
         except Exception as error:  # Hugging Face raises what the model's own code raises
             raise CaptureError(
                 f"A model of type {kind!r} could not be made from this configuration",

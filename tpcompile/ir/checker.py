@@ -101,6 +101,8 @@ class Checker:
             if node.meta["type"].placement != REPLICATE:
                 raise RuleError("input", str(node.meta["type"]), "inputs on every rank")
         elif node.op == "get_attr":
+            if "parameter" not in node.meta:
+                raise RuleError("recipe", "no recipe", "a parameter made by new_parameter")
             parameter = parameter_of(node)
             self._check_parameter(parameter, info.tp)
             node.meta["type"] = parameter.type
@@ -134,7 +136,7 @@ class Checker:
             )
         args = tuple(map(_typed, node.args))
         kwargs = tuple((name, _typed(arg)) for name, arg in node.kwargs.items())
-        key = (node.target, args, kwargs)
+        key = (node.target, _told_apart(args), _told_apart(kwargs))
         found = self._types.get(key)
         if found is None:
             found = self._types[key] = _apply_rule(SPECS[node.target], args, dict(kwargs))
@@ -174,13 +176,26 @@ def infer_types(gm: fx.GraphModule) -> ValueType:
     raise AssertionError("a graph without an output")
 
 
+_MEANINGLESS = (
+    TypeError, AttributeError, LookupError, ValueError, ArithmeticError, AssertionError
+)  # fmt: skip
+"""What rules raise when they are given arguments that no schema allows."""
+
+
 def _apply_rule(spec: OpSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> AnyType:
     """A rule may count on arguments as its schema has them; others are a problem of the node."""
     try:
         return spec.rule(**spec.bind(args, kwargs))
-    except (TypeError, AttributeError, IndexError, ValueError, AssertionError) as error:
+    except _MEANINGLESS as error:
         expected = f"arguments ({', '.join(spec.argument_names)}) of {spec.name}"
         raise RuleError("arguments", f"{type(error).__name__}: {error}", expected) from error
+
+
+def _told_apart(arg: Any) -> Any:
+    """A key in which 1, 1.0 and True differ, as they do for dtypes."""
+    if isinstance(arg, tuple):
+        return tuple(map(_told_apart, arg))
+    return (type(arg), arg) if isinstance(arg, int | float) else arg
 
 
 def _typed(arg: Any) -> Any:

@@ -30,3 +30,11 @@ class StageModule(fx.GraphModule):
         if "forward" not in vars(type(self)):
             super().recompile()
         return super().code
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}\n{self.code}"
+
+    def __reduce__(self) -> Any:
+        plain = fx.GraphModule(self, self.graph)
+        plain.meta = self.meta
+        return plain.__reduce__()

@@ -73,7 +73,7 @@ def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) ->
 
 
 def evaluate(recipe: Recipe, read: Read) -> torch.Tensor:
-    """The parameter."""
+    """The parameter, in memory of its own."""
     parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]
     shape = shape_of(recipe)
     if not parts:
@@ -81,7 +81,9 @@ def evaluate(recipe: Recipe, read: Read) -> torch.Tensor:
         nothing = read(tensor.name, tuple(slice(0, 0) for _ in tensor.shape))
         return nothing.new_zeros(shape)
     if len(parts) == 1 and tuple(parts[0][1].shape) == shape:
-        return parts[0][1].contiguous()
+        value = parts[0][1].contiguous()
+        own = value.untyped_storage().nbytes() == value.nbytes and value._base is None
+        return value if own else value.clone()
     result = parts[0][1].new_zeros(shape)
     for piece, value in parts:
         result[tuple(slice(*box) for box in piece.target)] = value

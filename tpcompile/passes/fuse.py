@@ -28,7 +28,7 @@ def fuse_linears(gm: fx.GraphModule, linears: list[fx.Node]) -> None:
     """
     first = linears[0]
     _check_fusable(linears)
-    with gm.graph.inserting_before(first):
+    with gm.graph.inserting_before(min(linears)):  # whichever is computed first
         weight = _joined_parameter(gm, [weight_of(linear) for linear in linears])
         biases = [bias for linear in linears if (bias := bias_of(linear)) is not None]
         operands = [first.args[0], weight]

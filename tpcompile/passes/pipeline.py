@@ -23,7 +23,7 @@ from tpcompile.passes.raise_swiglu import RaiseSwiglu
 from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.passes.vocab_parallel import VocabParallel
-from tpcompile.presets import did_you_mean
+from tpcompile.errors import did_you_mean
 
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,

@@ -7,12 +7,14 @@ from typing import ClassVar
 
 from torch import fx
 
-from tpcompile.ir.meta import parameter_of, placement_of, set_parameter
-from tpcompile.ir.ops import EMBEDDING, REDISTRIBUTE, VOCAB_EMBEDDING
+from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_type
+from tpcompile.ir.ops import COLLECTIVES, EMBEDDING, REDISTRIBUTE, VOCAB_EMBEDDING
+from tpcompile.ir.layout import Layout
 from tpcompile.ir.types import REPLICATE
+from tpcompile.passes.plan import plan_axis
 from tpcompile.passes.rewrite import Report, insert, insert_after, replace
-from tpcompile.passes.shard_linears import plan_of, split_rows
-from tpcompile.passes.structure import embedding_of, head_of, weight_of
+from tpcompile.passes.shard_linears import plan_of
+from tpcompile.passes.structure import bias_of, embedding_of, head_of, weight_of
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,18 @@ class VocabParallel:
             replace(embedding, whole)
             gm.graph.erase_node(embedding)
             report.matches += 1
-        if not _gathered(head):
-            if placement_of(weight_of(head)) == REPLICATE:
-                split_rows(head, plan.vocab)
+        if not any(user.target in COLLECTIVES for user in head.users):
+            _split_head(head, plan.vocab)
             replace(head, insert_after(head, REDISTRIBUTE, head))
             report.matches += 1
         return report
 
 
-def _gathered(head: fx.Node) -> bool:
-    """Whether the logits leave the head through a collective already."""
-    return all(user.op != "output" for user in head.users)
+def _split_head(head: fx.Node, layout: Layout) -> None:
+    """By rows: its own weight and bias, or the embedding's, which is split by now."""
+    weight = value_type(weight_of(head))
+    if weight.shape[0] != layout.size:
+        layout = plan_axis("vocab", int(weight.shape[0]), layout.ranks)
+    for node in (weight_of(head), bias_of(head)):
+        if node is not None and placement_of(node) == REPLICATE:
+            set_parameter(node, parameter_of(node).sharded(0, layout))

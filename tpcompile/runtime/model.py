@@ -11,14 +11,13 @@ from torch import fx, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
 from tpcompile.ir.meta import info_of, parameter_of, parameters, value_type
 from tpcompile.ir.pieces import Read, evaluate, unshard
 from tpcompile.ir.recipe import tensors_of
 from tpcompile.passes import Stage
-from tpcompile.presets import did_you_mean
 from tpcompile.runtime.packing import pack
 
 
@@ -31,7 +30,7 @@ class CompiledModel(nn.Module):
         super().__init__()
         self.config = captured.config
         self.stages = list(stages)
-        self.graph = graph
+        self._graph = (graph,)  # in a tuple it is no submodule: its parameters hold no numbers
         self.tp = info_of(graph).tp
         self._aliases = captured.aliases
         self._group = SimulatedGroup(self.tp)
@@ -46,6 +45,11 @@ class CompiledModel(nn.Module):
             )
             for rank, source in enumerate(self._sources)
         )
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The graph after the last pass."""
+        return self._graph[0]
 
     @property
     def plan(self) -> PlanReport:
@@ -68,12 +72,13 @@ class CompiledModel(nn.Module):
         logits_to_keep: int | torch.Tensor = 0,
     ) -> CausalLMOutputWithPast:
         """Logits, as Hugging Face's causal LMs give them; there is no cache yet."""
+        self._check_open()
         if past_key_values is not None or use_cache:
             raise UnsupportedError(
                 "Simulated ranks keep no KV cache",
-                got="use_cache=True",
-                hint="Give the whole sequence, without past_key_values",
+                hint="Give the whole sequence, without past_key_values and use_cache",
             )
+        _check_ids(input_ids, self.config.vocab_size)
         packed = pack(input_ids, attention_mask, position_ids, logits_to_keep)
         inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
         logits = run_simulated(list(self.ranks), self._group, inputs)[0]
@@ -81,6 +86,7 @@ class CompiledModel(nn.Module):
 
     def gather_weight(self, name: str) -> torch.Tensor:
         """A checkpoint tensor put together again from the ranks' shards."""
+        self._check_open()
         known = self._aliases.get(name, name)
         shapes = {
             tensor.name: tensor.shape
@@ -97,8 +103,13 @@ class CompiledModel(nn.Module):
         return unshard(known, shapes[known], shards)
 
     def close(self) -> None:
-        """Give the ranks' memory back."""
+        """Give the ranks' memory back; plan, stages and sources stay."""
         self.ranks = nn.ModuleList()
+        self._group = SimulatedGroup(self.tp)
+
+    def _check_open(self) -> None:
+        if not len(self.ranks):
+            raise UsageError("The model is closed", hint="Compile it again")
 
     def __enter__(self) -> CompiledModel:
         return self
@@ -110,6 +121,18 @@ class CompiledModel(nn.Module):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_ids(input_ids: torch.Tensor, vocabulary: int) -> None:
+    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise UsageError("input_ids must be whole numbers", got=str(input_ids.dtype))
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= vocabulary:
+        raise UsageError(
+            "input_ids holds a token that is not in the vocabulary",
+            got=str(low if low < 0 else high),
+            expected=f"0 to {vocabulary - 1}",
+        )
 
 
 def _rank_parameters(graph: fx.GraphModule, rank: int, read: Read) -> dict[str, torch.Tensor]:

@@ -47,6 +47,14 @@ def pack(
     lengths = real.sum(1)
     if bool((lengths == 0).any()):
         raise UsageError("A sequence of the batch is all padding")
+    if position_ids is None and bool((real.int().diff(dim=1).abs().sum(1) > 1).any()):
+        _refuse_holes(real)
+    if position_ids is not None and position_ids.shape[-1:] != input_ids.shape[-1:]:
+        raise UsageError(
+            "position_ids must give a position for each of input_ids",
+            got=f"shape {tuple(position_ids.shape)}",
+            expected=f"shape {tuple(input_ids.shape)}",
+        )
     places = real.cumsum(1) - 1
     positions = places if position_ids is None else position_ids.expand_as(input_ids)
     columns = torch.arange(input_ids.shape[1])
@@ -57,3 +65,14 @@ def pack(
     kept = real[:, kept_columns]
     rows = (starts[:-1, None] + places)[:, kept_columns][kept]
     return Packed(input_ids[real], positions[real], starts, rows, kept)
+
+
+def _refuse_holes(real: torch.Tensor) -> None:
+    """Padding stands on one side, or on both; what lies between is one run of tokens."""
+    for row in real:
+        columns = row.nonzero().squeeze(1)
+        if int(columns[-1] - columns[0]) + 1 != len(columns):
+            raise UsageError(
+                "attention_mask has a hole: padding between real tokens",
+                hint="Give position_ids too, to say where the tokens behind the hole stand",
+            )

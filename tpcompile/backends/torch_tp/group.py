@@ -36,6 +36,8 @@ class SimulatedGroup:
     def __init__(self, ranks: int) -> None:
         self._slots: list[torch.Tensor | None] = [None] * ranks
         self._barrier = threading.Barrier(ranks)
+        self.lock = threading.Lock()
+        """Held for a whole run: two callers must not meet at one barrier."""
 
     def rank(self, rank: int) -> _SimulatedRank:
         return _SimulatedRank(self, rank)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tpcompile.backends.torch_tp.group import Group, SimulatedGroup
+from tpcompile.errors import RankError
 
 
 def load_rank(
@@ -30,7 +31,7 @@ def run_simulated(
 ) -> list[torch.Tensor]:
     """The result of every rank; the ranks are threads. The first error is the one raised."""
     results: list[Any] = [None] * len(modules)
-    errors: list[BaseException] = []
+    errors: list[tuple[int, BaseException]] = []
 
     def work(rank: int) -> None:
         try:
@@ -39,15 +40,18 @@ def run_simulated(
         except threading.BrokenBarrierError:
             pass  # another rank failed, and its error is kept
         except BaseException as error:  # handed to the caller below
-            errors.append(error)
+            errors.append((rank, error))
             group.abort()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(modules))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with group.lock:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            group.reset()
     if errors:
-        group.reset()
-        raise errors[0]
+        rank, error = errors[0]
+        raise RankError(f"Rank {rank} failed", got=f"{type(error).__name__}: {error}") from error
     return results
