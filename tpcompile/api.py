@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
-from tpcompile.frontend import Captured, capture
-from tpcompile.passes import Instrument, Pass, default_pipeline, for_ranks, parse_pipeline
-from tpcompile.passes.manager import Stage, run_passes
+from tpcompile.frontend import capture
+from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
+from tpcompile.passes.plan_sharding import PlanSharding
+from tpcompile.runtime.checkpoint import Checkpoint
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.weights import weights_of
 
@@ -23,19 +24,26 @@ def compile(
     *,
     backend: str = "auto",
     dtype: torch.dtype | str | None = None,
-    pipeline: str | None = None,
+    pipeline: str | Sequence[Pass] | None = None,
     random_weights: int | None = None,
     simulate: bool = False,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
     `model` is a `PreTrainedModel`, a config, `preset:NAME`, a directory or a hub id. `pipeline`
-    is a pass pipeline as text. `random_weights` is a seed for a model that has no weights.
-    `simulate` keeps all ranks in this process.
+    is a pass pipeline as text, or passes; the standard one by default. `random_weights` is a
+    seed for a model that has no weights. `simulate` keeps all ranks in this process.
     """
     if backend not in BACKENDS:
-        raise UsageError(f"There is no backend {backend!r}", hint=did_you_mean(backend, BACKENDS))
+        raise UsageError(
+            f"There is no backend {backend!r}", hint=did_you_mean(str(backend), BACKENDS)
+        )
     passes = passes_for(pipeline, tp)
+    if tp > 1 and not any(isinstance(current, PlanSharding) for current in passes):
+        raise UsageError(
+            f"The pipeline shards nothing, and tp={tp} ranks were asked for",
+            hint="Put plan-sharding and the passes behind it into the pipeline",
+        )
     if tp > 1 and not simulate:
         raise UnsupportedError(
             f"tp={tp} needs ranks that are processes, which this version does not start",
@@ -43,29 +51,38 @@ def compile(
         )
     captured = capture(model, dtype=dtype_of(dtype))
     read = weights_of(captured, model, random_weights)
-    graph, stages = lower(captured, passes)
-    return CompiledModel(captured, graph, stages, read)
+    try:
+        graph, stages = run_passes(captured.graph, passes)
+        return CompiledModel(captured, graph, stages, read)
+    finally:
+        if isinstance(read, Checkpoint):
+            read.close()
 
 
-def passes_for(pipeline: str | None, tp: int) -> list[Pass]:
-    """The passes of a pipeline text, or the standard ones, for so many ranks."""
+def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
+    """The passes of a pipeline, or the standard ones, all of them for so many ranks."""
     if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
         raise UsageError(f"tp={tp!r} means nothing", expected="a number of ranks, 1 or more")
-    return default_pipeline(tp) if pipeline is None else for_ranks(parse_pipeline(pipeline), tp)
-
-
-def lower(
-    captured: Captured, passes: Sequence[Pass], instruments: Sequence[Instrument] = ()
-) -> tuple[Any, list[Stage]]:
-    """Run the passes over a captured model."""
-    return run_passes(captured.graph, passes, instruments)
+    if pipeline is None:
+        return default_pipeline(tp)
+    named = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+    passes = for_ranks(named, tp)
+    for current in passes:
+        if isinstance(current, PlanSharding) and current.tp != tp:
+            raise UsageError(
+                f"The pipeline plans for {current.tp} ranks",
+                expected=f"{tp}, the tp that was asked for",
+                hint=f"Leave tp={current.tp} out of the pipeline",
+            )
+    return passes
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, dtype, None)
+    """A dtype by its name in torch."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found is None and dtype is None:
+        return None
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        known = ("float32", "bfloat16", "float16")
-        raise UsageError(f"There is no dtype {dtype!r}", hint=did_you_mean(dtype, known))
+        hint = did_you_mean(str(dtype), ("float32", "bfloat16", "float16"))
+        raise UsageError(f"There is no dtype {dtype!r} to compile for", hint=hint)
     return found

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpcompile.cli.command import FailedError
-from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
@@ -26,16 +25,7 @@ def passes_of(args: argparse.Namespace) -> list[Pass]:
     check_model_name(args.model)
     from tpcompile.api import passes_for
 
-    passes = passes_for(args.pipeline, args.tp)
-    for current in passes:
-        tp = getattr(current, "tp", args.tp)
-        if tp != args.tp:
-            raise UsageError(
-                f"The pipeline plans for {tp} ranks",
-                expected=f"{args.tp}, as --tp says",
-                hint=f"Leave tp={tp} out of the pipeline",
-            )
-    return passes
+    return passes_for(args.pipeline, args.tp)
 
 
 def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
@@ -50,10 +40,10 @@ def lower_model(
     args: argparse.Namespace, passes: Sequence[Pass], instruments: Sequence[Instrument], say: Say
 ) -> fx.GraphModule:
     """Capture the model and run the passes; a summary of the time goes to stderr."""
-    from tpcompile.api import dtype_of, lower
+    from tpcompile.api import dtype_of
     from tpcompile.frontend import capture
     from tpcompile.inspect.instruments import PassLog
-    from tpcompile.passes.manager import FailedPassError
+    from tpcompile.passes.manager import FailedPassError, run_passes
 
     def follow(name: str, gm: fx.GraphModule, stats: object) -> None:
         say(f"{name} is done")
@@ -64,7 +54,7 @@ def lower_model(
     captured = capture(args.model, dtype=dtype_of(args.dtype))
     seconds = time.perf_counter() - started
     try:
-        graph, _ = lower(captured, passes, [log, follow, *instruments])
+        graph, _ = run_passes(captured.graph, passes, [log, follow, *instruments])
     except FailedPassError as error:
         raise FailedError(error) from error
     if args.timing:

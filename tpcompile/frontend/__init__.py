@@ -32,7 +32,7 @@ class Captured:
     graph: fx.GraphModule
     config: Any
     rotary: RotaryTables
-    """Gives the rotary tables."""
+    """The graph's `rotary` module; each rank takes a `fresh()` one, as some keep state."""
     tensors: dict[str, Tensor] = field(repr=False)
     """The checkpoint tensors that the graph uses, by name."""
     aliases: dict[str, str] = field(repr=False)

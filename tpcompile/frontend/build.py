@@ -202,7 +202,7 @@ def _module_path(node: fx.Node) -> str:
     return path.removeprefix("model.") if path.startswith("model.") else ""
 
 
-_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "torch/")
+_NOT_THE_MODEL = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/", "torch/")
 """Beginnings of paths; torch gives some of its own files as seen from where it was built."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

@@ -28,6 +28,8 @@ class Stats(Protocol):
     def nodes_before(self) -> int: ...
     @property
     def nodes_after(self) -> int: ...
+    @property
+    def nearest(self) -> str: ...
 
 
 @dataclass
@@ -84,7 +86,8 @@ def summary(stats: Stats) -> str:
     matches = "1 match" if stats.matches == 1 else f"{stats.matches} matches"
     if not stats.nodes_before:
         return f"{stats.nodes_after} nodes"
-    return f"{matches}, {stats.nodes_before} → {stats.nodes_after} nodes"
+    missed = f"; nearest: {stats.nearest}" if stats.nearest and not stats.matches else ""
+    return f"{matches}, {stats.nodes_before} → {stats.nodes_after} nodes{missed}"
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,12 @@ def describe(recipe: Recipe) -> str:
         case Tensor(name=name):
             return name
         case Slice(source, dim, start, stop):
-            return f"{describe(source)}[{':, ' * dim}{start}:{stop}]"
-        case Concat(sources=sources):
-            return " ++ ".join(describe(source) for source in sources)
+            inner = describe(source)
+            inner = f"({inner})" if isinstance(source, Concat) else inner
+            return f"{inner}[{':, ' * dim}{start}:{stop}]"
+        case Concat(sources, dim):
+            sign = " ++ " if dim == 0 else f" ++(dim {dim}) "
+            return sign.join(describe(source) for source in sources)
         case Permute(source, dim, view, order):
             return f"permute({describe(source)}, dim {dim} as {view} to {order})"
         case Pad(source, dim, rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,8 +55,6 @@ def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any])
         args = [_local(arg, values, rank) for arg in node.args]
         if node.op == "call_module":
             results.append(rotary(*args))
-        elif node.target is operator.getitem:
-            results.append(args[0][args[1]])
         else:
             kwargs = {key: _local(arg, values, rank) for key, arg in node.kwargs.items()}
             results.append(spec.call({**spec.bind(args, kwargs), **local_args(node, spec, rank)}))

@@ -34,6 +34,6 @@ class KvHeads:
         for block in attention_blocks(gm.graph):
             width = value_type(block.attention).shape[-1]
             assert isinstance(width, int)
-            layout = plan.heads[block.attention.name].keys.with_grain(width)
+            layout = plan.heads_of(block.attention).keys.with_grain(width)
             report.matches += split_rows(block.key, layout) + split_rows(block.value, layout)
         return report

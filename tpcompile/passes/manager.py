@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Protocol
 
+import torch
 from torch import fx
 
 from tpcompile.errors import CompileError, PassError
 from tpcompile.ir.checker import Checker, Problem
 from tpcompile.ir.meta import info_of
 from tpcompile.ir.module import StageModule
+from tpcompile.ir.ops import ROTARY
+from tpcompile.ir.pieces import Read
+from tpcompile.ir.simulate import materialise, run_ranks
 from tpcompile.ir.text import format_graph
 from tpcompile.passes.rewrite import Report
 from tpcompile.pause import paused_collector
@@ -40,11 +44,16 @@ class Stats:
     matches: int
     nodes_before: int
     nodes_after: int
+    nearest: str = ""
+    """Of what did not match, what came nearest, and why it was refused."""
 
 
 @dataclass
 class Stage:
-    """A graph as it stood after a pass. It is made again from the start when it is looked at."""
+    """A graph as it stood after a pass.
+
+    It is made again from the captured graph when it is looked at, so that one must not change.
+    """
 
     name: str
     text_form: str
@@ -54,10 +63,16 @@ class Stage:
 
     @cached_property
     def graph(self) -> fx.GraphModule:
-        """The graph, which runs; changing it changes nothing else."""
-        gm = self._replay()
-        gm.recompile()
-        return gm
+        """The graph; changing it changes nothing else. Its parameters have shapes, no numbers."""
+        return self._replay()
+
+    def run(self, read: Read, **inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The result on every simulated rank, with weights from `read(name, slices)`."""
+        gm = self.graph
+        tables = gm.get_submodule(ROTARY)
+        with torch.inference_mode():
+            values = run_ranks(gm, inputs, materialise(gm, read), tables)
+        return values[next(node for node in gm.graph.nodes if node.op == "output")]
 
     def text(self, rank: int | None = None) -> str:
         return format_graph(self.graph, rank)
@@ -124,6 +139,7 @@ def _run_one(
         matches=report.matches,
         nodes_before=before,
         nodes_after=len(gm.graph.nodes),
+        nearest=str(report.nearest or ""),
     )
     if problems:
         message = f"The pass {describe(current)} left an invalid graph ({_history(done)})"

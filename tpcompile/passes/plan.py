@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpcompile.errors import ShardingError
+from typing import TypeVar
+
+from torch import fx
+
+from tpcompile.errors import PassError, ShardingError
 from tpcompile.ir.layout import Layout, even_runs
+from tpcompile.ir.meta import origin_of
+
+_T = TypeVar("_T")
 
 COARSEST_GRAIN = 128
 RUNS_PER_RANK = 8
@@ -22,12 +29,27 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Layouts by the node that they belong to: an attention, a swiglu, an embedding."""
+    """Layouts by the name of the node that they belong to, an attention or a swiglu."""
 
     tp: int
     heads: dict[str, HeadPlan]
     ffn: dict[str, Layout]
     vocab: Layout
+
+    def heads_of(self, attention: fx.Node) -> HeadPlan:
+        return self._of(self.heads, attention)
+
+    def ffn_of(self, swiglu: fx.Node) -> Layout:
+        return self._of(self.ffn, swiglu)
+
+    def _of(self, layouts: dict[str, _T], node: fx.Node) -> _T:
+        if node.name not in layouts:
+            raise PassError(
+                f"The plan has no layout for %{node.name}",
+                where=str(origin_of(node)),
+                hint="Put plan-sharding behind the passes that raise attention and SwiGLU",
+            )
+        return layouts[node.name]
 
 
 def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
@@ -46,7 +68,10 @@ def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
 
 
 def plan_axis(axis: str, size: int, tp: int, grain: int | None = None) -> Layout:
-    """Even runs of grains. By default the grain is the coarsest that leaves the runs even."""
+    """Runs of grains that differ by at most one.
+
+    By default the grain is the coarsest power of two that still gives each rank several.
+    """
     if grain is None:
         grain = COARSEST_GRAIN
         while grain > 1 and (size % grain or size // grain < RUNS_PER_RANK * tp):

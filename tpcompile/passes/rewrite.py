@@ -35,7 +35,7 @@ class Report:
         line = format_node(self.nearest.node) if self.nearest and self.nearest.node else ""
         raise PassError(
             f"There is no {what} in the graph",
-            got=f"as the nearest {nearest}" + (f"\n    {line}\n" if line else ""),
+            got=f"as the nearest {nearest}" + (f", in {line}" if line else ""),
             expected=f"at least one {what}",
             hint="The model does this in another way than those that tpcompile knows",
         )

@@ -22,6 +22,8 @@ _PER_TOKEN = (RMS_NORM, aten.add.Tensor, aten.to.dtype)
 class SequenceParallel:
     """Between the linears let each rank keep and norm only some of the tokens.
 
+    Its place is behind insert-collectives and ahead of the fusions.
+
         %r = all_reduce(%o)           %r = reduce_scatter(%o)      Shard(0, tokens)
         %h = %x + %r             →    %h = %x + %r                 Shard(0, tokens)
         %n = rms_norm(%h, %w)         %n = rms_norm(%h, %w)        Shard(0, tokens)

@@ -39,14 +39,14 @@ class ShardLinears:
         if plan.tp == 1:
             return report
         for block in attention_blocks(gm.graph):
-            heads = plan.heads[block.attention.name].queries
+            heads = plan.heads_of(block.attention).queries
             width = value_type(block.attention).shape[-1]
             assert isinstance(width, int)
             layout = heads.with_grain(width)
             report.matches += split_rows(block.query, layout)
             report.matches += split_columns(block.output, layout)
         for mlp in mlp_blocks(gm.graph):
-            layout = plan.ffn[mlp.swiglu.name]
+            layout = plan.ffn_of(mlp.swiglu)
             report.matches += split_rows(mlp.gate, layout) + split_rows(mlp.up, layout)
             report.matches += split_columns(mlp.down, layout)
         return report

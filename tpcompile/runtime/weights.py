@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tpcompile.errors import CheckpointError
+from tpcompile.errors import CheckpointError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
@@ -67,7 +67,7 @@ class RandomWeights:
             raise CheckpointError(f"The model has no tensor {name}")
         kind = self._kinds[name]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
-        values = torch.randn(kind.shape, generator=generator)
+        values = torch.randn(kind.shape, generator=generator, dtype=torch.float32, device="cpu")
         return (kind.center + kind.spread * values).to(kind.dtype)
 
     def load_into(self, model: nn.Module) -> None:
@@ -102,6 +102,11 @@ def _is_bias(node: fx.Node) -> bool:
 
 def weights_of(captured: Captured, model: Any, seed: int | None) -> Read:
     """The source of weights that MODEL names; a seed stands for a model that has none."""
+    if seed is not None and captured.model is not None:
+        raise UsageError(
+            "random_weights is a seed for a model that has no weights",
+            got=f"{type(captured.model).__name__} in memory, which has some",
+        )
     if seed is not None:
         return RandomWeights(captured, seed)
     if isinstance(model, str | Path) and not str(model).startswith("preset:"):

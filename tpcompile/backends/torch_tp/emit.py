@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -57,7 +58,7 @@ def emit_source(gm: fx.GraphModule, rank: int) -> str:
     """The module of one rank, as Python."""
     info = info_of(gm)
     header = _HEADER.format(
-        name=info.name,
+        name=re.sub(r"[^\w .-]", "_", info.name),
         rank=rank,
         ranks=info.tp,
         parameters="\n".join(
@@ -120,19 +121,26 @@ def _method(section: _Section, rank: int) -> Iterator[str]:
 def _body(nodes: list[fx.Node], rank: int) -> Iterator[str]:
     for node in nodes:
         if node.target is operator.getitem:
-            continue  # unpacked where the values are made
+            first = _item_names(operand(node))[int(node.args[1])]  # type: ignore[arg-type]
+            if first != node.name:
+                yield f"        {node.name} = {first}"
+            continue  # the others are unpacked where the values are made
         place = origin_of(node)
         yield f"        {_targets(node)} = {_call(node, rank)}  # {place}".rstrip(" #")
 
 
 def _targets(node: fx.Node) -> str:
+    return ", ".join(_item_names(node)) if isinstance(type_of(node), tuple) else node.name
+
+
+def _item_names(node: fx.Node) -> list[str]:
+    """What the several values of a node are called; `_` where nobody reads one."""
     kind = type_of(node)
-    if not isinstance(kind, tuple):
-        return node.name
+    assert isinstance(kind, tuple)
     names = ["_"] * len(kind)
-    for user in node.users:
+    for user in reversed(node.users):
         names[int(user.args[1])] = user.name  # type: ignore[arg-type]
-    return ", ".join(names)
+    return names
 
 
 def _call(node: fx.Node, rank: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tpcompile.ir.ops.elementwise import promoted, sum_rule, unary_rule
-from tpcompile.ir.ops.spec import declare, define, refuse, require, streaming_cost
+from tpcompile.ir.ops.spec import declare, define, dim_of, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def mean_rule(
 ) -> ValueType:
     if not dim or dtype is not None:
         refuse("mean", f"dim={dim}, dtype={dtype}", "dimensions, and the dtype of the operand")
-    dims = {d % self.rank for d in dim}
+    dims = {dim_of(self, d) for d in dim}
     for d in dims:
         if self.layout_of(d) is not None:
             refuse("norm-axis", self, f"dimension {d} whole on every rank, to take its mean")

@@ -63,7 +63,7 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
         total *= extent if isinstance(extent, int) else 1
     result = tuple(total // known if extent == -1 else extent for extent in wanted)
     require(
-        total % known == 0 and (-1 in wanted or known == total),
+        total % known == 0 and (wanted.count(-1) == 1 or known == total),
         "view",
         wanted,
         f"as many elements as {self}",

@@ -60,6 +60,8 @@ class OpSpec:
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, in the order of the schema, defaults filled in."""
+        if len(args) > len(self.argument_names):
+            raise TypeError(f"{len(args)} arguments, at most {len(self.argument_names)} expected")
         given = {**self.defaults, **dict(zip(self.argument_names, args, strict=False)), **kwargs}
         return {name: given[name] for name in self.argument_names if name in given}
 
@@ -124,9 +126,8 @@ def _register(
 
 def spec_of(node: fx.Node) -> OpSpec | None:
     """The op of a `call_function` or `call_module` node; None where the dialect has none."""
-    if node.op == "call_module":
-        return SPECS.get(node.target)
-    return SPECS.get(node.target) if node.op == "call_function" else None
+    called = node.op in ("call_function", "call_module")
+    return SPECS.get(node.target) if called else None
 
 
 def op_name(node: fx.Node) -> str:
