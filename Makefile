@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test check bench golden docs clean
 
 help:
-	@echo "make demo    compile a small Qwen3 for two ranks and compare it with Hugging Face"
+	@echo "make demo    compile a small Qwen2 for 1 to 8 ranks and compare each with Hugging Face"
 	@echo "make test    lint, types, architecture and tests"
 	@echo "make check   lint, types and architecture only"
 	@echo "make bench   the benchmark tables"

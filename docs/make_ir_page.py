@@ -32,6 +32,7 @@ model after every pass. It is made by `make docs` and checked in CI.
     operand   := "%"name | option "=" value | "[" operand, … "]"
     type      := dtype "[" extent, … "]" placement | "int" symbol | "(" type, … ")"
     extent    := whole | whole ":" ranks "×" each | whole ":" first "|" second "|" …
+               | "T:" ranks "×T/" ranks           tokens in even runs (sequence-parallel)
     placement := "Replicate" | "Shard(" dim "," axis ")" | "Partial(sum)"
     axis      := "q_heads" | "kv_heads" | "ffn" | "vocab" | "tokens" | axis "+" axis
     recipe    := tensor | recipe "[" from ":" to "]" | recipe " ++ " recipe | …

@@ -10,8 +10,7 @@ from tpcompile.passes import default_pipeline, run_passes
 
 
 def main(model: str = "preset:tiny-qwen3", tp: str = "2") -> None:
-    captured = tpcompile.capture(model)
-    _, stages = run_passes(captured.graph, default_pipeline(int(tp)))
+    _, stages = run_passes(tpcompile.capture(model), default_pipeline(int(tp)))
 
     print(f"{'stage':20} {'ms':>7} {'matches':>8} {'nodes':>6}")
     for stage in stages:

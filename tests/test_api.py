@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 import tpcompile
 from tests.models import TOLERANCE, padded, preset_pair, relative_error
+from tpcompile.passes import default_pipeline
+from tpcompile.runtime.packing import pack
 
 
 def _compiled(**options: Any) -> tpcompile.CompiledModel:
@@ -89,6 +92,21 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "broken pipeline": ({"pipeline": "canonicalize{"}, tpcompile.UsageError, "character 13"),
     "unknown dtype": ({"dtype": "bfloat"}, tpcompile.UsageError, "Did you mean bfloat16"),
     "dtype that is no float": ({"dtype": "int8"}, tpcompile.UsageError, "dtype"),
+    "another device": ({"device": "cuda"}, tpcompile.UnsupportedError, "cpu"),
+    "a length": ({"max_seq_len": 10}, tpcompile.UnsupportedError, "no KV cache"),
+    "a backend to come": ({"backend": "native"}, tpcompile.UnsupportedError, "torch backend"),
+    "no backend": ({"backend": None}, tpcompile.UsageError, "no backend None"),
+    "a plan for other ranks": (
+        {"tp": 2, "pipeline": "canonicalize,plan-sharding{tp=3}"},
+        tpcompile.UsageError,
+        "plans for 3 ranks",
+    ),
+    "ranks without a plan": (
+        {"tp": 2, "pipeline": "canonicalize"},
+        tpcompile.UsageError,
+        "shards nothing",
+    ),
+    "no seed": ({"random_weights": "a"}, tpcompile.UsageError, "no seed"),
     "processes": ({"tp": 2, "simulate": False}, tpcompile.UnsupportedError, "simulate=True"),
 }
 
@@ -124,3 +142,86 @@ def test_errors_are_paragraphs() -> None:
         "It failed", where="%x", got="this", expected="that", hint="do something. Or not?"
     )
     assert str(error) == ("It failed. At %x. Found this. Expected that. Do something. Or not?")
+
+
+def test_capture_gives_the_raw_graph() -> None:
+    graph = tpcompile.capture("preset:tiny-qwen3")
+    assert isinstance(graph, fx.GraphModule)
+    assert sum(node.op == "placeholder" for node in graph.graph.nodes) == 4
+    with pytest.raises(tpcompile.UsageError, match="no numbers"):
+        graph(*(torch.zeros(1, dtype=torch.long) for _ in range(4)))
+
+
+def test_passes_of_ones_own() -> None:
+    ids = torch.randint(1013, (2, 5))
+    passes = [*default_pipeline(2)[:-1]]
+    with _compiled(tp=2, pipeline=passes) as unfused, _compiled(tp=2) as standard:
+        assert unfused.stages[-1].name == "fuse-gate-up"
+        assert relative_error(unfused(ids).logits, standard(ids).logits) < TOLERANCE
+
+
+def test_a_stage_runs() -> None:
+    pair = preset_pair("tiny-qwen3")
+    packed = pack(torch.randint(1013, (1, 6)))
+    inputs = {
+        "input_ids": packed.input_ids,
+        "positions": packed.positions,
+        "starts": packed.starts,
+        "logit_rows": packed.logit_rows,
+    }
+    with _compiled(tp=3) as model:
+        first, *_, last = (stage.run(pair.read, **inputs) for stage in model.stages)
+    assert len(first) == 1
+    assert len(last) == 3
+    assert relative_error(last[0], first[0]) < TOLERANCE
+
+
+def test_what_hugging_face_code_expects_of_a_model() -> None:
+    with _compiled(tp=2) as model:
+        assert not model.training
+        assert model.dtype == torch.float32
+        assert model.device == torch.device("cpu")
+        assert not any(parameter.is_meta for parameter in model.parameters())
+        (logits,) = model(torch.tensor([[1, 2]]), return_dict=False)
+        assert logits.shape == (1, 2, 1013)
+
+
+BAD_CALLS: dict[str, tuple[Any, str]] = {
+    "a list": ([[1, 2]], "must be a tensor"),
+    "fractions": (torch.ones(1, 2), "whole numbers"),
+    "nothing": (torch.zeros(1, 0, dtype=torch.long), "no tokens"),
+    "a token beyond the vocabulary": (torch.tensor([[1, 1013]]), "Found 1013"),
+    "a negative token": (torch.tensor([[-1]]), "Found -1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_calls_that_make_no_sense(name: str) -> None:
+    ids, said = BAD_CALLS[name]
+    with _compiled(tp=2) as model, pytest.raises(tpcompile.UsageError, match=said):
+        model(ids)
+
+
+def test_a_closed_model_says_so() -> None:
+    model = _compiled(tp=2)
+    model.close()
+    assert "class Rank0(" in model.source(0)
+    for call in (lambda: model(torch.tensor([[1]])), lambda: model.gather_weight("x")):
+        with pytest.raises(tpcompile.UsageError, match="closed"):
+            call()
+
+
+def test_the_ranks_own_their_weights() -> None:
+    """What is done to the user's model later changes nothing here, and the other way round."""
+    pair = preset_pair("tiny-qwen2")
+    before = {name: p.clone() for name, p in pair.eager.named_parameters()}
+    with tpcompile.compile(pair.eager, tp=1, simulate=True) as model, torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    for name, parameter in pair.eager.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
+def test_a_seed_for_a_model_that_has_weights() -> None:
+    with pytest.raises(tpcompile.UsageError, match="in memory"):
+        tpcompile.compile(preset_pair("tiny-qwen2").eager, random_weights=1)

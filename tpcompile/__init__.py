@@ -22,8 +22,8 @@ from tpcompile.errors import (
 )
 
 if TYPE_CHECKING:
-    from tpcompile.api import compile
-    from tpcompile.frontend import Captured, capture
+    from tpcompile.api import capture, compile
+    from tpcompile.frontend import Captured
     from tpcompile.passes.manager import Stage
     from tpcompile.runtime.model import CompiledModel
 
@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "compile": "tpcompile.api",
-    "capture": "tpcompile.frontend",
+    "capture": "tpcompile.api",
     "Captured": "tpcompile.frontend",
     "CompiledModel": "tpcompile.runtime.model",
     "Stage": "tpcompile.passes.manager",

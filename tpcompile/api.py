@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
-from tpcompile.frontend import capture
+from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.runtime.checkpoint import Checkpoint
@@ -16,6 +17,12 @@ from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.weights import weights_of
 
 BACKENDS = ("auto", "torch")
+PLANNED = ("reference", "native", "triton")
+
+
+def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphModule:
+    """The raw graph of MODEL, typed, on one rank: what the passes start from."""
+    return captured_of(model, dtype=dtype_of(dtype)).graph
 
 
 def compile(
@@ -24,6 +31,9 @@ def compile(
     *,
     backend: str = "auto",
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    max_seq_len: int | None = None,
+    max_batch: int | None = None,
     pipeline: str | Sequence[Pass] | None = None,
     random_weights: int | None = None,
     simulate: bool = False,
@@ -34,6 +44,13 @@ def compile(
     is a pass pipeline as text, or passes; the standard one by default. `random_weights` is a
     seed for a model that has no weights. `simulate` keeps all ranks in this process.
     """
+    if backend in PLANNED or max_seq_len is not None or max_batch is not None:
+        raise UnsupportedError(
+            f"backend={backend!r}, max_seq_len={max_seq_len}, max_batch={max_batch}",
+            expected="the torch backend, which keeps no KV cache yet",
+        )
+    if device is not None and torch.device(device).type != "cpu":
+        raise UnsupportedError(f"device={str(device)!r}", expected="cpu, for simulated ranks")
     if backend not in BACKENDS:
         raise UsageError(
             f"There is no backend {backend!r}", hint=did_you_mean(str(backend), BACKENDS)
@@ -49,7 +66,7 @@ def compile(
             f"tp={tp} needs ranks that are processes, which this version does not start",
             hint="Use simulate=True to keep all ranks in this process",
         )
-    captured = capture(model, dtype=dtype_of(dtype))
+    captured = captured_of(model, dtype=dtype_of(dtype))
     read = weights_of(captured, model, random_weights)
     try:
         graph, stages = run_passes(captured.graph, passes)

@@ -71,4 +71,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
         return "Did you mean " + " or ".join(near) + "?"
-    return "Known: " + ", ".join(names)
+    return "Known: " + ", ".join(names) + "."

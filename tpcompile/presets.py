@@ -94,9 +94,7 @@ PRESETS = _presets()
 def preset(name: str) -> dict[str, Any]:
     """The configuration of a preset, `model_type` included."""
     if name not in PRESETS:
-        raise UsageError(
-            f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS), where="preset:"
-        )
+        raise UsageError(f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS))
     return copy.deepcopy(PRESETS[name])
 
 

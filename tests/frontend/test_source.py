@@ -41,6 +41,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a state space": ({"model_type": "mamba"}, tpcompile.UnsupportedError, "attention"),
     "experts": ({"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64},
                 tpcompile.UnsupportedError, "hands on"),
+    "quantized": (
+        {"model_type": "qwen2", "quantization_config": {"quant_method": "awq", "bits": 4}},
+        tpcompile.UnsupportedError, "is quantized",
+    ),
     "unknown kind": ({"model_type": "no-such-model"}, tpcompile.CaptureError, "no-such-model"),
     "no kind": ({"hidden_size": 8}, tpcompile.CaptureError, "model_type"),
     "heads that do not divide": (

@@ -178,7 +178,22 @@ def test_describe_tells_options_that_are_not_the_default() -> None:
     assert describe(PlanSharding(tp=4, vocab_grain=8)) == "plan-sharding{tp=4,vocab_grain=8}"
 
 
-def test_a_failed_pass_is_no_verify_error(pair: Pair) -> None:
-    """Users catch PassError for passes; VerifyError is for graphs that they check themselves."""
+def test_a_failed_pass_is_a_verify_error_too(pair: Pair) -> None:
+    """A checker refused a graph: users catch VerifyError for that, whoever made the graph."""
     error = _failure(pair, [*default_pipeline(2)[:10], DropCollective()])
-    assert not isinstance(error, VerifyError)
+    assert isinstance(error, VerifyError)
+    first = error.problems[0]
+    assert first.node in error.where
+    assert (error.got, error.expected) == (first.got, first.expected)
+
+
+def test_a_pass_must_report(pair: Pair) -> None:
+    @dataclass(frozen=True)
+    class Silent:
+        name: ClassVar[str] = "silent"
+
+        def apply(self, gm: fx.GraphModule) -> None:
+            """Says nothing."""
+
+    with pytest.raises(PassError, match="silent returned None"):
+        run_passes(pair.captured.graph, [Silent()])  # type: ignore[list-item]

@@ -104,4 +104,9 @@ def test_an_asked_grain_is_kept() -> None:
 
 def test_a_graph_without_an_embedding_is_refused() -> None:
     with pytest.raises(ShardingError, match="The graph has 0 embeddings"):
+        PlanSharding(tp=1).apply(attention_graph())
+
+
+def test_a_graph_without_an_mlp_is_refused() -> None:
+    with pytest.raises(ShardingError, match="no gated MLP to split over 2 ranks"):
         PlanSharding(tp=2).apply(attention_graph())

@@ -24,9 +24,7 @@ def _pair(name: str) -> Pair:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "biased llama"])
-def test_every_value_of_every_stage_is_that_of_the_captured_node(
-    name: str, pipeline: str
-) -> None:
+def test_every_value_of_every_stage_is_that_of_the_captured_node(name: str, pipeline: str) -> None:
     pair = _pair(name)
     packed = batch((2, 7), 1009)
     captured = run(pair.captured.graph, pair, packed)

@@ -125,6 +125,12 @@ def add_model_arguments(parser: Parser) -> None:
         help=f"{', '.join(DTYPES)}; default: the configuration's",
     )
     parser.add_argument(
+        "--random-weights",
+        metavar="SEED",
+        type=number(0, "a seed"),
+        help="make weights from this seed, for commands that run the model",
+    )
+    parser.add_argument(
         "--timing", action="store_true", help="print a table of the passes' times to stderr"
     )
 

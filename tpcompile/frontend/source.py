@@ -48,6 +48,8 @@ def config_of(model: Any) -> Any:
             expected="a PreTrainedModel, a config, 'preset:NAME', a directory or a hub id",
         )
     text = str(model)
+    if not text:
+        raise UsageError("MODEL is empty", expected="a directory, a hub id or preset:NAME")
     check_model_name(text)
     if text.startswith("preset:"):
         return AutoConfig.for_model(**preset(text.removeprefix("preset:")))
@@ -110,6 +112,10 @@ def _refuse_unsupported(module: Any) -> None:
                 f"{name} is an encoder: {path} is attention that is not causal",
                 expected="a decoder, in which a token sees itself and those before it",
             )
+    if getattr(module.config, "quantization_config", None) is not None:
+        raise UnsupportedError(
+            f"{name} is quantized", expected="weights in float32, bfloat16 or float16"
+        )
     if getattr(module, "training", False):
         raise UsageError(f"{name} is in training mode", hint="Call model.eval() first")
     if module.get_output_embeddings() is None:

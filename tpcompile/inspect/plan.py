@@ -29,7 +29,10 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange between the ranks in a step."""
+    """One exchange between the ranks in a step.
+
+    The bytes are what a rank sends around a ring for each token, or for each row of logits.
+    """
 
     op: str
     node: str
@@ -65,8 +68,12 @@ class PlanReport:
             shares.add_row(
                 *map(str, row), _size(share.weight_bytes), _size(share.kv_bytes_per_token)
             )
-        crossing = Table(title="each step, between ranks", title_justify="left")
-        for column in ("collective", "times", "bytes per token"):
+        crossing = Table(
+            title="what a rank sends around a ring, for each token or row of logits",
+            title_justify="left",
+            min_width=66,
+        )
+        for column in ("collective", "times", "bytes"):
             crossing.add_column(column, justify="right")
         for op in dict.fromkeys(collective.op for collective in self.collectives):
             found = [c.bytes_per_token for c in self.collectives if c.op == op]
@@ -98,7 +105,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
         )
         for rank in range(info.tp)
     )
-    return PlanReport(info.name, info.tp, ranks, tuple(_collectives(calls)))
+    return PlanReport(info.name, info.tp, ranks, tuple(_collectives(calls, info.tp)))
 
 
 def _most(kinds: list[ValueType], dim: int, rank: int) -> int:
@@ -106,14 +113,15 @@ def _most(kinds: list[ValueType], dim: int, rank: int) -> int:
     return max((extent for extent in extents if isinstance(extent, int)), default=0)
 
 
-def _collectives(calls: list[fx.Node]) -> list[Collective]:
+def _collectives(calls: list[fx.Node], ranks: int) -> list[Collective]:
     found = []
     for node in calls:
         spec = spec_of(node)
         if node.target in COLLECTIVES and spec is not None:
             source = operand(node)
             cost = spec.cost(value_type(node), [value_type(source)], 0)
-            found.append(Collective(spec.name.removeprefix("tpc."), node.name, cost.wire_bytes))
+            sent = cost.wire_bytes * (ranks - 1) // ranks
+            found.append(Collective(spec.name.removeprefix("tpc."), node.name, sent))
     return found
 
 

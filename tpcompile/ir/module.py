@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
+
+from tpcompile.errors import UsageError
 
 
 class StageModule(fx.GraphModule):
@@ -22,6 +25,12 @@ class StageModule(fx.GraphModule):
 
     def forward(self, *inputs: Any) -> Any:
         """Write the Python, which replaces this method, and call it."""
+        given = any(isinstance(x, torch.Tensor) and not x.is_meta for x in inputs)
+        if given and any(parameter.is_meta for parameter in self.parameters()):
+            raise UsageError(
+                "The parameters of a graph have shapes, but no numbers",
+                hint="Run a stage with Stage.run, or set the parameters of the module first",
+            )
         super().recompile()
         return self.forward(*inputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,4 +107,6 @@ def _operand(arg: Any) -> str:
         return "[" + ", ".join(map(_operand, arg)) + "]"
     if isinstance(arg, torch.dtype):
         return dtype_name(arg)
+    if arg == sys.maxsize:  # the end of a slice that goes to the end
+        return "max"
     return str(arg)

@@ -26,9 +26,9 @@ _IDENTITIES = (aten.contiguous.default, aten.alias.default, aten.dropout.default
 class Canonicalize:
     """Drop the batch dimension and what does nothing; write views as unflatten and flatten.
 
-        %u = unsqueeze(%input_ids, dim=0)        %e = embedding(%w, %input_ids)
-        %e = embedding(%w, %u)             →     %h = unflatten(%q, dim=1, sizes=[-1, 64])
-        %h = view(%q, [1, %T, -1, 64])
+    %u = unsqueeze(%input_ids, dim=0)        %e = embedding(%w, %input_ids)
+    %e = embedding(%w, %u)             →     %h = unflatten(%q, dim=1, sizes=[-1, 64])
+    %h = view(%q, [1, %T, -1, 64])
     """
 
     name: ClassVar[str] = "canonicalize"
@@ -81,8 +81,11 @@ def _without_batch(node: fx.Node) -> None:
     given: tuple[Any, ...] = node.args
     for name, arg in zip(spec.argument_names, given, strict=False):
         if name in _SHIFTED:
-            args.append([_shift(node, d) for d in arg] if isinstance(arg, list | tuple)
-                        else _shift(node, arg))
+            args.append(
+                [_shift(node, d) for d in arg]
+                if isinstance(arg, list | tuple)
+                else _shift(node, arg)
+            )
         elif name in _SIZES or (name == "indices" and isinstance(arg, list | tuple)):
             args.append(list(arg[1:]))
         else:
@@ -97,8 +100,10 @@ def _without_batch(node: fx.Node) -> None:
 
 def _shift(node: fx.Node, dim: int) -> int:
     if dim == 0:
-        raise PassError(f"%{node.name} {op_name(node)} works on the batch dimension",
-                        expected="ops that leave the batch of one alone")
+        raise PassError(
+            f"%{node.name} {op_name(node)} works on the batch dimension",
+            expected="ops that leave the batch of one alone",
+        )
     return dim - 1 if dim > 0 else dim
 
 
@@ -163,11 +168,9 @@ def _split_dim(short: tuple[Dim, ...], long: tuple[Dim, ...]) -> int | None:
     if len(long) != len(short) + 1:
         return None
     for dim, extent in enumerate(short):
-        parts = long[dim], long[dim + 1]
-        fits = all(isinstance(e, int) for e in (extent, *parts))
-        if fits and parts[0] * parts[1] == extent and (  # type: ignore[operator]
-            long[:dim] == short[:dim] and long[dim + 2 :] == short[dim + 1 :]
-        ):
+        outer, inner = long[dim], long[dim + 1]
+        known = isinstance(outer, int) and isinstance(inner, int) and outer * inner == extent
+        if known and (*long[:dim], extent, *long[dim + 2 :]) == short:
             return dim
     return None
 

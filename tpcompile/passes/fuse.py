@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from itertools import takewhile
 
 import torch
 from torch import fx
@@ -51,17 +51,29 @@ def _check_fusable(linears: list[fx.Node]) -> None:
     first = linears[0]
     for linear in linears[1:]:
         check(linear.args[0] is first.args[0], linear, f"its input is not that of %{first.name}")
-        check((bias_of(linear) is None) == (bias_of(first) is None), linear,
-              f"only one of it and %{first.name} has a bias")
+        check(
+            (bias_of(linear) is None) == (bias_of(first) is None),
+            linear,
+            f"only one of it and %{first.name} has a bias",
+        )
     for linear in linears:
         weight = weight_of(linear)
-        check(weight.op == "get_attr" and len(weight.users) == 1, linear,
-              "its weight is used elsewhere too")
+        check(
+            weight.op == "get_attr" and len(weight.users) == 1,
+            linear,
+            "its weight is used elsewhere too",
+        )
         split = isinstance(value_type(weight).placement, Shard)
-        check(not split or value_type(weight).layout_of(0) is not None, linear,
-              "its weight is not split by rows")
-        check(split == isinstance(value_type(weight_of(first)).placement, Shard), linear,
-              f"only one of it and %{first.name} is sharded")
+        check(
+            not split or value_type(weight).layout_of(0) is not None,
+            linear,
+            "its weight is not split by rows",
+        )
+        check(
+            split == isinstance(value_type(weight_of(first)).placement, Shard),
+            linear,
+            f"only one of it and %{first.name} is sharded",
+        )
 
 
 def _joined_parameter(gm: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
@@ -84,13 +96,17 @@ def _joined(parts: list[Parameter]) -> Parameter:
     return Parameter(kind, whole, shards)
 
 
+def _shared(lists: list[list[str]]) -> int:
+    """How many items the lists begin with in common."""
+    columns = zip(*lists, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
 def joined_name(names: list[str]) -> str:
     """`l0_q_proj_weight` and `l0_k_proj_weight` become `l0_q_k_proj_weight`."""
     split = [re.split(r"(?<=_)", name) for name in names]
-    ahead = len(os.path.commonprefix(split))
-    behind = len(os.path.commonprefix([parts[ahead:][::-1] for parts in split]))
+    ahead = _shared(split)
+    behind = _shared([parts[ahead:][::-1] for parts in split])
     middles = ["".join(parts[ahead : len(parts) - behind]) for parts in split]
     first = split[0]
     return "".join(first[:ahead]) + "".join(middles) + "".join(first[len(first) - behind :])
-
-

@@ -21,9 +21,9 @@ aten = torch.ops.aten
 class FuseAddNorm:
     """Add to the residual and norm the sum in one op.
 
-        %h = %x + %o
-        %n = tpc.rms_norm(%h, %w)     →     %n, %h = tpc.add_rms_norm(%x, %o, %w)
-        …  = %h + …
+    %h = %x + %o
+    %n = tpc.rms_norm(%h, %w)     →     %n, %h = tpc.add_rms_norm(%x, %o, %w)
+    …  = %h + …
     """
 
     name: ClassVar[str] = "fuse-add-norm"

@@ -17,9 +17,9 @@ from tpcompile.passes.rewrite import Report, calls, drop_dead, drop_unused_param
 class FuseGateUp:
     """Compute gate and up with one linear.
 
-        %g = linear(%n, %wg)            %f = linear(%n, %w)    w = wg ++ wu on each rank
-        %u = linear(%n, %wu)       →    %g, %u = split_with_sizes(%f, [176, 176], dim=1)
-        %s = swiglu(%g, %u)             %s = swiglu(%g, %u)
+    %g = linear(%n, %wg)            %f = linear(%n, %w)    w = wg ++ wu on each rank
+    %u = linear(%n, %wu)       →    %g, %u = split_with_sizes(%f, [176, 176], dim=1)
+    %s = swiglu(%g, %u)             %s = swiglu(%g, %u)
     """
 
     name: ClassVar[str] = "fuse-gate-up"

@@ -19,9 +19,9 @@ from tpcompile.passes.structure import attention_blocks
 class FuseQkv:
     """Compute queries, keys and values with one linear.
 
-        %q = linear(%n, %wq)
-        %k = linear(%n, %wk)       →    %f = linear(%n, %w)    w = wq ++ wk ++ wv on each rank
-        %v = linear(%n, %wv)            %q, %k, %v = split_with_sizes(%f, [96, 32, 32], dim=1)
+    %q = linear(%n, %wq)
+    %k = linear(%n, %wk)       →    %f = linear(%n, %w)    w = wq ++ wk ++ wv on each rank
+    %v = linear(%n, %wv)            %q, %k, %v = split_with_sizes(%f, [96, 32, 32], dim=1)
     """
 
     name: ClassVar[str] = "fuse-qkv"

@@ -17,8 +17,8 @@ from tpcompile.passes.rewrite import Report, calls, insert, replace
 class InsertCollectives:
     """Turn each wish for a whole value into the collective that its placement needs.
 
-        %r = redistribute(%o)    %o Partial(sum)         →    %r = all_reduce(%o)
-        %g = redistribute(%l)    %l Shard(1, vocab)      →    %g = all_gather(%l, dim=1)
+    %r = redistribute(%o)    %o Partial(sum)         →    %r = all_reduce(%o)
+    %g = redistribute(%l)    %l Shard(1, vocab)      →    %g = all_gather(%l, dim=1)
     """
 
     name: ClassVar[str] = "insert-collectives"

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import fx
 
-from tpcompile.errors import CompileError, PassError
+from tpcompile.errors import CompileError, PassError, UsageError, VerifyError
 from tpcompile.ir.checker import Checker, Problem
 from tpcompile.ir.meta import info_of
 from tpcompile.ir.module import StageModule
@@ -47,6 +47,10 @@ class Stats:
     nearest: str = ""
     """Of what did not match, what came nearest, and why it was refused."""
 
+    @property
+    def node_delta(self) -> int:
+        return self.nodes_after - self.nodes_before
+
 
 @dataclass
 class Stage:
@@ -75,20 +79,24 @@ class Stage:
         return values[next(node for node in gm.graph.nodes if node.op == "output")]
 
     def text(self, rank: int | None = None) -> str:
-        return format_graph(self.graph, rank)
+        ranks = info_of(self.graph).tp
+        if rank is not None and ranks > 1 and not 0 <= rank < ranks:
+            raise UsageError(f"There is no rank {rank}", expected=f"0 to {ranks - 1}")
+        return format_graph(self.graph, rank if ranks > 1 else None)
 
 
 Instrument = Callable[[str, fx.GraphModule, Stats], None]
 """Called after every pass with its name, the graph as it stands and what the pass did."""
 
 
-class FailedPassError(PassError):
+class FailedPassError(PassError, VerifyError):
     """A pass left an invalid graph behind: `problems` says what is wrong with it."""
 
-    def __init__(
-        self, name: str, message: str, stats: Stats, problems: Sequence[Problem]
-    ) -> None:
+    def __init__(self, name: str, message: str, stats: Stats, problems: Sequence[Problem]) -> None:
         super().__init__(message)
+        first = problems[0]
+        self.where = f"%{first.node} {first.source}"
+        self.got, self.expected, self.hint = first.got, first.expected, first.hint
         self.name = name
         self.stats = stats
         self.problems = list(problems)
@@ -109,17 +117,13 @@ def run_passes(
     for count, current in enumerate(passes, 1):
         done = passes[: count - 1]
         stats = _run_one(current, gm, checker, done)
-        stages.append(
-            _stage(current.name, describe(current), stats, captured, passes[:count])
-        )
+        stages.append(_stage(current.name, describe(current), stats, captured, passes[:count]))
         for instrument in instruments:
             instrument(current.name, gm, stats)
     return gm, stages
 
 
-def _run_one(
-    current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence[Pass]
-) -> Stats:
+def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence[Pass]) -> Stats:
     before = len(gm.graph.nodes)
     started = time.perf_counter()
     try:
@@ -130,6 +134,10 @@ def _run_one(
     except Exception as error:
         error.add_note(f"in the pass {describe(current)}, {_history(done)}")
         raise
+    if not isinstance(report, Report):
+        raise PassError(
+            f"The pass {describe(current)} returned {report!r}", expected="a Report of its matches"
+        )
     ran = time.perf_counter()
     problems = checker.check(gm)
     checked = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,28 +73,35 @@ def _match(pattern: Any, value: Any, bindings: Bindings, depth: int) -> int:
             _bind(name, value, bindings, depth)
         case Number(name):
             if not isinstance(value, int | float):
-                raise MissError(_node(value), f"{_said(value)} where a number {name} belongs", depth)
+                raise MissError(
+                    _node(value), f"{_said(value)} where a number {name} belongs", depth
+                )
             bindings[name] = value
         case Call():
             return _match_call(pattern, value, bindings, depth)
         case Maybe(target, inner):
-            if isinstance(value, fx.Node) and value.target is target:
-                value = value.args[0]
-            return _match(inner, value, bindings, depth)
+            there = isinstance(value, fx.Node) and value.target is target
+            return _match(inner, value.args[0] if there else value, bindings, depth)
         case list() | tuple():
-            if not isinstance(value, list | tuple) or len(value) != len(pattern):
-                raise MissError(_node(value), f"{_said(value)} where a list belongs", depth)
-            for part, item in zip(pattern, value, strict=True):
-                depth = _match(part, item, bindings, depth)
+            return _match_list(pattern, value, bindings, depth)
         case _:
             if value != pattern:
                 raise MissError(_node(value), f"{_said(value)} where {pattern} belongs", depth)
     return depth
 
 
+def _match_list(patterns: Sequence[Any], value: Any, bindings: Bindings, depth: int) -> int:
+    if not isinstance(value, list | tuple) or len(value) != len(patterns):
+        raise MissError(_node(value), f"{_said(value)} where a list belongs", depth)
+    for part, item in zip(patterns, value, strict=True):
+        depth = _match(part, item, bindings, depth)
+    return depth
+
+
 def _match_call(pattern: Call, value: Any, bindings: Bindings, depth: int) -> int:
     if not isinstance(value, fx.Node) or value.target is not pattern.target:
-        wanted = getattr(pattern.target, "__name__", pattern.target)
+        spec = SPECS.get(pattern.target)
+        wanted = spec.name if spec else getattr(pattern.target, "__name__", pattern.target)
         raise MissError(_node(value), f"{_said(value)} where {wanted} belongs", depth)
     orders = [pattern.args, pattern.args[::-1]] if pattern.commutes else [pattern.args]
     nearest: MissError | None = None
@@ -120,8 +128,13 @@ def _match_args(patterns: tuple[Any, ...], node: fx.Node, bindings: Bindings, de
     for name, arg in given[len(patterns) :]:
         if arg != spec.defaults.get(name):
             raise MissError(node, f"{name}={_said(arg)}, which the pattern leaves out", depth)
-    for part, (_, arg) in zip(patterns, given, strict=False):
-        depth = _match(part, arg, bindings, depth)
+    for part, (name, arg) in zip(patterns, given, strict=False):
+        try:
+            depth = _match(part, arg, bindings, depth)
+        except MissError as miss:
+            if miss.node is not None:
+                raise
+            raise MissError(node, f"{name} is {miss.reason}", miss.depth) from miss
     return depth
 
 
@@ -146,4 +159,3 @@ def check(condition: object, node: fx.Node, reason: str, depth: int = 99) -> Non
     """A condition that a match must meet too; checks come after shapes, so they count as near."""
     if not condition:
         raise MissError(node, reason, depth)
-

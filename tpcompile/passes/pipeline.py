@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tpcompile.errors import UsageError
+from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.passes.canonicalize import Canonicalize
 from tpcompile.passes.fuse_add_norm import FuseAddNorm
 from tpcompile.passes.fuse_gate_up import FuseGateUp
@@ -23,7 +23,6 @@ from tpcompile.passes.raise_swiglu import RaiseSwiglu
 from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.passes.vocab_parallel import VocabParallel
-from tpcompile.errors import did_you_mean
 
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from tpcompile.errors import UsageError
+from tpcompile.errors import ShardingError, UsageError
 from tpcompile.ir.meta import (
     Parameter,
     info_of,
@@ -30,7 +30,7 @@ from tpcompile.passes.structure import (
 class PlanSharding:
     """Choose layouts for `tp` ranks; every parameter is still whole on each of them.
 
-        %w = param(q.weight) : f32[96, 64] Replicate     (unchanged; the plan is beside the graph)
+    %w = param(q.weight) : f32[96, 64] Replicate     (unchanged; the plan is beside the graph)
     """
 
     name: ClassVar[str] = "plan-sharding"
@@ -52,6 +52,12 @@ class PlanSharding:
             b.swiglu.name: plan_axis("ffn", _features(b.swiglu), tp, self.ffn_grain or None)
             for b in mlp_blocks(gm.graph)
         }
+        for found, what in ((heads, "attention"), (ffn, "gated MLP")):
+            if tp > 1 and not found:
+                raise ShardingError(
+                    f"The graph has no {what} to split over {tp} ranks",
+                    hint="Put plan-sharding behind raise-swiglu and raise-attention",
+                )
         head_of(gm.graph)
         rows = value_type(embedding_of(gm.graph).args[0]).shape[0]  # type: ignore[arg-type]
         assert isinstance(rows, int)
@@ -73,5 +79,3 @@ def _features(node: fx.Node) -> int:
     extent = value_type(node).shape[-1]
     assert isinstance(extent, int)
     return extent
-
-

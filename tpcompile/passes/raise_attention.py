@@ -22,12 +22,12 @@ aten = torch.ops.aten
 class RaiseAttention:
     """Bring every attention to token-major form: heads come from their projection untransposed.
 
-        %a = transpose(%q, 0, 1)
-        %b = transpose(%a, 0, 1)
-        %r = tpc.rope(%b, %cos, %sin)       →   %r = tpc.rope(%q, %cos, %sin)
-        %c = transpose(%r, 0, 1)                %o = tpc.attention(%r, …)
-        %d = transpose(%c, 0, 1)
-        %o = tpc.attention(%d, …)
+    %a = transpose(%q, 0, 1)
+    %b = transpose(%a, 0, 1)
+    %r = tpc.rope(%b, %cos, %sin)       →   %r = tpc.rope(%q, %cos, %sin)
+    %c = transpose(%r, 0, 1)                %o = tpc.attention(%r, …)
+    %d = transpose(%c, 0, 1)
+    %o = tpc.attention(%d, …)
     """
 
     name: ClassVar[str] = "raise-attention"
@@ -50,5 +50,8 @@ class RaiseAttention:
 def _check_token_major(heads: fx.Node) -> None:
     """A head axis must be cut from the features of one projection, right after it."""
     origin = head_ops(heads)[-1]
-    check(origin.target is aten.unflatten.int, origin,
-          f"heads come from {op_name(origin)}, not from a projection cut into heads")
+    check(
+        origin.target is aten.unflatten.int,
+        origin,
+        f"heads come from {op_name(origin)}, not from a projection cut into heads",
+    )

@@ -26,10 +26,10 @@ PATTERN = Call(aten.mul.Tensor, (Value("weight"), _NORMED), commutes=True)
 class RaiseNorm:
     """Recognise RMS norm, over the hidden width or over a head.
 
-        %p = pow(%x, 2)
-        %m = mean(%p, dim=[-1], keepdim=True)
-        %r = rsqrt(%m + eps)                      →   %n = tpc.rms_norm(%x, %w, eps)
-        %n = %w * (%x * %r)
+    %p = pow(%x, 2)
+    %m = mean(%p, dim=[-1], keepdim=True)
+    %r = rsqrt(%m + eps)                      →   %n = tpc.rms_norm(%x, %w, eps)
+    %n = %w * (%x * %r)
     """
 
     name: ClassVar[str] = "raise-norm"
@@ -43,8 +43,11 @@ def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
     weight = found["weight"]
     kind = value_type(x)
     check(weight.op == "get_attr", weight, "the scale of a norm must be a parameter")
-    check(value_type(weight).shape == kind.shape[-1:], weight,
-          f"a scale of shape {value_type(weight).shape} for rows of {kind.shape[-1]}")
+    check(
+        value_type(weight).shape == kind.shape[-1:],
+        weight,
+        f"a scale of shape {value_type(weight).shape} for rows of {kind.shape[-1]}",
+    )
     check(value_type(found["wide"]).dtype == torch.float32, x, "the mean must be taken in fp32")
     check(value_type(node).dtype == kind.dtype, node, "the result must have the dtype of x")
     return insert(node, RMS_NORM, x, weight, found["eps"])

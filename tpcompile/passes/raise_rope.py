@@ -29,10 +29,10 @@ PATTERN = Call(aten.add.Tensor, (_STRAIGHT, _ACROSS), commutes=True)
 class RaiseRope:
     """Recognise the rotation of heads by position; it takes tokens first, so transposes appear.
 
-        %a = %x * unsqueeze(%cos, 0)                      %t = transpose(%x, 0, 1)
-        %b = cat([neg(slice(%x, 2, w/2, end)),       →    %r = tpc.rope(%t, %cos, %sin)
-                  slice(%x, 2, 0, w/2)], -1)              %y = transpose(%r, 0, 1)
-        %y = %a + %b * unsqueeze(%sin, 0)
+    %a = %x * unsqueeze(%cos, 0)                      %t = transpose(%x, 0, 1)
+    %b = cat([neg(slice(%x, 2, w/2, end)),       →    %r = tpc.rope(%t, %cos, %sin)
+              slice(%x, 2, 0, w/2)], -1)              %y = transpose(%r, 0, 1)
+    %y = %a + %b * unsqueeze(%sin, 0)
     """
 
     name: ClassVar[str] = "raise-rope"
@@ -45,15 +45,23 @@ def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
     x, cos, sin = found["x"], found["cos"], found["sin"]
     shape = value_type(x).shape
     width = shape[-1]
-    check(len(shape) == 3 and isinstance(width, int), x, f"x of shape {shape}, not [heads, T, width]")
+    check(
+        len(shape) == 3 and isinstance(width, int), x, f"x of shape {shape}, not [heads, T, width]"
+    )
     assert isinstance(width, int)
     half = width // 2
     check(found["low_dim"] % 3 == 2 and found["high_dim"] % 3 == 2, x, "halves of another axis")
-    check(found["middle"] == half and found["start"] == half and found["end"] >= min(END, width), x,
-          f"halves cut at {found['middle']} and {found['start']}, not at {half}")
+    check(
+        found["middle"] == half and found["start"] == half and found["end"] >= min(END, width),
+        x,
+        f"halves cut at {found['middle']} and {found['start']}, not at {half}",
+    )
     check(value_type(cos).shape == (shape[1], width), cos, "a table of another shape")
-    check(cos.args[0] is sin.args[0] and (cos.args[1], sin.args[1]) == (0, 1), cos,
-          "cos and sin must be the two tables of one rotary module, in this order")
+    check(
+        cos.args[0] is sin.args[0] and (cos.args[1], sin.args[1]) == (0, 1),
+        cos,
+        "cos and sin must be the two tables of one rotary module, in this order",
+    )
     tokens_first = insert(node, aten.transpose.int, x, 0, 1)
     rotated = insert(node, ROPE, tokens_first, cos, sin)
     return insert(node, aten.transpose.int, rotated, 0, 1)

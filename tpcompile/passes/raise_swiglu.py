@@ -24,8 +24,8 @@ PATTERN = Call(
 class RaiseSwiglu:
     """Recognise the gated activation of the MLP.
 
-        %s = silu(%gate)
-        %y = %s * %up       →   %y = tpc.swiglu(%gate, %up)
+    %s = silu(%gate)
+    %y = %s * %up       →   %y = tpc.swiglu(%gate, %up)
     """
 
     name: ClassVar[str] = "raise-swiglu"

@@ -106,5 +106,3 @@ def drop_unused_parameters(gm: fx.GraphModule) -> None:
     used = {node.target for node in gm.graph.nodes if node.op == "get_attr"}
     for name in [name for name in gm._parameters if name not in used]:
         del gm._parameters[name]
-
-

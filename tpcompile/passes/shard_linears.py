@@ -24,11 +24,11 @@ aten = torch.ops.aten
 class ShardLinears:
     """Split the linears of attention and MLP: into column-parallel, out of it row-parallel.
 
-        %q = linear(%n, %wq)                  %q = linear(%n, %wq)    wq Shard(0, q_heads)
-        %a = attention(%q, %k, %v, …)         %a = attention(%q, %k, %v, …)
-        %o = linear(%a, %wo, %bias)      →    %o = linear(%a, %wo)    wo Shard(1, q_heads)
-                                              %r = redistribute(%o)
-                                              %b = %r + %bias
+    %q = linear(%n, %wq)                  %q = linear(%n, %wq)    wq Shard(0, q_heads)
+    %a = attention(%q, %k, %v, …)         %a = attention(%q, %k, %v, …)
+    %o = linear(%a, %wo, %bias)      →    %o = linear(%a, %wo)    wo Shard(1, q_heads)
+                                          %r = redistribute(%o)
+                                          %b = %r + %bias
     """
 
     name: ClassVar[str] = "shard-linears"
@@ -105,5 +105,3 @@ def _round_behind(total: fx.Node, readers: list[fx.Node], dtype: torch.dtype) ->
         else:
             rounded = insert_after(total, aten.to.dtype, total, dtype)
             reader.replace_input_with(total, rounded)
-
-

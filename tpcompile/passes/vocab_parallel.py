@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import fx
 
+from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_type
 from tpcompile.ir.ops import COLLECTIVES, EMBEDDING, REDISTRIBUTE, VOCAB_EMBEDDING
-from tpcompile.ir.layout import Layout
 from tpcompile.ir.types import REPLICATE
 from tpcompile.passes.plan import plan_axis
 from tpcompile.passes.rewrite import Report, insert, insert_after, replace
@@ -21,10 +21,10 @@ from tpcompile.passes.structure import bias_of, embedding_of, head_of, weight_of
 class VocabParallel:
     """Split embedding and head by vocabulary; tied weights stay one parameter.
 
-        %e = embedding(%w, %ids)        %e = tpc.vocab_embedding(%w, %ids)    w Shard(0, vocab)
-                                   →    %r = redistribute(%e)
-        %l = linear(%x, %w)             %l = linear(%x, %w)
-                                        %g = redistribute(%l)
+    %e = embedding(%w, %ids)        %e = tpc.vocab_embedding(%w, %ids)    w Shard(0, vocab)
+                               →    %r = redistribute(%e)
+    %l = linear(%x, %w)             %l = linear(%x, %w)
+                                    %g = redistribute(%l)
     """
 
     name: ClassVar[str] = "vocab-parallel"

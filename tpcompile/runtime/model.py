@@ -45,6 +45,15 @@ class CompiledModel(nn.Module):
             )
             for rank, source in enumerate(self._sources)
         )
+        self.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return info_of(self.graph).outputs[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -58,8 +67,8 @@ class CompiledModel(nn.Module):
 
     def source(self, rank: int = 0) -> str:
         """The generated module of a rank, as Python."""
-        if not 0 <= rank < self.tp:
-            raise UsageError(f"There is no rank {rank}", expected=f"0 to {self.tp - 1}")
+        if not isinstance(rank, int) or not 0 <= rank < self.tp:
+            raise UsageError(f"There is no rank {rank!r}", expected=f"0 to {self.tp - 1}")
         return self._sources[rank]
 
     def forward(
@@ -70,7 +79,8 @@ class CompiledModel(nn.Module):
         past_key_values: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-    ) -> CausalLMOutputWithPast:
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple[torch.Tensor]:
         """Logits, as Hugging Face's causal LMs give them; there is no cache yet."""
         self._check_open()
         if past_key_values is not None or use_cache:
@@ -82,19 +92,24 @@ class CompiledModel(nn.Module):
         packed = pack(input_ids, attention_mask, position_ids, logits_to_keep)
         inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
         logits = run_simulated(list(self.ranks), self._group, inputs)[0]
-        return CausalLMOutputWithPast(logits=packed.unpack(logits))
+        unpacked = packed.unpack(logits)
+        if return_dict is False:
+            return (unpacked,)
+        return CausalLMOutputWithPast(logits=unpacked)
 
     def gather_weight(self, name: str) -> torch.Tensor:
         """A checkpoint tensor put together again from the ranks' shards."""
         self._check_open()
-        known = self._aliases.get(name, name)
+        known = self._aliases.get(str(name), str(name))
         shapes = {
             tensor.name: tensor.shape
             for node in parameters(self.graph.graph)
             for tensor in tensors_of(parameter_of(node).whole)
         }
         if known not in shapes:
-            raise UsageError(f"The model has no tensor {name!r}", hint=did_you_mean(name, shapes))
+            raise UsageError(
+                f"The model has no tensor {name!r}", hint=did_you_mean(str(name), shapes)
+            )
         shards = [
             (recipe, module.get_parameter(str(node.target)))
             for node in parameters(self.graph.graph)
@@ -124,6 +139,10 @@ class CompiledModel(nn.Module):
 
 
 def _check_ids(input_ids: torch.Tensor, vocabulary: int) -> None:
+    if not isinstance(input_ids, torch.Tensor):
+        raise UsageError("input_ids must be a tensor", got=type(input_ids).__name__)
+    if not input_ids.numel():
+        raise UsageError("input_ids holds no tokens", got=f"shape {tuple(input_ids.shape)}")
     if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
         raise UsageError("input_ids must be whole numbers", got=str(input_ids.dtype))
     low, high = int(input_ids.min()), int(input_ids.max())

@@ -102,6 +102,8 @@ def _is_bias(node: fx.Node) -> bool:
 
 def weights_of(captured: Captured, model: Any, seed: int | None) -> Read:
     """The source of weights that MODEL names; a seed stands for a model that has none."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise UsageError(f"random_weights={seed!r} is no seed", expected="a whole number")
     if seed is not None and captured.model is not None:
         raise UsageError(
             "random_weights is a seed for a model that has no weights",

@@ -14,13 +14,21 @@ from torch import fx
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.meta import info_of, operand, origin_of, parameter_of, parameters, type_of, value_type
+from tpcompile.ir.meta import (
+    info_of,
+    operand,
+    origin_of,
+    parameter_of,
+    parameters,
+    type_of,
+    value_type,
+)
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, LINEAR, REDISTRIBUTE, REDUCE_SCATTER, spec_of
 from tpcompile.ir.simulate import local_args
 
 aten = torch.ops.aten
 
-_HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile; `group` is what joins the ranks."""
+_HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile; `group` joins the ranks."""
 
 import torch
 from torch.nn import functional as F
@@ -82,8 +90,12 @@ def _sections(graph: fx.Graph) -> list[_Section]:
     for layer, run in groupby(nodes, key=lambda node: origin_of(node).layer):
         own = list(run)
         inside = set(own)
-        reads = _unique(n for node in own for n in node.all_input_nodes
-                        if n not in inside and n.op != "get_attr")
+        reads = _unique(
+            n
+            for node in own
+            for n in node.all_input_nodes
+            if n not in inside and n.op != "get_attr"
+        )
         writes = [node for node in own if any(user not in inside for user in node.users)]
         method = "" if layer is None else f"layer_{layer}"
         while method in taken:
@@ -206,6 +218,8 @@ _WRITERS: dict[Any, Callable[[fx.Node, dict[str, str]], str]] = {
     aten.embedding.default: lambda _, a: f"F.embedding({a['indices']}, {a['weight']})",
     aten.unflatten.int: lambda _, a: f"{a['self']}.unflatten({a['dim']}, {a['sizes']})",
     aten.flatten.using_ints: lambda _, a: f"{a['self']}.flatten({a['start_dim']}, {a['end_dim']})",
-    aten.split_with_sizes.default: lambda _, a: f"{a['self']}.split({a['split_sizes']}, {a['dim']})",
+    aten.split_with_sizes.default: lambda _, a: (
+        f"{a['self']}.split({a['split_sizes']}, {a['dim']})"
+    ),
     aten.index_select.default: lambda _, a: f"{a['self']}.index_select({a['dim']}, {a['index']})",
 }

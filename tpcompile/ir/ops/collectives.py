@@ -124,7 +124,8 @@ def _cast_clone(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 
 def _wire_cost(trips: int) -> CostRule:
     def cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-        """In a large ring a gather or a scatter sends the value once, a sum sends it twice."""
+        """Around a ring of n, (n - 1)/n of this: the value once for a gather or a scatter, twice
+        for a sum."""
         whole = local_bytes(operands[0].placed(REPLICATE), rank)
         return Cost(memory_bytes=2 * whole, wire_bytes=trips * whole)
 
