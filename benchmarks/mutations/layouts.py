@@ -37,7 +37,7 @@ def shard_dim_of_rows(draft: Draft) -> str:
 
 
 def _other_dim(draft: Draft, dim: int) -> str:
-    matrices = [n for n in draft.split_parameters(dim) if value_type(n).rank == 2]
+    matrices = [n for n in draft.split_parameters(dim) if value_type(n).dims == 2]
     node = draft.pick(matrices, "matrix")
     size = value_type(node).shape[1 - dim]
     assert isinstance(size, int)
@@ -210,7 +210,7 @@ def part_of(node: fx.Node, axis: str) -> Layout:
 
 def bias_elsewhere(draft: Draft) -> str:
     """The bias of a column-parallel linear is not split as its weight is."""
-    biases = [n for n in draft.split_parameters(dim=0) if value_type(n).rank == 1]
+    biases = [n for n in draft.split_parameters(dim=0) if value_type(n).dims == 1]
     node = draft.pick(biases, "split bias")
     size = int(value_type(node).shape[0])
     old, axis = shard_of(node).layout, "+".join(part.axis for part in segments_of(node))

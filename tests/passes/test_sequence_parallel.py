@@ -93,7 +93,7 @@ def test_only_norms_between_the_linears_are_split_by_tokens() -> None:
     for node in calls(gm, ADD_RMS_NORM):
         for kind in node.meta["type"]:
             assert kind.layout_of(0) == TokenLayout(4)
-    per_head = [node for node in calls(gm, RMS_NORM) if value_type(node).rank == 3]
+    per_head = [node for node in calls(gm, RMS_NORM) if value_type(node).dims == 3]
     assert len(per_head) == 2 * 2
     for node in per_head:
         assert value_type(node).layout_of(0) is None

@@ -58,7 +58,7 @@ def format_type(kind: AnyType, rank: int | None = None) -> str:
     if rank is not None:
         extents = ", ".join(map(str, kind.local_shape(rank)))
         return f"{dtype_name(kind.dtype)}[{extents}] {kind.placement}"
-    shape = ", ".join(_extent(kind, dim) for dim in range(kind.rank))
+    shape = ", ".join(_extent(kind, dim) for dim in range(kind.dims))
     return f"{dtype_name(kind.dtype)}[{shape}] {kind.placement}"
 
 

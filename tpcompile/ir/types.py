@@ -61,18 +61,18 @@ class ValueType:
         return self._hash
 
     @property
-    def rank(self) -> int:
+    def dims(self) -> int:
         return len(self.shape)
 
     def placed(self, placement: Placement) -> ValueType:
         return replace(self, placement=placement)
 
     def sharded(self, dim: int, layout: AnyLayout) -> ValueType:
-        return self.placed(Shard(dim % self.rank, layout))
+        return self.placed(Shard(dim % self.dims, layout))
 
     def layout_of(self, dim: int) -> AnyLayout | None:
         """The layout along `dim`, or None where every rank holds all of it."""
-        if isinstance(self.placement, Shard) and self.placement.dim == dim % self.rank:
+        if isinstance(self.placement, Shard) and self.placement.dim == dim % self.dims:
             return self.placement.layout
         return None
 
@@ -91,8 +91,8 @@ class ValueType:
         if not isinstance(self.placement, Shard):
             return None
         dim, layout = self.placement.dim, self.placement.layout
-        if not 0 <= dim < self.rank:
-            return f"dimension {dim} of a value with {self.rank}"
+        if not 0 <= dim < self.dims:
+            return f"dimension {dim} of a value with {self.dims}"
         if isinstance(layout, TokenLayout):
             return None if self.shape[dim] == layout.symbol else f"{dim} is not the token axis"
         if layout.size != self.shape[dim]:

@@ -146,7 +146,7 @@ def _uncancelled(node: fx.Node, source: fx.Node) -> fx.Node | None:
 def _swapped(transpose: fx.Node) -> set[int]:
     """The two dimensions of a transpose."""
     dims: Any = transpose.args[1:]
-    return {dim % value_type(transpose).rank for dim in dims}
+    return {dim % value_type(transpose).dims for dim in dims}
 
 
 def _as_unflatten(node: fx.Node, source: fx.Node) -> fx.Node | None:

@@ -36,7 +36,7 @@ def fuse_linears(gm: fx.GraphModule, linears: list[fx.Node]) -> None:
             operands.append(_joined_parameter(gm, biases))
         fused = insert(first, LINEAR, *operands)
         sizes = [value_type(linear).shape[-1] for linear in linears]
-        dim = value_type(first).rank - 1
+        dim = value_type(first).dims - 1
         split = insert(first, aten.split_with_sizes.default, fused, sizes, dim)
         parts = [
             insert_item(linear, split, i, origin_of(linear).module.rpartition(".")[2] or "part")

@@ -63,7 +63,7 @@ def attention_rule(
     layer: int,
     kv_heads: tuple[int, ...] | None = None,
 ) -> ValueType:
-    require(q.rank >= 3, "attention", q, "q[T, heads, width]")
+    require(q.dims >= 3, "attention", q, "q[T, heads, width]")
     require(
         window is None or window > 0,
         "attention",

@@ -45,7 +45,7 @@ def join(shape: tuple[Dim, ...], operands: list[ValueType]) -> Placement:
     )
     (placement,) = sharded
     for kind in operands:
-        dim = placement.dim - len(shape) + kind.rank
+        dim = placement.dim - len(shape) + kind.dims
         whole = isinstance(kind.placement, Shard) or dim < 0 or kind.shape[dim] == 1
         require(
             whole,
@@ -58,13 +58,13 @@ def join(shape: tuple[Dim, ...], operands: list[ValueType]) -> Placement:
 
 def _aligned(kind: ValueType, shape: tuple[Dim, ...]) -> Shard:
     assert isinstance(kind.placement, Shard)
-    return Shard(kind.placement.dim + len(shape) - kind.rank, kind.placement.layout)
+    return Shard(kind.placement.dim + len(shape) - kind.dims, kind.placement.layout)
 
 
 def promoted(first: ValueType, second: ValueType | float) -> torch.dtype:
     """The dtype that torch gives the result; a value without dimensions counts less than others."""
     operands: list[Any] = [
-        torch.empty((1,) * min(k.rank, 1), dtype=k.dtype, device="meta")
+        torch.empty((1,) * min(k.dims, 1), dtype=k.dtype, device="meta")
         if isinstance(k, ValueType)
         else k
         for k in (first, second)

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 def linear_rule(input: ValueType, weight: ValueType, bias: ValueType | None = None) -> ValueType:
     require(
-        weight.rank == 2 and weight.shape[1] == input.shape[-1],
+        weight.dims == 2 and weight.shape[1] == input.shape[-1],
         "linear-shape",
         f"{input} times {weight}",
         "as many input features in both",

@@ -36,7 +36,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 def rope_rule(x: ValueType, cos: ValueType, sin: ValueType) -> ValueType:
     require(
-        x.rank == 3 and cos == sin and cos.shape == (x.shape[0], x.shape[2]),
+        x.dims == 3 and cos == sin and cos.shape == (x.shape[0], x.shape[2]),
         "rope",
         f"{x} with {cos}",
         "x[T, heads, width] with tables [T, width]",

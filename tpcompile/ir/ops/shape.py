@@ -72,7 +72,7 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
 
 
 def transpose_rule(self: ValueType, dim0: int, dim1: int) -> ValueType:
-    order = list(range(self.rank))
+    order = list(range(self.dims))
     dim0, dim1 = dim_of(self, dim0), dim_of(self, dim1)
     order[dim0], order[dim1] = order[dim1], order[dim0]
     placement = self.placement
@@ -121,7 +121,7 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
     extents: list[int] = []
     for kind in tensors:
         require(
-            kind.rank == first.rank and kind.dtype == first.dtype,
+            kind.dims == first.dims and kind.dtype == first.dtype,
             "concat",
             kind,
             f"as many dimensions as {first}, and its dtype",
@@ -220,13 +220,13 @@ def split_rule(
 def split_localize(
     result: tuple[ValueType, ...], rank: int, dim: int = 0, **_: Any
 ) -> dict[str, Any]:
-    return {"split_sizes": [kind.local_shape(rank)[dim % kind.rank] for kind in result]}
+    return {"split_sizes": [kind.local_shape(rank)[dim % kind.dims] for kind in result]}
 
 
 def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
     dim = dim_of(self, dim)
     _unsharded(self, dim, "pick rows of")
-    good = index.placement == REPLICATE and index.rank == 1
+    good = index.placement == REPLICATE and index.dims == 1
     require(good, "rows", index, "one list of rows, the same on every rank")
     require(index.dtype in _WHOLE_NUMBERS, "rows", index, "numbers of rows, not a mask")
     return _shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)

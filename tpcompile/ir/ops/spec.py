@@ -156,7 +156,7 @@ def require(condition: object, rule: str, got: object, expected: str, hint: str 
 
 def dim_of(kind: ValueType, dim: int, extra: int = 0) -> int:
     """A dimension counted from the front; `extra` for ops that add one."""
-    rank = kind.rank + extra
+    rank = kind.dims + extra
     require(-rank <= dim < rank, "dimension", dim, f"one of the {rank} dimensions of {kind}")
     return dim % rank
 
