@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tpcompile import __version__
-from tpcompile.cli import check, dump, passes, plan
+from tpcompile.cli import check, compare, dump, passes, plan
 from tpcompile.cli.command import Command, FailedError, Parser, Result, refuse_unknown
 from tpcompile.errors import CompileError
 
@@ -17,6 +17,7 @@ COMMANDS: dict[str, Command] = {
     "passes": passes.COMMAND,
     "plan": plan.COMMAND,
     "check": check.COMMAND,
+    "compare": compare.COMMAND,
 }
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130

@@ -1,0 +1,129 @@
+"""Comparing value by value: a mistake put in is found where it was put, and good graphs pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import fx
+
+from tests.models import batch, preset_pair, run
+from tpcompile.inspect.compare import Comparison, compare, row_of
+from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter
+from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes.rewrite import calls
+
+UNFUSED = 3
+"""The fusions at the end of the pipeline are left out, so that every node stands alone."""
+
+
+def compared(change: Callable[[fx.GraphModule], object] | None = None) -> Comparison:
+    """tiny-qwen3 on three ranks, with a mistake in it."""
+    pair, packed = preset_pair("tiny-qwen3"), batch((4, 9), 1013)
+    gm, _ = run_passes(pair.captured.graph, default_pipeline(3)[:-UNFUSED])
+    if change is not None:
+        change(gm)
+    captured = run(pair.captured.graph, pair, packed)
+    return compare(captured, gm, run(gm, pair, packed))
+
+
+def test_a_good_graph_agrees() -> None:
+    found = compared()
+    assert found.ok
+    assert len(found.rows) > 40
+    assert found.top5["eager"] == found.top5["compiled"]
+    assert "FIRST DIVERGENCE" not in found.table()
+    assert found.to_json()["first_divergence"] is None
+
+
+def _weight(gm: fx.GraphModule, name: str) -> fx.Node:
+    return next(n for n in parameters(gm.graph) if name in parameter_of(n).describe())
+
+
+def swapped_ranks(gm: fx.GraphModule) -> None:
+    node = _weight(gm, "layers.1.self_attn.q_proj")
+    first, second, *others = parameter_of(node).shards
+    wrong = dataclasses.replace(parameter_of(node), shards=(second, first, *others))
+    set_parameter(node, wrong)
+
+
+def other_epsilon(gm: fx.GraphModule) -> None:
+    calls(gm, RMS_NORM)[0].update_arg(2, 1e-2)
+
+
+def no_rotation(gm: fx.GraphModule) -> None:
+    rotated = calls(gm, ROPE)[3]
+    rotated.replace_all_uses_with(rotated.args[0])  # type: ignore[arg-type]
+
+
+def other_scale(gm: fx.GraphModule) -> None:
+    calls(gm, ATTENTION)[1].update_arg(4, 1.0)
+
+
+def twice_the_mlp(gm: fx.GraphModule) -> None:
+    down = next(n for n in gm.graph.nodes if "layers.0.mlp.down_proj" in origin_of(n).module
+                and n.op == "call_function" and len(n.args) == 2)  # fmt: skip
+    down.args = (down.args[0], down.args[1])
+    with gm.graph.inserting_after(down):
+        doubled = gm.graph.call_function(torch.ops.aten.add.Tensor, (down, down))
+    doubled.meta = {"origin": origin_of(down), "type": down.meta["type"]}
+    down.replace_all_uses_with(doubled, delete_user_cb=lambda user: user is not doubled)
+
+
+MISTAKES = {
+    "slices swapped between ranks": (swapped_ranks, "model.layers.1.self_attn.q_proj", 1),
+    "another epsilon": (other_epsilon, "model.layers.0.input_layernorm", 0),
+    "keys not rotated": (no_rotation, "model.layers.1.self_attn", 1),
+    "another scale": (other_scale, "model.layers.1.self_attn", 1),
+    "the MLP counted twice": (twice_the_mlp, "model.layers.0.mlp.down_proj", 0),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_found_where_it_was_made(name: str) -> None:
+    change, module, layer = MISTAKES[name]
+    found = compared(change)
+    first = found.first_divergence
+    assert first is not None
+    assert (first.source.split(" ")[0], first.layer) == (module, layer)
+    assert not found.ok
+    before = found.rows[: found.rows.index(first)]
+    assert all(row.ok for row in before)
+    assert f"FIRST DIVERGENCE at %{first.node}" in found.table()
+    assert found.to_json()["first_divergence"]["node"] == first.node
+
+
+ONES = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("found", "ranks", "said"),
+    [
+        (torch.tensor([1.0, float("nan"), 1.0]), [], "NaN"),
+        (torch.tensor([1.0, float("inf"), 1.0]), [], "infinity"),
+        (torch.ones(4), [], "shape (4,), not (3,)"),
+        (ONES, [ONES, ONES + 1e-7], "ranks differ"),
+    ],
+)
+def test_what_is_wrong_beside_the_error(
+    found: torch.Tensor, ranks: list[torch.Tensor], said: str
+) -> None:
+    row = row_of("x", "", found, ONES, ranks=ranks)
+    assert (row.ok, row.problem) == (False, said)
+
+
+def test_the_limit_is_that_of_the_dtype_or_the_one_given() -> None:
+    off = ONES + 1e-3
+    assert not row_of("x", "", off, ONES).ok
+    assert row_of("x", "", off, ONES, tolerance=1e-2).ok
+    assert row_of("x", "", off.bfloat16(), ONES.bfloat16()).ok
+    assert not row_of("x", "", off, ONES, tolerance=0.0).ok
+
+
+def test_all_values_can_be_shown() -> None:
+    found = compared()
+    assert found.table(everything=True).count(" ok ") == len(found.rows)
+    assert found.table().count(" ok ") <= 4
