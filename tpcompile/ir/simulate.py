@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of
+from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of, value_type
 from tpcompile.ir.ops import OpSpec, spec_of
 from tpcompile.ir.pieces import Read, evaluate
 
@@ -18,7 +18,10 @@ Values = dict[fx.Node, list[Any]]
 def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
     """Every rank's part of every parameter, by the name of its node's target."""
     return {
-        str(node.target): [evaluate(recipe, read) for recipe in parameter_of(node).shards]
+        str(node.target): [
+            evaluate(recipe, read).to(value_type(node).dtype)
+            for recipe in parameter_of(node).shards
+        ]
         for node in parameters(gm.graph)
     }
 

@@ -49,10 +49,14 @@ def compare_with_eager(
         if isinstance(read, Checkpoint):
             read.close()
     found = compare(reference, graph, values, tolerance)
-    ends = (
-        row_of("captured", "Hugging Face eager", _logits(reference), eager, tolerance),
-        row_of("emitted", "the modules of the ranks", emitted, _logits(values), tolerance),
-    )
+    depth = captured.config.num_hidden_layers
+    ends = [
+        row_of(name, source, one, other, tolerance, depth=depth)
+        for name, source, one, other in (
+            ("captured", "Hugging Face eager", _logits(reference), eager),
+            ("emitted", "the modules of the ranks", emitted, _logits(values)),
+        )
+    ]
     return replace(found, rows=(ends[0], *found.rows, ends[1]))
 
 

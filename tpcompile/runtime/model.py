@@ -14,9 +14,10 @@ from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, 
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
-from tpcompile.ir.meta import info_of, parameter_of, parameters, value_type
-from tpcompile.ir.pieces import Read, evaluate, unshard
+from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.pieces import Read, unshard
 from tpcompile.ir.recipe import tensors_of
+from tpcompile.ir.simulate import materialise
 from tpcompile.passes import Stage
 from tpcompile.runtime.packing import pack
 
@@ -35,11 +36,12 @@ class CompiledModel(nn.Module):
         self._aliases = captured.aliases
         self._group = SimulatedGroup(self.tp)
         self._sources = [emit_source(graph, rank) for rank in range(self.tp)]
+        weights = materialise(graph, read)
         self.ranks = nn.ModuleList(
             load_rank(
                 source,
                 rank,
-                _rank_parameters(graph, rank, read),
+                {name: parts[rank] for name, parts in weights.items()},
                 captured.rotary.fresh(),
                 self._group.rank(rank),
             )
@@ -152,10 +154,3 @@ def _check_ids(input_ids: torch.Tensor, vocabulary: int) -> None:
             got=str(low if low < 0 else high),
             expected=f"0 to {vocabulary - 1}",
         )
-
-
-def _rank_parameters(graph: fx.GraphModule, rank: int, read: Read) -> dict[str, torch.Tensor]:
-    return {
-        str(node.target): evaluate(parameter_of(node).shards[rank], read).to(value_type(node).dtype)
-        for node in parameters(graph.graph)
-    }
