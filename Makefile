@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test check bench golden docs clean
 
 help:
-	@echo "make demo    compile a small Qwen2 for 1 to 8 ranks and compare each with Hugging Face"
+	@echo "make demo    train a small Qwen3, compile it for several ranks, compare with Hugging Face"
 	@echo "make test    lint, types, architecture and tests"
 	@echo "make check   lint, types and architecture only"
 	@echo "make bench   the benchmark tables"
@@ -20,8 +20,13 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,bench]'
 	@touch $@
 
-demo: $(READY)
+demo: $(READY) build/demo
 	$(PYTHON) examples/02_shard_any_tp.py
+	$(VENV)/bin/tpcompile plan build/demo --tp 4
+	$(VENV)/bin/tpcompile compare build/demo --tp 4
+
+build/demo: | $(READY)
+	$(VENV)/bin/tpcompile make-demo build/demo
 
 test: check
 	$(PYTHON) -m pytest
@@ -43,4 +48,4 @@ docs: $(READY)
 	$(PYTHON) docs/make_ir_page.py
 
 clean:
-	rm -rf $(VENV) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

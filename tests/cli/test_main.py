@@ -16,7 +16,7 @@ from tpcompile import cli as package
 from tpcompile.cli.command import Command, Result
 
 TINY = "preset:tiny-qwen3"
-COMMANDS = ("dump", "passes", "plan", "check")
+COMMANDS = ("dump", "passes", "plan", "check", "compare", "make-demo")
 
 
 def python(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tpcompile import __version__
-from tpcompile.cli import check, compare, dump, passes, plan
+from tpcompile.cli import check, compare, dump, make_demo, passes, plan
 from tpcompile.cli.command import Command, FailedError, Parser, Result, refuse_unknown
 from tpcompile.errors import CompileError
 
@@ -18,6 +18,7 @@ COMMANDS: dict[str, Command] = {
     "plan": plan.COMMAND,
     "check": check.COMMAND,
     "compare": compare.COMMAND,
+    "make-demo": make_demo.COMMAND,
 }
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -68,7 +69,7 @@ def _run(argv: list[str]) -> Result:
 
 
 def _top_parser() -> Parser:
-    commands = [f"  {name:10}{command.summary}" for name, command in COMMANDS.items()]
+    commands = [f"  {name:11}{command.summary}" for name, command in COMMANDS.items()]
     parser = Parser(
         prog="tpcompile",
         usage="tpcompile COMMAND ...",

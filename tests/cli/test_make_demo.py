@@ -1,0 +1,83 @@
+"""`tpcompile make-demo`."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.test_main import HEAVY, python
+
+
+def test_stdout_is_the_directory_and_the_loss(cli: Cli, tmp_path: Path) -> None:
+    ran = cli(f"make-demo {tmp_path}/demo --steps 2 --seed 1")
+    assert (ran.status, ran.err) == (0, "")
+    assert re.fullmatch(
+        re.escape(f"{tmp_path}/demo: ") + r"a Qwen3 of 2 steps, final loss \d\.\d{4}\n", ran.out
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+    assert (tmp_path / "demo" / "model.safetensors").is_file()
+
+
+def test_an_empty_directory_may_be_the_current_one(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("make-demo . --steps 1").status == 0
+    assert Path("config.json").is_file()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    ran = cli(f"make-demo {tmp_path}/demo --steps 2")
+    assert (ran.status, ran.out.count("\n")) == (0, 1)
+    assert "2/2 steps, loss" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "following arguments are required: DIR"),
+        ("{0}", "is not empty"),
+        ("{0}/mine", "is a file"),
+        ("{0}/mine/below", "cannot be written"),
+        ("/proc/demo", "cannot be written"),
+        ("{0}/new --steps 0", "'0' is not a number of steps"),
+        ("{0}/new --seed -1", "'-1' is not a seed"),
+        ("{0}/new --sed 1", "Did you mean --seed"),
+    ],
+)
+def test_refusals(cli: Cli, tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    ran = cli("make-demo " + line.format(tmp_path))
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert said in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_help(cli: Cli) -> None:
+    ran = cli("make-demo --help")
+    assert (ran.status, ran.err) == (0, "")
+    assert "examples:\n  tpcompile make-demo " in ran.out
+    assert ran.out.isascii()
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_a_refused_directory_imports_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    ran = python("-c", HEAVY, "make-demo", str(tmp_path))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "is not empty" in ran.stderr
+    assert "AssertionError" not in ran.stderr

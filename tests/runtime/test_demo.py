@@ -1,0 +1,219 @@
+"""The demo model: a checkpoint like any other, the same from the same seed, in sentences."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+
+import tpcompile
+from tests.models import TOLERANCE, relative_error
+from tpcompile.errors import UsageError
+from tpcompile.runtime.demo import VOCABULARY, demo_tokenizer, make_demo
+from tpcompile.runtime.demo_text import PEOPLE, all_sentences, documents, friend_of
+
+PROMPTS = ("Anna is", "One rainy morning Felix", "The grey cat of")
+FEW = 10
+
+
+@dataclass(frozen=True)
+class Few:
+    """A demo model of few steps, real in everything but its text; and what was told of them."""
+
+    directory: Path
+    loss: float
+    told: list[tuple[int, float]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Few:
+    directory, told = tmp_path_factory.mktemp("demo") / "few", []
+    loss = make_demo(directory, 3, FEW, lambda done, loss: told.append((done, loss)))
+    return Few(directory, loss, told)
+
+
+@pytest.fixture
+def few(made: Few) -> Path:
+    return made.directory
+
+
+def _loaded(directory: Path) -> tuple[Any, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, local_files_only=True, attn_implementation="eager"
+    )
+    return tokenizer, model.eval()
+
+
+def _tensors(directory: Path) -> dict[str, torch.Tensor]:
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _greedy(model: Any, ids: torch.Tensor, tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+    """Tokens of the largest logit, the whole sequence run again for each; and the logits."""
+    seen: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for _ in range(tokens):
+            seen.append(model(ids).logits[0, -1])
+            ids = torch.cat([ids, seen[-1].argmax()[None, None]], dim=1)
+    return ids[0, -tokens:].tolist(), seen
+
+
+def test_a_normal_checkpoint(few: Path) -> None:
+    names = {path.name for path in few.iterdir()}
+    tokenizer_files = {"tokenizer.json", "tokenizer_config.json"}
+    assert names == {"config.json", "generation_config.json", "model.safetensors", *tokenizer_files}
+    tokenizer, model = _loaded(few)
+    config = model.config
+    assert type(model) is Qwen3ForCausalLM
+    assert config.architectures == ["Qwen3ForCausalLM"]
+    assert "lm_head.weight" not in _tensors(few)
+    assert config.vocab_size == len(tokenizer) == VOCABULARY
+    assert all(VOCABULARY % tp for tp in range(2, 9))
+    for settings in (config, model.generation_config):
+        assert settings.eos_token_id == tokenizer.eos_token_id
+        assert settings.pad_token_id == tokenizer.pad_token_id
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+
+
+def test_generate_and_padding(few: Path) -> None:
+    tokenizer, model = _loaded(few)
+    batch = tokenizer(list(PROMPTS), return_tensors="pt", padding=True, padding_side="left")
+    assert set(batch) == {"input_ids", "attention_mask"}
+    found = model.generate(**batch, max_new_tokens=4, min_new_tokens=4)
+    assert found.shape == (len(PROMPTS), batch["input_ids"].shape[1] + 4)
+
+
+@pytest.mark.parametrize("text", ["Anna is a baker.", "Zoë's 3 naïve\n\tcafés… 漢字 🙂", ""])
+def test_any_text_comes_back(few: Path, text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(few, local_files_only=True)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_seed_gives_the_same_files(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    made = {name: tmp_path / name for name in ("one", "same", "other")}
+    for name, directory in made.items():
+        make_demo(directory, seed=4 if name == "other" else 3, steps=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    for path in made["one"].iterdir():
+        assert path.read_bytes() == (made["same"] / path.name).read_bytes(), path.name
+    first, other = _tensors(made["one"]), _tensors(made["other"])
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(first[name], other[name])
+
+
+def test_training_is_told_and_learns(made: Few) -> None:
+    assert [done for done, _ in made.told] == list(range(1, FEW + 1))
+    assert made.told[-1][1] == made.loss < made.told[0][1] - 0.5
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_compiled_equals_eager(few: Path, tp: int) -> None:
+    tokenizer, eager = _loaded(few)
+    with tpcompile.compile(str(few), tp=tp, simulate=True) as model:
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+            expected, eager_logits = _greedy(eager, ids, 12)
+            found, logits = _greedy(model, ids, 12)
+            assert found == expected, prompt
+            assert relative_error(torch.stack(logits), torch.stack(eager_logits)) < TOLERANCE
+
+
+def test_stories() -> None:
+    known = set(all_sentences())
+    assert all(set(document) <= known for document in islice(documents(1), 50))
+    assert [*islice(documents(1), 3)] == [*islice(documents(1), 3)] != [*islice(documents(2), 3)]
+
+
+def test_everybody_has_a_turn() -> None:
+    """From friend to friend the stories reach the whole village."""
+    met = [0]
+    while friend_of(met[-1]) not in met:
+        met.append(friend_of(met[-1]))
+    assert sorted(met) == list(range(len(PEOPLE)))
+
+
+def test_words_are_tokens() -> None:
+    tokenizer = demo_tokenizer()
+    text = " ".join(next(documents(1)))
+    assert len(tokenizer(text)["input_ids"]) == len(re.findall(r"\w+|[.,]", text))
+
+
+def test_refusals_come_before_training(tmp_path: Path) -> None:
+    def trained(done: int, loss: float) -> None:
+        raise AssertionError("it trained")
+
+    with pytest.raises(UsageError, match="steps=0"):
+        make_demo(tmp_path / "new", steps=0, follow=trained)
+    (tmp_path / "mine").write_text("mine")
+    for directory, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "is a file")):
+        with pytest.raises(UsageError, match=said):
+            make_demo(directory, follow=trained)
+    with pytest.raises(UsageError, match="cannot be written"):
+        make_demo(tmp_path / "mine" / "below", follow=trained)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SafetensorError, OSError(28, "full")])
+def test_nothing_half_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, error: Any
+) -> None:
+    save = Qwen3ForCausalLM.save_pretrained
+
+    def broken(self: Any, directory: Path, **options: Any) -> None:
+        save(self, directory, **options)
+        raise error
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "save_pretrained", broken)
+    target = tmp_path / "above" / "demo"
+    if there:
+        target.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else UsageError):
+        make_demo(target, steps=1)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_interrupted_while_files_are_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, placed = Path.rename, []
+
+    def broken(self: Path, target: Path) -> Path:
+        placed.append(rename(self, target))
+        if len(placed) == 3:
+            raise KeyboardInterrupt
+        return placed[-1]
+
+    monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises(KeyboardInterrupt):
+        make_demo(tmp_path, steps=1)
+    assert len(placed) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_greedy_text_is_sentences_of_the_grammar(tmp_path: Path) -> None:
+    """And compiled for two ranks it is the same, token by token."""
+    make_demo(tmp_path / "demo")
+    tokenizer, eager = _loaded(tmp_path / "demo")
+    known = set(all_sentences())
+    with tpcompile.compile(str(tmp_path / "demo"), tp=2, simulate=True) as model:
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+            tokens, _ = _greedy(eager, ids, 64)
+            assert _greedy(model, ids, 64)[0] == tokens
+            text = prompt + tokenizer.decode(tokens, skip_special_tokens=True)
+            said = re.findall(r"[A-Z][^.]*\.", text)
+            assert len(said) >= 4
+            assert set(said) <= known

@@ -1,0 +1,154 @@
+"""A tiny Qwen3 that is trained on the spot and writes sensible text: `make_demo`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from itertools import count, cycle, islice
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging
+
+from tpcompile.errors import UsageError
+from tpcompile.runtime.demo_text import all_sentences, documents
+from tpcompile.runtime.new_directory import check_new_directory, new_directory
+
+STEPS = 350
+"""Enough for text without a mistake: about a minute on two cores."""
+
+VOCABULARY = 947
+"""All that the text gives, each of its words one token; a prime, so that no tp divides it."""
+
+SHAPES = ((8, 256), (16, 128))
+"""Batches in turn: long ones for what lies far back, short ones for more places to start at."""
+
+PEAK_RATE, WARM_STEPS = 4e-3, 20
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+
+Follow = Callable[[int, float], None]
+"""Is told the number of steps that are done, and the loss of the last."""
+
+
+def make_demo(
+    directory: str | Path, seed: int = 0, steps: int = STEPS, follow: Follow | None = None
+) -> float:
+    """Train the demo model and save it as a Hugging Face checkpoint; the final loss.
+
+    `directory` must be new or empty. The same seed and steps give the same weights on the same
+    machine with the same number of threads.
+    """
+    if steps < 1:
+        raise UsageError(f"steps={steps!r} trains nothing", expected="1 or more")
+    check_new_directory(directory)  # a minute earlier than the writing would tell
+    tokenizer = demo_tokenizer()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(demo_config(tokenizer))
+        loss = _train(model, _batches(tokenizer, seed), steps, follow)
+    try:
+        with new_directory(directory) as made, _no_bars():
+            model.train(False).save_pretrained(made)
+            tokenizer.save_pretrained(made)
+    except SafetensorError as error:  # as on a full disk
+        raise UsageError(f"{directory} cannot be written", got=str(error)) from error
+    return loss
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Hugging Face shows a bar for the one file that it writes, terminal or not."""
+    were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def demo_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte pairs that are learned from the grammar: each of its words is one token."""
+    pairs = Tokenizer(models.BPE())
+    pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pairs.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    texts = all_sentences()
+    pairs.train_from_iterator([*texts, *(f" {text}" for text in texts)], trainer)
+    wrapped: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=pairs, eos_token=END, pad_token=PAD, model_max_length=512
+    )
+    return wrapped
+
+
+def demo_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """Uneven on purpose: few ranks divide the heads, the widths or the vocabulary."""
+    return Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=120,
+        intermediate_size=328,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=24,
+        max_position_embeddings=tokenizer.model_max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=torch.float32,
+    )
+
+
+def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Tensor]:
+    """Token ids in the SHAPES in turn; every row starts with another sentence of its document."""
+    stories = documents(seed)
+    places = count()
+    for rows, length in cycle(SHAPES):
+        texts = []
+        for _ in range(rows):
+            first, *others = islice(stories, 3)  # the first may lend no more than a sentence
+            begin = next(places) % len(first)
+            texts.append(END.join(" ".join(part) for part in (first[begin:], *others)))
+        found = tokenizer.backend_tokenizer.encode_batch(texts)
+        yield torch.tensor([row.ids[:length] for row in found])
+
+
+def _train(
+    model: Qwen3ForCausalLM, batches: Iterator[torch.Tensor], steps: int, follow: Follow | None
+) -> float:
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+    model.train()
+    loss = math.inf
+    for step, ids in enumerate(islice(batches, steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(step, steps)
+        result = model(input_ids=ids, labels=ids, use_cache=False).loss
+        optimizer.zero_grad()
+        result.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss = float(result.detach())
+        if follow is not None:
+            follow(step + 1, loss)
+    return loss
+
+
+def _rate(step: int, steps: int) -> float:
+    """Up in a straight line, then down to nothing along a cosine."""
+    warm = min(1.0, (step + 1) / WARM_STEPS)
+    return PEAK_RATE * warm * (1 + math.cos(math.pi * step / steps)) / 2

@@ -1,0 +1,79 @@
+"""A directory that appears with all of its files, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tpcompile.errors import UsageError
+
+
+def check_new_directory(directory: str | Path) -> Path:
+    """The absolute path, if it is free or an empty directory and files can be made there."""
+    target = Path(directory).resolve()
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            raise UsageError(
+                f"The directory {directory} is not empty",
+                hint="Name a directory that does not exist, or empty this one",
+            )
+        if target.exists() and not target.is_dir():
+            raise UsageError(f"{directory} is a file", expected="a directory, new or empty")
+        with _beside(target):
+            return target
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+@contextlib.contextmanager
+def new_directory(directory: str | Path) -> Iterator[Path]:
+    """A directory to write into; when the body is done its files stand at `directory`.
+
+    Whatever ends the body early, Ctrl-C included, leaves nothing behind.
+    """
+    target = check_new_directory(directory)
+    try:
+        with _beside(target) as temporary:
+            made = temporary / "made"
+            made.mkdir()  # with the user's own permissions; the temporary one is private
+            yield made
+            _place(made, target)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary directory in the same file system: in the nearest parent that exists.
+
+    A target that exists is its own: it may be a mount point, or the shell's working directory.
+    """
+    nearest = next(path for path in (target, *target.parents) if path.exists())
+    with tempfile.TemporaryDirectory(prefix=".make-", dir=nearest) as temporary:
+        yield Path(temporary)
+
+
+def _place(made: Path, target: Path) -> None:
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made.rename(target)
+        return
+    placed: list[Path] = []
+    try:
+        for file in sorted(made.iterdir()):
+            placed.append(target / file.name)
+            file.rename(placed[-1])
+    except BaseException:
+        for path in placed:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _unwritable(directory: str | Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{directory} cannot be written",
+        got=f"{type(error).__name__}: {error.strerror or error}",
+        hint="Name a directory that you may write to",
+    )
