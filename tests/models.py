@@ -109,12 +109,7 @@ def eager_logits(eager: Any, lengths: Sequence[int], seed: int = 0) -> torch.Ten
 
 def run(gm: fx.GraphModule, pair: Pair, packed: Packed) -> Values:
     """Every value of a stage's graph on its simulated ranks."""
-    inputs = {
-        "input_ids": packed.input_ids,
-        "positions": packed.positions,
-        "starts": packed.starts,
-        "logit_rows": packed.logit_rows,
-    }
+    inputs = packed.inputs()
     with torch.inference_mode():
         weights = materialise(gm, pair.read)
         return run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())

@@ -12,9 +12,8 @@ from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
-from tpcompile.runtime.checkpoint import Checkpoint
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.weights import weights_of
+from tpcompile.runtime.weights import open_weights
 
 BACKENDS = ("auto", "torch")
 PLANNED = ("reference", "native", "triton")
@@ -67,13 +66,9 @@ def compile(
             hint="Use simulate=True to keep all ranks in this process",
         )
     captured = captured_of(model, dtype=dtype_of(dtype))
-    read = weights_of(captured, model, random_weights)
-    try:
+    with open_weights(captured, model, random_weights) as read:
         graph, stages = run_passes(captured.graph, passes)
         return CompiledModel(captured, graph, stages, read)
-    finally:
-        if isinstance(read, Checkpoint):
-            read.close()
 
 
 def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:

@@ -18,10 +18,9 @@ from tpcompile.inspect.compare import Comparison, compare, row_of
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import Values, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
-from tpcompile.runtime.checkpoint import Checkpoint
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.packing import Packed, pack
-from tpcompile.runtime.weights import weights_of
+from tpcompile.runtime.weights import open_weights
 
 
 def compare_with_eager(
@@ -36,8 +35,7 @@ def compare_with_eager(
 ) -> Comparison:
     """Run random tokens, sequences of these lengths, through all of them."""
     captured = capture(model, dtype=dtype)
-    read = weights_of(captured, model, random_weights)
-    try:
+    with open_weights(captured, model, random_weights) as read:
         packed, ids, mask = _tokens(captured, lengths, seed)
         eager = _eager_logits(captured, read, ids, mask)
         reference = _values(captured, captured.graph, packed, read)
@@ -45,9 +43,6 @@ def compare_with_eager(
         values = _values(captured, graph, packed, read)
         with CompiledModel(captured, graph, stages, read) as compiled:
             emitted = compiled(ids, attention_mask=mask).logits[mask.bool()]
-    finally:
-        if isinstance(read, Checkpoint):
-            read.close()
     found = compare(reference, graph, values, tolerance)
     depth = captured.config.num_hidden_layers
     ends = [
@@ -95,12 +90,7 @@ def _eager_logits(
 
 
 def _values(captured: Captured, graph: Any, packed: Packed, read: Read) -> Values:
-    inputs = {
-        "input_ids": packed.input_ids,
-        "positions": packed.positions,
-        "starts": packed.starts,
-        "logit_rows": packed.logit_rows,
-    }
+    inputs = packed.inputs()
     with torch.inference_mode():
         return run_ranks(graph, inputs, materialise(graph, read), captured.rotary.fresh())
 

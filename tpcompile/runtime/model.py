@@ -92,7 +92,7 @@ class CompiledModel(nn.Module):
             )
         _check_ids(input_ids, self.config.vocab_size)
         packed = pack(input_ids, attention_mask, position_ids, logits_to_keep)
-        inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
+        inputs = tuple(packed.inputs().values())
         logits = run_simulated(list(self.ranks), self._group, inputs)[0]
         unpacked = packed.unpack(logits)
         if return_dict is False:

@@ -20,6 +20,15 @@ class Packed:
     kept: torch.Tensor
     """Boolean [batch, kept columns]: which of the wanted logits belong to a real token."""
 
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The inputs of a graph by name, in its order."""
+        return {
+            "input_ids": self.input_ids,
+            "positions": self.positions,
+            "starts": self.starts,
+            "logit_rows": self.logit_rows,
+        }
+
     def unpack(self, logits: torch.Tensor) -> torch.Tensor:
         """[batch, kept columns, vocabulary]; zeros at padding."""
         whole = logits.new_zeros(*self.kept.shape, logits.shape[-1])

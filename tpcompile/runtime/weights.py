@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def _is_bias(node: fx.Node) -> bool:
         user.target is LINEAR and len(user.args) > _BIAS and user.args[_BIAS] is node
         for user in node.users
     )
+
+
+@contextmanager
+def open_weights(captured: Captured, model: Any, seed: int | None) -> Iterator[Read]:
+    """The source of weights that MODEL names; the files of a checkpoint are closed behind."""
+    read = weights_of(captured, model, seed)
+    try:
+        yield read
+    finally:
+        if isinstance(read, Checkpoint):
+            read.close()
 
 
 def weights_of(captured: Captured, model: Any, seed: int | None) -> Read:
