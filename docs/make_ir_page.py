@@ -25,7 +25,7 @@ model after every pass. It is made by `make docs` and checked in CI.
     graph     := "graph" name "(" ("tp=" ranks | "rank" r "of" ranks) ")" section*
     section   := ("inputs" | "outside of the layers" | "layer" n | "result") line*
     line      := "%"name "=" expr ":" type ["#" origin] | "return" operand
-    expr      := "input"                          one of input_ids, positions, starts, logit_rows
+    expr      := "input"                          a tensor that a run is given
                | "param(" recipe ")"              a parameter, and what it is made of
                | op "(" operand, … ")"            an op of the dialect (tpc.*) or of ATen
                | "%"name "[" i "]"                one of several results
@@ -38,8 +38,13 @@ model after every pass. It is made by `make docs` and checked in CI.
     recipe    := tensor | recipe "[" from ":" to "]" | recipe " ++ " recipe | …
     origin    := module file ":" line             of the Hugging Face model
 
-- The extents `T`, `S` and `R` are known only when the graph runs: tokens, sequence starts (one
-  more than there are sequences), rows of logits.
+- The inputs are the tokens (`input_ids`, `positions`), where each sequence of them begins
+  (`starts`), and the tokens whose logits are wanted (`logit_rows`); behind `cache-kv` also the KV
+  cache, the slot in which each token is kept (`slots`), and the blocks (`tables`) and the length
+  of each sequence (`lengths`).
+- The extents `T`, `S`, `R`, `N`, `B` and `C` are known only when the graph runs: tokens, sequence
+  starts (one more than there are sequences), rows of logits, sequences, blocks of the longest one,
+  slots of the cache.
 - An extent that lies on several ranks shows the whole and the parts: `1013:254|253|253|253` is a
   vocabulary of 1013 on four ranks, `176:4×44` four even parts of 44. Parts may add up to more
   than the whole where ranks share units: `32:16|32|16|16` are 2 KV heads of 16, and rank 1 reads

@@ -34,16 +34,21 @@ def test_operands_name_their_nodes() -> None:
             if isinstance(operand, str) and operand.startswith("%"):
                 assert operand[1:] in seen
         seen.add(node["name"])
-    assert known["attention"]["operands"] == {
+    assert known["paged_attention"]["operands"] == {
         "q": "%rope",
         "k": "%rope_1",
         "v": "%unflatten_2",
+        "cache": "%cache",
         "starts": "%starts",
+        "slots": "%slots",
+        "tables": "%tables",
+        "lengths": "%lengths",
         "scale": 0.25,
         "window": None,
         "layer": 0,
+        "block": 32,
     }
-    assert known["output"]["operands"] == {"result": "%all_gather"}
+    assert known["output"]["operands"] == {"result": ["%all_gather", "%tokens"]}
     assert known["cos"]["operands"] == {"value": "%rotary", "index": 0}
 
 
@@ -53,7 +58,7 @@ def _flat(values: list[Any]) -> list[Any]:
 
 def test_types() -> None:
     known = nodes(graph_json(graph(4)))
-    assert known["attention"]["type"] == {
+    assert known["paged_attention"]["type"] == {
         "shape": ["T", 6, 16],
         "dtype": "f32",
         "placement": {
@@ -72,7 +77,7 @@ def test_types() -> None:
 
 
 def test_origins() -> None:
-    origin = nodes(graph_json(graph(4)))["attention_1"]["origin"]
+    origin = nodes(graph_json(graph(4)))["paged_attention_1"]["origin"]
     assert (origin["module"], origin["layer"]) == ("model.layers.1.self_attn", 1)
     assert origin["file"] == "modeling_qwen3.py"
     assert origin["line"] > 0
@@ -83,7 +88,7 @@ def test_one_rank() -> None:
     assert last["ranks"] == [3]
     for whole, one in zip(every["parameters"], last["parameters"], strict=True):
         assert one["ranks"] == whole["ranks"][3:]
-    attention = nodes(last)["attention"]["type"]
+    attention = nodes(last)["paged_attention"]["type"]
     assert attention["local_shapes"] == [["T", 1, 16]]
     assert attention["placement"]["intervals"] == [[[5, 6]]]
 

@@ -22,10 +22,10 @@ def test_stages_are_kept_as_they_stood() -> None:
 
 def test_print_after() -> None:
     written: list[str] = []
-    gm = lowered(2, PrintAfter(format_graph, written.append, frozenset({"fuse-add-norm"})))
+    gm = lowered(2, PrintAfter(format_graph, written.append, frozenset({"cache-kv"})))
     (text,) = written
     header, _, graph = text.partition("\n")
-    assert header == "# after fuse-add-norm: 4 matches, 86 → 89 nodes"
+    assert header == "# after cache-kv: 2 matches, 90 → 94 nodes"
     assert graph == format_graph(gm)
 
 

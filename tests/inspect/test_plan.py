@@ -22,10 +22,12 @@ def test_weight_bytes_are_what_the_ranks_hold(tp: int) -> None:
 def test_sums_and_gathers() -> None:
     report = plan_report(graph(3))
     ops = [collective.op for collective in report.collectives]
-    assert ops == ["all_reduce"] * 5 + ["all_gather"]
+    assert ops == ["all_reduce"] * 5 + ["all_gather", "argmax"]
     sums = {c.bytes_per_token for c in report.collectives if c.op == "all_reduce"}
     assert sums == {2 * 64 * 4 * 2 // 3}, "around a ring of 3, twice 2/3 of the value"
-    assert report.collectives[-1].bytes_per_token == 1013 * 4 * 2 // 3
+    logits, tokens = report.collectives[-2:]
+    assert logits.bytes_per_token == 1013 * 4 * 2 // 3
+    assert tokens.bytes_per_token == 16 * 2, "a pair from each of the two others"
 
 
 def test_a_graph_not_yet_planned_is_one_rank() -> None:

@@ -13,7 +13,7 @@ from torch import fx
 from tests.models import preset_pair
 from tpcompile.errors import VerifyError
 from tpcompile.ir.checker import Checker, Problem, check_graph, check_parameter, verify_graph
-from tpcompile.ir.layout import FusedLayout, Layout, even_runs
+from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
 from tpcompile.ir.meta import (
     GraphInfo,
     Parameter,
@@ -26,7 +26,7 @@ from tpcompile.ir.meta import (
     set_parameter,
     value_type,
 )
-from tpcompile.ir.ops import ALL_REDUCE, LINEAR, RMS_NORM, SWIGLU, RuleError
+from tpcompile.ir.ops import ALL_REDUCE, LINEAR, PAGED_ATTENTION, RMS_NORM, SPECS, SWIGLU, RuleError
 from tpcompile.ir.recipe import Concat, Pad, Permute, Slice, Tensor
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import PARTIAL, Shard, ValueType
@@ -78,6 +78,48 @@ def used_before(gm: fx.GraphModule) -> None:
 def split_input(gm: fx.GraphModule) -> None:
     node = named(gm, "input_ids")
     node.meta["type"] = ValueType((8,), torch.int64).sharded(0, Layout("t", 8, 1, even_runs(8, 4)))
+
+
+def split_slots(gm: fx.GraphModule) -> None:
+    """The cache may be split, as keys are; what says where they are may not."""
+    node = named(gm, "slots")
+    node.meta["type"] = value_type(node).sharded(0, TokenLayout(4))
+
+
+def split_input_as_keys(gm: fx.GraphModule) -> None:
+    """Keys that come in from outside are no cache, though only the op with a cache reads them."""
+    node, attention = named(gm, "cache"), called(gm, PAGED_ATTENTION)
+    with gm.graph.inserting_after(node):
+        keys = gm.graph.placeholder("keys")
+    keys.meta["type"] = value_type(operand(attention, 1))
+    attention.update_arg(1, keys)
+
+
+def summed_cache(gm: fx.GraphModule) -> None:
+    node = named(gm, "cache")
+    node.meta["type"] = value_type(node).placed(PARTIAL)
+
+
+def cache_read_elsewhere(gm: fx.GraphModule) -> None:
+    node = named(gm, "cache")
+    with gm.graph.inserting_before(called(gm, PAGED_ATTENTION)):
+        gm.graph.call_function(aten.neg.default, (node,))
+
+
+def relaid_cache(parts: Any) -> Callable[[fx.GraphModule], None]:
+    def edit(gm: fx.GraphModule) -> None:
+        node = named(gm, "cache")
+        layout = value_type(node).layout_of(3)
+        assert isinstance(layout, Layout)
+        node.meta["type"] = value_type(node).sharded(3, dataclasses.replace(layout, parts=parts))
+
+    return edit
+
+
+def cache_of_one_layer(gm: fx.GraphModule) -> None:
+    first, second = (node for node in gm.graph.nodes if node.target is PAGED_ATTENTION)
+    place = SPECS[PAGED_ATTENTION].argument_names.index("layer")
+    second.update_arg(place, first.args[place])
 
 
 def recipe_shape(gm: fx.GraphModule) -> None:
@@ -190,7 +232,18 @@ def result_of_another_shape(gm: fx.GraphModule) -> None:
 EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] = {
     "known-op": (("an op without a rule", unknown_op, "aten.maximum"),),
     "order": (("a use before the value", used_before, "a use of %"),),
-    "input": (("an input on some ranks", split_input, "Shard(0, t)"),),
+    "input": (
+        ("an input on some ranks", split_input, "Shard(0, t)"),
+        ("slots on some ranks", split_slots, "Shard(0, tokens)"),
+        ("keys that come in split", split_input_as_keys, "Shard(1, kv_heads)"),
+        ("a cache to be summed", summed_cache, "Partial(sum)"),
+        ("a cache that is read elsewhere", cache_read_elsewhere, "Shard(3, kv_heads)"),
+    ),
+    "ranks": (("a cache on other ranks", relaid_cache((((0, 1),), ((1, 2),))), "on 2 ranks"),),
+    "kv-cache": (
+        ("layers in one place", cache_of_one_layer, "layer 0 of the cache"),
+        ("heads where the keys are not", relaid_cache((((0, 1),),) * 3 + (((1, 2),),)), "cache"),
+    ),
     "recipe": (
         ("a shape that is not the type's", recipe_shape, "shape (63, 64) on rank 0"),
         ("the columns of another rank", recipe_of_another_part, "on rank 0"),
@@ -201,6 +254,7 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
         ("replicas that differ", replicas_that_differ, "on rank 3"),
     ),
     "layout": (
+        ("a head that no cache has", relaid_cache((((0, 1),),) * 4), "unit 1 (1 missing)"),
         (
             "a unit that nobody holds",
             relaid(O_PROJ, 1, GAP),

@@ -8,8 +8,8 @@ import torch
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, whole
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import info_of, parameter_of, type_of
-from tpcompile.ir.ops import ATTENTION, SPECS
-from tpcompile.ir.simulate import local_args, materialise
+from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
+from tpcompile.ir.simulate import local_args, materialise, rank_inputs
 from tpcompile.ir.types import Partial, Replicate, Shard, ValueType
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.passes.sequence_parallel import SequenceParallel
@@ -52,10 +52,10 @@ def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
                 assert said == extent or isinstance(said, str)
             assert value.dtype == kinds.dtype
             if isinstance(kinds.placement, Replicate):
-                assert torch.equal(value, values[node][0])
+                assert torch.equal(value.nan_to_num(), values[node][0].nan_to_num())
     assert seen == ({Replicate} if tp == 1 else {Replicate, Shard, Partial})
     for stage_node in gm.graph.nodes:
-        if stage_node.target is ATTENTION:
+        if stage_node.target is PAGED_ATTENTION:
             twin = next(n for n in single.graph.nodes if n.name == stage_node.name)
             assert relative_error(whole(stage_node, values), whole(twin, expected)) < TOLERANCE
 
@@ -72,15 +72,38 @@ def test_global_arguments_become_each_rank_s() -> None:
         [16, 16, 16],
         [16, 16, 16],
     ]
-    attention = next(n for n in gm.graph.nodes if n.target is ATTENTION)
-    found = [local_args(attention, SPECS[ATTENTION], rank) for rank in range(4)]
+    attention = next(n for n in gm.graph.nodes if n.target is PAGED_ATTENTION)
+    found = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(4)]
     assert found == [{}] * 4, "ranks with one KV head, or with as many as query heads, need no map"
     three, _ = run_passes(preset_pair("qwen2.5-7b").captured.graph, default_pipeline(3))
-    attention = next(n for n in three.graph.nodes if n.target is ATTENTION)
-    maps = [local_args(attention, SPECS[ATTENTION], rank) for rank in range(3)]
+    attention = next(n for n in three.graph.nodes if n.target is PAGED_ATTENTION)
+    maps = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(3)]
     assert maps[0] == {"kv_heads": [0] * 7 + [1] * 3}
     plain = next(n for n in gm.graph.nodes if "rms_norm" in n.name)
     assert local_args(plain, SPECS[plain.target], 0) == {}
+
+
+def test_ranks_get_empty_caches_and_blocks_in_a_row() -> None:
+    """Every sequence starts at a block of its own; what nobody wrote is no number."""
+    pair = preset_pair("tiny-qwen3")
+    gm, _ = run_passes(pair.captured.graph, default_pipeline(4))
+    packed = batch((33, 1, 64), 1013)
+    dealt = rank_inputs(gm, packed.inputs())
+    assert [own["cache"].shape for own in dealt] == [
+        (2, 2, (2 + 1 + 2) * 32, heads, 16) for heads in (1, 2, 1, 1)
+    ]
+    for own in dealt:
+        assert bool(own["cache"].isnan().all())
+        assert own["tables"].tolist() == [[0, 1], [2, -1], [3, 4]]
+        assert own["lengths"].tolist() == [33, 1, 64]
+        assert own["slots"].tolist() == [*range(33), 64, *range(96, 160)]
+        assert all(own[name] is value for name, value in packed.inputs().items())
+    assert len({own["cache"].data_ptr() for own in dealt}) == 4
+
+
+def test_a_graph_without_a_cache_is_given_none() -> None:
+    inputs = PACKED.inputs()
+    assert rank_inputs(preset_pair("tiny-qwen3").captured.graph, inputs) == [inputs]
 
 
 def test_tokens_lie_on_ranks_in_runs() -> None:

@@ -51,13 +51,15 @@ STANDARD = [
     "fuse-qkv",
     "fuse-gate-up",
     "fuse-add-norm",
+    "greedy-head",
+    "cache-kv",
 ]
 """The stages of the standard pipeline, in order."""
 
 SEQUENCE_PARALLEL = (
     "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,shard-linears,"
     "kv-heads,vocab-parallel,insert-collectives,sequence-parallel,fuse-qkv,fuse-gate-up,"
-    "fuse-add-norm"
+    "fuse-add-norm,greedy-head,cache-kv"
 )
 
 

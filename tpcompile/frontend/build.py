@@ -21,14 +21,13 @@ from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.shell import INPUTS
 from tpcompile.ir.meta import Origin, Parameter, new_parameter
 from tpcompile.ir.module import StageModule
-from tpcompile.ir.ops import ATTENTION, ROTARY, TABLES
+from tpcompile.ir.ops import ATTENTION, ROTARY, SPECS, TABLES
 from tpcompile.ir.recipe import Tensor
 from tpcompile.ir.types import ValueType
 
 _METADATA_CHECK = torch.ops.aten._assert_tensor_metadata.default
 _TABLE_NAMES = ("cos", "sin")
-_LAYER_ARGUMENT = 6
-"""Of `tpc.attention`."""
+_LAYER_ARGUMENT = SPECS[ATTENTION].argument_names.index("layer")
 
 
 class UnlikeLayersError(Exception):

@@ -17,7 +17,7 @@ from torch import fx
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.meta import captured_value, origin_of, type_of
 from tpcompile.ir.ops.collectives import to_whole
-from tpcompile.ir.simulate import Values
+from tpcompile.ir.simulate import Values, logits_of
 from tpcompile.ir.types import REPLICATE, ValueType
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.25e-3}
@@ -47,6 +47,8 @@ class Comparison:
     rows: tuple[Row, ...]
     tokens_equal: bool
     top5: dict[str, list[int]]
+    shown: tuple[str, ...] = ()
+    """Rows that the table shows whether or not they are the worst: those of whole models."""
 
     @property
     def first_divergence(self) -> Row | None:
@@ -76,23 +78,26 @@ class Comparison:
         for row in self.rows if everything else self._summary():
             verdict = "ok" if row.ok else row.problem or "DIFFERS"
             table.add_row(row.node, row.source, f"{row.max_abs:.1e}", f"{row.rel:.1e}", verdict)
-        return table_text(table) + self._verdict()
+        return table_text(table) + self._verdict(everything)
 
     def _summary(self) -> Iterator[Row]:
-        """The first divergence, or else the worst value of each layer and the last value."""
+        """Up to the first divergence, if any: the worst value of each layer, and `shown`."""
         first = self.first_divergence
         until = self.rows.index(first) + 1 if first else len(self.rows)
         worst: dict[int | None, Row] = {}
         for row in self.rows[:until]:
+            if row.node in self.shown:
+                continue
             known = worst.get(row.layer)
             if known is None or row.rel > known.rel or row is first:
                 worst[row.layer] = row
         kept = {id(row) for row in (*worst.values(), self.rows[until - 1])}
-        return (row for row in self.rows[:until] if id(row) in kept)
+        return (row for row in self.rows[:until] if id(row) in kept or row.node in self.shown)
 
-    def _verdict(self) -> str:
+    def _verdict(self, everything: bool) -> str:
         first = self.first_divergence
-        said = [f"{len(self.rows)} values compared, the worst of each layer shown"]
+        which = "" if everything else ", the worst of each layer shown"
+        said = [f"{len(self.rows)} values compared{which}"]
         if first:
             layer = "outside of the layers" if first.layer is None else f"in layer {first.layer}"
             why = f": {first.problem}" if first.problem else f", off by {first.rel:.1e}"
@@ -109,7 +114,7 @@ def compare(
     """The values of a graph on its ranks against those of the captured graph."""
     expected = {node.name: found[0] for node, found in captured.items()}
     rows = tuple(_rows(gm.graph, values, expected, tolerance))
-    eager, compiled = _result(captured)[0], _result(values)[0]
+    eager, compiled = logits_of(captured)[0], logits_of(values)[0]
     top5 = {
         name: logits[-1].topk(min(5, logits.shape[-1])).indices.tolist()
         for name, logits in (("eager", eager), ("compiled", compiled))
@@ -131,10 +136,6 @@ def _limit(dtype: torch.dtype, tolerance: float | None, depth: int) -> float:
         return tolerance
     limit = TOLERANCES.get(dtype, 0.0)
     return limit if dtype == torch.float32 else limit * math.sqrt(1 + depth)
-
-
-def _result(values: Values) -> list[torch.Tensor]:
-    return next(found for node, found in values.items() if node.op == "output")
 
 
 def row_of(

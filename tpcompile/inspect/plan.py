@@ -9,7 +9,14 @@ from torch import fx
 
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.meta import info_of, operand, parameters, value_type
-from tpcompile.ir.ops import ATTENTION, COLLECTIVES, EMBEDDING, SWIGLU, VOCAB_EMBEDDING, spec_of
+from tpcompile.ir.ops import (
+    ATTENTION,
+    EMBEDDING,
+    PAGED_ATTENTION,
+    SWIGLU,
+    VOCAB_EMBEDDING,
+    spec_of,
+)
 from tpcompile.ir.ops.spec import local_bytes
 from tpcompile.ir.types import ValueType
 
@@ -85,7 +92,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     """Read off the types of a graph after the pipeline."""
     info = info_of(gm)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
-    attentions = [node for node in calls if node.target is ATTENTION]
+    attentions = [node for node in calls if node.target in (ATTENTION, PAGED_ATTENTION)]
     gated = [value_type(node) for node in calls if node.target is SWIGLU]
     tables = [
         value_type(operand(node)) for node in calls if node.target in (EMBEDDING, VOCAB_EMBEDDING)
@@ -117,9 +124,11 @@ def _collectives(calls: list[fx.Node], ranks: int) -> list[Collective]:
     found = []
     for node in calls:
         spec = spec_of(node)
-        if node.target in COLLECTIVES and spec is not None:
+        if spec is not None and spec.across is not None:
             source = operand(node)
             cost = spec.cost(value_type(node), [value_type(source)], 0)
+            if not cost.wire_bytes:
+                continue
             sent = cost.wire_bytes * (ranks - 1) // ranks
             found.append(Collective(spec.name.removeprefix("tpc."), node.name, sent))
     return found

@@ -14,16 +14,23 @@ from typing import Any
 from torch import fx
 
 from tpcompile.errors import UnsupportedError, VerifyError
+from tpcompile.ir.check_inputs import check_input, shared_layers
 from tpcompile.ir.check_parameters import (
     check_parameter,
     check_ranks,
     parameter_key,
     shared_tensors,
 )
-from tpcompile.ir.meta import GraphInfo, Parameter, info_of, origin_of, parameter_of
+from tpcompile.ir.meta import (
+    GraphInfo,
+    Parameter,
+    info_of,
+    origin_of,
+    parameter_of,
+)
 from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.text import format_node
-from tpcompile.ir.types import REPLICATE, AnyType, ValueType
+from tpcompile.ir.types import AnyType, ValueType
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ class Checker:
         if all(node.op != "output" for node in seen):
             missing = RuleError("result", "no output", ", ".join(map(str, info.outputs)))
             problems.append(_problem(next(reversed(gm.graph.nodes)), missing))
-        problems += [_problem(node, error) for node, error in shared_tensors(gm.graph)]
+        shared = (*shared_tensors(gm.graph), *shared_layers(gm.graph))
+        problems += [_problem(node, error) for node, error in shared]
         return problems
 
     def verify(self, gm: fx.GraphModule) -> None:
@@ -98,8 +106,7 @@ class Checker:
 
     def _visit(self, node: fx.Node, info: GraphInfo) -> None:
         if node.op == "placeholder":
-            if node.meta["type"].placement != REPLICATE:
-                raise RuleError("input", str(node.meta["type"]), "inputs on every rank")
+            check_input(node, info.tp)
         elif node.op == "get_attr":
             if "parameter" not in node.meta:
                 raise RuleError("recipe", "no recipe", "a parameter made by new_parameter")

@@ -52,6 +52,10 @@ class Parameter:
         return describe(self.whole if rank is None else self.shards[rank])
 
 
+OUTPUTS = ("logits", "tokens")
+"""What the results of a graph are called, in their order; the second may be missing."""
+
+
 @dataclass
 class GraphInfo:
     """What belongs to a graph as a whole."""
@@ -64,8 +68,10 @@ class GraphInfo:
 
 
 def operand(node: fx.Node, index: int = 0) -> fx.Node:
-    """An argument that is a value."""
+    """An argument that is a value; of a graph's results the first."""
     found = node.args[index]
+    if node.op == "output" and isinstance(found, tuple | list):
+        found = found[0]
     assert isinstance(found, fx.Node), f"argument {index} of %{node.name} is {found}"
     return found
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of, value_type
-from tpcompile.ir.ops import OpSpec, spec_of
+from tpcompile.ir.ops import PAGED_ATTENTION, SPECS, OpSpec, spec_of
 from tpcompile.ir.pieces import Read, evaluate
 
 Values = dict[fx.Node, list[Any]]
@@ -32,12 +32,13 @@ def run_ranks(
     weights: Mapping[str, Sequence[torch.Tensor]],
     rotary: Callable[..., Any],
 ) -> Values:
-    """The value of every node on every rank."""
+    """The value of every node on every rank; a KV cache starts out empty."""
     ranks = info_of(gm).tp
+    dealt = rank_inputs(gm, inputs)
     values: Values = {}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            values[node] = [inputs[node.name]] * ranks
+            values[node] = [own[node.name] for own in dealt]
         elif node.op == "get_attr":
             values[node] = list(weights[node.target])
         elif node.op == "output":
@@ -45,6 +46,45 @@ def run_ranks(
         else:
             values[node] = _call(node, values, ranks, rotary)
     return values
+
+
+def logits_of(values: Values) -> list[torch.Tensor]:
+    """The first result of a graph, on every rank."""
+    output = next(node for node in values if node.op == "output")
+    return values[operand(output)]
+
+
+def rank_inputs(
+    gm: fx.GraphModule, inputs: Mapping[str, torch.Tensor]
+) -> list[dict[str, torch.Tensor]]:
+    """What each rank is given; with a graph that keeps K and V, an empty cache too.
+
+    The sequences of `starts` get blocks one after the other, in a cache without numbers.
+    """
+    ranks = range(info_of(gm).tp)
+    paged = next((node for node in gm.graph.nodes if node.target is PAGED_ATTENTION), None)
+    bound = SPECS[PAGED_ATTENTION].bind(paged.args, dict(paged.kwargs)) if paged else {}
+    if not bound or bound["cache"].op != "placeholder":
+        return [dict(inputs) for _ in ranks]
+    block, kind = bound["block"], value_type(bound["cache"])
+    lengths = inputs["starts"].diff()
+    held = lengths.add(block - 1).div(block, rounding_mode="floor").tolist()
+    firsts = [sum(held[:sequence]) for sequence in range(len(held))]
+    tables = torch.full((len(held), max(held)), -1)
+    slots = []
+    for row, (first, count, length) in enumerate(zip(firsts, held, lengths.tolist(), strict=True)):
+        tables[row, :count] = torch.arange(first, first + count)
+        slots.append(first * block + torch.arange(length))
+    placed = {"slots": torch.cat(slots), "tables": tables, "lengths": lengths}
+    count = sum(held) * block
+    shapes = (
+        [count if isinstance(extent, str) else extent for extent in kind.local_shape(rank)]
+        for rank in ranks
+    )
+    return [
+        {**inputs, **placed, "cache": torch.full(shape, torch.nan, dtype=kind.dtype)}
+        for shape in shapes
+    ]
 
 
 def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from tpcompile.ir.meta import info_of
 from tpcompile.ir.module import StageModule
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read
-from tpcompile.ir.simulate import materialise, run_ranks
+from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph
 from tpcompile.passes.rewrite import Report
 from tpcompile.pause import paused_collector
@@ -71,12 +71,12 @@ class Stage:
         return self._replay()
 
     def run(self, read: Read, **inputs: torch.Tensor) -> list[torch.Tensor]:
-        """The result on every simulated rank, with weights from `read(name, slices)`."""
+        """The logits on every simulated rank, with weights from `read(name, slices)`."""
         gm = self.graph
         tables = gm.get_submodule(ROTARY)
         with torch.inference_mode():
             values = run_ranks(gm, inputs, materialise(gm, read), tables)
-        return values[next(node for node in gm.graph.nodes if node.op == "output")]
+        return logits_of(values)
 
     def text(self, rank: int | None = None) -> str:
         ranks = info_of(self.graph).tp

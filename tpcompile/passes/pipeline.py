@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.canonicalize import Canonicalize
 from tpcompile.passes.fuse_add_norm import FuseAddNorm
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_qkv import FuseQkv
+from tpcompile.passes.greedy_head import GreedyHead
 from tpcompile.passes.insert_collectives import InsertCollectives
 from tpcompile.passes.kv_heads import KvHeads
 from tpcompile.passes.manager import Pass, describe
@@ -38,6 +40,8 @@ _STANDARD: tuple[type[Pass], ...] = (
     FuseQkv,  # behind sharding: fused parts are split first, then joined on each rank
     FuseGateUp,
     FuseAddNorm,  # behind the collectives: the sums must be taken by then
+    GreedyHead,  # behind insert-collectives: it reads the logits before they are gathered
+    CacheKv,  # last: what looks for attention has found it
 )
 _OPTIONAL: tuple[type[Pass], ...] = (SequenceParallel,)
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tpcompile.errors import ShardingError
-from tpcompile.ir.meta import origin_of
+from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import (
     ATTENTION,
     EMBEDDING,
@@ -116,10 +116,14 @@ def embedding_of(graph: fx.Graph) -> fx.Node:
     return found[0]
 
 
+def output_of(graph: fx.Graph) -> fx.Node:
+    found: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
+    return found
+
+
 def head_of(graph: fx.Graph) -> fx.Node:
     """The linear whose result is the logits."""
-    output = next(node for node in graph.nodes if node.op == "output")
-    head = output.args[0]
+    head: object = operand(output_of(graph))
     while isinstance(head, fx.Node) and head.target is not LINEAR and head.args:
         head = head.args[0]
     if not isinstance(head, fx.Node) or head.target is not LINEAR:

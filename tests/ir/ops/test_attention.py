@@ -14,7 +14,7 @@ from tests.ir.ranks import Operand, operand, random, refusal, refused, run
 from tests.ir.strategies import EXAMPLES, intervals_of, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ATTENTION
-from tpcompile.ir.ops.attention import causal_mask
+from tpcompile.ir.ops.attention import attend, causal_mask
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
 from tpcompile.passes.plan import plan_heads
 
@@ -69,6 +69,17 @@ def test_the_reference_is_the_loop(data: st.DataObject) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 9])
+@pytest.mark.parametrize("new", [1, 2, 7])
+def test_the_last_tokens_of_a_sequence(new: int, window: int | None) -> None:
+    """Behind tokens whose keys and values are known already: one, some, or all of them."""
+    q, k, v = random(7, 4, 4).whole, random(7, 2, 4, seed=1).whole, random(7, 2, 4, seed=2).whole
+    for kv_heads in (None, [0, 1, 1, 1]):
+        whole = by_hand(q, k, v, [0, 7], 0.5, window, kv_heads or [0, 0, 1, 1])
+        found = attend(q[-new:], k, v, 0.5, window, kv_heads)
+        torch.testing.assert_close(found, whole[-new:], rtol=1e-5, atol=1e-5)
+
+
 def test_large_scores_stay_finite() -> None:
     q, k, v = (random(4, 2, 8, seed=seed).whole * 1e4 for seed in range(3))
     assert bool(torch.isfinite(ATTENTION(q, k, v, STARTS.whole, 1.0, None, 0)).all())
@@ -76,7 +87,8 @@ def test_large_scores_stay_finite() -> None:
 
 def test_masks_are_boolean_and_every_token_sees_itself() -> None:
     for window in (None, 1, 3, 99):
-        mask = causal_mask(5, window, torch.device("cpu"))
+        mask = causal_mask(5, 5, window, torch.device("cpu"))
+        assert torch.equal(mask[3:], causal_mask(2, 5, window, torch.device("cpu")))
         assert mask.dtype == torch.bool
         assert bool(mask.diagonal().all())
         assert not bool(mask.triu(1).any())

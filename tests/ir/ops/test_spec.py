@@ -15,9 +15,11 @@ from tpcompile.ir.ops import (
     ADD_RMS_NORM,
     ALL_GATHER,
     ALL_REDUCE,
+    ARGMAX,
     ATTENTION,
     EMBEDDING,
     LINEAR,
+    PAGED_ATTENTION,
     REDISTRIBUTE,
     REDUCE_SCATTER,
     RMS_NORM,
@@ -39,6 +41,9 @@ X = random(4, 6)
 IDS = operand(torch.tensor([2, 0]))
 HEADS, TABLE = random(4, 2, 6), random(4, 6, seed=1)
 STARTS = operand(torch.tensor([0, 1, 4]))
+CACHE = random(3, 2, 8, 1, 6)
+SLOTS, LENGTHS = operand(torch.tensor([5, 0, 1, 2])), operand(torch.tensor([2, 3]))
+BLOCKS = operand(torch.tensor([[2, -1], [0, 1]]))
 
 SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 12]),
@@ -73,6 +78,11 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     ROPE: (HEADS, TABLE, TABLE),
     SWIGLU: (X, X),
     ATTENTION: (HEADS, random(4, 1, 6), random(4, 1, 6), STARTS, 0.5, 2, 0),
+    PAGED_ATTENTION: (
+        *(HEADS, random(4, 1, 6), random(4, 1, 6), CACHE, STARTS, SLOTS, BLOCKS, LENGTHS),
+        *(0.5, 2, 1, 2),
+    ),
+    ARGMAX: (X,),
     REDISTRIBUTE: (X,),
     ALL_REDUCE: (whole_numbers(4, 6).partial(),),
     ALL_GATHER: (X, 0),
@@ -140,7 +150,7 @@ def _fake(mode: FakeTensorMode, argument: Any) -> Any:
 
 @pytest.mark.parametrize("target", CUSTOM, ids=lambda target: SPECS[target].name)
 def test_torch_finds_our_ops_well_made(target: Any) -> None:
-    """Schema (nothing mutated, nothing aliased) and fake, as torch checks them."""
+    """Schema (nothing mutated but a KV cache, nothing aliased) and fake, as torch checks them."""
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(target, tuple(tensors(SAMPLES[target])), test_utils=checks)
 

@@ -1,6 +1,7 @@
 """The op dialect: each op declared once, by family; the names here are node targets."""
 
 from tpcompile.ir.ops import shape
+from tpcompile.ir.ops.argmax import ARGMAX
 from tpcompile.ir.ops.attention import ATTENTION
 from tpcompile.ir.ops.collectives import (
     ALL_GATHER,
@@ -13,6 +14,7 @@ from tpcompile.ir.ops.elementwise import SWIGLU
 from tpcompile.ir.ops.embedding import EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import ADD_RMS_NORM, RMS_NORM
+from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
 from tpcompile.ir.ops.rotary import ROPE, ROTARY, TABLES
 from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, op_name, spec_of
 
@@ -20,10 +22,12 @@ __all__ = [
     "ADD_RMS_NORM",
     "ALL_GATHER",
     "ALL_REDUCE",
+    "ARGMAX",
     "ATTENTION",
     "COLLECTIVES",
     "EMBEDDING",
     "LINEAR",
+    "PAGED_ATTENTION",
     "REDISTRIBUTE",
     "REDUCE_SCATTER",
     "RMS_NORM",

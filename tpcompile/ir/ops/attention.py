@@ -33,24 +33,71 @@ def attention(
     out = q.new_empty(q.shape)
     tokens = out.flatten(0, -3)  # before canonicalize there is a batch dimension of 1
     q, k, v = (heads.flatten(0, -3) for heads in (q, k, v))
-    if kv_heads is None:
-        groups = q.shape[1] // k.shape[1]
-        kv_heads = [head // groups for head in range(q.shape[1])]
-    index = torch.tensor(kv_heads, device=q.device)
     for start, stop in pairwise(starts.tolist()):
         own = slice(start, stop)
-        keys, values = k[own].index_select(1, index), v[own].index_select(1, index)
-        mask = causal_mask(stop - start, window, q.device)
-        query, key, value = (t.transpose(0, 1).unsqueeze(0) for t in (q[own], keys, values))
-        mixed = functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-        tokens[own] = mixed.squeeze(0).transpose(0, 1)
+        tokens[own] = attend(q[own], k[own], v[own], scale, window, kv_heads)
     return out
 
 
-def causal_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Boolean: which tokens (columns) each token (row) sees. Never an additive infinity."""
-    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return seen if window is None else seen.triu(1 - window)
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int | None,
+    kv_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """One sequence: `q[n, heads, width]` are the last `n` of the tokens in `k` and `v`."""
+    if kv_heads is not None:
+        return torch.cat(
+            [
+                attend(q[:, first : last + 1], k[:, head, None], v[:, head, None], scale, window)
+                for head, first, last in _runs(kv_heads)
+            ],
+            dim=1,
+        )
+    new, heads, width = q.shape
+    length, shared = k.shape[:2]
+    group = heads // shared
+    keys, values = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+    if new == 1:  # it sees everything, so the heads that share a KV head can be its rows
+        seen = slice(0 if window is None else max(0, length - window), length)
+        query = q.view(1, shared, group, width)
+        mixed = functional.scaled_dot_product_attention(
+            query, keys[:, :, seen], values[:, :, seen], scale=scale
+        )
+        return mixed.reshape(1, heads, width)
+    whole = new == length and (window is None or window >= length)
+    mixed = functional.scaled_dot_product_attention(  # [group, KV heads, tokens, width]
+        q.view(new, shared, group, width).permute(2, 1, 0, 3),
+        keys.expand(group, -1, -1, -1),
+        values.expand(group, -1, -1, -1),
+        None if whole else causal_mask(new, length, window, q.device),
+        is_causal=whole,
+        scale=scale,
+    )
+    return mixed.permute(2, 1, 0, 3).reshape(new, heads, width)
+
+
+def _runs(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Neighbouring query heads that read one KV head: that head, the first, the last."""
+    runs: list[tuple[int, int, int]] = []
+    for place, head in enumerate(kv_heads):
+        if runs and runs[-1][0] == head:
+            runs[-1] = (head, runs[-1][1], place)
+        else:
+            runs.append((head, place, place))
+    return runs
+
+
+def causal_mask(new: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Boolean: which of `length` tokens (columns) the last `new` of them (rows) see.
+
+    Never an additive infinity: zero times infinity is no number.
+    """
+    before = length - new
+    seen = torch.ones(new, length, dtype=torch.bool, device=device).tril(before)
+    return seen if window is None else seen.triu(before + 1 - window)
 
 
 def attention_rule(

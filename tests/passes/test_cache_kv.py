@@ -1,0 +1,255 @@
+"""Attention keeps keys and values in a cache, and reads there what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from tests.models import (
+    TOLERANCE,
+    Pair,
+    eager_logits,
+    padded,
+    preset_pair,
+    relative_error,
+)
+from tests.passes.graphs import GraphBuilder, attention_graph, refusal
+from tests.passes.steps import step
+from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
+from tpcompile.errors import PassError, UsageError
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.layout import TokenLayout
+from tpcompile.ir.meta import info_of, operand, type_of, value_type
+from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
+from tpcompile.ir.simulate import materialise
+from tpcompile.ir.types import PARTIAL, Placement, Shard, ValueType
+from tpcompile.passes import default_pipeline, parse_pipeline, run_passes
+from tpcompile.passes.cache_kv import CACHE, CacheKv, block_size
+from tpcompile.passes.rewrite import calls
+
+aten = torch.ops.aten
+LAYER = SPECS[PAGED_ATTENTION].argument_names.index("layer")
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/cache_kv.txt", step("cache-kv").diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_every_attention(model: str) -> None:
+    assert step("cache-kv", model).matches == 2
+    assert not calls(step("cache-kv", model).after.graph, ATTENTION)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    """A first step reads what it brings itself, so it does the same sums."""
+    step("cache-kv", model, tp).assert_same_bits()
+    step("cache-kv", model, tp).assert_near()
+
+
+def test_again() -> None:
+    assert step("cache-kv").again().matches == 0
+
+
+@pytest.mark.parametrize(("model", "tp"), [("tiny-qwen2", 3), ("tiny-qwen3", 4), ("qwen2.5-7b", 3)])
+def test_a_cache_lies_as_the_keys_do(model: str, tp: int) -> None:
+    gm = step("cache-kv", model, tp).after.graph
+    cache = next(node for node in gm.graph.nodes if node.name == CACHE)
+    keys = value_type(operand(calls(gm, PAGED_ATTENTION)[0], 1))
+    assert value_type(cache).layout_of(3) == keys.layout_of(1) is not None
+    assert value_type(cache).shape == (2, 2, "C", *keys.shape[1:])
+    assert {user.target for user in cache.users} == {PAGED_ATTENTION}
+
+
+def test_inputs_come_behind_the_others_in_order() -> None:
+    gm = step("cache-kv").after.graph
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    assert [node.name for node in inputs[4:]] == ["slots", "tables", "lengths", CACHE]
+    kinds = [type_of(node) for node in inputs[4:7]]
+    assert kinds == [ValueType(shape, torch.long) for shape in (("T",), ("N", "B"), ("N",))]
+    assert info_of(gm).outputs == info_of(step("cache-kv").before.graph).outputs
+
+
+# Later steps: what was kept is read.
+
+
+class Decoder:
+    """Emitted modules with caches that they keep; all sequences in blocks of one pool."""
+
+    def __init__(self, pair: Pair, tp: int, block: int, blocks: Sequence[int]) -> None:
+        passes = [*default_pipeline(tp)[:-1], CacheKv(block)]
+        self.gm, _ = run_passes(pair.captured.graph, passes)
+        self.group = SimulatedGroup(tp)
+        self.load(pair)
+        self.block, self.blocks = block, list(blocks)
+        cache = next(node for node in self.gm.graph.nodes if node.name == CACHE)
+        self.caches = [
+            torch.full(
+                [extent if isinstance(extent, int) else 64 * block for extent in shape], torch.nan
+            )
+            for shape in (value_type(cache).local_shape(rank) for rank in range(tp))
+        ]
+        self.held: list[list[int]] = []
+        self.lengths: list[int] = []
+
+    def load(self, pair: Pair) -> None:
+        """The modules of the graph as it is now."""
+        weights = materialise(self.gm, pair.read)
+        self.modules = [
+            load_rank(
+                emit_source(self.gm, rank),
+                rank,
+                {name: parts[rank] for name, parts in weights.items()},
+                pair.captured.rotary.fresh(),
+                self.group.rank(rank),
+            )
+            for rank in range(info_of(self.gm).tp)
+        ]
+
+    def step(self, new: Sequence[torch.Tensor], output: str = "logits") -> list[torch.Tensor]:
+        """The new tokens of each sequence, one behind the other; every row is wanted."""
+        self.held = self.held or [[] for _ in new]
+        self.lengths = self.lengths or [0] * len(new)
+        slots, positions = [], []
+        for row, ids in enumerate(new):
+            for token in range(self.lengths[row], self.lengths[row] + len(ids)):
+                if token == len(self.held[row]) * self.block:
+                    self.held[row].append(self.blocks.pop(0))
+                slots.append(self.held[row][token // self.block] * self.block + token % self.block)
+                positions.append(token)
+            self.lengths[row] += len(ids)
+        widest = max(map(len, self.held))
+        inputs: dict[str, Any] = {
+            "input_ids": torch.cat(list(new)),
+            "positions": torch.tensor(positions),
+            "starts": torch.tensor([0, *map(len, new)]).cumsum(0),
+            "logit_rows": torch.arange(len(positions)),
+            "slots": torch.tensor(slots),
+            "tables": torch.tensor([[*held, *[-1] * (widest - len(held))] for held in self.held]),
+            "lengths": torch.tensor(self.lengths),
+            "output": output,
+        }
+        given = [{**inputs, CACHE: cache} for cache in self.caches]
+        return run_simulated(self.modules, self.group, given)
+
+
+@pytest.mark.parametrize("tp", [1, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_step_by_step_gives_the_logits_of_the_whole(model: str, tp: int) -> None:
+    """Trap 14: chunks, one token at a time and a mix, with absolute positions; no layer reads
+    what another kept."""
+    pair = preset_pair(model)
+    lengths = (9, 6)
+    ids, mask = padded(lengths, 1013)
+    rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    decoder = Decoder(pair, tp, 4, blocks=[5, 0, 6, 2, 9, 1])
+    expected = eager_logits(pair.eager, lengths).split(lengths)
+    done = [0, 0]
+    for counts in ((5, 1), (1, 4), (3, 1)):
+        ends = [start + count for start, count in zip(done, counts, strict=True)]
+        new = [row[a:b] for row, a, b in zip(rows, done, ends, strict=True)]
+        whole = torch.cat([e[a:b] for e, a, b in zip(expected, done, ends, strict=True)])
+        for found in decoder.step(new):
+            assert relative_error(found, whole) < TOLERANCE
+        done = ends
+
+
+def test_tokens_alone_keep_what_logits_keep() -> None:
+    """Whichever result a step is asked for, the next finds its keys and values."""
+    pair = preset_pair("tiny-qwen3")
+    ids = torch.arange(7) * 31
+    decoders = [Decoder(pair, 2, 2, blocks=range(9)) for _ in range(2)]
+    tokens = decoders[0].step([ids[:5]], "tokens")
+    logits = decoders[1].step([ids[:5]])
+    assert all(torch.equal(t, x.argmax(-1)) for t, x in zip(tokens, logits, strict=True))
+    last = [decoder.step([ids[5:]]) for decoder in decoders]
+    assert all(torch.equal(one, other) for one, other in zip(*last, strict=True))
+
+
+def test_a_layer_in_the_place_of_another_is_refused_and_wrong() -> None:
+    """A first step does not show it: what came before is read only by the next."""
+    pair = preset_pair("tiny-qwen3")
+    ids = torch.arange(6) * 31
+    decoder, wrong = (Decoder(pair, 1, 4, blocks=range(4)) for _ in range(2))
+    first, second = calls(wrong.gm, PAGED_ATTENTION)
+    second.update_arg(LAYER, first.args[LAYER])
+    (problem,) = check_graph(wrong.gm)
+    assert (problem.rule, problem.node) == ("kv-cache", second.name)
+    assert f"layer 0 of the cache, which %{first.name} has" in problem.got
+    wrong.load(pair)
+    (right,), (found,) = decoder.step([ids[:5]]), wrong.step([ids[:5]])
+    assert torch.equal(found, right)
+    (right,), (found,) = decoder.step([ids[5:]]), wrong.step([ids[5:]])
+    assert relative_error(found, right) > 10 * TOLERANCE
+
+
+# What cannot be kept.
+
+
+def two_attentions(keys: tuple[int, int], places: tuple[int, int]) -> fx.GraphModule:
+    """One behind the other, with so many KV heads, for these layers."""
+    made = GraphBuilder()
+    x, starts = made.input("x", "T", 16), made.input("starts", "S", dtype=torch.int64)
+    for place, (shared, layer) in enumerate(zip(keys, places, strict=True)):
+        heads = [
+            made.heads(made.linear(x, f"{name}{place}", count * 8, 16), 8)
+            for name, count in (("q", 2), ("k", shared), ("v", shared))
+        ]
+        mixed = made.call(ATTENTION, *heads, starts, 0.25, None, layer)
+        x = made.call(aten.flatten.using_ints, mixed, 1, 2)
+    return made.done(x)
+
+
+def test_layers_with_other_keys_are_refused() -> None:
+    said = refusal(CacheKv(), two_attentions((2, 1), (0, 1)))
+    assert "%attention_1 keeps other keys than the layers before" in said
+    assert "f32[T, 1, 8]" in said and "f32[T, 2, 8]" in said
+
+
+def test_two_attentions_of_one_layer_leave_no_valid_graph() -> None:
+    gm = two_attentions((2, 2), (0, 1))
+    assert CacheKv().apply(gm).matches == 2
+    assert check_graph(gm) == []
+    gm = two_attentions((2, 2), (3, 3))
+    CacheKv().apply(gm)
+    assert [problem.rule for problem in check_graph(gm)] == ["kv-cache"]
+
+
+def test_keys_with_a_batch_dimension_are_refused() -> None:
+    with pytest.raises(PassError, match="cannot be kept") as refused:
+        run_passes(preset_pair("tiny-qwen3").captured.graph, [CacheKv()])
+    assert "behind raise-attention" in str(refused.value)
+
+
+@pytest.mark.parametrize("placement", [PARTIAL, Shard(0, TokenLayout(2))], ids=str)
+def test_keys_in_no_cache_are_refused(placement: Placement) -> None:
+    gm = attention_graph()
+    keys = operand(calls(gm, ATTENTION)[0], 1)
+    keys.meta["type"] = value_type(keys).placed(placement)
+    said = refusal(CacheKv(), gm)
+    assert "whole or split by head" in said
+    assert not calls(gm, PAGED_ATTENTION)
+
+
+def test_a_graph_without_attention_keeps_nothing() -> None:
+    made = GraphBuilder()
+    gm = made.done(made.linear(made.input("x", "T", 16), "w", 8, 16))
+    assert CacheKv().apply(gm).matches == 0
+    assert [node.name for node in gm.graph.nodes if node.op == "placeholder"] == ["x"]
+
+
+def test_the_size_of_a_block_is_an_option() -> None:
+    gm = attention_graph()
+    CacheKv(block=5).apply(gm)
+    assert check_graph(gm) == []
+    assert block_size(gm) == 5
+    assert parse_pipeline("cache-kv{block=5}") == [CacheKv(5)]
+    for block in (0, -3):
+        with pytest.raises(UsageError, match=f"block={block} means nothing"):
+            CacheKv(block).apply(attention_graph())

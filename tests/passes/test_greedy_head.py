@@ -1,0 +1,119 @@
+"""A second result, the best token of each row, which no rank needs all logits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import fx
+
+from tests.models import batch, preset_pair, run
+from tests.passes.graphs import GraphBuilder, refusal
+from tests.passes.steps import TINY_VOCABULARY, step
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.meta import info_of, operand, value_type
+from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, ARGMAX, LINEAR, REDISTRIBUTE
+from tpcompile.ir.types import PARTIAL, REPLICATE
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes.greedy_head import GreedyHead
+from tpcompile.passes.rewrite import calls
+from tpcompile.passes.structure import head_of, output_of
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/greedy_head.txt", step("greedy-head").diff())
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_the_logits(model: str, tp: int) -> None:
+    assert step("greedy-head", model, tp).matches == 1
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    """The logits stay as they are, and the tokens are theirs on every rank."""
+    current = step("greedy-head", model, tp)
+    current.assert_same_bits()
+    packed = batch((3, 1, 4), TINY_VOCABULARY)
+    values = run(current.after.graph, current.pair, packed)
+    for logits, tokens in values[output_of(current.after.graph.graph)]:
+        assert torch.equal(tokens, logits.argmax(-1))
+
+
+def test_again() -> None:
+    assert step("greedy-head").again().matches == 0
+
+
+def test_the_graph_says_what_it_gives() -> None:
+    gm = step("greedy-head").after.graph
+    logits, tokens = info_of(gm).outputs
+    assert (logits.shape, tokens.shape) == (("R", TINY_VOCABULARY), ("R",))
+    assert tokens.dtype == torch.long and tokens.placement == REPLICATE
+    assert len(info_of(step("greedy-head").before.graph).outputs) == 1
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_tokens_are_found_before_the_logits_are_gathered(tp: int) -> None:
+    gm = step("greedy-head", tp=tp).after.graph
+    (tokens,) = calls(gm, ARGMAX)
+    assert operand(tokens) is head_of(gm.graph)
+    assert (operand(output_of(gm.graph)).target is ALL_GATHER) == (tp > 1)
+
+
+def test_a_gather_that_is_only_wished_for_is_passed_by_too() -> None:
+    """Ahead of insert-collectives: the ranks' parts are read, whatever puts them together."""
+    passes = default_pipeline(3)
+    place = [current.name for current in passes].index("insert-collectives")
+    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, [*passes[:place], GreedyHead()])
+    assert operand(output_of(gm.graph)).target is REDISTRIBUTE
+    assert operand(calls(gm, ARGMAX)[0]) is head_of(gm.graph)
+
+
+@pytest.mark.parametrize("place", [5, 6, 8, 9])
+def test_another_place_gives_the_same_tokens(place: int) -> None:
+    pair = preset_pair("tiny-qwen3")
+    passes = [each for each in default_pipeline(3) if each.name != "greedy-head"]
+    gm, _ = run_passes(pair.captured.graph, [*passes[:place], GreedyHead(), *passes[place:]])
+    values = run(gm, pair, batch((3, 4), TINY_VOCABULARY))
+    for logits, tokens in values[output_of(gm.graph)]:
+        assert torch.equal(tokens, logits.argmax(-1))
+
+
+def summed() -> fx.GraphModule:
+    """Logits that are the sum of the ranks' terms."""
+    made = GraphBuilder()
+    head = made.linear(made.input("x", "R", 16), "head", 40, 16)
+    head.meta["type"] = value_type(head).placed(PARTIAL)
+    return made.done(made.call(ALL_REDUCE, head))
+
+
+@pytest.mark.parametrize("wished", [False, True])
+def test_logits_that_are_a_sum_are_summed_first(wished: bool) -> None:
+    """A term says nothing of which sum is greatest."""
+    gm = summed()
+    total = operand(output_of(gm.graph))
+    if wished:
+        total.target = REDISTRIBUTE
+    assert GreedyHead().apply(gm).matches == 1
+    assert operand(calls(gm, ARGMAX)[0]) is total
+
+
+def test_logits_without_rows_are_refused() -> None:
+    """As captured they have a batch dimension still."""
+    made = GraphBuilder()
+    gm = made.done(made.linear(made.input("x", 1, "R", 16), "head", 40, 16))
+    said = refusal(GreedyHead(), gm)
+    assert "%linear has no row for each token" in said
+    assert "behind canonicalize" in said
+    assert not calls(gm, ARGMAX)
+
+
+def test_on_one_rank_the_logits_are_read() -> None:
+    made = GraphBuilder()
+    gm = made.done(made.linear(made.input("x", "R", 16), "head", 40, 16))
+    assert GreedyHead().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    assert operand(calls(gm, ARGMAX)[0]).target is LINEAR

@@ -1,0 +1,100 @@
+"""The best token of each row, found without putting the logits together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.ops.spec import Cost, define, local_bytes, numel, refuse, require
+from tpcompile.ir.types import Partial, ValueType
+
+PAIR_BYTES = 16
+"""What a rank tells the others of a row: a value and an id, each in 64 bits."""
+
+
+def local_argmax(logits: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest of each row and its id, where the first column has the id `first`.
+
+    Of equal logits the lowest id wins. A rank without columns loses to every other.
+    """
+    if not logits.shape[-1]:
+        rows = logits.shape[:-1]
+        no_id = torch.iinfo(torch.long).max
+        return logits.new_full(rows, -torch.inf), logits.new_full(rows, no_id, dtype=torch.long)
+    ids = logits.argmax(-1)
+    return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1), ids + first
+
+
+def best_of(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """`[ranks, rows]` values and their ids to the best id of each row.
+
+    Of equal values the lowest id wins, and NaN wins over any number: both as `torch.argmax` has
+    it on the whole row, when each rank gives the lowest id of its own best value.
+    """
+    best = values.max(0).values
+    winners = (values == best) | (values.isnan() & best.isnan())
+    return ids.where(winners, torch.iinfo(ids.dtype).max).amin(0)
+
+
+def _rule(logits: ValueType) -> ValueType:
+    require(logits.dims == 2, "argmax", logits, "logits[R, vocabulary]")
+    if isinstance(logits.placement, Partial):
+        refuse("partial-nonlinear", logits, "an operand whose sum was taken")
+    layout = logits.layout_of(-1)
+    require(
+        layout is None or (isinstance(layout, Layout) and _one_run_each(layout)),
+        "argmax",
+        logits,
+        "one run of the vocabulary on each rank",
+    )
+    require(logits.layout_of(0) is None, "argmax", logits, "every row on every rank")
+    return ValueType(logits.shape[:1], torch.long)
+
+
+def _one_run_each(layout: Layout) -> bool:
+    return layout.overlap() is None and all(
+        len(layout.intervals(rank)) <= 1 for rank in range(layout.ranks)
+    )
+
+
+def first_column(logits: ValueType, rank: int) -> int:
+    """The id of the first logit that a rank holds."""
+    layout = logits.layout_of(-1)
+    if layout is None:
+        return 0
+    assert isinstance(layout, Layout)
+    intervals = layout.intervals(rank)
+    return intervals[0][0] if intervals else 0
+
+
+def _across(
+    values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
+) -> list[torch.Tensor]:
+    if kind.layout_of(-1) is None:
+        return [value.argmax(-1) for value in values]
+    pairs = [local_argmax(value, first_column(kind, rank)) for rank, value in enumerate(values)]
+    found = best_of(*(torch.stack(each) for each in zip(*pairs, strict=True)))
+    return [found.clone() for _ in values]
+
+
+def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    """The pairs of all ranks are what is gathered."""
+    (logits,) = operands
+    layout = logits.layout_of(-1)
+    return Cost(
+        flops=numel(logits.local_shape(rank)),
+        memory_bytes=local_bytes(logits, rank),
+        wire_bytes=0 if layout is None else layout.ranks * PAIR_BYTES,
+    )
+
+
+ARGMAX = define(
+    "argmax(Tensor logits) -> Tensor",
+    reference=lambda logits: logits.argmax(-1),
+    fake=lambda logits: logits.new_empty(logits.shape[:-1], dtype=torch.long),
+    rule=_rule,
+    cost=_cost,
+    across=_across,
+)

@@ -1,0 +1,161 @@
+"""Attention over a KV cache of blocks: what every layer keeps, and where a sequence finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from tpcompile.ir.ops.attention import (
+    attend,
+    attention_cost,
+    attention_localize,
+    attention_rule,
+)
+from tpcompile.ir.ops.spec import define, refuse, require
+from tpcompile.ir.types import REPLICATE, Shard, ValueType
+
+HEADS = 3
+"""The dimension of the cache that is split: `cache[layers, 2, slots, kv_heads, width]`."""
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    starts: torch.Tensor,
+    slots: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    layer: int,
+    block: int,
+    kv_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """`attention` of new tokens to themselves and to those that are in the cache.
+
+    Token `t` is kept in slot `slots[t]`. Sequence `i` is then `lengths[i]` tokens long, its new
+    ones the last, and lies in the blocks `tables[i]`: block `b` is the slots from `b * block` on.
+    What a rank's tables do not name is never read.
+    """
+    keys, values = cache[layer]
+    keys.index_copy_(0, slots, k)
+    values.index_copy_(0, slots, v)
+    out = torch.empty_like(q)
+    sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables, strict=True)
+    for (start, stop), length, table in sequences:
+        new, own = stop - start, slice(start, stop)
+        if length < new:
+            raise ValueError(f"{new} new tokens, in a sequence of {length} tokens")
+        if not new:
+            continue
+        if length == new:  # nothing came before: the cache need not be read
+            seen_k, seen_v = k[own], v[own]
+        else:
+            first = 0 if window is None else max(0, length - new + 1 - window)
+            seen_k = _read(keys, table, first, length, block)
+            seen_v = _read(values, table, first, length, block)
+        out[own] = attend(q[own], seen_k, seen_v, scale, window, kv_heads)
+    return out
+
+
+def _read(
+    side: torch.Tensor, table: torch.Tensor, first: int, length: int, block: int
+) -> torch.Tensor:
+    """Tokens `first` to `length` of a sequence; in place where its blocks follow each other."""
+    held = table[first // block : -(-length // block)]
+    skipped = first % block
+    wanted = length - first
+    numbers = held.tolist()
+    if len(numbers) * block < skipped + wanted or not _all_in(numbers, len(side) // block):
+        raise ValueError(
+            f"tokens {first} to {length} should lie in blocks {numbers} of {block} tokens, in a "
+            f"cache of {len(side)} slots"
+        )
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        start = numbers[0] * block + skipped
+        return side[start : start + wanted]
+    blocks = side.view(-1, block, *side.shape[1:]).index_select(0, held.to(side.device))
+    return blocks.flatten(0, 1)[skipped : skipped + wanted]
+
+
+def _all_in(numbers: list[int], blocks: int) -> bool:
+    """A slice would take what lies outside of a cache for nothing, or for its other end."""
+    return min(numbers) >= 0 and max(numbers) < blocks
+
+
+def _rule(
+    q: ValueType,
+    k: ValueType,
+    v: ValueType,
+    cache: ValueType,
+    starts: ValueType,
+    slots: ValueType,
+    tables: ValueType,
+    lengths: ValueType,
+    scale: float,
+    window: int | None,
+    layer: int,
+    block: int,
+    kv_heads: tuple[int, ...] | None = None,
+) -> ValueType:
+    result = attention_rule(q, k, v, starts, scale, window, layer, kv_heads)
+    require(q.dims == 3, "attention", q, "q[T, heads, width]")
+    require(block > 0, "kv-cache", f"block={block}", "a block of one token or more")
+    _check_places(slots, tables, lengths, k)
+    require(
+        cache.dims == 5
+        and cache.shape[1] == 2
+        and cache.dtype == k.dtype
+        and cache.shape[HEADS:] == k.shape[1:],
+        "kv-cache",
+        cache,
+        f"{k.dtype}[layers, 2, slots, {k.shape[1]}, {k.shape[2]}], as the keys are",
+    )
+    layers = cache.shape[0]
+    assert isinstance(layers, int)
+    require(0 <= layer < layers, "kv-cache", f"layer {layer}", f"one of {layers} layers")
+    kept = cache.placement.layout if isinstance(cache.placement, Shard) else None
+    if kept is None and cache.placement != REPLICATE:
+        refuse("kv-cache", cache, "a cache whose heads are split or on every rank")
+    require(
+        kept == k.layout_of(1) and (kept is None or cache.layout_of(HEADS) == kept),
+        "kv-cache",
+        f"cache {cache}, k {k}",
+        "a cache that lies on the ranks as the keys do",
+    )
+    return result
+
+
+def _check_places(slots: ValueType, tables: ValueType, lengths: ValueType, k: ValueType) -> None:
+    """Where tokens are kept: whole numbers that every rank knows."""
+    for kind in (slots, tables, lengths):
+        known = kind.placement == REPLICATE and kind.dtype == torch.long
+        require(known, "kv-cache", kind, "slots, tables and lengths as i64 on every rank")
+    require(
+        slots.shape == k.shape[:1],
+        "kv-cache",
+        f"slots {slots}, k {k}",
+        "a slot for each new token",
+    )
+    require(
+        tables.dims == 2 and lengths.shape == tables.shape[:1],
+        "kv-cache",
+        f"tables {tables}, lengths {lengths}",
+        "tables[N, B] and lengths[N], a row for each sequence",
+    )
+
+
+PAGED_ATTENTION = define(
+    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) cache, Tensor starts, Tensor slots, "
+    "Tensor tables, Tensor lengths, float scale, int? window, int layer, int block, "
+    "int[]? kv_heads=None) -> Tensor",
+    reference=paged_attention,
+    fake=lambda q, *_, **__: torch.empty_like(q),
+    rule=_rule,
+    cost=lambda result, operands, rank: attention_cost(result, operands[:3], rank),
+    localize=attention_localize,
+)

@@ -1,0 +1,106 @@
+"""Pass `cache-kv`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.errors import PassError, UsageError
+from tpcompile.ir.layout import TokenLayout
+from tpcompile.ir.meta import operand, origin_of, value_type
+from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
+from tpcompile.ir.ops.paged_attention import HEADS
+from tpcompile.ir.types import Dim, Partial, Shard, ValueType
+from tpcompile.passes.rewrite import Report, calls, insert, replace
+
+CACHE = "cache"
+"""The input that holds the keys and values of all layers, the rank's heads of them."""
+
+
+@dataclass(frozen=True)
+class CacheKv:
+    """Keep keys and values in blocks of a cache, which becomes an input of the graph.
+
+    Its place is behind everything that shards or looks for attention.
+
+        %k = …                               i64[T] %slots, i64[N, B] %tables, i64[N] %lengths
+        %a = attention(%q, %k, %v,           bf16[layers, 2, C, kv_heads, width] %cache, as %k lies
+                       %starts, …)     →     %a = paged_attention(%q, %k, %v, %cache, %starts,
+                                                                  %slots, %tables, %lengths, …)
+    """
+
+    name: ClassVar[str] = "cache-kv"
+    block: int = 32
+    """How many tokens a block holds."""
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        if self.block < 1:
+            raise UsageError(f"block={self.block} means nothing", expected="1 token or more")
+        found = calls(gm, ATTENTION)
+        if not found:
+            return Report()
+        inputs = _new_inputs(gm.graph, _cache_type(found), value_type(found[0]).shape[0])
+        for node in found:
+            bound = SPECS[ATTENTION].bind(node.args, dict(node.kwargs))
+            bound = {**bound, **inputs, "block": self.block}
+            names = [n for n in SPECS[PAGED_ATTENTION].argument_names if n in bound]
+            with gm.graph.inserting_before(node):
+                new = insert(node, PAGED_ATTENTION, *(bound[n] for n in names if n != "kv_heads"))
+            replace(node, new)
+            gm.graph.erase_node(node)
+        return Report(matches=len(found))
+
+
+def _cache_type(found: list[fx.Node]) -> ValueType:
+    """One cache serves all layers, so their keys are of one type."""
+    kinds = list(dict.fromkeys(value_type(operand(node, 1)) for node in found))
+    odd = next((node for node in found if value_type(operand(node, 1)) != kinds[0]), None)
+    if odd is not None:
+        raise PassError(
+            f"%{odd.name} keeps other keys than the layers before",
+            where=str(origin_of(odd)),
+            got=str(value_type(operand(odd, 1))),
+            expected=str(kinds[0]),
+        )
+    kind = kinds[0]
+    by_token = isinstance(kind.placement, Shard) and isinstance(kind.placement.layout, TokenLayout)
+    if kind.dims != 3 or by_token or isinstance(kind.placement, Partial):
+        raise PassError(
+            f"The keys of %{found[0].name} cannot be kept",
+            where=str(origin_of(found[0])),
+            got=str(kind),
+            expected="k[T, kv_heads, width], whole or split by head",
+            hint="Put cache-kv behind raise-attention and the sharding passes",
+        )
+    layers = 1 + max(int(node.args[_LAYER]) for node in found)  # type: ignore[arg-type]
+    cache = ValueType((layers, 2, "C", *kind.shape[1:]), kind.dtype)
+    layout = kind.layout_of(1)
+    return cache if layout is None else cache.sharded(HEADS, layout)
+
+
+_LAYER = SPECS[ATTENTION].argument_names.index("layer")
+
+
+def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.Node]:
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    kinds = {
+        "slots": ValueType((tokens,), torch.long),
+        "tables": ValueType(("N", "B"), torch.long),
+        "lengths": ValueType(("N",), torch.long),
+        CACHE: cache,
+    }
+    made = {}
+    with graph.inserting_after(last):
+        for name, kind in reversed(kinds.items()):
+            made[name] = graph.placeholder(name)
+            made[name].meta |= {"type": kind, "origin": origin_of(last)}
+    return made
+
+
+def block_size(gm: fx.GraphModule) -> int:
+    """How many tokens a block of the graph's cache holds."""
+    place = SPECS[PAGED_ATTENTION].argument_names.index("block")
+    return next(int(node.args[place]) for node in calls(gm, PAGED_ATTENTION))  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""Pass `greedy-head`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.errors import PassError
+from tpcompile.ir.meta import info_of, operand, origin_of, value_type
+from tpcompile.ir.ops import ALL_GATHER, ARGMAX, REDISTRIBUTE
+from tpcompile.ir.types import ValueType
+from tpcompile.passes.rewrite import Report, calls, insert
+from tpcompile.passes.structure import output_of
+
+
+@dataclass(frozen=True)
+class GreedyHead:
+    """Give the graph a second result, the best token of each row, for greedy decoding.
+
+    %l = linear(%x, %w)                   %l = linear(%x, %w)        Shard(1, vocab)
+    %g = all_gather(%l, dim=1)      →     %g = all_gather(%l, dim=1)
+    return %g                             %t = argmax(%l)
+                                          return [%g, %t]
+
+    Ranks exchange a value and an id a row for `%t`, not the logits; a run asks for one of the two.
+    """
+
+    name: ClassVar[str] = "greedy-head"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        if calls(gm, ARGMAX):
+            return Report()
+        output = output_of(gm.graph)
+        logits = operand(output)
+        kind = value_type(logits)
+        if kind.dims != 2:
+            raise PassError(
+                f"%{logits.name} has no row for each token",
+                where=str(origin_of(logits)),
+                got=str(kind),
+                expected="logits[R, vocabulary]",
+                hint="Put greedy-head behind canonicalize",
+            )
+        gathered = logits.target in (ALL_GATHER, REDISTRIBUTE)
+        source = operand(logits) if gathered else logits
+        if value_type(source).layout_of(-1) is None:  # a sum, or rows: no columns to choose among
+            source = logits
+        with gm.graph.inserting_before(output):
+            tokens = insert(source, ARGMAX, source, name="tokens")
+        tokens.meta["origin"] = origin_of(logits)
+        output.args = ((logits, tokens),)
+        info = info_of(gm)
+        best = ValueType(kind.shape[:1], torch.long)
+        gm.meta["tpcompile"] = replace(info, outputs=(*info.outputs, best))
+        return Report(matches=1)
