@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models import TOLERANCE, batch, preset_pair, relative_error, stage_logits
+from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
 from tpcompile.backends.torch_tp import (
     SimulatedGroup,
     emit_source,
@@ -18,10 +18,14 @@ from tpcompile.backends.torch_tp import (
     load_rank,
     run_simulated,
 )
+from tpcompile.backends.torch_tp.matrix import as_matrix, linear
 from tpcompile.errors import RankError, UnsupportedError
+from tpcompile.ir.meta import OUTPUTS
 from tpcompile.ir.ops import SPECS
-from tpcompile.ir.simulate import materialise
+from tpcompile.ir.ops.argmax import local_argmax
+from tpcompile.ir.simulate import materialise, rank_inputs
 from tpcompile.passes import default_pipeline, parse_pipeline, run_passes
+from tpcompile.passes.structure import output_of
 
 
 def _modules(name: str, passes: list[Any]) -> tuple[list[nn.Module], SimulatedGroup, Any]:
@@ -49,24 +53,75 @@ def test_source_golden(tp: int, golden: Any) -> None:
     golden(f"torch_tp/tiny-qwen3-tp{tp}-rank0.py.txt", emit_source(gm, 0))
 
 
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
-def test_emitted_modules_give_the_bits_of_the_graph(name: str) -> None:
-    """The graph on simulated ranks and the source that was made of it do the same sums."""
-    modules, group, gm = _modules(name, default_pipeline(4))
+def test_emitted_modules_give_the_bits_of_the_graph(name: str, tp: int) -> None:
+    """The graph on simulated ranks and the source that was made of it do the same sums.
+
+    Whichever result is wanted, the same is kept for the next step.
+    """
+    modules, group, gm = _modules(name, default_pipeline(tp))
     packed = batch((1, 33, 7))
-    inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
-    expected = stage_logits(gm, preset_pair(name), packed)
-    for found in run_simulated(modules, group, inputs):
-        assert torch.equal(found, expected)
+    values = run(gm, preset_pair(name), packed)
+    caches = values[next(node for node in gm.graph.nodes if node.name == "cache")]
+    for place, output in enumerate(OUTPUTS):
+        inputs = rank_inputs(gm, packed.inputs())
+        asked = [{**own, "output": output} for own in inputs]
+        for rank, found in enumerate(run_simulated(modules, group, asked)):
+            assert torch.equal(found, values[output_of(gm.graph)][rank][place])
+            kept = inputs[rank]["cache"]
+            assert torch.equal(kept.nan_to_num(), caches[rank].nan_to_num())
+        if output == OUTPUTS[0]:
+            found = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
+            assert torch.equal(found, values[output_of(gm.graph)][0][0]), "it is the default"
+
+
+class _Counting:
+    """A rank that counts what it is asked for."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.asked = inner, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize(("output", "last"), [("logits", "all_gather"), ("tokens", "argmax")])
+def test_only_the_result_that_is_wanted_is_computed(output: str, last: str) -> None:
+    modules, group, gm = _modules("tiny-qwen3", default_pipeline(3))
+    ranks = [_Counting(module.group) for module in modules]
+    for module, rank in zip(modules, ranks, strict=True):
+        module.group = rank
+    inputs = rank_inputs(gm, batch((3, 2)).inputs())
+    run_simulated(modules, group, [{**own, "output": output} for own in inputs])
+    for rank in ranks:
+        assert rank.asked == ["all_reduce"] * 5 + [last]
+
+
+def test_a_graph_with_one_result_is_not_asked_which() -> None:
+    passes = [current for current in default_pipeline(2) if current.name != "greedy-head"]
+    modules, group, gm = _modules("tiny-qwen3", passes)
+    assert "output" not in emit_source(gm, 0)
+    packed = batch((3, 2))
+    found = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
+    assert torch.equal(found, stage_logits(gm, preset_pair("tiny-qwen3"), packed))
+
+
+def test_a_result_that_the_other_is_made_of_is_computed_once() -> None:
+    """On one rank the tokens are read off the logits themselves."""
+    _, _, gm = _modules("tiny-qwen3", default_pipeline(1))
+    source = emit_source(gm, 0)
+    assert len([line for line in source.splitlines() if "linear(index_select, " in line]) == 1
 
 
 def test_any_stage_behind_the_collectives_can_be_emitted() -> None:
     pair = preset_pair("tiny-qwen3")
     packed = batch((5, 12))
-    inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
     raw = stage_logits(pair.captured.graph, pair, packed)
     for text in ("canonicalize", "canonicalize,raise-norm,raise-rope"):
-        modules, group, _ = _modules("tiny-qwen3", parse_pipeline(text))
+        modules, group, gm = _modules("tiny-qwen3", parse_pipeline(text))
+        inputs = rank_inputs(gm, packed.inputs())
         assert relative_error(run_simulated(modules, group, inputs)[0], raw) < TOLERANCE
 
 
@@ -88,6 +143,8 @@ def test_source_calls_functions_and_no_custom_ops() -> None:
 
 def test_every_function_that_source_calls_is_a_reference() -> None:
     named = {spec.name.removeprefix("tpc."): spec.reference for spec in SPECS.values()}
+    named["local_argmax"] = local_argmax  # a rank's part of argmax
+    named |= {"linear": linear, "as_matrix": as_matrix}  # torch's own, of a weight laid out anew
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
 
@@ -122,7 +179,7 @@ def test_a_rank_that_fails_does_not_leave_the_others_waiting(failing: int) -> No
     modules = [_Failing() if rank == failing else _Waiting(group.rank(rank)) for rank in range(3)]
     before = threading.active_count()
     with pytest.raises(RankError, match="this rank fails"):
-        run_simulated(modules, group, (torch.ones(2),))
+        run_simulated(modules, group, [{"x": torch.ones(2)}] * 3)
     assert threading.active_count() == before
 
 
@@ -130,8 +187,8 @@ def test_ranks_run_again_after_a_failure() -> None:
     group = SimulatedGroup(2)
     waiting = [_Waiting(group.rank(rank)) for rank in range(2)]
     with pytest.raises(RankError, match="this rank fails"):
-        run_simulated([_Failing(), waiting[1]], group, (torch.ones(2),))
-    results = run_simulated(waiting, group, (torch.ones(2),))
+        run_simulated([_Failing(), waiting[1]], group, [{"x": torch.ones(2)}] * 2)
+    results = run_simulated(waiting, group, [{"x": torch.ones(2)}] * 2)
     assert all(torch.equal(result, torch.full((2,), 2.0)) for result in results)
 
 
@@ -143,7 +200,7 @@ def test_parts_that_are_not_as_wide_as_planned_are_refused() -> None:
 
     group = SimulatedGroup(2)
     with pytest.raises(RankError, match=r"not \(2, 3\)"):
-        run_simulated([Gather(group.rank(r)) for r in range(2)], group, (torch.ones(2),))
+        run_simulated([Gather(group.rank(r)) for r in range(2)], group, [{"x": torch.ones(2)}] * 2)
 
 
 def test_two_callers_take_turns() -> None:
@@ -155,7 +212,7 @@ def test_two_callers_take_turns() -> None:
 
     def call(number: int) -> None:
         packed = batches[number]
-        inputs = (packed.input_ids, packed.positions, packed.starts, packed.logit_rows)
+        inputs = rank_inputs(gm, packed.inputs())
         found[number] = run_simulated(modules, group, inputs)[0]
 
     callers = [threading.Thread(target=call, args=(number,)) for number in range(len(batches))]

@@ -1,7 +1,22 @@
 """One torch module a rank, as Python source that people can read."""
 
 from tpcompile.backends.torch_tp.emit import emit_source
+from tpcompile.backends.torch_tp.expressions import is_matrix
 from tpcompile.backends.torch_tp.group import Group, SimulatedGroup
-from tpcompile.backends.torch_tp.load import load_rank, run_simulated
+from tpcompile.backends.torch_tp.load import load_rank, run_simulated, run_together
+from tpcompile.backends.torch_tp.matrix import as_matrix, plain
+from tpcompile.backends.torch_tp.process_group import PeerError, ProcessGroupRank
 
-__all__ = ["Group", "SimulatedGroup", "emit_source", "load_rank", "run_simulated"]
+__all__ = [
+    "Group",
+    "PeerError",
+    "ProcessGroupRank",
+    "SimulatedGroup",
+    "as_matrix",
+    "emit_source",
+    "is_matrix",
+    "load_rank",
+    "plain",
+    "run_simulated",
+    "run_together",
+]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-import torch
 from torch import fx
 
-from tpcompile.errors import UnsupportedError
-from tpcompile.ir.layout import Layout
+from tpcompile.backends.torch_tp.expressions import AS_MATRIX, call_text, is_also_matrix, value_text
 from tpcompile.ir.meta import (
+    OUTPUTS,
     info_of,
     operand,
     origin_of,
@@ -23,10 +21,6 @@ from tpcompile.ir.meta import (
     type_of,
     value_type,
 )
-from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, LINEAR, REDISTRIBUTE, REDUCE_SCATTER, spec_of
-from tpcompile.ir.simulate import local_args
-
-aten = torch.ops.aten
 
 _HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile; `group` joins the ranks."""
 
@@ -47,7 +41,7 @@ class Rank{rank}(torch.nn.Module):
         for name, (shape, _) in PARAMETERS.items():
             assert parameters[name].shape == shape, (name, parameters[name].shape, shape)
             self.register_parameter(name, torch.nn.Parameter(parameters[name], False))
-        self.rotary = rotary
+{matrices}        self.rotary = rotary
         self.group = group
 '''
 
@@ -62,6 +56,15 @@ class _Section:
     writes: list[fx.Node]
 
 
+@dataclass(frozen=True)
+class _End:
+    """A result and the nodes that lead to it alone: they run when it is the one wanted."""
+
+    name: str
+    result: fx.Node
+    nodes: list[fx.Node]
+
+
 def emit_source(gm: fx.GraphModule, rank: int) -> str:
     """The module of one rank, as Python."""
     info = info_of(gm)
@@ -74,17 +77,48 @@ def emit_source(gm: fx.GraphModule, rank: int) -> str:
             f'"{parameter_of(node).describe(rank)}"),'
             for node in parameters(gm.graph)
         ),
+        matrices="".join(
+            f"        self.{node.target}{AS_MATRIX} = tpc.as_matrix(self.{node.target})\n"
+            for node in parameters(gm.graph)
+            if is_also_matrix(node)
+        ),
     )
-    sections = _sections(gm.graph)
-    lines = [header, *_forward(gm.graph, sections, rank)]
+    ends = _ends(gm.graph)
+    sections = _sections(gm.graph, [node for end in ends for node in end.nodes])
+    lines = [header, *_forward(gm.graph, sections, ends, rank)]
     for section in sections:
         if section.method:
             lines += ["", *_method(section, rank)]
     return "\n".join(lines) + "\n"
 
 
-def _sections(graph: fx.Graph) -> list[_Section]:
-    nodes = [n for n in graph.nodes if n.op in ("call_function", "call_module")]
+def _ends(graph: fx.Graph) -> list[_End]:
+    (found,) = next(node for node in graph.nodes if node.op == "output").args
+    results = list(found) if isinstance(found, tuple | list) else [found]
+    if len(results) == 1:
+        return [_End(OUTPUTS[0], results[0], [])]
+    needed = [_leading_to(result) for result in results]
+    ends = []
+    for name, result, own in zip(OUTPUTS, results, needed, strict=True):
+        alone = own.difference(*(other for other in needed if other is not own))
+        nodes = [node for node in graph.nodes if node in alone and node.op.startswith("call")]
+        ends.append(_End(name, result, nodes))
+    return ends
+
+
+def _leading_to(result: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    ahead = [result]
+    while ahead:
+        node = ahead.pop()
+        if node not in found:
+            found.add(node)
+            ahead += node.all_input_nodes
+    return found
+
+
+def _sections(graph: fx.Graph, apart: Collection[fx.Node]) -> list[_Section]:
+    nodes = [n for n in graph.nodes if n.op.startswith("call") and n not in apart]
     found: list[_Section] = []
     taken: set[str] = set()
     for layer, run in groupby(nodes, key=lambda node: origin_of(node).layer):
@@ -109,8 +143,11 @@ def _unique(nodes: Iterator[fx.Node]) -> list[fx.Node]:
     return list(dict.fromkeys(nodes))
 
 
-def _forward(graph: fx.Graph, sections: list[_Section], rank: int) -> Iterator[str]:
+def _forward(
+    graph: fx.Graph, sections: list[_Section], ends: list[_End], rank: int
+) -> Iterator[str]:
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+    inputs += [f'output="{ends[0].name}"'] if len(ends) > 1 else []
     yield f"    def forward(self, {', '.join(inputs)}):"
     for section in sections:
         if section.method:
@@ -119,8 +156,12 @@ def _forward(graph: fx.Graph, sections: list[_Section], rank: int) -> Iterator[s
             yield f"        {writes} = self.{section.method}({reads})"
         else:
             yield from _body(section.nodes, rank)
-    output = next(node for node in graph.nodes if node.op == "output")
-    yield f"        return {_value(output.args[0])}"
+    for end in reversed(ends[1:]):
+        yield f'        if output == "{end.name}":'
+        yield from (f"    {line}" for line in _body(end.nodes, rank))
+        yield f"            return {value_text(end.result)}"
+    yield from _body(ends[0].nodes, rank)
+    yield f"        return {value_text(ends[0].result)}"
 
 
 def _method(section: _Section, rank: int) -> Iterator[str]:
@@ -138,7 +179,7 @@ def _body(nodes: list[fx.Node], rank: int) -> Iterator[str]:
                 yield f"        {node.name} = {first}"
             continue  # the others are unpacked where the values are made
         place = origin_of(node)
-        yield f"        {_targets(node)} = {_call(node, rank)}  # {place}".rstrip(" #")
+        yield f"        {_targets(node)} = {call_text(node, rank)}  # {place}".rstrip(" #")
 
 
 def _targets(node: fx.Node) -> str:
@@ -153,73 +194,3 @@ def _item_names(node: fx.Node) -> list[str]:
     for user in reversed(node.users):
         names[int(user.args[1])] = user.name  # type: ignore[arg-type]
     return names
-
-
-def _call(node: fx.Node, rank: int) -> str:
-    spec = spec_of(node)
-    if spec is None or node.target is REDISTRIBUTE:
-        raise UnsupportedError(
-            f"%{node.name} has no form in torch",
-            where=str(origin_of(node)),
-            hint="End the pipeline with insert-collectives or later",
-        )
-    arguments = {**spec.bind(node.args, dict(node.kwargs)), **local_args(node, spec, rank)}
-    writer = _WRITERS.get(node.target)
-    if writer is not None:
-        return writer(node, {name: _value(arg) for name, arg in arguments.items()})
-    for name in reversed(list(arguments)):
-        if name not in spec.defaults or arguments[name] != spec.defaults[name]:
-            break
-        del arguments[name]
-    values = [
-        f"{name}={_value(arg)}" if name in spec.keyword_only else _value(arg)
-        for name, arg in arguments.items()
-    ]
-    if node.op == "call_module":
-        return f"self.{node.target}({', '.join(values)})"
-    function = spec.name if spec.name.startswith("tpc.") else f"torch.ops.{spec.target}"
-    return f"{function}({', '.join(values)})"
-
-
-def _value(arg: Any) -> str:
-    if isinstance(arg, fx.Node):
-        return f"self.{arg.target}" if arg.op == "get_attr" else arg.name
-    if isinstance(arg, list | tuple):
-        inside = ", ".join(map(_value, arg))
-        return f"({inside},)" if len(arg) == 1 else f"({inside})"
-    return str(arg)
-
-
-def _write_linear(node: fx.Node, args: dict[str, str]) -> str:
-    bias = "" if args["bias"] == "None" else f", {args['bias']}"
-    return f"F.linear({args['input']}, {args['weight']}{bias})"
-
-
-def _write_gather(node: fx.Node, args: dict[str, str]) -> str:
-    source = operand(node)
-    layout = value_type(source).layout_of(int(args["dim"]))
-    if isinstance(layout, Layout):
-        extents = tuple(layout.extent(rank) for rank in range(layout.ranks))
-        return f"self.group.all_gather({args['x']}, {args['dim']}, {extents})"
-    return f"self.group.all_gather({args['x']}, {args['dim']})"
-
-
-def _with_dtype(args: dict[str, str]) -> str:
-    return args["x"] if args["dtype"] == "None" else f"{args['x']}, {args['dtype']}"
-
-
-_WRITERS: dict[Any, Callable[[fx.Node, dict[str, str]], str]] = {
-    LINEAR: _write_linear,
-    ALL_GATHER: _write_gather,
-    ALL_REDUCE: lambda _, a: f"self.group.all_reduce({_with_dtype(a)})",
-    REDUCE_SCATTER: lambda _, a: f"self.group.reduce_scatter({_with_dtype(a)})",
-    aten.to.dtype: lambda _, a: f"{a['self']}.to({a['dtype']})",
-    aten.add.Tensor: lambda _, a: f"{a['self']} + {a['other']}",
-    aten.embedding.default: lambda _, a: f"F.embedding({a['indices']}, {a['weight']})",
-    aten.unflatten.int: lambda _, a: f"{a['self']}.unflatten({a['dim']}, {a['sizes']})",
-    aten.flatten.using_ints: lambda _, a: f"{a['self']}.flatten({a['start_dim']}, {a['end_dim']})",
-    aten.split_with_sizes.default: lambda _, a: (
-        f"{a['self']}.split({a['split_sizes']}, {a['dim']})"
-    ),
-    aten.index_select.default: lambda _, a: f"{a['self']}.index_select({a['dim']}, {a['index']})",
-}

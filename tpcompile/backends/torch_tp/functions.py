@@ -1,9 +1,23 @@
-"""What emitted modules call beside torch itself: the references of the dialect's ops."""
+"""What emitted modules call beside torch itself: the dialect's references, and linears."""
 
+from tpcompile.backends.torch_tp.matrix import as_matrix, linear
+from tpcompile.ir.ops.argmax import local_argmax
 from tpcompile.ir.ops.attention import attention
 from tpcompile.ir.ops.elementwise import swiglu
 from tpcompile.ir.ops.embedding import vocab_embedding
 from tpcompile.ir.ops.norm import add_rms_norm, rms_norm
+from tpcompile.ir.ops.paged_attention import paged_attention
 from tpcompile.ir.ops.rotary import rope
 
-__all__ = ["add_rms_norm", "attention", "rms_norm", "rope", "swiglu", "vocab_embedding"]
+__all__ = [
+    "add_rms_norm",
+    "as_matrix",
+    "attention",
+    "linear",
+    "local_argmax",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "vocab_embedding",
+]

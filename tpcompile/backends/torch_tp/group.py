@@ -1,4 +1,4 @@
-"""The ranks as an emitted module sees them: the three things that it asks of the others."""
+"""The ranks as an emitted module sees them: the four things that it asks of the others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from tpcompile.ir.layout import TokenLayout
+from tpcompile.ir.ops.argmax import best_of
 from tpcompile.ir.ops.collectives import tree_sum
 
 
@@ -27,6 +28,10 @@ class Group(Protocol):
 
     def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """This rank's run of tokens of the sum."""
+        ...
+
+    def argmax(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The id of the greatest of all ranks' `values`, for each row: see `best_of`."""
         ...
 
 
@@ -77,3 +82,8 @@ class _SimulatedRank:
         parts = self._group.exchange(self._rank, x)
         start, stop = TokenLayout(len(parts)).run(self._rank, len(x))
         return tree_sum([part[start:stop] for part in parts], dtype)
+
+    def argmax(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        both = self._group.exchange(self._rank, torch.stack([values.double().view(ids.dtype), ids]))
+        pairs = torch.stack(both, 1)
+        return best_of(pairs[0].view(torch.float64), pairs[1])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import linecache
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,24 +28,42 @@ def load_rank(
 
 
 def run_simulated(
-    modules: Sequence[nn.Module], group: SimulatedGroup, inputs: Sequence[torch.Tensor]
+    modules: Sequence[nn.Module],
+    group: SimulatedGroup,
+    inputs: Sequence[Mapping[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """The result of every rank; the ranks are threads. The first error is the one raised."""
-    results: list[Any] = [None] * len(modules)
+    """The result of every module on its inputs, given by name."""
+
+    def run(module: nn.Module, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with torch.inference_mode():
+            result: torch.Tensor = module(**own)
+        return result
+
+    return run_together(
+        [partial(run, module, own) for module, own in zip(modules, inputs, strict=True)], group
+    )
+
+
+def run_together(
+    ranks: Sequence[Callable[[], torch.Tensor]], group: SimulatedGroup
+) -> list[torch.Tensor]:
+    """The result of every rank; several are threads. The first error is the one raised."""
+    results: list[Any] = [None] * len(ranks)
     errors: list[tuple[int, BaseException]] = []
 
     def work(rank: int) -> None:
         try:
-            with torch.inference_mode():
-                results[rank] = modules[rank](*inputs)
+            results[rank] = ranks[rank]()
         except threading.BrokenBarrierError:
             pass  # another rank failed, and its error is kept
         except BaseException as error:  # handed to the caller below
             errors.append((rank, error))
             group.abort()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(modules))]
     with group.lock:
+        if len(ranks) == 1:
+            return [ranks[0]()]
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(ranks))]
         for thread in threads:
             thread.start()
         for thread in threads:

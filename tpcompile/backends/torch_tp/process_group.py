@@ -1,0 +1,198 @@
+"""The ranks as processes: what an emitted module asks of the others, over torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tpcompile.errors import RankError
+from tpcompile.ir.layout import TokenLayout
+from tpcompile.ir.ops.argmax import best_of
+from tpcompile.ir.ops.collectives import tree_sum
+
+WHOLE_BYTES = 128 * 1024
+"""Up to this size ranks send their terms whole. Measured with 4 ranks of one thread each: whole
+terms take 1.4 ms at 4 KB and 16 ms at 1 MB, pieces 2.0 ms and 8 ms; they cross near 128 KB."""
+
+
+class PeerError(RankError):
+    """Another rank is gone, and this one cannot go on."""
+
+
+class ProcessGroupRank:
+    """This process's rank of a torch process group: the default one, or one made by hand.
+
+    On the CPU a sum has the bits of `tree_sum`, whichever way it is taken. On other devices it
+    is the group's own.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._rank: int = group.rank()
+        self._ranks: int = group.size()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._held: tuple[torch.Tensor, ...] = ()
+
+    def all_reduce(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The sum of every rank's `x`, in `dtype`."""
+        result = dtype or x.dtype
+        if self._ranks == 1:
+            return x.to(result, copy=True)
+        if x.device.type != "cpu" or (self._ranks == 2 and result in _SUMMED_ALIKE):
+            total = x.to(result, copy=True, memory_format=torch.contiguous_format)
+            self._wait(lambda x: self._group.allreduce([x]), total)
+            return total
+        if x.nbytes <= WHOLE_BYTES:
+            terms = self._gather(x.contiguous().view(-1), scratch=True)
+            return tree_sum(terms.unbind(), result).view(x.shape)
+        return self._sum_in_pieces(x, result)
+
+    def all_gather(
+        self, x: torch.Tensor, dim: int, extents: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Every rank's `x` along `dim`; without `extents` the ranks first say what they hold."""
+        sizes = self._sizes(x, dim) if extents is None else list(extents)
+        if x.shape[dim] != sizes[self._rank]:
+            raise ValueError(f"rank {self._rank} holds {tuple(x.shape)}, not {sizes} along {dim}")
+        if not x.shape[dim] and not any(sizes):
+            return x.clone()
+        others = x.numel() // x.shape[dim] if x.shape[dim] else _others(x.shape, dim)
+        flat = x.new_empty(max(sizes) * others)
+        flat[: x.numel()] = x.reshape(-1)
+        parts = []
+        for size, part in zip(sizes, self._gather(flat), strict=True):
+            shape = list(x.shape)
+            shape[dim] = size
+            parts.append(part[: size * others].view(shape))
+        return torch.cat(parts, dim)
+
+    def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """This rank's run of tokens of the sum."""
+        if self._ranks == 1:
+            return x.to(dtype or x.dtype, copy=True)
+        layout = TokenLayout(self._ranks)
+        runs = [layout.run(rank, len(x)) for rank in range(self._ranks)]
+        rows = [stop - start for start, stop in runs]
+        own = rows[self._rank]
+        received = x.new_empty(self._ranks * own, *x.shape[1:])
+        self._exchange(received, x.contiguous(), [own] * self._ranks, rows)
+        return tree_sum(torch.split(received, own) if own else [received], dtype)
+
+    def argmax(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The id of the greatest value in each row; 16 bytes a rank and row are sent."""
+        pairs = torch.stack([values.double().view(torch.int64), ids], -1)
+        found = self._gather(pairs.view(-1)).view(self._ranks, len(values), 2)
+        return best_of(found[..., 0].contiguous().view(torch.float64), found[..., 1])
+
+    def broadcast(self, x: torch.Tensor | None, root: int, device: torch.device) -> torch.Tensor:
+        """The `x` of rank `root`, on every rank; the others need not know what it looks like."""
+        own = self._rank == root
+        kind = torch.zeros(_KIND, dtype=torch.long)
+        if own:
+            assert x is not None
+            kind[: 2 + x.dim()] = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *x.shape])
+        kind = self._broadcast(kind.to(device), root).cpu()
+        dtype, dims = _DTYPES[int(kind[0])], int(kind[1])
+        found = torch.empty(kind[2 : 2 + dims].tolist(), dtype=dtype, device=device)
+        if own:
+            assert x is not None
+            found.copy_(x.detach())
+        if found.numel():
+            self._broadcast(_bytes(found), root)
+        return found
+
+    def _broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._wait(lambda x: self._group.broadcast([x], options), x)
+        return x
+
+    def _sum_in_pieces(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Each rank sums its piece of all terms; then the sums are gathered."""
+        piece = -(-x.numel() // self._ranks)
+        flat = x.contiguous().view(-1)
+        if piece * self._ranks != x.numel():
+            flat = torch.nn.functional.pad(flat, (0, piece * self._ranks - x.numel()))
+        terms = self._room(self._ranks, piece, x.dtype)
+        self._exchange(terms.view(-1), flat, [], [])
+        total = self._gather(tree_sum(terms.unbind(), dtype))
+        return total.view(-1)[: x.numel()].view(x.shape)
+
+    def _gather(self, flat: torch.Tensor, scratch: bool = False) -> torch.Tensor:
+        """The same number of elements from every rank: `[ranks, elements]`."""
+        if scratch:
+            found = self._room(self._ranks, len(flat), flat.dtype)
+        else:
+            found = flat.new_empty(self._ranks, len(flat))
+        self._wait(self._group._allgather_base, _bytes(found), _bytes(flat))
+        return found
+
+    def _exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, take: list[int], give: list[int]
+    ) -> None:
+        """Rows of `sent` to every rank, rows of every rank into `received`; even without sizes."""
+        if not sent.numel():
+            return
+        width = sent.nbytes // len(sent)
+        target, source = (_bytes(value).view(-1, width) for value in (received, sent))
+        self._wait(lambda a, b: self._group.alltoall_base(a, b, take, give), target, source)
+
+    def _sizes(self, x: torch.Tensor, dim: int) -> list[int]:
+        own = torch.tensor([x.shape[dim]], device=x.device)
+        return [int(size) for size in self._gather(own).view(-1)]
+
+    def _room(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory that is used again for every sum: fresh pages would cost more than the sum."""
+        size = rows * columns * dtype.itemsize
+        if len(self._scratch) < size:
+            with torch.inference_mode(False):
+                self._scratch = torch.empty(size, dtype=torch.uint8)
+        return self._scratch[:size].view(dtype).view(rows, columns)
+
+    def _wait(self, start: Callable[..., Any], *tensors: torch.Tensor) -> None:
+        """Run a collective. Its tensors are kept until the next one.
+
+        The group's own thread lets go of them a moment after `wait` returns. Were it the last to
+        do so, it would need Python's lock, which costs time, and which it cannot get any more
+        when Python is ending: that aborts the process.
+        """
+        try:
+            start(*tensors).wait()
+            self._held = tensors
+        except RuntimeError as error:
+            late = "timed out" in str(error).lower()
+            raise PeerError(
+                "Another rank did not answer in time" if late else "Another rank is gone",
+                got=str(error).split("\n")[0],
+                hint="Look at what the other ranks print: one of them failed first",
+            ) from error
+
+
+_SUMMED_ALIKE = (torch.float32, torch.float64)
+"""For two ranks there is one order only, so the group's own sum has the same bits."""
+
+_KIND = 10
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.view(-1).view(torch.uint8)
+
+
+def _others(shape: torch.Size, dim: int) -> int:
+    """How many elements one index along `dim` has, for a value that holds none."""
+    return torch.Size(s for i, s in enumerate(shape) if i != dim % len(shape)).numel()
