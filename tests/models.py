@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tpcompile.frontend import Captured, capture
 from tpcompile.ir.meta import info_of
 from tpcompile.ir.ops.collectives import to_whole
-from tpcompile.ir.simulate import Values, materialise, run_ranks
+from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.presets import preset
 from tpcompile.runtime.packing import Packed, pack
 from tpcompile.runtime.weights import RandomWeights
@@ -123,8 +123,7 @@ def whole(node: fx.Node, values: Values) -> torch.Tensor:
 def stage_logits(gm: fx.GraphModule, pair: Pair, packed: Packed) -> torch.Tensor:
     """The result of a stage; every rank must return the same bits."""
     values = run(gm, pair, packed)
-    output = next(node for node in gm.graph.nodes if node.op == "output")
-    first, *others = values[output]
+    first, *others = logits_of(values)
     assert len(others) == info_of(gm).tp - 1
     for other in others:
         assert torch.equal(first, other)

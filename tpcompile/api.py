@@ -12,8 +12,12 @@ from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
+from tpcompile.runtime.generation import generation_config_of
+from tpcompile.runtime.joined import find_group
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.weights import open_weights
+from tpcompile.runtime.rank import rank_programs
+from tpcompile.runtime.start import starting
+from tpcompile.runtime.weights import weights_of
 
 BACKENDS = ("auto", "torch")
 PLANNED = ("reference", "native", "triton")
@@ -26,7 +30,7 @@ def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphMo
 
 def compile(
     model: Any,
-    tp: int = 1,
+    tp: int | None = None,
     *,
     backend: str = "auto",
     dtype: torch.dtype | str | None = None,
@@ -36,39 +40,74 @@ def compile(
     pipeline: str | Sequence[Pass] | None = None,
     random_weights: int | None = None,
     simulate: bool = False,
+    rank_timeout: float = 60.0,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
-    `model` is a `PreTrainedModel`, a config, `preset:NAME`, a directory or a hub id. `pipeline`
-    is a pass pipeline as text, or passes; the standard one by default. `random_weights` is a
-    seed for a model that has no weights. `simulate` keeps all ranks in this process.
+    `model` is a `PreTrainedModel`, a config, `preset:NAME`, a directory or a hub id. Under
+    torchrun, or in an initialised process group, this process is one of the ranks, and `tp` is
+    by default their number; in a plain script it is 1, and more are started as processes of
+    their own. `simulate` keeps all ranks in this process.
+
+    `max_seq_len` (default: the configuration's) and `max_batch` limit what the KV cache may
+    hold. `pipeline` is a pass pipeline as text, or passes; the standard one by default.
+    `random_weights` is a seed for a model that has no weights. A rank that says nothing for
+    `rank_timeout` seconds is taken for dead.
     """
-    if backend in PLANNED or max_seq_len is not None or max_batch is not None:
-        raise UnsupportedError(
-            f"backend={backend!r}, max_seq_len={max_seq_len}, max_batch={max_batch}",
-            expected="the torch backend, which keeps no KV cache yet",
-        )
-    if device is not None and torch.device(device).type != "cpu":
-        raise UnsupportedError(f"device={str(device)!r}", expected="cpu, for simulated ranks")
-    if backend not in BACKENDS:
-        raise UsageError(
-            f"There is no backend {backend!r}", hint=did_you_mean(str(backend), BACKENDS)
-        )
+    _check_backend(backend)
+    _check_limit("max_seq_len", max_seq_len)
+    _check_limit("max_batch", max_batch)
+    place = _device_of(device)
+    group = None if simulate else find_group(tp, place)
+    tp = tp if tp is not None else 1 if group is None else group.size()
     passes = passes_for(pipeline, tp)
     if tp > 1 and not any(isinstance(current, PlanSharding) for current in passes):
         raise UsageError(
             f"The pipeline shards nothing, and tp={tp} ranks were asked for",
             hint="Put plan-sharding and the passes behind it into the pipeline",
         )
-    if tp > 1 and not simulate:
-        raise UnsupportedError(
-            f"tp={tp} needs ranks that are processes, which this version does not start",
-            hint="Use simulate=True to keep all ranks in this process",
-        )
-    captured = captured_of(model, dtype=dtype_of(dtype))
-    with open_weights(captured, model, random_weights) as read:
+    with starting(tp, group, place, simulate=simulate, timeout=rank_timeout) as load:
+        captured = captured_of(model, dtype=dtype_of(dtype))
+        weights = weights_of(captured, model, random_weights)
         graph, stages = run_passes(captured.graph, passes)
-        return CompiledModel(captured, graph, stages, read)
+        ranks = load(rank_programs(graph), weights, captured.rotary.fresh)
+        return CompiledModel(
+            captured,
+            graph,
+            stages,
+            ranks,
+            generation_config=generation_config_of(captured, weights),
+            max_seq_len=max_seq_len,
+            max_batch=max_batch,
+            device=place,
+        )
+
+
+def _check_backend(backend: str) -> None:
+    if backend in PLANNED:
+        raise UnsupportedError(f"backend={backend!r}", expected="torch, the only backend yet")
+    if backend not in BACKENDS:
+        raise UsageError(
+            f"There is no backend {backend!r}", hint=did_you_mean(str(backend), BACKENDS)
+        )
+
+
+def _check_limit(name: str, limit: int | None) -> None:
+    whole = isinstance(limit, int) and not isinstance(limit, bool)
+    if limit is not None and (not whole or limit < 1):
+        raise UsageError(f"{name}={limit!r} means nothing", expected="a number, 1 or more")
+
+
+def _device_of(device: torch.device | str | None) -> torch.device:
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise UsageError(f"There is no device {device!r}", expected="cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(f"device={str(device)!r}", got="a machine on which torch sees none")
+    if found.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"device={str(device)!r}", expected="cpu or cuda")
+    return found
 
 
 def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:

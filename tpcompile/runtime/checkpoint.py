@@ -37,6 +37,18 @@ class _Stored:
     row: int = 0
 
 
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """A checkpoint that each rank opens for itself, to read its own slices."""
+
+    directory: Path
+    tensors: Mapping[str, Tensor]
+    aliases: Mapping[str, str]
+
+    def open(self) -> Checkpoint:
+        return Checkpoint(self.directory, self.tensors, self.aliases)
+
+
 class Checkpoint:
     """A directory of safetensors files as a source of tensors, by the names of the model.
 
@@ -133,7 +145,7 @@ class Checkpoint:
 
     def _check_shape(self, tensor: Tensor, stored: _Stored, tensors: Mapping[str, Tensor]) -> None:
         expected = tensor.shape
-        if stored.name.split(".")[-2] in FUSED:
+        if _module_of(stored.name) in FUSED:
             rows = _fused_rows(stored.name, tensors)
             expected = (rows, *tensor.shape[1:])
         if self._shapes[stored.name] != expected:
@@ -178,7 +190,7 @@ def _rows_before(
 
 
 def _fused_rows(name: str, tensors: Mapping[str, Tensor]) -> int:
-    fused = name.split(".")[-2]
+    fused = _module_of(name)
     return sum(tensors[name.replace(f".{fused}.", f".{part}.")].shape[0] for part in FUSED[fused])
 
 
@@ -228,6 +240,11 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
         expected="a whole safetensors file",
         hint="It may be cut short: compare its size with the original and get it again",
     )
+
+
+def _module_of(name: str) -> str:
+    """The module that a tensor is the weight or the bias of."""
+    return name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _no_safetensors(directory: Path) -> CheckpointError:

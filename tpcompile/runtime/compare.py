@@ -1,26 +1,35 @@
 """The compiled model beside Hugging Face eager: three ways to the same logits, and all between.
 
 Hugging Face's own forward pass, the captured graph, the sharded graph value by value on its
-simulated ranks, and the emitted modules: each is compared with the one before it.
+simulated ranks, and the emitted modules: each is compared with the one before it. Then the
+modules decode some tokens through their KV cache, beside eager with its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
 from tpcompile.inspect.compare import Comparison, compare, row_of
+from tpcompile.ir.meta import info_of
 from tpcompile.ir.pieces import Read
-from tpcompile.ir.simulate import Values, materialise, run_ranks
+from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.packing import Packed, pack
-from tpcompile.runtime.weights import open_weights
+from tpcompile.runtime.rank import rank_programs
+from tpcompile.runtime.spawned import SpawnedRanks
+from tpcompile.runtime.start import starting
+from tpcompile.runtime.weights import opened, weights_of
+
+_DECODE_STEPS = 4
+_RANK_TIMEOUT_S = 60.0
 
 
 def compare_with_eager(
@@ -32,27 +41,92 @@ def compare_with_eager(
     lengths: Sequence[int] = (9, 17, 1),
     seed: int = 0,
     tolerance: float | None = None,
+    simulate: bool = False,
 ) -> Comparison:
-    """Run random tokens, sequences of these lengths, through all of them."""
+    """Run random tokens, sequences of these lengths, through all of them.
+
+    The emitted modules run on real ranks, or, with `simulate`, in this process.
+    """
     captured = capture(model, dtype=dtype)
-    with open_weights(captured, model, random_weights) as read:
-        packed, ids, mask = _tokens(captured, lengths, seed)
-        eager = _eager_logits(captured, read, ids, mask)
+    weights = weights_of(captured, model, random_weights)
+    graph, stages = run_passes(captured.graph, passes)
+    packed, ids, mask = _tokens(captured, lengths, seed)
+    tp = info_of(graph).tp
+    ranks = starting(tp, None, torch.device("cpu"), simulate=simulate, timeout=_RANK_TIMEOUT_S)
+    with ranks as load, opened(weights) as read:
         reference = _values(captured, captured.graph, packed, read)
-        graph, stages = run_passes(captured.graph, passes)
         values = _values(captured, graph, packed, read)
-        with CompiledModel(captured, graph, stages, read) as compiled:
-            emitted = compiled(ids, attention_mask=mask).logits[mask.bool()]
-    found = compare(reference, graph, values, tolerance)
-    depth = captured.config.num_hidden_layers
-    ends = [
-        row_of(name, source, one, other, tolerance, depth=depth)
-        for name, source, one, other in (
-            ("captured", "Hugging Face eager", _logits(reference), eager),
-            ("emitted", "the modules of the ranks", emitted, _logits(values)),
-        )
+        found = compare(reference, graph, values, tolerance)
+        eager = _eager_model(captured, read)
+        loaded = load(rank_programs(graph), weights, captured.rotary.fresh)
+        with CompiledModel(captured, graph, stages, loaded) as compiled:
+            runs = list(_side_by_side(eager, compiled, ids, mask))
+    where = "each a process" if isinstance(loaded, SpawnedRanks) else "in this process"
+    pairs = [
+        ("captured", "Hugging Face eager", _logits(reference), runs[0].eager),
+        ("emitted", f"modules of ranks, {where}", runs[0].compiled, _logits(values)),
+        *((run.name, run.source, run.compiled, run.eager) for run in runs[1:]),
     ]
-    return replace(found, rows=(ends[0], *found.rows, ends[1]))
+    depth = captured.config.num_hidden_layers
+    ends = [row_of(*pair, tolerance, depth=depth) for pair in pairs]
+    shown = tuple(row.node for row in ends)
+    return replace(found, rows=(ends[0], *found.rows, *ends[1:]), shown=shown)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What both models said to the same tokens."""
+
+    name: str
+    source: str
+    eager: torch.Tensor
+    compiled: torch.Tensor
+
+
+def _side_by_side(
+    eager: Any, compiled: CompiledModel, ids: torch.Tensor, mask: torch.Tensor
+) -> Iterator[_Run]:
+    """The prompts, then the tokens that eager goes on with, one by one through both KV caches."""
+    cached = compiled.can_generate()
+    with torch.inference_mode():
+        theirs = eager(ids, attention_mask=mask, position_ids=_positions(mask), use_cache=cached)
+        ours = compiled(ids, attention_mask=mask, use_cache=cached)
+        yield _Run("prompt", "", theirs.logits[mask.bool()], ours.logits[mask.bool()])
+        if len(info_of(compiled.graph).outputs) > 1:
+            yield _best(theirs.logits[:, -1], compiled(ids, attention_mask=mask, greedy=True))
+        for step in range(_room(compiled, ids) if cached else 0):
+            token = theirs.logits[:, -1:].argmax(-1)
+            mask = torch.cat([mask, torch.ones_like(token)], 1)
+            theirs = eager(
+                token,
+                attention_mask=mask,
+                position_ids=_positions(mask)[:, -1:],
+                past_key_values=theirs.past_key_values,
+                use_cache=True,
+            )
+            ours = compiled(
+                token,
+                attention_mask=mask,
+                past_key_values=ours.past_key_values,
+                use_cache=True,
+            )
+            source = "one by one through the KV cache"
+            yield _Run(f"decode step {step + 1}", source, theirs.logits[:, -1], ours.logits[:, -1])
+
+
+def _best(logits: torch.Tensor, answer: Any) -> _Run:
+    """The logits of the tokens that the ranks chose, beside the highest."""
+    chosen = logits.gather(-1, answer.tokens[:, None])
+    source = "chosen by ranks without logits"
+    return _Run("best tokens", source, logits.amax(-1, keepdim=True), chosen)
+
+
+def _room(compiled: CompiledModel, ids: torch.Tensor) -> int:
+    return max(0, min(_DECODE_STEPS, compiled.max_seq_len - ids.shape[1]))
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _tokens(
@@ -69,24 +143,17 @@ def _tokens(
     return pack(ids, mask), ids, mask
 
 
-def _eager_logits(
-    captured: Captured, read: Read, ids: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Hugging Face's own, of the real tokens; of the user's model, or of one with its weights."""
-    model: Any = captured.model
-    if model is None:
-        from transformers import AutoModelForCausalLM
-
-        dtype = next(iter(captured.graph.parameters())).dtype
-        make: Any = AutoModelForCausalLM.from_config
-        model = make(captured.config, dtype=dtype).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(read(name, tuple(slice(0, n) for n in parameter.shape)))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    with torch.inference_mode():
-        logits: torch.Tensor = model(ids, attention_mask=mask, position_ids=positions).logits
-    return logits[mask.bool()]
+def _eager_model(captured: Captured, read: Read) -> Any:
+    """The user's own model, or Hugging Face's with the same weights."""
+    if captured.model is not None:
+        return captured.model
+    dtype = next(iter(captured.graph.parameters())).dtype
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(captured.config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(read(name, tuple(slice(0, n) for n in parameter.shape)))
+    return model
 
 
 def _values(captured: Captured, graph: Any, packed: Packed, read: Read) -> Values:
@@ -96,5 +163,4 @@ def _values(captured: Captured, graph: Any, packed: Packed, read: Read) -> Value
 
 
 def _logits(values: Values) -> torch.Tensor:
-    found: torch.Tensor = next(v[0] for node, v in values.items() if node.op == "output")
-    return found
+    return logits_of(values)[0]

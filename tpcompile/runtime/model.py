@@ -1,53 +1,110 @@
-"""The compiled model as users call it."""
+"""The compiled model as users call it: a Hugging Face causal LM whose layers run on ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
 from tpcompile.ir.meta import info_of, parameter_of, parameters
 from tpcompile.ir.pieces import Read, unshard
 from tpcompile.ir.recipe import tensors_of
-from tpcompile.ir.simulate import materialise
 from tpcompile.passes import Stage
-from tpcompile.runtime.packing import pack
+from tpcompile.runtime.arguments import check_ids, refuse_options
+from tpcompile.runtime.blocks import BlockPool, blocks_for
+from tpcompile.runtime.cache import PagedCache
+from tpcompile.runtime.causal_lm import CausalLM
+from tpcompile.runtime.generation import GreedyOutput
+from tpcompile.runtime.in_process import InProcessRanks
+from tpcompile.runtime.packing import Packed, pack
+from tpcompile.runtime.rank import Step, rank_programs
 
 
-class CompiledModel(nn.Module):
-    """A causal LM over simulated ranks: threads of this process, one module each."""
+class Ranks(Protocol):
+    """Whoever runs a step on all ranks: in this process, in others, or in a group of processes."""
+
+    def run(self, step: Step) -> torch.Tensor: ...
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """A parameter as a rank holds it."""
+        ...
+
+    def agree(self) -> None:
+        """Where every rank has a front of its own, make them draw the same random numbers."""
+        ...
+
+    def close(self) -> None: ...
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes of the ranks that this one knows of, by rank."""
+        ...
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be run any more; empty while it can."""
+        ...
+
+
+class CompiledModel(CausalLM, nn.Module):
+    """A causal LM over ranks, called as Hugging Face's are."""
+
+    def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
+        """Of a class with the name of the captured one: Hugging Face's pipelines look at that."""
+        named = type(_class_name(captured), (cls,), {"__module__": cls.__module__})
+        made: CompiledModel = super().__new__(named)
+        return made
 
     def __init__(
-        self, captured: Captured, graph: fx.GraphModule, stages: Sequence[Stage], read: Read
+        self,
+        captured: Captured,
+        graph: fx.GraphModule,
+        stages: Sequence[Stage],
+        ranks: Ranks,
+        *,
+        generation_config: GenerationConfig | None = None,
+        max_seq_len: int | None = None,
+        max_batch: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.config = captured.config
+        self.generation_config = generation_config or GenerationConfig.from_model_config(
+            captured.config
+        )
         self.stages = list(stages)
         self._graph = (graph,)  # in a tuple it is no submodule: its parameters hold no numbers
-        self.tp = info_of(graph).tp
+        self._programs = rank_programs(graph)
+        self.tp = len(self._programs)
+        self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
+        self.max_batch = max_batch
         self._aliases = captured.aliases
-        self._group = SimulatedGroup(self.tp)
-        self._sources = [emit_source(graph, rank) for rank in range(self.tp)]
-        weights = materialise(graph, read)
-        self.ranks = nn.ModuleList(
-            load_rank(
-                source,
-                rank,
-                {name: parts[rank] for name, parts in weights.items()},
-                captured.rotary.fresh(),
-                self._group.rank(rank),
-            )
-            for rank, source in enumerate(self._sources)
-        )
+        self._ranks = ranks
+        self._device = device or torch.device("cpu")
+        kept = self._programs[0].cache
+        self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
         self.eval()
+
+    def _enough(self, block: int) -> int:
+        """Blocks for all that the KV cache is meant to hold."""
+        return (self.max_batch or 1) * blocks_for(self.max_seq_len, block)
+
+    @classmethod
+    def simulated(
+        cls, captured: Captured, graph: fx.GraphModule, stages: Sequence[Stage], read: Read
+    ) -> CompiledModel:
+        """All ranks in this process, one thread each."""
+        device = torch.device("cpu")
+        ranks = InProcessRanks(rank_programs(graph), read, captured.rotary.fresh, device)
+        return cls(captured, graph, stages, ranks)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,12 +112,27 @@ class CompiledModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        """Where the results are, and where inputs are wanted."""
+        return self._device
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the processes that the ranks are; of simulated ranks, this one's."""
+        return self._ranks.processes
 
     @property
     def graph(self) -> fx.GraphModule:
         """The graph after the last pass."""
         return self._graph[0]
+
+    @property
+    def finds_tokens(self) -> bool:
+        """Whether the ranks can tell the best token without giving away all logits."""
+        return len(self._programs[0].outputs) > 1
+
+    @property
+    def keeps_cache(self) -> bool:
+        return self._pool is not None
 
     @property
     def plan(self) -> PlanReport:
@@ -71,7 +143,7 @@ class CompiledModel(nn.Module):
         """The generated module of a rank, as Python."""
         if not isinstance(rank, int) or not 0 <= rank < self.tp:
             raise UsageError(f"There is no rank {rank!r}", expected=f"0 to {self.tp - 1}")
-        return self._sources[rank]
+        return self._programs[rank].source
 
     def forward(
         self,
@@ -82,30 +154,87 @@ class CompiledModel(nn.Module):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple[torch.Tensor]:
-        """Logits, as Hugging Face's causal LMs give them; there is no cache yet."""
+        greedy: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Logits, as Hugging Face's causal LMs give them.
+
+        `greedy` asks for the best token behind each sequence instead: the ranks then exchange
+        a value and an id for each, and no logits.
+        """
         self._check_open()
-        if past_key_values is not None or use_cache:
-            raise UnsupportedError(
-                "Simulated ranks keep no KV cache",
-                hint="Give the whole sequence, without past_key_values and use_cache",
-            )
-        _check_ids(input_ids, self.config.vocab_size)
-        packed = pack(input_ids, attention_mask, position_ids, logits_to_keep)
-        inputs = tuple(packed.inputs().values())
-        logits = run_simulated(list(self.ranks), self._group, inputs)[0]
-        unpacked = packed.unpack(logits)
+        refuse_options(options)
+        check_ids(input_ids, self.config.vocab_size)
+        cache = self._cache_for(past_key_values, use_cache)
+        given = past_key_values is not None
+        packed = pack(
+            input_ids.cpu(),
+            None if attention_mask is None else attention_mask.cpu(),
+            None if position_ids is None else position_ids.cpu(),
+            1 if greedy else logits_to_keep,
+            cache.real if given and cache is not None else None,
+        )
+        result = self._run(packed, cache, "tokens" if greedy else "logits")
+        found = packed.unpack(result).to(input_ids.device)
+        wanted = use_cache if use_cache is not None else given or self.config.use_cache
+        kept = cache if wanted else None
+        if greedy:
+            return GreedyOutput(tokens=found[:, -1], past_key_values=kept)
         if return_dict is False:
-            return (unpacked,)
-        return CausalLMOutputWithPast(logits=unpacked)
+            return (found,) if kept is None else (found, kept)
+        return CausalLMOutputWithPast(logits=found, past_key_values=kept)
+
+    def _run(self, packed: Packed, cache: PagedCache | None, output: str) -> torch.Tensor:
+        if cache is None:
+            return self._ranks.run(Step(packed.inputs(), output))
+        with cache.append(packed.real) as placed:
+            inputs = packed.inputs() | {
+                "slots": placed.slots,
+                "tables": placed.tables,
+                "lengths": placed.lengths,
+            }
+            return self._ranks.run(Step(inputs, output, placed.blocks, placed.copies))
+
+    def new_cache(self) -> PagedCache:
+        """An empty KV cache, for `past_key_values`."""
+        if self._pool is None:
+            raise UnsupportedError(
+                "The pipeline keeps no KV cache",
+                expected="a pipeline that ends in cache-kv",
+                hint="Give the whole sequence each time, with use_cache=False",
+            )
+        layers = self._programs[0].cache.layers  # type: ignore[union-attr]
+        return PagedCache(self._pool, layers, self.max_seq_len, self.max_batch)
+
+    def _cache_for(self, given: Any, use_cache: bool | None) -> PagedCache | None:
+        if given is None:
+            return self.new_cache() if self._pool is not None or use_cache else None
+        if not isinstance(given, PagedCache) or given.pool is not self._pool:
+            raise UsageError(
+                "past_key_values is no cache of this model",
+                got=type(given).__name__,
+                hint="Pass on past_key_values of an earlier call, or start with model.new_cache()",
+            )
+        return given
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""
+        self._check_open()
+        self.new_cache()  # refuses a pipeline without one
+        self._ranks.agree()
+        return super().generate(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"CompiledModel({type(self).__name__}, tp={self.tp}, dtype={self.dtype})"
 
     def gather_weight(self, name: str) -> torch.Tensor:
         """A checkpoint tensor put together again from the ranks' shards."""
         self._check_open()
         known = self._aliases.get(str(name), str(name))
+        nodes = list(parameters(self.graph.graph))
         shapes = {
             tensor.name: tensor.shape
-            for node in parameters(self.graph.graph)
+            for node in nodes
             for tensor in tensors_of(parameter_of(node).whole)
         }
         if known not in shapes:
@@ -113,20 +242,20 @@ class CompiledModel(nn.Module):
                 f"The model has no tensor {name!r}", hint=did_you_mean(str(name), shapes)
             )
         shards = [
-            (recipe, module.get_parameter(str(node.target)))
-            for node in parameters(self.graph.graph)
-            for recipe, module in zip(parameter_of(node).shards, self.ranks, strict=True)
+            (recipe, self._ranks.parameter(rank, str(node.target)))
+            for node in nodes
+            if any(tensor.name == known for tensor in tensors_of(parameter_of(node).whole))
+            for rank, recipe in enumerate(parameter_of(node).shards)
         ]
         return unshard(known, shapes[known], shards)
 
     def close(self) -> None:
-        """Give the ranks' memory back; plan, stages and sources stay."""
-        self.ranks = nn.ModuleList()
-        self._group = SimulatedGroup(self.tp)
+        """End the ranks and give their memory back; plan, stages and sources stay."""
+        self._ranks.close()
 
     def _check_open(self) -> None:
-        if not len(self.ranks):
-            raise UsageError("The model is closed", hint="Compile it again")
+        if self._ranks.closed:
+            raise UsageError(self._ranks.closed, hint="Compile it again")
 
     def __enter__(self) -> CompiledModel:
         return self
@@ -140,17 +269,8 @@ class CompiledModel(nn.Module):
         self.close()
 
 
-def _check_ids(input_ids: torch.Tensor, vocabulary: int) -> None:
-    if not isinstance(input_ids, torch.Tensor):
-        raise UsageError("input_ids must be a tensor", got=type(input_ids).__name__)
-    if not input_ids.numel():
-        raise UsageError("input_ids holds no tokens", got=f"shape {tuple(input_ids.shape)}")
-    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-        raise UsageError("input_ids must be whole numbers", got=str(input_ids.dtype))
-    low, high = int(input_ids.min()), int(input_ids.max())
-    if low < 0 or high >= vocabulary:
-        raise UsageError(
-            "input_ids holds a token that is not in the vocabulary",
-            got=str(low if low < 0 else high),
-            expected=f"0 to {vocabulary - 1}",
-        )
+def _class_name(captured: Captured) -> str:
+    if captured.model is not None:
+        return type(captured.model).__name__
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return str(classes[type(captured.config)].__name__)

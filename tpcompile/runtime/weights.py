@@ -18,7 +18,9 @@ from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import tensors_of
-from tpcompile.runtime.checkpoint import Checkpoint
+from tpcompile.runtime.checkpoint import CheckpointFiles
+
+GENERATION_CONFIG = "generation_config.json"
 
 _BIAS = 2
 """The argument of a linear that its bias is."""
@@ -71,6 +73,10 @@ class RandomWeights:
         values = torch.randn(kind.shape, generator=generator, dtype=torch.float32, device="cpu")
         return (kind.center + kind.spread * values).to(kind.dtype)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """To be sent to a rank: without the tensor that was made last."""
+        return {**vars(self), "_last": None}
+
     def load_into(self, model: nn.Module) -> None:
         """Give a Hugging Face model of the same configuration these weights."""
         with torch.no_grad():
@@ -101,18 +107,21 @@ def _is_bias(node: fx.Node) -> bool:
     )
 
 
+Weights = CheckpointFiles | Read
+"""Files that are yet to be opened, or a source that can be read as it is."""
+
+
 @contextmanager
-def open_weights(captured: Captured, model: Any, seed: int | None) -> Iterator[Read]:
-    """The source of weights that MODEL names; the files of a checkpoint are closed behind."""
-    read = weights_of(captured, model, seed)
-    try:
-        yield read
-    finally:
-        if isinstance(read, Checkpoint):
-            read.close()
+def opened(weights: Weights) -> Iterator[Read]:
+    """The files of a checkpoint are closed behind."""
+    if isinstance(weights, CheckpointFiles):
+        with weights.open() as read:
+            yield read
+    else:
+        yield weights
 
 
-def weights_of(captured: Captured, model: Any, seed: int | None) -> Read:
+def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
     """The source of weights that MODEL names; a seed stands for a model that has none."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError(f"random_weights={seed!r} is no seed", expected="a whole number")
@@ -124,7 +133,7 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Read:
     if seed is not None:
         return RandomWeights(captured, seed)
     if isinstance(model, str | Path) and not str(model).startswith("preset:"):
-        return Checkpoint(directory_of(model), captured.tensors, captured.aliases)
+        return CheckpointFiles(directory_of(model), captured.tensors, captured.aliases)
     if captured.model is None:
         raise CheckpointError(
             "There are no weights to compile",
@@ -147,7 +156,7 @@ def directory_of(model: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        patterns = ["*.safetensors", "*.safetensors.index.json", "config.json"]
+        patterns = ["*.safetensors", "*.safetensors.index.json", "config.json", GENERATION_CONFIG]
         return Path(snapshot_download(str(model), allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(

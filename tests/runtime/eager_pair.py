@@ -1,0 +1,116 @@
+"""A compiled model and Hugging Face eager with the same weights, asked the same."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import tpcompile
+from tpcompile.presets import preset
+from tpcompile.runtime.rank import Step
+
+PAD = 3
+"""A token that pads; the models know nothing of it."""
+
+
+def lively(name: str, **changes: Any) -> Any:
+    """A preset in eager whose weights are so far apart that its text does not repeat itself."""
+    return enlivened(AutoConfig.for_model(**{**preset(name), "dtype": "float32", **changes}))
+
+
+def enlivened(config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """The weights are the same in every dtype: they are such as bf16 holds too."""
+    model = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=dtype, attn_implementation="eager"
+    ).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = parameter.dim() == 1 and not name.endswith("bias")
+            spread = 0.1 if parameter.dim() == 1 else 0.3
+            values = torch.randn(parameter.shape, generator=generator) * spread + scale
+            parameter.copy_(values.bfloat16())  # no scale is one and no bias zero: a lost one shows
+    return model
+
+
+@dataclass(frozen=True)
+class Both:
+    """The two models, and how they are compared."""
+
+    eager: Any
+    compiled: tpcompile.CompiledModel
+
+    def each(self) -> Iterator[Any]:
+        """Both models, each with the same state of the random generator."""
+        for model in (self.eager, self.compiled):
+            torch.manual_seed(11)
+            yield model
+
+    def generate(self, ids: torch.Tensor, **asked: Any) -> list[Any]:
+        """What both answer; the compiled model may say nothing that eager does not."""
+        found, said = [], []
+        for model in self.each():
+            with listening() as heard:
+                found.append(model.generate(ids, **{"pad_token_id": PAD, **asked}))
+            said.append(heard)
+        assert set(said[1]) <= set(said[0])
+        return found
+
+    def same(self, ids: torch.Tensor, **asked: Any) -> list[list[int]]:
+        """The tokens that both answer."""
+        expected, found = self.generate(ids, **asked)
+        assert found.tolist() == expected.tolist()
+        tokens: list[list[int]] = found.tolist()
+        return tokens
+
+
+@contextmanager
+def listening() -> Iterator[list[str]]:
+    """What the libraries log meanwhile; Python's own warnings are errors in tests."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    libraries = [logging.getLogger(name) for name in ("transformers", "tpcompile", "torch")]
+    for library in libraries:
+        library.addHandler(handler)
+    try:
+        yield heard
+    finally:
+        for library in libraries:
+            library.removeHandler(handler)
+
+
+@contextmanager
+def steps(model: tpcompile.CompiledModel) -> Iterator[list[Step]]:
+    """Every step that the ranks run meanwhile."""
+    seen: list[Step] = []
+    ranks = model._ranks
+    run = ranks.run
+
+    def spied(step: Step) -> torch.Tensor:
+        seen.append(step)
+        return run(step)
+
+    ranks.run = spied  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        ranks.run = run  # type: ignore[method-assign]
+
+
+def prompt(*lengths: int, vocabulary: int = 900, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random tokens padded on the left, as a tokenizer gives them."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    ids = torch.randint(PAD + 1, vocabulary, (len(lengths), longest), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, length in enumerate(lengths):
+        mask[row, : longest - length] = 0
+    return {"input_ids": ids.where(mask.bool(), PAD), "attention_mask": mask}

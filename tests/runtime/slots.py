@@ -1,0 +1,41 @@
+"""The ranks' side of a KV cache, with tokens in the place of keys and values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+
+from tpcompile.runtime.cache import Appended, PagedCache
+
+BLOCK = 4
+
+
+class Slots:
+    """What the ranks keep, and what they do with a step."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, int] = {}
+
+    def run(self, appended: Appended, tokens: list[int]) -> None:
+        copied = {
+            target * BLOCK + offset: self.kept.get(source * BLOCK + offset, -1)
+            for source, target in appended.copies
+            for offset in range(BLOCK)
+        }
+        self.kept |= copied
+        self.kept |= dict(zip(appended.slots.tolist(), tokens, strict=True))
+        assert max(self.kept, default=-1) < appended.blocks * BLOCK
+
+    def rows(self, appended: Appended) -> Iterator[list[int]]:
+        for table, length in zip(appended.tables.tolist(), appended.lengths.tolist(), strict=True):
+            places = [table[at // BLOCK] * BLOCK + at % BLOCK for at in range(length)]
+            assert all(place >= 0 for place in places)
+            yield [self.kept[place] for place in places]
+
+
+def read(cache: PagedCache, slots: Slots) -> list[list[int]]:
+    """The tokens of each row: a step of nothing but padding says where they lie."""
+    with copy.deepcopy(cache).append(torch.zeros(cache.batch_size, 1)) as appended:
+        return list(slots.rows(appended))

@@ -1,0 +1,313 @@
+"""`generate` of a compiled model answers as Hugging Face eager does, in every mode."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
+from transformers.generation.streamers import BaseStreamer
+
+import tpcompile
+from tests.models import TOLERANCE, relative_error
+from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
+from tpcompile.runtime.demo import demo_tokenizer
+
+NEW = 12
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def both(request: pytest.FixtureRequest) -> Both:
+    """Two KV heads on three ranks, so that one of them is on two."""
+    eager = lively("tiny-qwen3")
+    return Both(eager, tpcompile.compile(eager, tp=request.param, simulate=True))
+
+
+@pytest.fixture(scope="module")
+def draft() -> Both:
+    """Half as right as the other: its first layer is the same."""
+    eager, small = lively("tiny-qwen3"), lively("tiny-qwen3")
+    with torch.no_grad():
+        for parameter in small.model.layers[-1].parameters():
+            parameter.mul_(0.7)
+    assert torch.equal(small.lm_head.weight, eager.lm_head.weight)
+    return Both(small, tpcompile.compile(small, tp=2, simulate=True))
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"do_sample": True},
+    "sampling, warped": {"do_sample": True, "temperature": 0.6, "top_p": 0.8, "top_k": 9},
+    "samples": {"do_sample": True, "num_return_sequences": 3},
+    "beams": {"num_beams": 3},
+    "beams returned": {"num_beams": 4, "num_return_sequences": 3, "early_stopping": True},
+    "sampled beams": {"num_beams": 3, "do_sample": True},
+    "long beams": {"num_beams": 2, "length_penalty": 2.0},
+    "repetition penalty": {"repetition_penalty": 1.5},
+    "no n-gram twice": {"no_repeat_ngram_size": 1},
+    "bad words": {"bad_words_ids": [[419], [75, 843]]},
+    "at least": {"min_new_tokens": NEW, "eos_token_id": [238, 5]},
+    "forced end": {"forced_eos_token_id": 7},
+    "a chunk at a time": {"prefill_chunk_size": 3},
+    "a chunk at a time, beams": {"prefill_chunk_size": 4, "num_beams": 2},
+    "without a cache": {"use_cache": False},
+    "beams without a cache": {"use_cache": False, "num_beams": 2},
+    "guided": {"guidance_scale": 1.5},
+    "until a length": {"max_length": 14, "max_new_tokens": None},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_as_eager_answers(both: Both, asked: str) -> None:
+    given = prompt(5, 9, 2)
+    if asked == "guided":  # Hugging Face's own cannot guide a padded batch
+        given = prompt(9)
+    both.same(given.pop("input_ids"), **given, **{"max_new_tokens": NEW, **ASKED[asked]})
+
+
+def test_rows_that_end_at_different_times(both: Both) -> None:
+    """Each ends with one of the tokens that end a text, and is padded behind it."""
+    given = prompt(5, 9, 2)
+    ids = given.pop("input_ids")
+    free = both.same(ids, **given, max_new_tokens=NEW)
+    ends = [free[0][ids.shape[1] + 2], free[1][ids.shape[1] + 6]]
+    found = both.same(ids, **given, max_new_tokens=NEW, eos_token_id=ends)
+    assert found[0][ids.shape[1] + 3 :] == [PAD] * (NEW - 3)
+    assert found[2] == free[2]
+    for mode in ({"do_sample": True}, {"num_beams": 2}):
+        both.same(ids, **given, max_new_tokens=NEW, eos_token_id=ends, **mode)
+
+
+def test_all_that_eager_returns(both: Both) -> None:
+    given = prompt(4, 7)
+    for mode in ({}, {"do_sample": True}, {"num_beams": 2}):
+        expected, found = both.generate(
+            given["input_ids"],
+            attention_mask=given["attention_mask"],
+            max_new_tokens=5,
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+            **mode,
+        )
+        assert type(found) is type(expected)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        for kind in ("scores", "logits"):
+            ours, theirs = torch.stack(found[kind]), torch.stack(expected[kind])
+            finite = theirs.isfinite()
+            assert torch.equal(ours.isfinite(), finite)
+            assert relative_error(ours[finite], theirs[finite]) < TOLERANCE
+        ours, theirs = found.past_key_values, expected.past_key_values
+        assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+@pytest.mark.parametrize("mode", [{}, {"do_sample": True}, {"num_beams": 2}])
+def test_padding_on_the_right_is_refused(both: Both, mode: dict[str, Any]) -> None:
+    """Hugging Face warns, and goes on behind the padding: that is no text."""
+    ids, mask = prompt(5, 5)["input_ids"], torch.ones(2, 5, dtype=torch.long)
+    mask[1, 3:] = 0
+    with pytest.raises(tpcompile.UsageError, match="padding on the left"):
+        both.compiled.generate(ids, attention_mask=mask, max_new_tokens=2, **mode)
+
+
+class Heard(BaseStreamer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.told.append((value.tolist(), tuple(value.shape)))
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+@pytest.mark.parametrize("asked", [{}, {"do_sample": True}, {"return_dict_in_generate": True}])
+def test_streamers_are_told_the_same(both: Both, asked: dict[str, Any]) -> None:
+    streamers = []
+    for model in both.each():
+        streamers.append(Heard())
+        model.generate(
+            prompt(6)["input_ids"],
+            max_new_tokens=4,
+            pad_token_id=PAD,
+            streamer=streamers[-1],
+            **asked,
+        )
+    assert streamers[0].told == streamers[1].told
+    assert len(streamers[0].told) == 1 + 4 + 1
+
+
+def test_text_is_streamed(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer, printed = demo_tokenizer(), []
+    ids = tokenizer("Anna is a", return_tensors="pt")["input_ids"]
+    for model in both.each():
+        model.generate(
+            ids,
+            max_new_tokens=6,
+            suppress_tokens=list(range(len(tokenizer), 1013)),
+            streamer=TextStreamer(tokenizer, skip_prompt=True),
+        )
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
+class AfterRow(StoppingCriteria):
+    """Ends a row when it is so many tokens long, one token earlier for each row."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        ends = self.length - torch.arange(len(input_ids))
+        return input_ids.shape[1] >= ends
+
+
+def test_stopping_criteria_of_ones_own(both: Both) -> None:
+    given = prompt(5, 9)
+    criteria = StoppingCriteriaList([AfterRow(15)])
+    ids = given.pop("input_ids")
+    (length, _) = map(len, both.same(ids, **given, max_new_tokens=20, stopping_criteria=criteria))
+    assert length == 15
+
+
+def test_no_time(both: Both) -> None:
+    assert len(both.same(prompt(5)["input_ids"], max_new_tokens=20, max_time=0.0)[0]) == 6
+
+
+def test_strings_that_end_a_text(both: Both) -> None:
+    tokenizer = demo_tokenizer()
+    ids = tokenizer("Anna is a", return_tensors="pt")["input_ids"]
+    asked = {"max_new_tokens": 8, "suppress_tokens": list(range(len(tokenizer), 1013))}
+    text = tokenizer.decode(both.same(ids, **asked)[0][ids.shape[1] :])
+    asked |= {"stop_strings": [text[4:6]], "tokenizer": tokenizer}
+    assert len(both.same(ids, **asked)[0]) < ids.shape[1] + 8
+
+
+class Push(LogitsProcessor):
+    """A user's own: another token than the best."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.scatter(1, scores.argmax(1, keepdim=True), float("-inf"))
+
+
+def test_logits_processors_of_ones_own(both: Both) -> None:
+    ids = prompt(5)["input_ids"]
+    pushed = both.same(ids, max_new_tokens=4, logits_processor=LogitsProcessorList([Push()]))
+    assert pushed != both.same(ids, max_new_tokens=4)
+
+
+def test_assisted_decoding_both_ways(both: Both, draft: Both) -> None:
+    """Either model checks what the other, or a smaller one, proposes."""
+    ids = prompt(7)["input_ids"]
+    alone = both.same(ids, max_new_tokens=NEW)
+    for model, assistant in (
+        (both.compiled, draft.compiled),
+        (both.compiled, draft.eager),
+        (both.eager, draft.compiled),
+        (both.compiled, both.eager),
+    ):
+        assistant.generation_config.num_assistant_tokens = 4
+        with_help = model.generate(
+            ids, max_new_tokens=NEW, pad_token_id=PAD, assistant_model=assistant
+        )
+        assert with_help.tolist() == alone
+
+
+def test_sampling_with_an_assistant(both: Both, draft: Both) -> None:
+    found = []
+    for pair in ("eager", "compiled"):
+        torch.manual_seed(3)
+        assistant = getattr(draft, pair)
+        found.append(
+            getattr(both, pair).generate(
+                prompt(7)["input_ids"],
+                max_new_tokens=NEW,
+                pad_token_id=PAD,
+                do_sample=True,
+                assistant_model=assistant,
+            )
+        )
+    assert found[0].tolist() == found[1].tolist()
+
+
+def test_prompt_lookup(both: Both) -> None:
+    ids = prompt(4)["input_ids"].repeat(1, 4)
+    alone = both.same(ids, max_new_tokens=NEW)
+    assert both.same(ids, max_new_tokens=NEW, prompt_lookup_num_tokens=3) == alone
+    both.same(ids, max_new_tokens=NEW, prompt_lookup_num_tokens=3, do_sample=True)
+
+
+def test_a_conversation_goes_on_where_it_ended(both: Both) -> None:
+    """Each turn gives all that was said, and only what is new is computed."""
+    more = prompt(6, 6, seed=1)["input_ids"]
+    said, caches = prompt(5, 5)["input_ids"], [None, None]
+    for turn in range(2):
+        with steps(both.compiled) as seen:
+            turns = []
+            for index, model in enumerate(both.each()):
+                turns.append(
+                    model.generate(
+                        said,
+                        past_key_values=caches[index],
+                        max_new_tokens=4,
+                        pad_token_id=PAD,
+                        return_dict_in_generate=True,
+                    )
+                )
+                caches[index] = turns[-1].past_key_values
+        assert turns[0].sequences.tolist() == turns[1].sequences.tolist()
+        assert seen[0].inputs["input_ids"].numel() == (2 * 5 if turn == 0 else 2 * 7)
+        said = torch.cat([turns[1].sequences, more], 1)
+
+
+def test_a_prompt_that_many_share(both: Both) -> None:
+    start = prompt(9)["input_ids"]
+    kept = both.compiled(start).past_key_values
+    used = both.compiled._pool.used
+    for seed in range(3):
+        ids = torch.cat([start, prompt(3 + seed, seed=seed)["input_ids"]], 1)
+        found = both.compiled.generate(
+            ids, past_key_values=copy.deepcopy(kept), max_new_tokens=5, pad_token_id=PAD
+        )
+        assert found.tolist() == both.same(ids, max_new_tokens=5)
+    assert kept.get_seq_length() == 9
+    assert both.compiled._pool.used == used
+
+
+def test_a_generation_config_of_ones_own(both: Both) -> None:
+    config = GenerationConfig(max_new_tokens=5, num_beams=2, pad_token_id=PAD)
+    assert len(both.same(prompt(4)["input_ids"], generation_config=config)[0]) == 9
+
+
+SLIDING: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": (
+        "tiny-qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "mistral": ("tiny-qwen3", {"model_type": "mistral", "sliding_window": 5}),
+}
+
+
+@pytest.mark.parametrize("name", SLIDING)
+def test_sliding_windows(name: str) -> None:
+    """The text is longer than the window, and so is the prompt."""
+    preset, changes = SLIDING[name]
+    eager = lively(preset, **changes)
+    with tpcompile.compile(eager, tp=2, simulate=True) as model:
+        both, given = Both(eager, model), prompt(4, 13)
+        ids = given.pop("input_ids")
+        for mode in ({}, {"num_beams": 3}, {"prefill_chunk_size": 4}):
+            both.same(ids, **given, max_new_tokens=15, **mode)
+        wide = prompt(13)["input_ids"]
+        both.same(wide.repeat(1, 2), max_new_tokens=15, prompt_lookup_num_tokens=3)

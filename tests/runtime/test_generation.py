@@ -1,0 +1,122 @@
+"""Greedy decoding asks the ranks for tokens, and for logits only where they are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import tpcompile
+from tests.models import pair_of
+from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
+from tpcompile.passes import default_pipeline
+from tpcompile.presets import preset
+
+
+@pytest.fixture(scope="module")
+def both() -> Both:
+    eager = lively("tiny-qwen3")
+    return Both(eager, tpcompile.compile(eager, tp=3, simulate=True))
+
+
+NEEDS_TOKENS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "ends": {"eos_token_id": [5, 6]},
+    "a chunk at a time": {"prefill_chunk_size": 4},
+    "a time limit": {"max_time": 100.0},
+}
+
+NEEDS_LOGITS: dict[str, dict[str, Any]] = {
+    "sampling": {"do_sample": True},
+    "beams": {"num_beams": 2},
+    "a processor": {"repetition_penalty": 1.2},
+    "no cache": {"use_cache": False},
+    "scores": {"return_dict_in_generate": True, "output_scores": True},
+}
+
+
+@pytest.mark.parametrize("asked", [*NEEDS_TOKENS, *NEEDS_LOGITS])
+def test_what_the_ranks_are_asked_for(both: Both, asked: str) -> None:
+    given = prompt(5, 9)
+    options = (NEEDS_TOKENS | NEEDS_LOGITS)[asked]
+    with steps(both.compiled) as seen:
+        both.compiled.generate(**given, max_new_tokens=4, pad_token_id=PAD, **options)
+    wanted = "tokens" if asked in NEEDS_TOKENS else "logits"
+    assert {step.output for step in seen} == {wanted}
+    assert len(seen) == (6 if "chunk" in asked else 4)
+    if wanted == "tokens":
+        assert {step.inputs["logit_rows"].numel() for step in seen} <= {1, 2}
+
+
+def test_only_new_tokens_are_computed(both: Both) -> None:
+    with steps(both.compiled) as seen:
+        both.compiled.generate(**prompt(5, 9), max_new_tokens=4, pad_token_id=PAD)
+    assert [step.inputs["input_ids"].numel() for step in seen] == [14, 2, 2, 2]
+    assert [step.inputs["lengths"].tolist() for step in seen][-1] == [8, 12]
+
+
+def test_equal_logits_pick_the_lowest_id() -> None:
+    """Each row of the head stands in the vocabulary of every rank, twice on the first."""
+    eager = lively("tiny-qwen3", vocab_size=24, bos_token_id=None, eos_token_id=None)
+    with torch.no_grad():
+        eager.lm_head.weight.copy_(eager.lm_head.weight[:4].repeat(6, 1))
+    ids = prompt(3, 5, vocabulary=24)
+    for tp in (1, 2, 3):
+        with tpcompile.compile(eager, tp=tp, simulate=True) as model:
+            found = Both(eager, model).same(ids["input_ids"], max_new_tokens=10)
+        assert {token for row in found for token in row[5:]} <= {0, 1, 2, 3}
+
+
+def test_pipelines_without_a_greedy_head() -> None:
+    """Tokens cannot be asked for; the same text comes of logits."""
+    eager = lively("tiny-qwen3")
+    passes = [each for each in default_pipeline(2) if each.name != "greedy-head"]
+    with tpcompile.compile(eager, tp=2, simulate=True, pipeline=passes) as model:
+        with steps(model) as seen:
+            Both(eager, model).same(prompt(5)["input_ids"], max_new_tokens=6)
+        assert {step.output for step in seen} == {"logits"}
+
+
+def test_pipelines_without_a_cache() -> None:
+    passes = [each for each in default_pipeline(2) if each.name != "cache-kv"]
+    with tpcompile.compile(lively("tiny-qwen3"), 2, simulate=True, pipeline=passes) as model:
+        assert not model.can_generate()
+        assert model(torch.tensor([[4, 5]])).past_key_values is None
+        for refused in (
+            lambda: model.generate(torch.tensor([[4, 5]]), max_new_tokens=2),
+            lambda: model(torch.tensor([[4, 5]]), use_cache=True),
+            model.new_cache,
+        ):
+            with pytest.raises(tpcompile.UnsupportedError, match="cache-kv"):
+                refused()
+
+
+def test_settings_come_from_the_model_the_checkpoint_or_the_configuration(tmp_path: Any) -> None:
+    eager = lively("tiny-qwen3")
+    eager.generation_config.max_new_tokens = 3
+    eager.generation_config.pad_token_id = PAD
+    eager.save_pretrained(tmp_path)
+    ids = prompt(4)["input_ids"]
+    for source in (eager, tmp_path):
+        with tpcompile.compile(source, simulate=True) as model:
+            assert model.generation_config is not eager.generation_config
+            assert model.generate(ids).shape == (1, 7)
+    with tpcompile.compile("preset:tiny-qwen3", random_weights=0) as model:
+        assert model.generation_config.eos_token_id == model.config.eos_token_id
+
+
+def test_a_configuration_and_a_seed_generate_too() -> None:
+    config = AutoConfig.for_model(**{**preset("tiny-qwen2"), "initializer_range": 0.3})
+    with tpcompile.compile(config, tp=2, random_weights=3, simulate=True) as model:
+        Both(pair_of(config, 3).eager, model).same(prompt(4)["input_ids"], max_new_tokens=8)
+
+
+def test_loading_and_generating_leave_random_numbers_alone() -> None:
+    """So that a seed set before `compile` gives the text that it gives in eager."""
+    eager = AutoModelForCausalLM.from_config(AutoConfig.for_model(**preset("tiny-qwen3"))).eval()
+    state = torch.get_rng_state()
+    with tpcompile.compile(eager, tp=2, simulate=True) as model:
+        model.generate(prompt(4)["input_ids"], max_new_tokens=2, pad_token_id=PAD)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,208 @@
+"""Ranks that were started by a launcher: they find each other, or say what is wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.runtime.tiny_ranks import Doubled, programs
+from tpcompile.errors import CheckpointError, RankError, UsageError
+from tpcompile.ir.recipe import Tensor
+from tpcompile.runtime.joined import JoinedRanks, find_group
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@contextmanager
+def _port(listening: bool) -> Iterator[int]:
+    """A port of this machine: one that is taken, or one that nobody has."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        if listening:
+            taken.listen()
+        yield taken.getsockname()[1]
+
+
+def _launched(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, port: int) -> None:
+    said = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in said.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_a_plain_script_belongs_to_no_group() -> None:
+    assert find_group(2, CPU) is None
+    assert not dist.is_initialized()
+
+
+def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _port(listening=False) as port:
+        pass
+    _launched(monkeypatch, 0, 1, port)
+    with pytest.raises(UsageError, match=r"tp=3 .* 1 processes.*--nproc-per-node 3.*tp=1"):
+        find_group(3, CPU)
+    assert not dist.is_initialized()
+
+
+def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _port(listening=True) as port:
+        _launched(monkeypatch, 0, 1, port)
+        with pytest.raises(RankError, match=rf"127\.0\.0\.1:{port}.*--master-port"):
+            find_group(1, CPU)
+    assert not dist.is_initialized()
+
+
+def test_a_master_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _port(listening=False) as port:
+        _launched(monkeypatch, 1, 2, port)
+        start = time.monotonic()
+        with pytest.raises(RankError, match=rf"127\.0\.0\.1:{port}.*must be reachable"):
+            find_group(2, CPU, meeting=1.0)
+    assert time.monotonic() - start < 5
+    assert not dist.is_initialized()
+
+
+def test_there_are_no_ranks_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _port(listening=False) as port:
+        pass
+    _launched(monkeypatch, 0, 1, port)
+    with pytest.raises(UsageError, match="meta"):
+        find_group(1, torch.device("meta"))
+
+
+def _alone(body: str) -> JoinedRanks:
+    """A group of one, made by hand."""
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.default_pg_timeout)
+    return JoinedRanks(programs(1, body), lambda name, index: torch.ones(1), Doubled, group, CPU)
+
+
+def test_a_rank_that_raises_is_closed() -> None:
+    from tests.runtime.tiny_ranks import step
+
+    ranks = _alone("raise ValueError('this rank fails')")
+    with pytest.raises(RankError, match=r"(?s)Rank 0 raised ValueError: this rank fails"):
+        ranks.run(step(x=torch.ones(1)))
+    with pytest.raises(UsageError, match="closed: rank 0 raised ValueError"):
+        ranks.run(step(x=torch.ones(1)))
+
+
+def test_a_closed_rank_says_so() -> None:
+    ranks = _alone("return x")
+    assert ranks.closed == ""
+    ranks.close()
+    for call in (lambda: ranks.parameter(0, "weight"), ranks.agree):
+        with pytest.raises(UsageError, match=r"The model is closed. Compile it again"):
+            call()
+
+
+def test_a_fault_of_the_weights_is_of_its_own_class() -> None:
+    def missing(name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        raise CheckpointError(f"The model has no tensor {name}")
+
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.default_pg_timeout)
+    own = [{"weight": (Tensor("model.weight", (2,)), torch.float32)}]
+    with pytest.raises(CheckpointError, match=r"model\.weight"):
+        JoinedRanks(programs(1, parameters=own), missing, Doubled, group, CPU)
+
+
+_SCRIPT = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+import torch
+import torch.distributed as dist
+from tests.runtime.tiny_ranks import Doubled, halves, programs, step
+from tpcompile.errors import CompileError
+from tpcompile.runtime.joined import JoinedRanks, find_group
+
+{before}
+cpu = torch.device("cpu")
+group = find_group(2, cpu)
+values = torch.arange(24.0).view(6, 4)
+own = programs(2, parameters=halves())
+ranks = JoinedRanks(own, lambda name, index: values[index], Doubled, group, cpu)
+x = step(x=torch.tensor([group.rank() + 1.0]))
+torch.manual_seed(group.rank())
+ranks.agree()
+found = dict(
+    sum=ranks.run(x).item(),
+    weights=torch.cat([ranks.parameter(r, "weight") for r in (0, 1)]).equal(values),
+    drawn=torch.randint(1000, (1,)).item(),
+    same=ranks.same(torch.tensor([group.rank()])).item(),
+)
+sys.stdout.write(str(found) + chr(10))  # in one piece: two ranks write
+sys.stdout.flush()
+{after}
+"""
+_EXPECTED = {"sum": 3.0, "weights": True, "same": 0}
+_LOSE = """
+if group.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+start = time.monotonic()
+for _ in range(2):
+    try:
+        ranks.run(x)
+    except CompileError as error:
+        print(f"{type(error).__name__} {error}".split(chr(10))[0], flush=True)
+print(time.monotonic() - start < 5)
+"""
+
+
+def _script(tmp_path: Path, before: str = "", after: str = "") -> str:
+    path = tmp_path / "script.py"
+    path.write_text(_SCRIPT.format(root=str(ROOT), before=before, after=after))
+    return str(path)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *command, _script(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (eval(line) for line in done.stdout.splitlines())
+    assert first == second == {**_EXPECTED, "drawn": first["drawn"]}
+
+
+def test_a_rank_that_is_killed_is_missed_by_the_other(tmp_path: Path) -> None:
+    """Here the script has made the default group itself."""
+    script = _script(tmp_path, "dist.init_process_group('gloo')", _LOSE)
+    with _port(listening=False) as port:
+        pass
+    said = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    first, second = (
+        subprocess.Popen(
+            [sys.executable, "-W", "error", script],
+            env={**os.environ, **said, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    )
+    second.communicate(timeout=60)
+    told, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
+    _, lost, closed, in_time = told.splitlines()
+    assert lost.startswith("PeerError Another rank is gone")
+    assert closed == "UsageError The model is closed: another rank is gone. Compile it again."
+    assert in_time == "True"

@@ -1,0 +1,83 @@
+"""A compiled model in `transformers.pipeline("text-generation")`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import TextStreamer, pipeline
+
+import tpcompile
+from tests.runtime.eager_pair import Both, listening, lively
+from tpcompile.runtime.demo import demo_tokenizer
+
+TEMPLATE = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}. {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def both() -> Both:
+    tokens = demo_tokenizer()
+    settings = {"eos_token_id": tokens.eos_token_id, "pad_token_id": tokens.pad_token_id}
+    eager = lively("tiny-qwen3", vocab_size=len(tokens), bos_token_id=None, **settings)
+    return Both(eager, tpcompile.compile(eager, tp=2, simulate=True))
+
+
+def _answers(both: Both, asked: Any, **options: Any) -> list[Any]:
+    """What both pipelines answer; the compiled model's logs no more than eager's."""
+    found, said = [], []
+    for model in both.each():
+        tokenizer = demo_tokenizer()
+        tokenizer.chat_template = TEMPLATE
+        with listening() as heard:
+            generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
+            torch.manual_seed(2)
+            found.append(generate(asked, max_new_tokens=6, **options))
+        said.append(heard)
+    assert set(said[1]) <= set(said[0])
+    return found
+
+
+TEXTS = ["Anna is a", "One rainy morning Felix and his", "The"]
+
+ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "greedy": (TEXTS[0], {"do_sample": False}),
+    "as it comes": (TEXTS[0], {}),
+    "beams": (TEXTS[0], {"num_beams": 3, "num_return_sequences": 2}),
+    "one by one": (TEXTS, {"do_sample": False}),
+    "a padded batch": (TEXTS, {"do_sample": False, "batch_size": 2}),
+    "a sampled batch": (TEXTS, {"do_sample": True, "batch_size": 3}),
+    "new text only": (TEXTS[1], {"return_full_text": False}),
+    "chat": ([{"role": "user", "content": "Who is Anna"}], {"do_sample": False}),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_text_is_that_of_eager(both: Both, name: str) -> None:
+    asked, options = ASKED[name]
+    expected, found = _answers(both, asked, **options)
+    assert found == expected
+
+
+def test_a_padded_batch_gives_the_text_of_each_alone(both: Both) -> None:
+    together = _answers(both, TEXTS, do_sample=False, batch_size=3)[1]
+    assert together == _answers(both, TEXTS, do_sample=False)[1]
+
+
+def test_text_is_streamed(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for model in both.each():
+        tokenizer = demo_tokenizer()
+        generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        generate(TEXTS[0], max_new_tokens=6, do_sample=False, streamer=TextStreamer(tokenizer))
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert printed[1].startswith(TEXTS[0])
+
+
+def test_the_pipeline_shows_itself(both: Both) -> None:
+    shown = [
+        repr(pipeline("text-generation", model=model, tokenizer=demo_tokenizer(), device="cpu"))
+        for model in both.each()
+    ]
+    assert "Qwen3ForCausalLM" in shown[1] and "cpu" in shown[1]

@@ -1,0 +1,94 @@
+"""Tokenizers that are there and those that are not; how generation is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models import preset_pair
+from tpcompile.errors import CheckpointError, UsageError
+from tpcompile.runtime.demo import demo_tokenizer
+from tpcompile.runtime.text import (
+    TextWriter,
+    encode_prompt,
+    generate_timed,
+    is_first_process,
+    tokenizer_of,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return demo_tokenizer()
+
+
+def test_a_tokenizer_is_read_back(tokenizer: Any, tmp_path: Path) -> None:
+    preset_pair("tiny-qwen3").eager.config.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no tokenizer"):
+        tokenizer_of(str(tmp_path))
+    tokenizer.save_pretrained(tmp_path)
+    assert encode_prompt(tokenizer_of(str(tmp_path)), "Anna is") == encode_prompt(
+        tokenizer, "Anna is"
+    )
+
+
+def test_a_prompt_without_tokens_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(UsageError, match="comes to no tokens"):
+        encode_prompt(tokenizer, "")
+
+
+def test_a_prompt_longer_than_the_tokenizer_says_is_not_its_concern(
+    tokenizer: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert len(encode_prompt(tokenizer, "Anna is " * 300)) > tokenizer.model_max_length
+    assert capfd.readouterr().err == ""
+
+
+def test_what_was_generated_and_how_fast() -> None:
+    eager = preset_pair("tiny-qwen3").eager
+    found = generate_timed(eager, [5, 6, 7], max_new_tokens=4, do_sample=False)
+    expected = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
+    assert found.ids == expected[0].tolist()
+    assert (found.prompt_tokens, found.new_tokens) == (3, 4)
+    assert found.prefill_s > 0
+    assert found.decode_tokens_per_s is not None
+
+
+def test_the_clock_counts_the_tokens_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt takes 2 s, each token behind it half of one."""
+    times = iter((10.0, 12.0, 12.5, 13.0, 13.5))
+    monkeypatch.setattr("tpcompile.runtime.text.time.perf_counter", lambda: next(times))
+
+    class Model:
+        device = torch.device("cpu")
+
+        def generate(
+            self, ids: torch.Tensor, stopping_criteria: list[Callable[..., Any]], **options: Any
+        ) -> torch.Tensor:
+            for token in range(4):
+                ids = torch.cat([ids, torch.tensor([[token]])], 1)
+                assert not stopping_criteria[0](ids, None).any()
+            return ids
+
+    found = generate_timed(Model(), [5, 6, 7])
+    assert (found.prefill_s, found.decode_tokens_per_s) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(("skip", "text"), [(False, "Anna is a baker\n"), (True, " a baker\n")])
+def test_text_is_handed_on(tokenizer: Any, skip: bool, text: str) -> None:
+    said: list[str] = []
+    writer = TextWriter(tokenizer, said.append, skip)
+    prompt, behind = (tokenizer(part)["input_ids"] for part in ("Anna is", " a baker"))
+    writer.put(torch.tensor([prompt]))
+    for token in behind:
+        writer.put(torch.tensor([token]))
+    writer.end()
+    assert "".join(said) == text
+
+
+def test_without_a_launcher_this_is_the_one_that_prints() -> None:
+    assert is_first_process()

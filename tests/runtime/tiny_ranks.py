@@ -1,0 +1,75 @@
+"""Ranks whose module is a few lines, for tests of what carries ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from tpcompile.ir.recipe import Recipe, Tensor, take
+from tpcompile.runtime.rank import RankProgram, Step
+
+WEIGHT = Tensor("model.weight", (6, 4))
+
+_SOURCE = """
+import os, sys, time
+import torch
+
+class Rank{rank}(torch.nn.Module):
+    def __init__(self, parameters, rotary, group):
+        super().__init__()
+        for name, value in parameters.items():
+            self.register_parameter(name, torch.nn.Parameter(value, False))
+        self.rotary = rotary
+        self.group = group
+
+    def forward(self, {arguments}):
+        {body}
+"""
+
+
+class Doubled(nn.Module):
+    """Tables that tell the positions, the width and the dtype."""
+
+    def forward(
+        self, positions: torch.Tensor, width: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        table = positions[:, None].expand(-1, width).to(dtype)
+        return table, table * 2
+
+
+def programs(
+    tp: int,
+    body: str = "return self.group.all_reduce(x)",
+    *,
+    arguments: str = "x",
+    parameters: Sequence[Mapping[str, tuple[Recipe, torch.dtype]]] | None = None,
+    rotary: tuple[tuple[int, torch.dtype], ...] = (),
+) -> list[RankProgram]:
+    """One for each rank, all with the same body; `RANK` in it is the rank."""
+    return [
+        RankProgram(
+            rank=rank,
+            source=_SOURCE.format(
+                rank=rank, arguments=arguments, body=body.replace("RANK", str(rank))
+            ),
+            parameters=parameters[rank] if parameters else {},
+            matrices=frozenset(),
+            outputs=("logits",),
+            cache=None,
+            rotary=rotary,
+        )
+        for rank in range(tp)
+    ]
+
+
+def halves() -> list[dict[str, tuple[Recipe, torch.dtype]]]:
+    """Two ranks' rows of the weight."""
+    return [
+        {"weight": (take(WEIGHT, 0, 3 * rank, 3 * rank + 3), torch.float32)} for rank in range(2)
+    ]
+
+
+def step(**inputs: torch.Tensor) -> Step:
+    return Step(inputs=inputs, output="logits")

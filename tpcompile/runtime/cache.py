@@ -1,0 +1,247 @@
+"""The KV cache as Hugging Face's `generate` handles it: which blocks hold which sequence."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from transformers import Cache
+
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.runtime.blocks import BlockPool, Row, blocks_for, grow, slots_of, tables_of
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Where a step puts the K and V of its tokens, and where it finds all others."""
+
+    slots: torch.Tensor
+    """int64 [tokens]: the slot of each new token, one sequence after the other."""
+    tables: torch.Tensor
+    """int64 [sequences, blocks]: the blocks of each sequence, then -1."""
+    lengths: torch.Tensor
+    """int64 [sequences]: the tokens of each sequence, the new ones included."""
+    copies: tuple[tuple[int, int], ...]
+    """Blocks to copy before anything is written, from and to."""
+    blocks: int
+    """How many blocks the ranks must have."""
+
+
+class PagedCache(Cache):
+    """The KV cache of one batch. K and V lie on the ranks; this says in which blocks.
+
+    Padding takes no room there, only tokens do. Hugging Face counts columns, which padding
+    belongs to, and so do `get_seq_length` and `crop`; `max_seq_len` counts the tokens of a row.
+
+    Copies share blocks until one of them writes. Blocks that a sliding window has passed are kept
+    all the same: other layers may see the whole sequence, and `crop` may come back to them.
+    """
+
+    def __init__(
+        self, pool: BlockPool, layers: int, max_seq_len: int, max_batch: int | None = None
+    ) -> None:
+        # Not `super().__init__`, which keeps an object a layer for tensors that are not here.
+        self.layer_class_to_replicate = None
+        self.offloading = False
+        self.pool = pool
+        self._depth = layers
+        self._max_seq_len = max_seq_len
+        self._max_batch = max_batch
+        self.real = torch.ones(0, 0, dtype=torch.bool)
+        """[batch, columns]: which columns are tokens, not padding. Never changed in place."""
+        self._rows: list[Row] = []
+        """Only changed in place, for the finaliser holds this list."""
+        weakref.finalize(self, pool.abandon, self._rows).atexit = False
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens of each row are in the cache."""
+        return tuple(row.length for row in self._rows)
+
+    @contextmanager
+    def append(self, real: torch.Tensor) -> Iterator[Appended]:
+        """Make room for new columns; `real` [batch, new] says which are tokens, not padding.
+
+        Keep it open while the step runs: if that raises, the cache is as it was before.
+        """
+        real = real.to("cpu", torch.bool)
+        new = real.sum(1).tolist()
+        self._check_batch(len(new))
+        before, columns = held = list(self._rows), self.real
+        if not self.is_initialized:
+            before, columns = [Row()] * len(new), real.new_ones(len(new), 0)
+        self._check_lengths(before, new)
+        growth = grow(self.pool, before, new)
+        self._rows[:], self.real = growth.rows, torch.cat([columns, real], 1)
+        try:
+            yield Appended(
+                slots_of(before, growth.rows, self.pool.block),
+                tables_of(growth.rows),
+                torch.tensor(self.lengths, dtype=torch.long),
+                growth.copies,
+                self.pool.blocks,
+            )
+        except BaseException:
+            self._rows[:], self.real = held
+            self.pool.free(growth.taken)
+            raise
+        self.pool.free(growth.replaced)
+
+    def _check_batch(self, batch: int) -> None:
+        if self.is_initialized and batch != len(self._rows):
+            raise UsageError(
+                "The KV cache was filled by a batch of another size",
+                got=f"a batch of {batch}",
+                expected=f"{len(self._rows)}, as past_key_values holds",
+                hint="Start without past_key_values, or call batch_repeat_interleave on it",
+            )
+        if self._max_batch is not None and batch > self._max_batch:
+            raise UsageError(
+                f"The batch has {batch} sequences",
+                expected=f"at most {self._max_batch}, the model's max_batch",
+                hint="Beams and return sequences count too: compile with a larger max_batch",
+            )
+
+    def _check_lengths(self, rows: Sequence[Row], new: Sequence[int]) -> None:
+        for index, (row, more) in enumerate(zip(rows, new, strict=True)):
+            if row.length + more > self._max_seq_len:
+                raise UsageError(
+                    f"The sequence is {row.length + more} tokens long",
+                    where=f"row {index} of the batch" if len(rows) > 1 else "",
+                    expected=f"at most {self._max_seq_len}, the model's max_seq_len",
+                    hint=f"Compile with max_seq_len={row.length + more} or more",
+                )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many columns the cache holds, padding included; the same for every layer."""
+        return self.real.shape[1]
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """How many tokens a row can hold."""
+        return self._max_seq_len
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove `-tokens_to_remove` columns; a positive number is how many columns to keep."""
+        columns, asked = self.get_seq_length(), int(tokens_to_remove)
+        kept = asked if asked > 0 else max(0, columns + asked)
+        if kept >= columns:
+            return
+        self.real = self.real[:, :kept]
+        for index, length in enumerate(self.real.sum(1).tolist()):
+            row = self._rows[index]
+            held = blocks_for(length, self.pool.block)
+            self._rows[index] = Row(row.blocks[:held], length)
+            self.pool.free(row.blocks[held:])
+
+    def reset(self) -> None:
+        """Forget everything; the next batch may be of any size."""
+        self.crop(-self.get_seq_length())
+        self._rows.clear()
+        self.real = self.real[:0]
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row `i` goes on from what row `beam_idx[i]` was."""
+        self._choose(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times, one after the other."""
+        self._choose(torch.arange(len(self._rows)).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows only."""
+        self._choose(indices)
+
+    def _choose(self, indices: torch.Tensor) -> None:
+        if not self.is_initialized:
+            return
+        places = torch.arange(len(self._rows))
+        try:
+            chosen = places[torch.as_tensor(indices, device="cpu")]
+        except IndexError as error:
+            raise UsageError(
+                "The KV cache has no such row", got=str(error), expected=f"0 to {len(places) - 1}"
+            ) from error
+        before = list(self._rows)
+        rows = [before[index] for index in chosen.tolist()]
+        for row in rows:
+            self.pool.share(row.blocks)
+        self._rows[:], self.real = rows, self.real[chosen]
+        for row in before:
+            self.pool.free(row.blocks)
+
+    def activate_past_recording(self) -> None:
+        """Nothing to do: the whole past is kept, so `crop` can always come back to it."""
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return True
+
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _no_tensors()
+
+    @property
+    def layers(self) -> list[Any]:  # type: ignore[override]
+        raise _no_tensors()
+
+    @property
+    def batch_size(self) -> int:
+        """The rows of the batch; -1 while the cache is empty."""
+        return len(self._rows) if self.is_initialized else -1
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.get_seq_length() > 0
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * self._depth
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False] * self._depth
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        return [False] * self._depth
+
+    def __len__(self) -> int:
+        return self._depth
+
+    def __repr__(self) -> str:
+        return f"PagedCache(layers={self._depth}, lengths={list(self.lengths)})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedCache:
+        copied = PagedCache(self.pool, self._depth, self._max_seq_len, self._max_batch)
+        for row in self._rows:
+            self.pool.share(row.blocks)
+        copied._rows[:], copied.real = self._rows, self.real
+        memo[id(self)] = copied
+        return copied
+
+    def __copy__(self) -> PagedCache:
+        # One that shared this one's rows would free its blocks when it dies.
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> NoReturn:
+        raise _no_tensors()
+
+
+def _no_tensors() -> UnsupportedError:
+    return UnsupportedError(
+        "This KV cache holds no tensors: keys and values lie on the ranks of the compiled model",
+        hint="Give it as past_key_values to that model only; copy it with copy.deepcopy",
+    )

@@ -1,0 +1,97 @@
+"""What Hugging Face's code asks of a causal LM beyond calling it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from transformers import GenerationMixin
+
+from tpcompile.errors import UsageError
+from tpcompile.runtime.arguments import refuse_padded_ends
+from tpcompile.runtime.generation import decode_greedily
+
+_NOT_FOR_FORWARD = ("tokenizer", "assistant_tokenizer")
+
+_GenerationMixin: Any = GenerationMixin  # its methods type `self` as a model of Hugging Face's own
+
+
+class CausalLM(_GenerationMixin):  # type: ignore[misc]
+    """`generate`, pipelines and evaluation harnesses call these; a user seldom does."""
+
+    main_input_name = "input_ids"
+    input_modalities = ("text",)
+    _is_stateful = False
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        refuse_padded_ends(model_kwargs.get("attention_mask"))
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            model_kwargs["past_key_values"] = self.new_cache()
+
+    def _sample(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        config = generation_config
+        needs_logits = config.do_sample or config.return_dict_in_generate or config.is_assistant
+        if needs_logits or logits_processor or not config.use_cache or not self.finds_tokens:
+            return super()._sample(
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                synced_gpus,
+                streamer,
+                **model_kwargs,
+            )
+        return decode_greedily(
+            self, input_ids, stopping_criteria, generation_config, streamer, **model_kwargs
+        )
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """Hugging Face's, without the tokenizers that `generate` takes and hands down here."""
+        own = {name: kwargs[name] for name in kwargs if name not in _NOT_FOR_FORWARD}
+        return super().prepare_inputs_for_generation(*args, **own)
+
+    def can_generate(self) -> bool:
+        """Asked by Hugging Face's pipelines."""
+        return bool(self.keeps_cache)
+
+    def tie_weights(self) -> None:
+        """Asked by lm-evaluation-harness: they are tied as they were captured."""
+
+    @property
+    def name_or_path(self) -> str:
+        """Where the model came from: a tokenizer may be there too."""
+        return str(self.config.name_or_path)
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
+        """Behind `to`, `half`, `cuda` and the like; the parameters are not here to be moved."""
+        moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        if (moved.device, moved.dtype) != (self.device, self.dtype):
+            raise UsageError(
+                "A compiled model stays where it is, and what it is",
+                got=f"a call that makes it {moved.dtype} on {moved.device}",
+                expected=f"{self.dtype} on {self.device}",
+                hint="Give device and dtype to tpcompile.compile; a pipeline takes "
+                f"device={str(self.device)!r}",
+            )
+        return self
+
+    @staticmethod
+    def is_remote_code() -> bool:
+        """Asked by Hugging Face's `generate`, as is the next."""
+        return False
+
+    @staticmethod
+    def get_experts_implementation() -> dict[str, str]:
+        """There are no experts."""
+        return {}

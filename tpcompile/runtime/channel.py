@@ -1,0 +1,153 @@
+"""Messages between two processes: a small pickled header, and tensors as their bytes."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_LENGTHS = struct.Struct("<QQ")
+_ALIGN = 64
+_PARTS = 64
+"""Buffers in one system call; systems allow at least 1,024, few messages have more than ten."""
+
+
+class ChannelClosed(Exception):  # noqa: N818 - the end of a conversation, not always an error
+    """The process at the other end is gone, or has closed its end."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A message as bytes, which can be sent to several."""
+
+    parts: Sequence[memoryview]
+
+
+class Channel:
+    """One end of a connection. Objects go through it; their tensors are sent without pickling."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long one message may stand still; then it is a `TimeoutError`."""
+        self._connection.settimeout(seconds)
+
+    def send(self, message: object) -> None:
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, message: Encoded) -> None:
+        waiting = [part for part in message.parts if part.nbytes]
+        try:
+            while waiting:
+                waiting = _behind(waiting, self._connection.sendmsg(waiting[:_PARTS]))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed from error
+
+    def receive(self) -> Any:
+        """The next message."""
+        header, body = _LENGTHS.unpack(self._read(_LENGTHS.size))
+        start = -(-header // _ALIGN) * _ALIGN
+        found = self._read(start + body)
+        unpickler = _Unpickler(io.BytesIO(memoryview(found)[:header]))
+        unpickler.body = memoryview(found)[start:]
+        return unpickler.load()
+
+    def send_file(self, file: int) -> None:
+        """Hand over an open file."""
+        try:
+            socket.send_fds(self._connection, [b"f"], [file])
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed from error
+
+    def receive_file(self) -> int:
+        """The open file that the other end hands over."""
+        sent, files, _, _ = socket.recv_fds(self._connection, 1, 1)
+        if not sent:
+            raise ChannelClosed
+        return files[0]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _read(self, size: int) -> bytearray:
+        found = bytearray(size)
+        rest = memoryview(found)
+        while rest:
+            try:
+                count = self._connection.recv_into(rest)
+            except ConnectionResetError as error:
+                raise ChannelClosed from error
+            if not count:
+                raise ChannelClosed
+            rest = rest[count:]
+        return found
+
+
+def encode(message: object) -> Encoded:
+    """A message as bytes."""
+    header = io.BytesIO()
+    pickler = _Pickler(header, pickle.HIGHEST_PROTOCOL)
+    pickler.dump(message)
+    lengths = _LENGTHS.pack(header.tell(), pickler.size)
+    header.write(bytes(-header.tell() % _ALIGN))
+    return Encoded([memoryview(lengths), header.getbuffer(), *pickler.parts])
+
+
+def tensor_bytes(x: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return x.view(-1).view(torch.uint8).numpy().data
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out, and keeps their bytes beside."""
+
+    def __init__(self, file: io.BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol)
+        self.parts: list[memoryview] = []
+        self.size = 0
+
+    def persistent_id(self, value: object) -> tuple[int, tuple[int, ...], torch.dtype] | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        start = self.size
+        held = value.detach().cpu().contiguous()
+        if held.numel():
+            padding = bytes(-held.nbytes % _ALIGN)
+            self.parts += (
+                [tensor_bytes(held), memoryview(padding)] if padding else [tensor_bytes(held)]
+            )
+            self.size += held.nbytes + len(padding)
+        return start, tuple(held.shape), held.dtype
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts tensors back, over the bytes that came with the message."""
+
+    body: memoryview
+
+    def persistent_load(self, place: Any) -> torch.Tensor:
+        start, shape, dtype = place
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self.body, dtype=dtype, count=count, offset=start).view(shape)
+
+
+def _behind(parts: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of `parts` when so many bytes of them are sent."""
+    for index, part in enumerate(parts):
+        if sent < part.nbytes:
+            return [part[sent:], *parts[index + 1 :]]
+        sent -= part.nbytes
+    return []

@@ -1,0 +1,67 @@
+"""Greedy decoding that asks the ranks for tokens and never for logits."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tpcompile.frontend import Captured
+from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.weights import GENERATION_CONFIG, Weights
+
+
+@dataclass
+class GreedyOutput(CausalLMOutputWithPast):
+    """What a step gives when only the best tokens were asked for: no logits."""
+
+    tokens: torch.Tensor | None = None
+    """int64 [batch]: the token that follows each sequence."""
+
+
+def generation_config_of(captured: Captured, weights: Weights) -> GenerationConfig:
+    """The model's own, or the checkpoint's, or what the configuration says."""
+    own: GenerationConfig | None = getattr(captured.model, "generation_config", None)
+    if own is not None:
+        return copy.deepcopy(own)
+    if isinstance(weights, CheckpointFiles) and (weights.directory / GENERATION_CONFIG).is_file():
+        return GenerationConfig.from_pretrained(weights.directory)
+    return GenerationConfig.from_model_config(captured.config)
+
+
+def decode_greedily(
+    model: Any,
+    input_ids: torch.Tensor,
+    stopping_criteria: Any,
+    generation_config: Any,
+    streamer: Any,
+    **model_kwargs: Any,
+) -> torch.Tensor:
+    """Hugging Face's loop for `do_sample=False`, fed with tokens."""
+    stops_at_eos = any(hasattr(criteria, "eos_token_id") for criteria in stopping_criteria)
+    unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
+    padding = generation_config._pad_token_tensor
+    model_kwargs["greedy"] = True
+    outputs = model._prefill(input_ids, generation_config, model_kwargs)
+    while True:
+        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+        tokens = outputs.tokens
+        if stops_at_eos:
+            tokens = tokens * unfinished + padding.to(tokens.device) * (1 - unfinished)
+        input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
+        if streamer is not None:
+            streamer.put(tokens)
+        unfinished = unfinished & ~stopping_criteria(input_ids, None)
+        if not unfinished.any():
+            break
+        inputs = model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=1, **model_kwargs
+        )
+        outputs = model(**inputs, return_dict=True)
+    if streamer is not None:
+        streamer.end()
+    return input_ids

@@ -1,0 +1,63 @@
+"""Ranks in this process: the only one, or all of them as threads, for tests and notebooks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from tpcompile.backends.torch_tp import SimulatedGroup, run_together
+from tpcompile.ir.pieces import Read
+from tpcompile.runtime.rank import Rank, RankProgram, Step, make_parameter
+
+
+class InProcessRanks:
+    """All ranks of a model, each with its own module and KV cache."""
+
+    def __init__(
+        self,
+        programs: Sequence[RankProgram],
+        read: Read,
+        rotary: Callable[[], nn.Module],
+        device: torch.device,
+        loaded: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        self._group = SimulatedGroup(len(programs))
+        weights: list[dict[str, torch.Tensor]] = [{} for _ in programs]
+        names = list(programs[0].parameters)
+        for number, name in enumerate(names):  # one by one, so that a tensor is read once for all
+            for program, own in zip(programs, weights, strict=True):
+                own[name] = make_parameter(program, name, read, device)
+            loaded(number + 1, len(names))
+        self._ranks = [
+            Rank(program, own, rotary(), self._group.rank(program.rank), device)
+            for program, own in zip(programs, weights, strict=True)
+        ]
+
+    def run(self, step: Step) -> torch.Tensor:
+        """The result, the same on every rank."""
+        return run_together([partial(rank.run, step) for rank in self._ranks], self._group)[0]
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """A parameter as a rank holds it."""
+        return self._ranks[rank].parameter(name)
+
+    def agree(self) -> None:
+        """One front hands out all work, so there is nobody to agree with."""
+
+    @property
+    def processes(self) -> list[int]:
+        """This process, for every rank."""
+        return [os.getpid()] * len(self._ranks)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._ranks = []
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be run any more; empty while it can."""
+        return "" if self._ranks else "The model is closed"

@@ -1,0 +1,183 @@
+"""Ranks that a launcher started: this process is one of them, under torchrun or the like."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.rendezvous import rendezvous
+
+from tpcompile.backends.torch_tp import ProcessGroupRank
+from tpcompile.errors import RankError, UsageError
+from tpcompile.ir.pieces import Read
+from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.rank import Rank, RankProgram, Step
+from tpcompile.runtime.weights import opened
+from tpcompile.runtime.worker import evaluate_all, failure
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torch's own `env://` reads; torchrun sets it."""
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def find_group(
+    tp: int | None,
+    device: torch.device,
+    *,
+    meeting: float = 60.0,
+    timeout: datetime.timedelta = dist.default_pg_timeout,
+) -> Any | None:
+    """The process group that this process belongs to, if something has started several ranks.
+
+    That is an initialised default group, or what torchrun has said; it must be of `tp` ranks.
+    They must meet within `meeting` seconds; `timeout` is how long one may later wait for
+    another. `cuda` without a number becomes the GPU of this process.
+    """
+    if not dist.is_initialized():
+        if not all(name in os.environ for name in _TORCHRUN):
+            return None
+        _initialise(tp, device, meeting, timeout)
+    _check_size(dist.get_world_size(), tp)
+    if device.type == "cuda" and device.index is None:
+        torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
+    group = dist.group.WORLD
+    assert group is not None
+    try:
+        group._get_backend(device)
+    except RuntimeError:  # a group of the user's, for another kind of device
+        return dist.new_group(backend=_backend(device), timeout=timeout)
+    return group
+
+
+class JoinedRanks:
+    """This process's rank of a model; every process calls the same methods in the same order."""
+
+    def __init__(
+        self,
+        programs: Sequence[RankProgram],
+        weights: CheckpointFiles | Read,
+        rotary: Callable[[], nn.Module],
+        group: Any,
+        device: torch.device,
+        loaded: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        self._closed = ""
+        self._device = device
+        self._group = ProcessGroupRank(group)
+        program = programs[group.rank()]
+        count = 0
+
+        def one_more() -> None:
+            nonlocal count
+            count += 1
+            loaded(count, len(program.parameters))
+
+        with opened(weights) as read:
+            own = evaluate_all(program, read, one_more, device)
+        self._rank: Rank | None = Rank(program, own, rotary(), self._group, device)
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be run any more; empty while it can."""
+        return self._closed
+
+    def run(self, step: Step) -> torch.Tensor:
+        """The result of a step, the same on every rank."""
+        with self._working() as rank:
+            inputs = {name: value.to(self._device) for name, value in step.inputs.items()}
+            return rank.run(replace(step, inputs=inputs))
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """A parameter as that rank holds it; given to every rank."""
+        with self._working() as own:
+            mine = own.parameter(name) if own.program.rank == rank else None
+            return self._group.broadcast(mine, rank, self._device)
+
+    def agree(self) -> None:
+        """Give every rank the random state of rank 0, so that all sample the same tokens."""
+        with self._working():
+            torch.set_rng_state(self._same(torch.get_rng_state()).cpu())
+            if self._device.type == "cuda":
+                state = self._same(torch.cuda.get_rng_state(self._device))
+                torch.cuda.set_rng_state(state.cpu(), self._device)
+
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        """Rank 0's `x`, on every rank."""
+        with self._working():
+            return self._same(x)
+
+    def _same(self, x: torch.Tensor) -> torch.Tensor:
+        return self._group.broadcast(x, 0, self._device)
+
+    @property
+    def processes(self) -> list[int]:
+        """This process; those of the other ranks may be on other hosts."""
+        return [os.getpid()]
+
+    def close(self) -> None:
+        """Give the memory back. The process group stays: others may use it."""
+        self._closed = self._closed or "The model is closed"
+        self._rank = None
+
+    @contextmanager
+    def _working(self) -> Iterator[Rank]:
+        """Whatever goes wrong closes this rank, for it is out of step with the others."""
+        if self._rank is None:
+            raise UsageError(self._closed, hint="Compile it again")
+        try:
+            yield self._rank
+        except Exception as error:
+            told = failure(self._rank.program.rank, error).error
+            self._closed = f"The model is closed: {told.message[:1].lower()}{told.message[1:]}"
+            self._rank = None
+            raise told from error
+
+
+def _initialise(
+    tp: int | None, device: torch.device, meeting: float, timeout: datetime.timedelta
+) -> None:
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        met = rendezvous("env://", timeout=datetime.timedelta(seconds=meeting))
+        store, rank, size = next(met)
+        _check_size(size, tp)
+        dist.init_process_group(
+            _backend(device), store=store, rank=rank, world_size=size, timeout=timeout
+        )
+    except (RuntimeError, OSError) as error:
+        raise RankError(
+            f"The ranks could not meet at {where}",
+            where=f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}",
+            got=str(error).split("\n")[0],
+            hint="The host must be reachable from all ranks and its port free: give torchrun "
+            "another --master-port, or --rdzv-endpoint HOST:PORT for several hosts",
+        ) from error
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check_size(size: int, tp: int | None) -> None:
+    if tp is not None and size != tp:
+        raise UsageError(
+            f"tp={tp} was asked for, and {size} processes were started",
+            expected="one process for each rank",
+            hint=f"Start them with torchrun --nproc-per-node {tp}, or compile with tp={size}",
+        )
+
+
+def _backend(device: torch.device) -> str:
+    if device.type not in _BACKENDS:
+        raise UsageError(f"There are no ranks on {device}", expected=" or ".join(_BACKENDS))
+    return _BACKENDS[device.type]

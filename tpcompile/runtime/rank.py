@@ -1,0 +1,172 @@
+"""One rank: what it needs to be made, and the module with its KV cache that it then is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tpcompile.backends.torch_tp import (
+    Group,
+    as_matrix,
+    emit_source,
+    is_matrix,
+    load_rank,
+    plain,
+)
+from tpcompile.ir.meta import OUTPUTS, info_of, parameter_of, parameters, value_type
+from tpcompile.ir.ops import ROTARY
+from tpcompile.ir.pieces import Read, evaluate
+from tpcompile.ir.recipe import Recipe
+from tpcompile.passes.cache_kv import CACHE, block_size
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """All that a rank needs to know; no numbers and no graph, so that it can be sent."""
+
+    rank: int
+    source: str
+    parameters: Mapping[str, tuple[Recipe, torch.dtype]]
+    """What each parameter is made of, by its name in `source`."""
+    matrices: frozenset[str]
+    """The parameters that only linears read: they are laid out for them."""
+    outputs: tuple[str, ...]
+    cache: CacheShape | None
+    rotary: tuple[tuple[int, torch.dtype], ...]
+    """The tables that the module asks for: width and dtype."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The KV cache of a rank: `[layers, 2, slots, heads, width]`; a block is a run of slots.
+
+    In memory the slots of a head follow each other, as attention reads them.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+    block: int
+
+    def empty(self, blocks: int, device: torch.device) -> torch.Tensor:
+        shape = (self.layers, 2, self.heads, blocks * self.block, self.width)
+        return torch.empty(shape, dtype=self.dtype, device=device).transpose(2, 3)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of all ranks."""
+
+    inputs: Mapping[str, torch.Tensor]
+    """The inputs of the graph by name, but for the cache, which each rank keeps."""
+    output: str
+    """Which result is wanted: `logits` or `tokens`."""
+    blocks: int = 0
+    """How many blocks of KV cache the rank must have."""
+    copies: Sequence[tuple[int, int]] = field(default=())
+    """Blocks to copy beforehand, from and to."""
+
+
+def rank_programs(graph: fx.GraphModule) -> list[RankProgram]:
+    """What each rank of a sharded graph needs."""
+    nodes = list(parameters(graph.graph))
+    rotary = [node.args[1:3] for node in graph.graph.nodes if node.target == ROTARY]
+    return [
+        RankProgram(
+            rank,
+            emit_source(graph, rank),
+            {
+                str(node.target): (parameter_of(node).shards[rank], value_type(node).dtype)
+                for node in nodes
+            },
+            frozenset(str(node.target) for node in nodes if is_matrix(node)),
+            OUTPUTS[: len(info_of(graph).outputs)],
+            _cache_shape(graph, rank),
+            tuple(dict.fromkeys(rotary)),
+        )
+        for rank in range(info_of(graph).tp)
+    ]
+
+
+def _cache_shape(graph: fx.GraphModule, rank: int) -> CacheShape | None:
+    cache = next((n for n in graph.graph.nodes if n.op == "placeholder" and n.name == CACHE), None)
+    if cache is None:
+        return None
+    kind = value_type(cache)
+    layers, _, _, heads, width = kind.local_shape(rank)
+    return CacheShape(int(layers), int(heads), int(width), kind.dtype, block_size(graph))
+
+
+_READ_BY_HOST = ("starts", "tables", "lengths")
+"""Inputs that say which memory is read: on a GPU they would be copied back for each layer."""
+
+
+def make_parameter(
+    program: RankProgram, name: str, read: Read, device: torch.device
+) -> torch.Tensor:
+    """One parameter of a rank, from the checkpoint's tensors."""
+    recipe, dtype = program.parameters[name]
+    return laid_out(program, name, evaluate(recipe, read).to(device, dtype))
+
+
+def laid_out(program: RankProgram, name: str, value: torch.Tensor) -> torch.Tensor:
+    return as_matrix(value) if name in program.matrices else value
+
+
+class Rank:
+    """The module of a rank and its KV cache."""
+
+    def __init__(
+        self,
+        program: RankProgram,
+        weights: Mapping[str, torch.Tensor],
+        rotary: nn.Module,
+        group: Group,
+        device: torch.device,
+    ) -> None:
+        self.program = program
+        self.module = load_rank(program.source, program.rank, weights, rotary, group)
+        self._device = device
+        self._cache = program.cache.empty(0, device) if program.cache else None
+
+    def run(self, step: Step) -> torch.Tensor:
+        """The result of the module; K and V of the step's tokens are kept behind."""
+        inputs: dict[str, Any] = {
+            name: value if name in _READ_BY_HOST else value.to(self._device)
+            for name, value in step.inputs.items()
+        }
+        if self._cache is not None:
+            self._make_room(step.blocks)
+            self._copy(step.copies)
+            inputs[CACHE] = self._cache
+        if len(self.program.outputs) > 1:
+            inputs["output"] = step.output
+        with torch.inference_mode():
+            result: torch.Tensor = self.module(**inputs)
+        return result
+
+    def _make_room(self, blocks: int) -> None:
+        assert self.program.cache is not None and self._cache is not None
+        slots = blocks * self.program.cache.block
+        if slots <= self._cache.shape[2]:
+            return
+        grown = self.program.cache.empty(blocks, self._device)
+        grown[:, :, : self._cache.shape[2]] = self._cache
+        self._cache = grown
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        if not copies:
+            return
+        assert self.program.cache is not None and self._cache is not None
+        block = self.program.cache.block
+        blocks = self._cache.unfold(2, block, block)
+        source, target = zip(*copies, strict=True)
+        blocks[:, :, list(target)] = blocks[:, :, list(source)]
+
+    def parameter(self, name: str) -> torch.Tensor:
+        return plain(self.module.get_parameter(name))

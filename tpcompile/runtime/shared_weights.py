@@ -1,0 +1,105 @@
+"""Parameters in a piece of memory that has no name, filled by one process and used by another."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from tpcompile.errors import RankError
+from tpcompile.ir.pieces import Read, evaluate
+from tpcompile.ir.recipe import shape_of
+from tpcompile.runtime.channel import tensor_bytes
+from tpcompile.runtime.rank import RankProgram, laid_out
+
+_ALIGN = mmap.PAGESIZE
+"""Each parameter has pages of its own, which can be given back."""
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """Where the parameters of a rank lie in a file: start, shape and dtype."""
+
+    places: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]
+    size: int
+
+    def attach(self, memory: mmap.mmap, program: RankProgram) -> dict[str, torch.Tensor]:
+        """The parameters, in place; the memory lives as long as one of them.
+
+        One that is laid out anew leaves its place, whose memory is given back.
+        """
+        found = {}
+        for name, (start, shape, dtype) in self.places.items():
+            count = math.prod(shape)
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+            found[name] = laid_out(program, name, flat.view(shape))
+            if found[name].is_mkldnn and hasattr(mmap, "MADV_REMOVE"):
+                memory.madvise(mmap.MADV_REMOVE, start, _whole_pages(flat.nbytes))
+        return found
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def places_of(program: RankProgram) -> SharedWeights:
+    """Where each parameter of a rank will lie."""
+    places = {}
+    size = 0
+    for name, (recipe, dtype) in program.parameters.items():
+        shape = shape_of(recipe)
+        places[name] = (size, shape, dtype)
+        size += _whole_pages(math.prod(shape) * dtype.itemsize)
+    return SharedWeights(places, max(size, 1))
+
+
+def fill(
+    program: RankProgram, shared: SharedWeights, read: Read, loaded: Callable[[], None]
+) -> int:
+    """A file without a name that holds the parameters; one at a time is made beside it."""
+    file = _nameless_file()
+    try:
+        with _room(program.rank, shared.size):
+            os.truncate(file, shared.size)
+        for name, (recipe, dtype) in program.parameters.items():
+            value = evaluate(recipe, read).detach().to("cpu", dtype).contiguous()
+            with _room(program.rank, shared.size):
+                _write(file, tensor_bytes(value), shared.places[name][0])
+            loaded()
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+@contextmanager
+def _room(rank: int, size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RankError(
+            "There is no room to hand the weights over",
+            where=f"rank {rank}",
+            got=error.strerror or str(error),
+            expected=f"{size / 1e6:,.0f} MB of memory, or of space for temporary files",
+        ) from error
+
+
+def _nameless_file() -> int:
+    """In memory where the system has that; else a temporary file, already unlinked."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("tpcompile-weights")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _write(file: int, data: memoryview, start: int) -> None:
+    while data:
+        written = os.pwrite(file, data, start)
+        data, start = data[written:], start + written

@@ -1,0 +1,158 @@
+"""Ranks that a plain script starts itself: each a worker, and the script is none of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+
+from tpcompile.errors import CompileError, UsageError
+from tpcompile.ir.pieces import Read
+from tpcompile.runtime.channel import encode
+from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.rank import RankProgram, Step
+from tpcompile.runtime.shared_weights import fill, places_of
+from tpcompile.runtime.weights import RandomWeights
+from tpcompile.runtime.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
+from tpcompile.runtime.workers import Workers
+
+
+class SpawnedRanks:
+    """All ranks of a model, as processes of this machine.
+
+    They start when this is made, which takes about two seconds; `load` waits for them. A rank
+    that fails, dies, or says nothing for `timeout` seconds ends them all.
+    """
+
+    def __init__(self, tp: int, *, threads: int | None = None, timeout: float = 60.0) -> None:
+        self._lock = threading.Lock()
+        self._closed = ""
+        self._programs: Sequence[RankProgram] = ()
+        self._rotary: nn.Module | None = None
+        self._workers = Workers(tp, threads, timeout)
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes, by rank."""
+        return self._workers.pids
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be run any more; empty while it can."""
+        return self._closed
+
+    def load(
+        self,
+        programs: Sequence[RankProgram],
+        weights: CheckpointFiles | Read,
+        rotary: Callable[[], nn.Module],
+        loaded: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        """Make each worker its rank. `loaded` is told how many parameters are there, of how many.
+
+        Checkpoints and seeds are read by the workers; any other source here, one parameter at
+        a time, into memory that then belongs to the worker.
+        """
+        with self._working():
+            port = next(ready.port for ready in self._workers.answers(Ready))
+            counted = _Counter(loaded, sum(len(program.parameters) for program in programs))
+            for program in programs:
+                load = partial(Load, program, len(programs), port)
+                self._send_program(program, load, weights, counted.add)
+            self._workers.answers(Done, counted.add)
+            self._programs, self._rotary = programs, rotary()
+
+    def run(self, step: Step) -> torch.Tensor:
+        """The result of a step, from rank 0."""
+        self._check_open()
+        message = encode(Run(step, self._tables(step)))
+        with self._working():
+            for rank in range(len(self._programs)):
+                self._workers.send(rank, message)
+            result = self._workers.answers(Done)[0].result
+        assert result is not None
+        return result
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """A parameter as a rank holds it."""
+        with self._working():
+            self._workers.send(rank, encode(Fetch(name)))
+            (answer,) = self._workers.answers(Done, ranks=[rank])
+        assert answer.result is not None
+        return answer.result
+
+    def agree(self) -> None:
+        """One front hands out all work, so there is nobody to agree with."""
+
+    def close(self) -> None:
+        """End the workers."""
+        with self._lock:
+            self._shut("The model is closed")
+
+    def _tables(self, step: Step) -> Tables:
+        if self._rotary is None:
+            raise UsageError("The ranks are not loaded", hint="Call load() first")
+        kinds = dict.fromkeys(kind for program in self._programs for kind in program.rotary)
+        with torch.inference_mode():
+            return {kind: self._rotary(step.inputs["positions"], *kind) for kind in kinds}
+
+    def _send_program(
+        self,
+        program: RankProgram,
+        load: Callable[[Weights], Load],
+        weights: CheckpointFiles | Read,
+        loaded: Callable[[], None],
+    ) -> None:
+        if isinstance(weights, CheckpointFiles | RandomWeights):
+            self._workers.send(program.rank, encode(load(weights)))
+            return
+
+        def filled() -> None:
+            self._workers.check_alive()
+            loaded()
+
+        shared = places_of(program)
+        file = fill(program, shared, weights, filled)
+        try:
+            self._workers.send(program.rank, encode(load(shared)))
+            self._workers.send_file(program.rank, file)
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """One caller at a time; whatever goes wrong ends the workers, for they are out of step."""
+        with self._lock:
+            self._check_open()
+            try:
+                yield
+            except CompileError as error:
+                self._shut(f"The model is closed: {error.message[:1].lower()}{error.message[1:]}")
+                raise
+            except BaseException as error:
+                self._shut(f"The model is closed: a call ended with {type(error).__name__}")
+                raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(self._closed, hint="Compile it again")
+
+    def _shut(self, reason: str) -> None:
+        self._closed = self._closed or reason
+        self._workers.end()
+
+
+class _Counter:
+    """Counts calls, and tells how many there were."""
+
+    def __init__(self, tell: Callable[[int, int], None], total: int) -> None:
+        self._tell, self._total, self._count = tell, total, 0
+
+    def add(self) -> None:
+        self._count += 1
+        self._tell(self._count, self._total)

@@ -1,0 +1,75 @@
+"""Which ranks a model gets: in this process, workers of its own, or a launcher's group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.pieces import Read
+from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.in_process import InProcessRanks
+from tpcompile.runtime.joined import JoinedRanks
+from tpcompile.runtime.model import Ranks
+from tpcompile.runtime.progress import loading_bar
+from tpcompile.runtime.rank import RankProgram
+from tpcompile.runtime.spawned import SpawnedRanks
+from tpcompile.runtime.weights import opened
+
+Load = Callable[[Sequence[RankProgram], CheckpointFiles | Read, Callable[[], nn.Module]], Ranks]
+
+
+@contextmanager
+def starting(
+    tp: int, group: Any | None, device: torch.device, *, simulate: bool, timeout: float
+) -> Iterator[Load]:
+    """Start the ranks, and yield what makes them a model's; they end if the body raises.
+
+    Workers take seconds to start, so this comes before the model is captured.
+    """
+    if simulate or (tp == 1 and group is None):
+        yield _in_process(device)
+    elif group is not None:
+        yield _joined(group, device)
+    elif device.type != "cpu":
+        raise UnsupportedError(
+            f"A script cannot start {tp} ranks on {device}",
+            expected="ranks on the CPU",
+            hint=f"Start the script with torchrun --nproc-per-node {tp}",
+        )
+    else:
+        ranks = SpawnedRanks(tp, timeout=timeout)
+        try:
+            yield _spawned(ranks)
+        except BaseException:
+            ranks.close()
+            raise
+
+
+def _in_process(device: torch.device) -> Load:
+    def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
+        with opened(weights) as read, loading_bar() as loaded:
+            return InProcessRanks(programs, read, rotary, device, loaded)
+
+    return load
+
+
+def _joined(group: Any, device: torch.device) -> Load:
+    def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
+        with loading_bar(shown=group.rank() == 0) as loaded:
+            return JoinedRanks(programs, weights, rotary, group, device, loaded)
+
+    return load
+
+
+def _spawned(ranks: SpawnedRanks) -> Load:
+    def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
+        with loading_bar() as loaded:
+            ranks.load(programs, weights, rotary, loaded)
+        return ranks
+
+    return load

@@ -1,0 +1,144 @@
+"""The workers of a model together: they start, are talked to, and end as one."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tpcompile.errors import CompileError, RankError
+from tpcompile.runtime.channel import ChannelClosed, Encoded
+from tpcompile.runtime.worker import Done, Failed, Progress, Ready
+from tpcompile.runtime.worker_process import WorkerProcess, stacks_of
+
+_Answer = TypeVar("_Answer", Ready, Done)
+_START_S = 60.0
+"""Interpreters start as fast as the disk allows, whatever limit a step has."""
+_CAUSE_S = 2.0
+"""A rank that lost another says so at once; that other's own fault follows within this time."""
+
+
+class Workers:
+    """One process a rank. Any fault of one is raised here, as the error it comes to."""
+
+    def __init__(self, tp: int, threads: int | None, timeout: float) -> None:
+        self._timeout = timeout
+        self._workers: list[WorkerProcess] = []
+        watched, lifeline = os.pipe()
+        self.end = weakref.finalize(self, _end, self._workers, lifeline)
+        """Ends all processes; so does the end of this object, or of the interpreter."""
+        try:
+            for rank in range(tp):
+                self._workers.append(WorkerProcess(rank, watched, threads or _threads(tp)))
+                self._workers[-1].channel.set_timeout(timeout)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            os.close(watched)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes, by rank."""
+        return [worker.pid for worker in self._workers]
+
+    def check_alive(self) -> None:
+        """Work of this process takes long, and a worker may die meanwhile."""
+        dead = next((worker for worker in self._workers if not worker.alive()), None)
+        if dead is not None:
+            raise dead.death()
+
+    def send_file(self, rank: int, file: int) -> None:
+        """Hand over an open file, behind the message that says what it is."""
+        try:
+            self._workers[rank].channel.send_file(file)
+        except ChannelClosed as error:
+            raise self._workers[rank].death() from error
+
+    def answers(
+        self,
+        kind: type[_Answer],
+        progress: Callable[[], None] = lambda: None,
+        ranks: Sequence[int] | None = None,
+    ) -> list[_Answer]:
+        """What each of the ranks answers, by rank; the fault that came first, if one does not."""
+        waiting = set(range(len(self._workers)) if ranks is None else ranks)
+        found: dict[int, _Answer] = {}
+        lost: CompileError | None = None
+        limit = max(self._timeout, _START_S) if kind is Ready else self._timeout
+        while waiting or lost:
+            spoke = self._who_speaks(_CAUSE_S if lost else limit)
+            if not spoke:
+                raise lost or self._hung(sorted(waiting), limit)
+            for worker in spoke:
+                message = self._receive(worker)
+                if isinstance(message, Progress):
+                    progress()
+                elif isinstance(message, kind):
+                    found[worker.rank] = message
+                    waiting.discard(worker.rank)
+                elif isinstance(message, Failed) and message.lost_peer:
+                    lost = lost or message.error
+                elif isinstance(message, Failed):
+                    raise message.error
+        return [found[rank] for rank in sorted(found)]
+
+    def _who_speaks(self, seconds: float) -> list[WorkerProcess]:
+        """The workers that have something to say, be it that they are gone."""
+        watched = select.poll()
+        by_file = {worker.channel.fileno(): worker for worker in self._workers}
+        for file in by_file:
+            watched.register(file, select.POLLIN)
+        return [by_file[file] for file, _ in watched.poll(math.ceil(seconds * 1000))]
+
+    def send(self, rank: int, message: Encoded) -> None:
+        worker = self._workers[rank]
+        try:
+            worker.channel.send_encoded(message)
+        except ChannelClosed as error:
+            raise worker.death() from error
+        except TimeoutError as error:
+            raise self._hung([worker.rank], self._timeout) from error
+
+    def _receive(self, worker: WorkerProcess) -> object:
+        try:
+            message: object = worker.channel.receive()
+        except ChannelClosed as error:
+            raise worker.death() from error
+        except TimeoutError as error:
+            raise self._hung([worker.rank], self._timeout) from error
+        return message
+
+    def _hung(self, ranks: Sequence[int], seconds: float) -> RankError:
+        stacks = stacks_of([self._workers[rank] for rank in ranks])
+        silent = [rank for rank in ranks if not stacks[rank]]
+        named = " and ".join(f"rank {rank}" for rank in silent or ranks)
+        return RankError(
+            f"{named[:1].upper()}{named[1:]} did not answer for {seconds:g} s",
+            got="\n".join(
+                f"rank {rank} in:\n{stack}"
+                if stack
+                else f"rank {rank} without any reaction, as if it were stopped"
+                for rank, stack in stacks.items()
+            ),
+            hint="If the machine is only slow, compile with a longer rank_timeout",
+        )
+
+
+def _threads(tp: int) -> int:
+    """The cores that this process may use, shared out."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)) // tp)
+    return max(1, (os.cpu_count() or 1) // tp)
+
+
+def _end(workers: list[WorkerProcess], lifeline: int) -> None:
+    """End the workers. A fork of their parent that leaves ends none: they are no children of it."""
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.bury()
+    os.close(lifeline)
