@@ -21,7 +21,7 @@ from tpcompile.ir.meta import (
     set_parameter,
     value_type,
 )
-from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, SPECS
 from tpcompile.ir.recipe import Concat, Recipe, Tensor, shape_of, shard, take
 from tpcompile.ir.types import Shard
 
@@ -57,6 +57,10 @@ class Draft:
     def calls(self, *targets: Any) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.target in targets]
 
+    def attentions(self) -> list[fx.Node]:
+        """With a KV cache and without one."""
+        return self.calls(ATTENTION, PAGED_ATTENTION)
+
     def split_parameters(self, dim: int | None = None, axis: str = "") -> list[fx.Node]:
         """Parameters split along `dim`, with `axis` among what they are split by."""
         return [
@@ -78,6 +82,11 @@ def segments(layout: AnyLayout) -> tuple[Layout, ...]:
     if isinstance(layout, FusedLayout):
         return layout.segments
     return () if isinstance(layout, TokenLayout) else (layout,)
+
+
+def place_of(node: fx.Node, argument: str) -> int:
+    """Where an op has the argument of this name."""
+    return SPECS[node.target].argument_names.index(argument)
 
 
 def shard_of(node: fx.Node) -> Shard:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from benchmarks.mutations.draft import Draft, UnfitError, layer_of, renamed, segments_of
+from benchmarks.mutations.draft import Draft, UnfitError, layer_of, place_of, renamed, segments_of
 from benchmarks.mutations.slices import swap_parts
 from tpcompile.ir.meta import Parameter, operand, parameter_of, parameters, set_parameter, type_of
-from tpcompile.ir.ops import ADD_RMS_NORM, ATTENTION, RMS_NORM, ROPE, SWIGLU
+from tpcompile.ir.ops import ADD_RMS_NORM, RMS_NORM, ROPE, SWIGLU
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def gate_for_up(draft: Draft) -> str:
 
 
 def keys_for_values(draft: Draft) -> str:
-    node = draft.pick(draft.calls(ATTENTION), "attention")
+    node = draft.pick(draft.attentions(), "attention")
     source, target = draft.pick([(1, 2), (2, 1)], "operand")
     node.update_arg(target, node.args[source])
     return f"%{node.name} reads operand {source} as {target} too"
@@ -77,16 +77,17 @@ def eps(draft: Draft) -> str:
 
 
 def scale(draft: Draft) -> str:
-    node = draft.pick(draft.calls(ATTENTION), "attention")
-    old = node.args[4]
+    node = draft.pick(draft.attentions(), "attention")
+    place = place_of(node, "scale")
+    old = node.args[place]
     assert isinstance(old, float)
-    node.update_arg(4, new := draft.pick([old * old, 1.0], "scale"))
+    node.update_arg(place, new := draft.pick([old * old, 1.0], "scale"))
     return f"scale of %{node.name} is {new}"
 
 
 def window(draft: Draft) -> str:
-    node = draft.pick(draft.calls(ATTENTION), "attention")
-    node.update_arg(5, wide := draft.pick([1, 2, 3], "window"))
+    node = draft.pick(draft.attentions(), "attention")
+    node.update_arg(place_of(node, "window"), wide := draft.pick([1, 2, 3], "window"))
     return f"window of %{node.name} is {wide}"
 
 
@@ -150,7 +151,7 @@ def residual(draft: Draft) -> str:
 
 def sequences_joined(draft: Draft) -> str:
     """Attention is told the wanted rows for the starts of the sequences."""
-    node = draft.pick(draft.calls(ATTENTION), "attention")
+    node = draft.pick(draft.attentions(), "attention")
     rows = next(n for n in draft.graph.nodes if n.op == "placeholder" and n.name == "logit_rows")
-    node.update_arg(3, rows)
+    node.update_arg(place_of(node, "starts"), rows)
     return f"%{node.name} takes logit_rows for starts"

@@ -8,7 +8,6 @@ from benchmarks.mutations.draft import Draft, UnfitError, layer_of, relayout, wi
 from benchmarks.mutations.layouts import alike, moved_boundary, part_of, with_run
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import ATTENTION
 
 
 def head_split(draft: Draft) -> str:
@@ -53,7 +52,7 @@ def other_kv_heads(draft: Draft) -> str:
 
 
 def _keep_kv(draft: Draft, node: fx.Node, new: Layout) -> str:
-    attention = next(n for n in draft.calls(ATTENTION) if layer_of(n) == layer_of(node))
+    attention = next(n for n in draft.attentions() if layer_of(n) == layer_of(node))
     queries = value_type(attention).layout_of(1)
     assert isinstance(queries, Layout)
     group = queries.units // new.units

@@ -14,6 +14,7 @@ from tpcompile.ir import checker
 from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import info_of, parameter_of, parameters
 from tpcompile.ir.pieces import evaluate
+from tpcompile.ir.simulate import rank_inputs
 from tpcompile.runtime.packing import Packed, pack
 
 TOLERANCE = 1e-5
@@ -84,8 +85,7 @@ def _logits(gm: fx.GraphModule, original: Graph) -> list[torch.Tensor]:
         for rank in range(ranks)
     ]
     batch = tokens(subject.captured.config.vocab_size, original.tp)
-    inputs = (batch.input_ids, batch.positions, batch.starts, batch.logit_rows)
-    return run_simulated(modules, group, inputs)
+    return run_simulated(modules, group, rank_inputs(gm, batch.inputs()))
 
 
 def tokens(vocabulary: int, tp: int) -> Packed:

@@ -20,7 +20,6 @@ from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import Parameter, operand, parameter_of, set_parameter, value_type
 from tpcompile.ir.ops import (
     ALL_REDUCE,
-    ATTENTION,
     REDUCE_SCATTER,
     RMS_NORM,
     SWIGLU,
@@ -128,7 +127,7 @@ def partial_into_swiglu(draft: Draft) -> str:
 
 def partial_into_attention(draft: Draft) -> str:
     """The sum before attention is left to the one behind it."""
-    node = draft.pick(draft.calls(ATTENTION), "attention")
+    node = draft.pick(draft.attentions(), "attention")
     (flat,) = node.users
     (output,) = flat.users
     return _feed_partial(draft, node, list(dict.fromkeys(linears_behind(node))), output)
@@ -189,7 +188,7 @@ def parts_read_swapped(draft: Draft) -> str:
 
 def kv_map_given(draft: Draft) -> str:
     """Attention is told which KV head each query head reads, and told wrong."""
-    node = draft.pick(draft.calls(ATTENTION), "attention")
+    node = draft.pick(draft.attentions(), "attention")
     spec = spec_of(node)
     assert isinstance(spec, OpSpec)
     queries, keys = (value_type(operand(node, i)).layout_of(1) for i in (0, 1))

@@ -98,7 +98,7 @@ def padded_each(draft: Draft) -> str:
     logits = operand(output)
     cut = insert_after(logits, aten.slice.Tensor, logits, 1, 0, size, 1)
     cut.meta["type"] = value_type(logits)
-    output.args = (cut,)
+    output.replace_input_with(logits, cut)
     return f"head padded to {rows} rows a rank, logits cut at {size}"
 
 

@@ -1,0 +1,85 @@
+"""Checkpoints of random weights, as large as wanted, written one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tpcompile.frontend import capture
+from tpcompile.runtime.checkpoint import INDEX
+from tpcompile.runtime.weights import RandomWeights
+
+FILE_BYTES = 256 * 1000**2
+"""A file is full when it holds as much; so much memory the writer needs, and one tensor."""
+
+
+@dataclass(frozen=True)
+class RandomCheckpoint:
+    """A directory that all sides read, and what is in it."""
+
+    directory: Path
+    layers: int
+    vocabulary: int
+    dtype: torch.dtype
+    weight_bytes: int
+    largest: tuple[int, int]
+    """Of the largest tensor: its rows, and the bytes of one."""
+
+    def largest_slice(self, tp: int) -> int:
+        """The bytes of the largest part that one of `tp` ranks reads at once."""
+        rows, bytes_of_row = self.largest
+        return -(-rows // tp) * bytes_of_row
+
+
+@contextmanager
+def random_checkpoint(model: str, seed: int = 0) -> Iterator[RandomCheckpoint]:
+    """The preset with weights from a seed, in a temporary directory; deleted behind."""
+    with tempfile.TemporaryDirectory(prefix="tpcompile-benchmark-") as directory:
+        yield write_checkpoint(Path(directory), model, seed)
+
+
+def write_checkpoint(directory: Path, model: str, seed: int = 0) -> RandomCheckpoint:
+    """The preset's configuration and its weights, in several files with an index."""
+    captured = capture(f"preset:{model}")
+    weights = RandomWeights(captured, seed)
+    dtype = next(iter(captured.graph.parameters())).dtype
+    tensors = captured.tensors
+    total = sum(prod(t.shape) * dtype.itemsize for t in tensors.values())
+    free = shutil.disk_usage(directory).free
+    if free < 1.1 * total:
+        raise OSError(f"{model} takes {total / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB")
+    captured.config.save_pretrained(directory)
+    where: dict[str, str] = {}
+    held: dict[str, torch.Tensor] = {}
+    for name in tensors:
+        held[name] = weights.whole(name)
+        if sum(t.nbytes for t in held.values()) >= FILE_BYTES:
+            where |= _write(directory, held, len(set(where.values())))
+            held = {}
+    where |= _write(directory, held, len(set(where.values()))) if held else {}
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (directory / INDEX).write_text(json.dumps(index, indent=2))
+    largest = max((t.shape for t in tensors.values()), key=prod)
+    return RandomCheckpoint(
+        directory,
+        captured.config.num_hidden_layers,
+        captured.config.vocab_size,
+        dtype,
+        total,
+        (largest[0], prod(largest[1:]) * dtype.itemsize),
+    )
+
+
+def _write(directory: Path, held: dict[str, torch.Tensor], number: int) -> dict[str, str]:
+    file = f"model-{number:05d}.safetensors"
+    save_file(held, directory / file, metadata={"format": "pt"})
+    return dict.fromkeys(held, file)

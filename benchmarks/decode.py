@@ -1,0 +1,241 @@
+"""`python -m benchmarks decode`: tokens per second beside Hugging Face, batch 1, greedy.
+
+All sides read one checkpoint of random weights and are fed the same tokens, in turn, a few steps
+each, so that a slow minute of the machine hits all of them. First their logits are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.checkpoint import RandomCheckpoint, random_checkpoint
+from benchmarks.counts import positive
+from benchmarks.decode_report import show, to_json
+from benchmarks.peers.side import Side, SideError, SideSpec
+from benchmarks.report import write_json
+from tpcompile.inspect.compare import row_of
+
+EAGER, HUGGING_FACE_TP = "Hugging Face eager", "Hugging Face TP, 2 ranks"
+ONE, TWO = "tpcompile tp=1", "tpcompile tp=2"
+MODEL = "qwen3-0.6b"
+PREFILL = 512
+STEPS_A_TURN = 5
+
+
+@dataclass(frozen=True)
+class Target:
+    """How many times as fast one side must be as another; what: a context, or `prefill`."""
+
+    side: str
+    peer: str
+    what: str
+    least: float
+
+
+TARGETS = (
+    Target(TWO, HUGGING_FACE_TP, "64", 2.0),
+    Target(TWO, HUGGING_FACE_TP, "1024", 2.0),
+    Target(ONE, EAGER, "64", 1.1),
+    Target(ONE, EAGER, "1024", 1.6),
+    Target(ONE, EAGER, "prefill", 1.1),
+)
+"""For the shapes of MODEL alone: other shapes are shown and not judged."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the logits of a side are from eager's, over the largest of them."""
+
+    side: str
+    what: str
+    error: float
+    ok: bool
+
+
+@dataclass
+class Measured:
+    """Seconds of each step, by side and by what was measured."""
+
+    model: str
+    seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    agreements: list[Agreement] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Sides that could not be measured, and why."""
+
+    def ratio(self, target: Target) -> float | None:
+        """How many times as fast; None if one of the two was not measured."""
+        pair = [self.seconds.get(s, {}).get(target.what) for s in (target.side, target.peer)]
+        own, peer = pair
+        return median(peer) / median(own) if own and peer else None
+
+    def targets(self) -> list[tuple[Target, float | None]]:
+        """Those for what was asked for, each with what was reached."""
+        if self.model != MODEL:
+            return []
+        asked = {what for found in self.seconds.values() for what in found}
+        return [(t, self.ratio(t)) for t in TARGETS if t.what in asked]
+
+    @property
+    def ok(self) -> bool:
+        return (
+            all(a.ok for a in self.agreements)
+            and not self.missing
+            and all(ratio is not None and ratio >= t.least for t, ratio in self.targets())
+        )
+
+
+def specs(threads: int) -> list[SideSpec]:
+    """All sides have the same number of threads in all; ranks share them."""
+    return [
+        SideSpec(EAGER, "eager", 1, threads),
+        SideSpec(ONE, "tpcompile", 1, threads),
+        SideSpec(HUGGING_FACE_TP, "hugging-face-tp", 2, max(1, threads // 2)),
+        SideSpec(TWO, "tpcompile", 2, threads),
+    ]
+
+
+def _tokens(seed: int, vocabulary: int) -> Iterator[int]:
+    numbers = random.Random(seed)
+    while True:
+        yield numbers.randrange(vocabulary)
+
+
+class Benchmark:
+    """The sides that are up, and what was measured of them."""
+
+    def __init__(self, checkpoint: RandomCheckpoint, model: str) -> None:
+        self._checkpoint = checkpoint
+        self._sides: dict[str, Side] = {}
+        self.measured = Measured(model)
+
+    def start(self, chosen: Sequence[SideSpec], stack: ExitStack, progress: Console) -> None:
+        """Load the sides, one after another; one that cannot start is missing."""
+        for spec in track(chosen, "loading", console=progress):
+            side = stack.enter_context(Side(spec, self._checkpoint.directory))
+            try:
+                side.ready()
+            except SideError as error:
+                side.close()
+                self.measured.missing[spec.name] = str(error)
+            else:
+                self._sides[spec.name] = side
+
+    def prefill(self, length: int, times: int, progress: Console) -> None:
+        """Prompts of one length; tokens differ from time to time."""
+        chosen = {name: s for name, s in self._sides.items() if name in (EAGER, ONE)}
+        source = _tokens(length, self._checkpoint.vocabulary)
+        for time in track(range(times + 1), f"prefill of {length}", console=progress):
+            results = self._ask(chosen, "prefill", list(islice(source, length)))
+            if time == 0:  # the first one warms up, and shows that the sides agree
+                self._compare(f"prefill of {length}", results)
+            else:
+                self._note("prefill", results)
+
+    def decode(self, context: int, steps: int, progress: Console) -> None:
+        """Turns of a few steps from `context` on, until every side has done `steps`."""
+        source = _tokens(context, self._checkpoint.vocabulary)
+        prompt = list(islice(source, context))
+        self._compare(f"context {context}", self._ask(self._sides, "prefill", prompt))
+        for _ in track(range(-(-steps // STEPS_A_TURN)), f"context {context}", console=progress):
+            # the first step of a turn finds the caches of the machine full of another side
+            results = self._ask(self._sides, "decode", list(islice(source, 1 + STEPS_A_TURN)))
+            self._note(str(context), {n: (s[1:], logits) for n, (s, logits) in results.items()})
+        self._compare(f"decode from {context}", results)
+
+    def _ask(self, sides: Mapping[str, Side], request: str, tokens: list[int]) -> dict[str, Any]:
+        """One side after another: none runs while another is measured."""
+        results = {}
+        for name, side in list(sides.items()):
+            try:
+                results[name] = side.ask(request, tokens)
+            except SideError as error:
+                self.measured.missing[name] = str(error)
+                self._sides.pop(name).close()
+        return results
+
+    def _note(self, what: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
+        for name, (seconds, _) in results.items():
+            self.measured.seconds.setdefault(name, {}).setdefault(what, []).extend(seconds)
+
+    def _compare(self, what: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
+        """The tolerance is that of `tpcompile compare`: roundings, layer after layer."""
+        if EAGER not in results:
+            return
+        dtype = self._checkpoint.dtype
+        logits = {n: torch.from_numpy(found).to(dtype) for n, (_, found) in results.items()}
+        for name in logits.keys() - {EAGER}:
+            depth = self._checkpoint.layers
+            row = row_of(what, name, logits[name], logits[EAGER], depth=depth)
+            self.measured.agreements.append(Agreement(name, what, row.rel, row.ok))
+
+
+def measure(
+    model: str,
+    chosen: Sequence[SideSpec],
+    contexts: Sequence[int],
+    steps: int,
+    prefills: int,
+    progress: Console,
+) -> Measured:
+    """Write the weights, load all sides, compare them, measure them in turn."""
+    progress.print(f"writing random weights of {model}")
+    with random_checkpoint(model) as checkpoint, ExitStack() as stack:
+        benchmark = Benchmark(checkpoint, model)
+        benchmark.start(chosen, stack, progress)
+        for context in contexts:
+            benchmark.decode(context, steps, progress)
+        if prefills:
+            benchmark.prefill(PREFILL, prefills, progress)
+        return benchmark.measured
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 if a target is missed, the sides disagree, or one is missing."""
+    parser = argparse.ArgumentParser("python -m benchmarks decode", description=__doc__)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print JSON instead of the table")
+    add("--model", default=MODEL, metavar="PRESET", help=f"shapes; targets are for {MODEL}")
+    add(
+        "--contexts",
+        type=positive,
+        nargs="+",
+        default=[64, 1024],
+        help="tokens before the first step",
+    )
+    add("--steps", type=positive, default=20, help="decode steps of each side at each context")
+    add("--prefills", type=int, default=20, help=f"prefills of {PREFILL} tokens; 0 for none")
+    add("--threads", type=positive, default=os.cpu_count() or 1, help="of each side, in all")
+    add("--sides", nargs="+", metavar="NAME", help="only the sides whose names hold one of these")
+    options = parser.parse_args(arguments)
+    chosen = [
+        spec
+        for spec in specs(options.threads)
+        if not options.sides or any(word in spec.name for word in options.sides)
+    ]
+    if not chosen:
+        parser.error(f"no side is named so; there are {', '.join(s.name for s in specs(1))}")
+    measured = measure(
+        options.model,
+        chosen,
+        options.contexts,
+        options.steps,
+        options.prefills,
+        Console(stderr=True),
+    )
+    if options.json:
+        write_json(to_json(measured))
+    else:
+        show(measured, Console(width=110, highlight=False))
+    return 0 if measured.ok else 1

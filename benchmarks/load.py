@@ -1,0 +1,184 @@
+"""`python -m benchmarks load`: peak memory of each rank, and time, beside Hugging Face TP.
+
+Each run starts a side anew, from the first import to the first token of a short prompt, and
+samples its processes from outside; see benchmarks/memory.py for what is counted. Sides in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.checkpoint import RandomCheckpoint, random_checkpoint
+from benchmarks.counts import positive
+from benchmarks.memory import MemoryWatch
+from benchmarks.peers.side import Side, SideError, SideSpec
+from benchmarks.report import write_json
+
+MODELS = ("qwen3-0.6b", "qwen3-1.7b")
+"""1.2 and 3.4 GB."""
+RANKS = (2, 4)
+PROMPT = list(range(1, 9))
+WEIGHTS_FACTOR = 1.05
+BASE_BYTES = 200 * 1000**2
+"""For the interpreter, torch, and buffers."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One start of one side."""
+
+    seconds: float
+    """Until the model can be called, imports included."""
+    peaks: tuple[int, ...]
+    """Bytes of each rank."""
+    others: int
+    """Bytes of the processes beside the ranks, together: the caller's, a launcher."""
+
+
+@dataclass
+class Case:
+    """A side with one checkpoint, and what it may take."""
+
+    model: str
+    side: str
+    tp: int
+    weight_bytes: int
+    limit: int | None
+    """None for peers: they are shown and not judged."""
+    runs: list[Run] = field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def peak(self) -> int:
+        """Of the rank that takes most, in the run in which it does."""
+        return max(max(run.peaks) for run in self.runs)
+
+    @property
+    def ok(self) -> bool:
+        return not self.missing and (self.limit is None or self.peak <= self.limit)
+
+
+def limit(checkpoint: RandomCheckpoint, tp: int) -> int:
+    """What a rank may hold at most."""
+    share = checkpoint.weight_bytes / tp * WEIGHTS_FACTOR
+    return int(share) + checkpoint.largest_slice(tp) + BASE_BYTES
+
+
+def run_once(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
+    """Start a side, let it load and say one token, and end it."""
+    with Side(spec, checkpoint.directory) as side, MemoryWatch(side.pid) as watch:
+        ranks = side.ready()
+        seconds = time.perf_counter() - side.started
+        side.ask("prefill", PROMPT)
+    if len(ranks) != spec.tp or not watch.peaks.keys() >= set(ranks):
+        raise SideError(
+            f"{spec.name} names {ranks} as its {spec.tp} processes, which were not seen"
+        )
+    others = sum(peak for pid, peak in watch.peaks.items() if pid not in ranks)
+    return Run(seconds, tuple(watch.peaks[pid] for pid in ranks), others)
+
+
+def measure_model(
+    model: str, ranks: Sequence[int], runs: int, threads: int, progress: Console
+) -> list[Case]:
+    """All sides with one checkpoint, in turn."""
+    progress.print(f"writing random weights of {model}")
+    with random_checkpoint(model) as checkpoint:
+        cases: list[tuple[SideSpec, Case]] = []
+        for tp in ranks:
+            peer = SideSpec(f"Hugging Face TP, {tp} ranks", "hugging-face-tp", tp, 1)
+            own = SideSpec(f"tpcompile tp={tp}", "tpcompile", tp, threads)
+            for spec, most in ((peer, None), (own, limit(checkpoint, tp))):
+                cases.append((spec, Case(model, spec.name, tp, checkpoint.weight_bytes, most)))
+        for number in range(runs):
+            for spec, case in cases:
+                progress.print(f"{model}, {spec.name}: run {number + 1} of {runs}")
+                _run(spec, case, checkpoint)
+    return [case for _, case in cases]
+
+
+def _run(spec: SideSpec, case: Case, checkpoint: RandomCheckpoint) -> None:
+    if case.missing:
+        return
+    try:
+        case.runs.append(run_once(spec, checkpoint))
+    except SideError as error:
+        case.missing = str(error)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 if a rank takes more than it may, or a side is missing."""
+    parser = argparse.ArgumentParser("python -m benchmarks load", description=__doc__)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print JSON instead of the table")
+    add("--models", nargs="+", default=list(MODELS), metavar="PRESET", help="shapes to load")
+    add("--ranks", type=positive, nargs="+", default=list(RANKS), help="how many, each in turn")
+    add("--runs", type=positive, default=3, help="starts of each side")
+    add("--threads", type=positive, default=os.cpu_count() or 1, help="of tpcompile, in all")
+    options = parser.parse_args(arguments)
+    progress = Console(stderr=True)
+    cases = [
+        case
+        for model in options.models
+        for case in measure_model(model, options.ranks, options.runs, options.threads, progress)
+    ]
+    ok = all(case.ok for case in cases)
+    if options.json:
+        write_json({"ok": ok, "cases": [_json(case) for case in cases]})
+    else:
+        _show(cases, options.runs, Console(width=110, highlight=False))
+    return 0 if ok else 1
+
+
+def _json(case: Case) -> dict[str, Any]:
+    return {**asdict(case), "peak": case.peak if case.runs else None, "ok": case.ok}
+
+
+def _show(cases: Sequence[Case], runs: int, console: Console) -> None:
+    table = Table(title=f"Loading: MB at the peak of {runs} runs, median seconds")
+    for name in ("model", "side"):
+        table.add_column(name)
+    for name in ("weights / ranks", "peak of each rank", "at most", "", "others", "seconds"):
+        table.add_column(name, justify="right")
+    for case in cases:
+        table.add_row(*_cells(case))
+    console.print(table)
+    console.print(
+        f"at most = weights / ranks × {WEIGHTS_FACTOR} + largest slice + {_mb(BASE_BYTES)} MB; "
+        "others = the processes that are no rank.\nAnonymous and shared memory; pages of mapped "
+        "files are not counted. Seconds from start to ready, imports included."
+    )
+    for case in cases:
+        if case.missing:
+            console.print(f"{case.model}, {case.side} is missing: {case.missing}", markup=False)
+
+
+def _cells(case: Case) -> list[str]:
+    share = _mb(case.weight_bytes // case.tp)
+    if case.missing:
+        return [case.model, case.side, share, "missing"]
+    peaks = [max(run.peaks[rank] for run in case.runs) for rank in range(case.tp)]
+    verdict = "" if case.limit is None else "met" if case.ok else "MISSED"
+    return [
+        case.model,
+        case.side,
+        share,
+        " ".join(_mb(peak) for peak in peaks),
+        "" if case.limit is None else _mb(case.limit),
+        verdict,
+        _mb(max(run.others for run in case.runs)),
+        f"{median(run.seconds for run in case.runs):.1f}",
+    ]
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.0f}"

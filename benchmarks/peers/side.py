@@ -1,0 +1,140 @@
+"""A side of a comparison, as the benchmark that measures it sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 900.0
+LOG_LINES = 15
+
+
+class SideError(Exception):
+    """A side that could not start, failed, or did not answer."""
+
+
+@dataclass(frozen=True)
+class SideSpec:
+    """Which side: the kind of benchmarks.peers.kinds, its ranks, and the threads of its process."""
+
+    name: str
+    kind: str
+    tp: int
+    threads: int
+
+    def command(self, directory: Path, address: Path) -> list[str]:
+        own = ["-m", "benchmarks.peers.worker", self.kind, str(directory)]
+        own += [str(self.tp), str(self.threads), str(address)]
+        if self.kind != "hugging-face-tp":
+            return [sys.executable, *own]
+        torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={self.tp}"]
+        torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+        return [sys.executable, *torchrun, "--local-addr=127.0.0.1", *own]
+
+
+class Side:
+    """The processes of one side. Between questions they wait and use no processor."""
+
+    def __init__(self, spec: SideSpec, directory: Path) -> None:
+        self.spec = spec
+        self._own = tempfile.TemporaryDirectory(prefix="tpcompile-side-")
+        self._log = Path(self._own.name) / "log"
+        self._connection: Connection | None = None
+        address = Path(self._own.name) / "socket"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(address))
+        self._listener.listen(1)
+        self.started = time.perf_counter()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                spec.command(directory, address),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # so that torchrun and its ranks end together
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ready(self) -> list[int]:
+        """Wait until the model is loaded; the processes of its ranks."""
+        self._listener.settimeout(0.5)
+        while self._connection is None:
+            try:
+                self._connection = Connection(self._listener.accept()[0].detach())
+            except TimeoutError:
+                self._check_alive()
+        processes: list[int] = self._answer()
+        return processes
+
+    def ask(self, request: str, tokens: Sequence[int]) -> tuple[list[float], Any]:
+        """The seconds of each step, and the logits of the last."""
+        assert self._connection is not None, "ready() comes first"
+        self._connection.send((request, tokens))
+        seconds, logits = self._answer()
+        return seconds, logits
+
+    def _answer(self) -> Any:
+        assert self._connection is not None
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not self._connection.poll(0.5):
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise SideError(f"{self.spec.name} gave no answer in {LIMIT_SECONDS:.0f} s")
+        try:
+            state, value = self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise SideError(f"{self.spec.name} ended: {self._last_lines()}") from error
+        if state == "failed":
+            raise SideError(f"{self.spec.name} failed:\n{value}")
+        return value
+
+    def _check_alive(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            raise SideError(f"{self.spec.name} ended with status {code}: {self._last_lines()}")
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+    def close(self) -> None:
+        """Ask it to stop; end it if it does not."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it is gone already
+                self._connection.send(None)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is ended
+            self._process.wait(10 if self._connection is not None else 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._connection is not None:
+            self._connection.close()
+        self._listener.close()
+        self._own.cleanup()
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
