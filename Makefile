@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test check bench golden docs clean
 
 help:
-	@echo "make demo    train a small Qwen3, compile it for several ranks, compare with Hugging Face"
+	@echo "make demo    train a small Qwen3, generate text on two ranks, compare with Hugging Face"
 	@echo "make test    lint, types, architecture and tests"
 	@echo "make check   lint, types and architecture only"
 	@echo "make bench   the benchmark tables"
@@ -21,15 +21,15 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY) build/demo
-	$(PYTHON) examples/02_shard_any_tp.py
-	$(VENV)/bin/tpcompile plan build/demo --tp 4
-	$(VENV)/bin/tpcompile compare build/demo --tp 4
+	$(VENV)/bin/tpcompile plan build/demo --tp 2
+	$(PYTHON) examples/03_generate_tp2.py build/demo
+	$(VENV)/bin/tpcompile compare build/demo --tp 2
 
 build/demo: | $(READY)
 	$(VENV)/bin/tpcompile make-demo build/demo
 
 test: check
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
@@ -40,6 +40,8 @@ check: $(READY)
 bench: $(READY)
 	$(PYTHON) -m benchmarks compile-time
 	$(PYTHON) -m benchmarks mutants
+	$(PYTHON) -m benchmarks load
+	$(PYTHON) -m benchmarks decode
 
 golden: $(READY)
 	$(PYTHON) -m pytest --update-golden

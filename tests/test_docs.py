@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -59,13 +60,52 @@ def test_the_worked_pass_of_the_page_works() -> None:
     assert "%rms_norm" in str(caught.value)
 
 
-@pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
-def test_examples_run(example: str) -> None:
+EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
+NEED_A_CHECKPOINT = {"03_generate_tp2.py", "04_torchrun.py"}
+
+
+def _run(*arguments: str) -> str:
+    """What an example prints; one process a rank, and one thread a process."""
     found = subprocess.run(
-        [sys.executable, f"examples/{example}"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout
+    return found.stdout
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES - NEED_A_CHECKPOINT))
+def test_examples_run(example: str) -> None:
+    _run(f"examples/{example}")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model after a few steps of training: sooner made, and as good for comparing."""
+    from tpcompile.runtime.demo import make_demo
+
+    directory = tmp_path_factory.mktemp("demo") / "demo"
+    make_demo(directory, steps=8)
+    return str(directory)
+
+
+def test_generating_on_two_ranks(demo: str) -> None:
+    said = _run("examples/03_generate_tp2.py", demo)
+    assert said.count("\n") == 4, "three texts and the verdict, once: ranks do not run the script"
+    assert said.endswith("all 96 tokens are those of Hugging Face eager\n")
+
+
+def test_an_example_under_torchrun(demo: str) -> None:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    said = _run(*launch, "examples/04_torchrun.py", demo)
+    assert said.startswith("2 ranks: Anna is")
+    assert said.count("ranks:") == 1
+    assert _run("examples/04_torchrun.py", demo) == said.replace("2 ranks", "1 ranks")
 
 
 def test_the_dump_of_the_readme_is_what_the_tool_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,45 +3,135 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from torch import fx
 
 from tests.cli.conftest import Cli
 from tests.models import preset_pair
+from tpcompile import api
+from tpcompile.ir.ops import ARGMAX, PAGED_ATTENTION, SPECS
+from tpcompile.passes import Report, default_pipeline
+from tpcompile.passes.rewrite import calls, insert
 
+KEYS = ["ok", "rows", "first_divergence", "tokens_equal", "top5"]
 ROW_KEYS = {"node", "layer", "max_abs", "rel", "ok"}
+ENDS = ["emitted", "best tokens", *(f"decode step {step}" for step in (1, 2, 3, 4))]
 
 
 @pytest.mark.parametrize("options", ["", "--dtype bfloat16", "--lengths 1", "--backend torch"])
 def test_models_agree(cli: Cli, options: str) -> None:
-    ran = cli(f"compare preset:tiny-qwen2 --tp 4 --random-weights 0 {options}")
+    ran = cli(f"compare preset:tiny-qwen2 --tp 4 --random-weights 0 --simulate {options}")
     assert ran.status == 0, ran.out
     assert "values compared" in ran.out
     assert "FIRST DIVERGENCE" not in ran.out
+    assert all(f"│ {end}" in ran.out for end in ("captured", *ENDS))
 
 
 def test_json(cli: Cli) -> None:
-    found = json.loads(cli("compare preset:tiny-qwen3 --tp 3 --random-weights 1 --json").out)
-    assert set(found) >= {"rows", "first_divergence", "tokens_equal", "top5"}
+    line = "compare preset:tiny-qwen3 --tp 3 --random-weights 1 --json --simulate"
+    found = json.loads(cli(line).out)
+    assert list(found) == KEYS
     assert all(set(row) >= ROW_KEYS for row in found["rows"])
     assert found["tokens_equal"]
     assert found["first_divergence"] is None
     assert found["rows"][0]["source"] == "Hugging Face eager"
-    assert found["rows"][-1]["node"] == "emitted"
-    assert found["rows"][-1]["max_abs"] == 0.0, "emitted modules do what the graph does"
+    ends = {row["node"]: row for row in found["rows"][-len(ENDS) :]}
+    assert list(ends) == ENDS
+    assert ends["emitted"]["source"] == "modules of ranks, in this process"
+    assert ends["emitted"]["max_abs"] == 0.0, "emitted modules do what the graph does"
+    assert ends["best tokens"]["max_abs"] == 0.0
+    assert 0 < ends["decode step 1"]["rel"] < 1e-5
 
 
-def test_a_checkpoint(cli: Cli, tmp_path: Path) -> None:
+def test_a_checkpoint_on_ranks_of_their_own(cli: Cli, tmp_path: Path) -> None:
     preset_pair("qwen3-0.6b").eager.save_pretrained(tmp_path)
-    assert cli(f"compare {tmp_path} --tp 5 --all").status == 0
+    ran = cli(f"compare {tmp_path} --tp 3 --all --json")
+    assert ran.status == 0
+    emitted = next(row for row in json.loads(ran.out)["rows"] if row["node"] == "emitted")
+    assert emitted["source"] == "modules of ranks, each a process"
+
+
+def test_a_pipeline_without_a_cache_decodes_nothing(cli: Cli) -> None:
+    pipeline = (
+        "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
+        "shard-linears,insert-collectives"
+    )
+    line = f"compare preset:tiny-qwen3 --tp 2 --random-weights 0 --simulate --all -p {pipeline}"
+    ran = cli(line)
+    assert (ran.status, "decode step" in ran.out) == (0, False)
+    assert "│ emitted" in ran.out
+
+
+def test_no_more_is_decoded_than_there_is_room_for(cli: Cli) -> None:
+    line = "compare preset:tiny-qwen3 --tp 2 --random-weights 0 --simulate --lengths 510"
+    ran = cli(line)
+    assert ran.status == 0
+    assert ("decode step 2" in ran.out, "decode step 3" in ran.out) == (True, False)
 
 
 def test_it_can_fail(cli: Cli) -> None:
     """No error at all is allowed, and other orders of summation make some."""
-    ran = cli("compare preset:tiny-qwen3 --tp 3 --random-weights 0 --tolerance 0")
+    ran = cli("compare preset:tiny-qwen3 --tp 3 --random-weights 0 --tolerance 0 --simulate")
     assert ran.status == 1
     assert "FIRST DIVERGENCE" in ran.out
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A pass with a mistake that leaves a valid graph behind."""
+
+    mistake: Callable[[fx.GraphModule], None]
+    name: ClassVar[str] = "wrong"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        self.mistake(gm)
+        return Report(matches=1)
+
+
+def other_scale(gm: fx.GraphModule) -> None:
+    place = SPECS[PAGED_ATTENTION].argument_names.index("scale")
+    calls(gm, PAGED_ATTENTION)[1].update_arg(place, 1.0)
+
+
+def narrow_window(gm: fx.GraphModule) -> None:
+    """The prompt of nine tokens fits into it, the first token behind does not."""
+    place = SPECS[PAGED_ATTENTION].argument_names.index("window")
+    calls(gm, PAGED_ATTENTION)[0].update_arg(place, 9)
+
+
+def worst_tokens(gm: fx.GraphModule) -> None:
+    """The logits stay what they were."""
+    (tokens,) = calls(gm, ARGMAX)
+    logits = tokens.args[0]
+    with gm.graph.inserting_before(tokens):
+        tokens.update_arg(0, insert(logits, torch.ops.aten.neg.default, logits))
+
+
+MISTAKES = {
+    other_scale: "attention_1",
+    narrow_window: "decode step 1",
+    worst_tokens: "best tokens",
+}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "where"), [*((mistake, "--simulate") for mistake in MISTAKES), (narrow_window, "")]
+)
+def test_a_mistake_in_a_pass_is_found(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, mistake: Any, where: str
+) -> None:
+    monkeypatch.setattr(api, "default_pipeline", lambda tp: [*default_pipeline(tp), Wrong(mistake)])
+    line = f"compare preset:tiny-qwen3 --tp 2 --random-weights 0 --lengths 9,9,9,9 --json {where}"
+    ran = cli(line)
+    found = json.loads(ran.out)
+    assert (ran.status, found["ok"]) == (1, False)
+    assert MISTAKES[mistake] in found["first_divergence"]["node"]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from tpcompile import __version__
-from tpcompile.cli import check, compare, dump, make_demo, passes, plan
-from tpcompile.cli.command import Command, FailedError, Parser, Result, refuse_unknown
-from tpcompile.errors import CompileError
+from tpcompile.cli import check, compare, dump, generate, make_demo, passes, plan
+from tpcompile.cli.command import (
+    Command,
+    FailedError,
+    Parser,
+    Result,
+    printable,
+    refuse_unknown,
+)
+from tpcompile.errors import CompileError, RankError
 
 COMMANDS: dict[str, Command] = {
     "dump": dump.COMMAND,
@@ -18,6 +25,7 @@ COMMANDS: dict[str, Command] = {
     "plan": plan.COMMAND,
     "check": check.COMMAND,
     "compare": compare.COMMAND,
+    "generate": generate.COMMAND,
     "make-demo": make_demo.COMMAND,
 }
 
@@ -28,7 +36,7 @@ examples:
   tpcompile dump preset:tiny-qwen3 --tp 2         the sharded graph
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff  what each pass changed
   tpcompile plan preset:qwen3-8b --tp 6           who holds what
-  tpcompile passes                                what -p takes
+  tpcompile generate ./checkpoint --tp 2 --prompt "Once upon a time"
 
 MODEL is a directory with a config.json, a hub id, or preset:NAME.
 `tpcompile COMMAND --help` tells more."""
@@ -40,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = _run(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as shown:  # argparse, when it has printed help or the version
         result = Result("", int(shown.code or 0))
-    except FailedError as error:
+    except (FailedError, RankError) as error:
         sys.stderr.write(f"error: {error}\n")
         return FAILED
     except CompileError as error:
@@ -64,6 +72,7 @@ def _run(argv: list[str]) -> Result:
     refuse_unknown("command", name, COMMANDS, "See tpcompile --help")
     command = COMMANDS[name]
     args = command.parser(f"tpcompile {name}").parse(rest)
+    args.stdout = sys.stdout  # for a result that is shown while it comes
     with contextlib.redirect_stdout(sys.stderr):
         return command.run(args)
 
@@ -82,10 +91,8 @@ def _top_parser() -> Parser:
 
 
 def _write(result: Result) -> int:
-    encoding = sys.stdout.encoding or "utf-8"
-    text = result.text.encode(encoding, "backslashreplace").decode(encoding)
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(result.text, sys.stdout))
         sys.stdout.flush()
     except BrokenPipeError:  # as in `| head`: the reader has seen enough
         _discard_the_rest()

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from tpcompile.errors import UsageError, did_you_mean
 
@@ -99,7 +99,7 @@ def number(least: int, what: str) -> Callable[[str], int]:
     return read
 
 
-def add_model_arguments(parser: Parser) -> None:
+def add_model_arguments(parser: Parser, tp_required: bool = True, timing: bool = True) -> None:
     """What every command that compiles a model takes."""
     parser.add_argument(
         "model", metavar="MODEL", help="a directory with a config.json, a hub id, or preset:NAME"
@@ -107,9 +107,10 @@ def add_model_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--tp",
         metavar="N",
-        required=True,
+        required=tp_required,
         type=number(1, "a number of ranks"),
-        help="ranks to shard for: 1 up to the query heads of the model",
+        help="ranks to shard for: 1 up to the query heads of the model"
+        + ("" if tp_required else "; default: 1, or all that torchrun started"),
     )
     parser.add_argument(
         "-p",
@@ -130,9 +131,16 @@ def add_model_arguments(parser: Parser) -> None:
         type=number(0, "a seed"),
         help="make weights from this seed, for commands that run the model",
     )
-    parser.add_argument(
-        "--timing", action="store_true", help="print a table of the passes' times to stderr"
-    )
+    if timing:
+        parser.add_argument(
+            "--timing", action="store_true", help="print a table of the passes' times to stderr"
+        )
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """The text with what the stream cannot encode as escapes."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def json_text(data: dict[str, Any]) -> str:

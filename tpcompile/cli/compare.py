@@ -14,6 +14,7 @@ from tpcompile.cli.command import (
     number,
 )
 from tpcompile.cli.compiling import passes_of, progress
+from tpcompile.cli.numbers import lengths, relative_error
 from tpcompile.errors import UsageError
 
 _EXAMPLES = """\
@@ -22,26 +23,12 @@ _EXAMPLES = """\
   tpcompile compare preset:tiny-qwen2 --tp 3 --random-weights 0 --dtype bfloat16
   tpcompile compare ./my-checkpoint --tp 2 --lengths 1,64 --all
 
+Then some tokens are decoded one by one through the KV caches of both.
 The exit status is 0 if all values agree, 1 if one does not, 2 for bad input."""
 
 
-def _lengths(text: str) -> tuple[int, ...]:
-    read = number(1, "a length")
-    return tuple(read(part.strip()) for part in text.split(","))
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a relative error: give 0 to 1")
-    return value
-
-
 def _add_arguments(parser: Parser) -> None:
-    add_model_arguments(parser)
+    add_model_arguments(parser, timing=False)
     parser.add_argument(
         "--against", metavar="A", type=choice("eager"), default="eager", help="eager"
     )
@@ -50,12 +37,17 @@ def _add_arguments(parser: Parser) -> None:
         metavar="B",
         type=choice("auto", "torch"),
         default="auto",
-        help="torch: its ranks are threads of this process",
+        help="torch: one module a rank",
+    )
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="keep all ranks in this process; default: each is a process of its own",
     )
     parser.add_argument(
         "--lengths",
         metavar="L",
-        type=_lengths,
+        type=lengths,
         default=(9, 17, 1),
         help="tokens of each sequence of the batch; default: 9,17,1",
     )
@@ -64,7 +56,7 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--tolerance",
         metavar="E",
-        type=_fraction,
+        type=relative_error,
         help="largest relative error; default: by the dtype, 1e-5 for float32",
     )
     parser.add_argument("--all", action="store_true", help="show every value, not the worst")
@@ -90,6 +82,7 @@ def _run(args: argparse.Namespace) -> Result:
             lengths=args.lengths,
             seed=args.seed,
             tolerance=args.tolerance,
+            simulate=args.simulate,
         )
     text = json_text(found.to_json()) if args.json else found.table(args.all)
     return Result(text, status=0 if found.ok else 1)

@@ -1,0 +1,42 @@
+"""Generate text on two ranks, and compare it with what Hugging Face eager generates.
+
+Both ranks are processes of their own. They never import this file, so it needs no
+`if __name__ == "__main__"`; its own process hands out the work and is none of the ranks.
+
+python examples/03_generate_tp2.py [CHECKPOINT]
+
+Without a checkpoint it takes the demo model in build/demo, which it trains first if need be.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tpcompile
+from tpcompile.runtime.demo import make_demo
+
+PROMPTS = ["Anna is", "The grey cat of", "Maria is a beekeeper"]
+NEW_TOKENS = 32
+
+directory = sys.argv[1] if len(sys.argv) > 1 else "build/demo"
+if not Path(directory).exists():
+    print("training the demo model: a minute, once")
+    make_demo(directory)
+
+tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
+batch = tokenizer(PROMPTS, padding=True, return_tensors="pt")
+inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+
+with tpcompile.compile(directory, tp=2) as model:
+    found = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+
+for text in tokenizer.batch_decode(found, skip_special_tokens=True):
+    print(f"  {text}")
+
+eager = AutoModelForCausalLM.from_pretrained(directory).eval()
+expected = eager.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+if not torch.equal(found, expected):
+    raise SystemExit("The tokens are not those of Hugging Face eager.")
+print(f"all {found[:, -NEW_TOKENS:].numel()} tokens are those of Hugging Face eager")

@@ -1,0 +1,25 @@
+"""The same with a launcher: every process that torchrun starts is one rank.
+
+torchrun --nproc-per-node 2 examples/04_torchrun.py [CHECKPOINT]
+
+All processes run this file and call the model in the same order; each reads and holds only its
+part of the weights. `tp` is left out, so it is the number of processes. Without torchrun the
+file runs too, on one rank. The checkpoint is build/demo by default: `tpcompile make-demo
+build/demo` makes it.
+"""
+
+import sys
+
+import torch.distributed as dist
+from transformers import AutoTokenizer
+
+import tpcompile
+
+directory = sys.argv[1] if len(sys.argv) > 1 else "build/demo"
+
+with tpcompile.compile(directory) as model:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    ids = tokenizer("Anna is", return_tensors="pt")["input_ids"]
+    found = model.generate(ids, max_new_tokens=32, do_sample=False)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(f"{model.tp} ranks: {tokenizer.decode(found[0], skip_special_tokens=True)}")

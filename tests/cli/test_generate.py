@@ -1,0 +1,274 @@
+"""`tpcompile generate`: the text, the times, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.cli.conftest import Cli
+from tests.cli.test_main import HEAVY, python
+from tests.models import preset_pair
+from tpcompile import api
+from tpcompile.errors import RankError
+from tpcompile.runtime.demo import make_demo
+
+TINY = "preset:tiny-qwen3 --random-weights 0"
+PROMPT = "Anna is a baker"
+KEYS = ["text", "tokens", "prompt_tokens", "new_tokens", "prefill_s", "decode_tokens_per_s"]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with a tokenizer that has learned a little."""
+    directory = tmp_path_factory.mktemp("demo") / "demo"
+    make_demo(directory, steps=8)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def expected(demo: Path) -> tuple[list[int], str]:
+    """What Hugging Face makes of the prompt: ids, and the text of the same."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(demo)
+    eager: Any = AutoModelForCausalLM.from_pretrained(demo).eval()
+    ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
+    found = eager.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist()
+    return found, tokenizer.decode(found, skip_special_tokens=True)
+
+
+def test_the_text_is_hugging_faces_and_stdout_holds_nothing_else(
+    cli: Cli, demo: Path, expected: tuple[list[int], str]
+) -> None:
+    ran = cli(f"generate {demo} --max-new-tokens 12 --prompt", PROMPT)
+    assert (ran.status, ran.out) == (0, expected[1] + "\n")
+    assert re.fullmatch(
+        r"4 tokens of prompt, first token after \d+\.\d\d s, 12 new tokens, "
+        r"then \d+\.\d tokens per second\n",
+        ran.err,
+    )
+
+
+def test_ranks_of_their_own_and_json(cli: Cli, demo: Path, expected: tuple[list[int], str]) -> None:
+    found = json.loads(
+        cli(f"generate {demo} --tp 2 --max-new-tokens 12 --json --prompt", PROMPT).out
+    )
+    assert list(found) == KEYS
+    assert (found["tokens"], found["text"]) == expected
+    assert (found["prompt_tokens"], found["new_tokens"]) == (4, 12)
+    assert found["prefill_s"] > 0
+    assert found["decode_tokens_per_s"] > 0
+
+
+def test_one_token_has_no_rate(cli: Cli) -> None:
+    ran = cli(f"generate {TINY} --prompt-ids 5 --max-new-tokens 1 --json")
+    assert json.loads(ran.out)["decode_tokens_per_s"] is None
+    assert ran.err.endswith("1 new tokens\n")
+
+
+def test_text_is_shown_as_it_comes_on_a_terminal(
+    cli: Cli, demo: Path, expected: tuple[list[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        shown = 0
+
+        def isatty(self) -> bool:
+            return True
+
+        def flush(self) -> None:
+            self.shown += 1
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert cli(f"generate {demo} --max-new-tokens 12 --prompt", PROMPT).status == 0
+    assert terminal.getvalue() == expected[1] + "\n"
+    assert terminal.shown > 4
+
+
+def test_ids_in_ids_out(cli: Cli) -> None:
+    eager = preset_pair("tiny-qwen3").eager
+    found = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False)
+    ran = cli(f"generate {TINY} --prompt-ids 5,6,7 --max-new-tokens 6")
+    assert ran.out == ",".join(map(str, found[0].tolist())) + "\n"
+
+
+def test_ids_of_a_model_with_a_tokenizer_give_text(
+    cli: Cli, demo: Path, expected: tuple[list[int], str]
+) -> None:
+    prompt = ",".join(map(str, expected[0][:4]))
+    ran = cli(f"generate {demo} --prompt-ids {prompt} --max-new-tokens 12")
+    assert ran.out == expected[1] + "\n"
+
+
+def _sampled(cli: Cli, options: str) -> str:
+    return cli(f"generate {TINY} --prompt-ids 5,6,7 --max-new-tokens 16 {options}").out
+
+
+def test_tokens_are_drawn_by_the_seed(cli: Cli) -> None:
+    drawn = _sampled(cli, "--sample --seed 1")
+    assert drawn == _sampled(cli, "--sample --seed 1")
+    assert len({drawn, _sampled(cli, "--sample --seed 2"), _sampled(cli, "")}) == 3
+
+
+def test_a_temperature_draws_and_near_zero_it_takes_the_best(cli: Cli) -> None:
+    best = _sampled(cli, "")
+    assert _sampled(cli, "--temperature 5 --top-k 900 --top-p 1") != best
+    assert _sampled(cli, "--temperature 1e-6") == best
+    assert _sampled(cli, "--top-k 1") == best
+    assert _sampled(cli, "--top-p 1e-9") == best
+
+
+def test_beams(cli: Cli) -> None:
+    eager = preset_pair("tiny-qwen3").eager
+    found = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=16, num_beams=3,
+                           do_sample=False)  # fmt: skip
+    assert _sampled(cli, "--beams 3") == ",".join(map(str, found[0].tolist())) + "\n"
+
+
+def test_chat_prints_the_answer_alone(
+    cli: Cli, demo: Path, expected: tuple[list[int], str], tmp_path: Path
+) -> None:
+    """A template that adds nothing makes the prompt the same."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(demo)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    for file in demo.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tokenizer.save_pretrained(tmp_path)
+    ran = cli(f"generate {tmp_path} --chat --max-new-tokens 12 --prompt", PROMPT)
+    assert PROMPT + ran.out == expected[1] + "\n"
+
+
+def test_special_tokens_are_no_text(cli: Cli, demo: Path) -> None:
+    ran = cli(f"generate {demo} --max-new-tokens 1 --prompt", f"<|endoftext|>{PROMPT}")
+    assert ran.out.startswith(PROMPT)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Path:
+    """`bare` has weights and no tokenizer, in `torn` its file is cut off, `empty` has nothing."""
+    root = tmp_path_factory.mktemp("directories")
+    for name in ("bare", "torn"):
+        (root / name).mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (root / name / file).write_bytes((demo / file).read_bytes())
+    (root / "torn" / "tokenizer.json").write_text("{")
+    (root / "empty").mkdir()
+    return root
+
+
+BAD = {
+    "{0}/nowhere --prompt x": "There is no directory",
+    "{0}/empty --prompt x": "holds no model",
+    "{0}/bare --prompt x": "holds no tokenizer",
+    "{0}/torn --prompt x": "could not be read. Found JSONDecodeError",
+    "preset:tiny-qwen4 --prompt x": "Did you mean tiny-qwen3",
+    f"{TINY} --prompt x": "without a tokenizer. Give the prompt as numbers: --prompt-ids",
+    "preset:tiny-qwen3 --prompt-ids 1": "no weights",
+    TINY: "One of the arguments --prompt --prompt-ids is required",
+    f"{TINY} --prompt x --prompt-ids 1": "not allowed with",
+    f"{TINY} --prompt ''": "The prompt is empty",
+    f"{TINY} --prompt-ids 1,x": "'x' is not a token",
+    f"{TINY} --prompt-ids 1013": "not in the vocabulary. Found 1013. Expected 0 to 1012",
+    f"{TINY} --prompt-ids 1 --chat": "--chat is for text",
+    "{1} --prompt x --chat": "no chat template",
+    f"{TINY} --prompt-ids 1,2 --max-new-tokens 511": "Give --max-new-tokens 510 or less",
+    f"{TINY} --prompt-ids 1,2,3 --max-seq-len 3": "Shorten the prompt",
+    f"{TINY} --prompt-ids 1 --max-new-tokens 0": "'0' is not a number of tokens",
+    f"{TINY} --prompt-ids 1 --temperature 0": "give a number above 0",
+    f"{TINY} --prompt-ids 1 --top-p 1.5": "give 0 to 1",
+    f"{TINY} --prompt-ids 1 --beams 0": "not a number of beams",
+    f"{TINY} --prompt-ids 1 --tp 7": "6 query heads",
+    f"{TINY} --prompt-ids 1 --backend tourch": "Did you mean torch",
+    f"{TINY} --prompt-ids 1 --device tpu9": "There is no device 'tpu9'",
+    f"{TINY} --prompt-ids 1 -p canonicalize": "keeps no KV cache",
+    f"{TINY} --prompt-ids 1 --tp 2 -p canonicalize": "shards nothing",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input(cli: Cli, directories: Path, demo: Path, line: str) -> None:
+    words = [word.strip("'").format(directories, demo) for word in line.split()]
+    ran = cli("generate", *words)
+    assert (ran.status, ran.out) == (2, ""), ran.err
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert BAD[line] in ran.err
+
+
+def test_without_a_limit_there_are_as_many_tokens_as_there_is_room(cli: Cli) -> None:
+    ran = cli(f"generate {TINY} --prompt-ids 5,6,7 --max-seq-len 9")
+    assert ran.out.count(",") + 1 == 9
+
+
+@pytest.mark.parametrize("words", [["--prompt", " "], ["--prompt-ids", "1", "--chat"]])
+def test_what_is_refused_at_once_imports_nothing_heavy(words: list[str]) -> None:
+    ran = python("-c", HEAVY, "generate", *TINY.split(), *words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "AssertionError" not in ran.stderr
+
+
+def test_a_failed_rank_is_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise RankError("Rank 1 was killed by signal SIGKILL")
+
+    monkeypatch.setattr(api, "compile", fail)
+    ran = cli(f"generate {TINY} --prompt-ids 1")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == "error: Rank 1 was killed by signal SIGKILL.\n"
+
+
+def _group_is_gone(group: int, seconds: float = 5.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_ctrl_c_ends_all_ranks(demo: Path) -> None:
+    """Pressed on a terminal it reaches every process; here once the first text is there."""
+    command = [sys.executable, "-m", "tpcompile", "generate", str(demo), "--tp", "2", "--sample"]
+    master, terminal = os.openpty()
+    with open(master, "rb", buffering=0) as shown:
+        started = subprocess.Popen(
+            [*command, "--max-new-tokens", "500", "--prompt", PROMPT],
+            stdout=terminal,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        assert shown.read(1) == b"A"
+        os.killpg(started.pid, signal.SIGINT)
+        assert started.stderr is not None
+        said = started.communicate(timeout=30)[1]
+    assert (started.returncode, said) == (130, "interrupted\n")
+    assert _group_is_gone(started.pid)
+
+
+def test_torchrun(demo: Path, expected: tuple[list[int], str]) -> None:
+    """`--tp` is the number of processes; the first of them prints."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "tpcompile", "generate", str(demo), "--max-new-tokens", "12"]
+    ran = subprocess.run(
+        [sys.executable, *launch, *command, "--prompt", PROMPT],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ran.returncode, ran.stdout) == (0, expected[1] + "\n"), ran.stderr
+    assert ran.stderr.count("new tokens") == 1

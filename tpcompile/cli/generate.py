@@ -1,0 +1,221 @@
+"""`tpcompile generate`: text from a prompt, by a model over ranks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tpcompile.cli.command import (
+    Command,
+    Parser,
+    Result,
+    add_model_arguments,
+    choice,
+    json_text,
+    number,
+    printable,
+)
+from tpcompile.cli.compiling import progress
+from tpcompile.cli.numbers import fraction, positive, token_ids
+from tpcompile.errors import UsageError
+from tpcompile.presets import check_model_name
+
+if TYPE_CHECKING:
+    from tpcompile.runtime.text import Generated
+
+NEW_TOKENS = 64
+
+_EXAMPLES = """\
+  tpcompile generate ./my-checkpoint --tp 2 --prompt "Once upon a time"
+  tpcompile generate ./my-checkpoint --prompt "Why?" --chat --sample --seed 1
+  tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
+  torchrun --nproc-per-node 2 -m tpcompile generate ./my-checkpoint --prompt Hi
+
+It prints the prompt and what follows it as one text, without special tokens;
+with --chat the answer alone; ids if MODEL has no tokenizer. Times go to stderr.
+The exit status is 0, 1 if a rank failed, 2 for bad input."""
+
+
+def _add_arguments(parser: Parser) -> None:
+    add_model_arguments(parser, tp_required=False, timing=False)
+    parser.add_argument("--backend", metavar="B", type=choice("auto", "torch"), default="auto",
+                        help="torch")  # fmt: skip
+    parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")
+    prompt.add_argument(
+        "--prompt-ids", metavar="IDS", type=token_ids, help="the same as tokens: 1,2,3"
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a user's turn: use the chat template"
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        metavar="K",
+        type=number(1, "a number of tokens"),
+        help=f"default: {NEW_TOKENS}, or as many as there is room for",
+    )
+    parser.add_argument(
+        "--max-seq-len",
+        metavar="L",
+        type=number(1, "a number of tokens"),
+        help="room for prompt and new tokens; default: the configuration's",
+    )
+    _add_choosing(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, not the text")
+
+
+def _add_choosing(parser: Parser) -> None:
+    """How a token is chosen; the best one, if nothing is said."""
+    parser.add_argument(
+        "--sample",
+        action="store_true",
+        help="draw tokens, as the checkpoint's generation config says; so do the next three",
+    )
+    parser.add_argument("--temperature", metavar="X", type=positive, help="of the draw")
+    parser.add_argument(
+        "--top-k", metavar="K", type=number(1, "a number of tokens"), help="draw from the K best"
+    )
+    parser.add_argument(
+        "--top-p", metavar="P", type=fraction, help="draw from the best that sum up to P"
+    )
+    parser.add_argument("--seed", metavar="S", type=number(0, "a seed"), default=0,
+                        help="of the draw; default: 0")  # fmt: skip
+    parser.add_argument(
+        "--beams", metavar="N", type=number(1, "a number of beams"), default=1, help="beam search"
+    )
+
+
+def _run(args: argparse.Namespace) -> Result:
+    _check(args)
+    with progress() as say:
+        from tpcompile.runtime import text
+
+        tokenizer = _tokenizer(args)
+        ids = args.prompt_ids or text.encode_prompt(tokenizer, args.prompt, args.chat)
+        room = _room(args, len(ids))
+        say(f"compiling {args.model}")
+        import torch
+
+        from tpcompile.api import compile
+
+        model = compile(
+            args.model,
+            tp=args.tp,
+            backend=args.backend,
+            dtype=args.dtype,
+            device=args.device,
+            max_seq_len=args.max_seq_len,
+            pipeline=args.pipeline,
+            random_weights=args.random_weights,
+        )
+    with model:
+        prints = text.is_first_process()
+        streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)
+        writer = text.TextWriter(tokenizer, _writer(args), args.chat) if streamed else None
+        torch.manual_seed(args.seed)
+        found = text.generate_timed(model, ids, writer, max_new_tokens=room, **_choosing(args))
+    if not prints:
+        return Result("")
+    sys.stderr.write(_times(found))
+    said = _said(args, tokenizer, found)
+    return Result(_json(found, said) if args.json else "" if streamed else said + "\n")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be refused without torch."""
+    check_model_name(args.model)
+    if args.prompt is not None and not args.prompt.strip():
+        raise UsageError("The prompt is empty", hint='Give some text: --prompt "Once upon a time"')
+    if args.chat and args.prompt_ids:
+        raise UsageError("--chat is for text", got="--prompt-ids", hint="Leave out one of the two")
+
+
+def _tokenizer(args: argparse.Namespace) -> Any | None:
+    """Ids can do without one."""
+    from tpcompile.errors import CheckpointError
+    from tpcompile.frontend import config_of
+    from tpcompile.runtime.text import tokenizer_of
+
+    config_of(args.model)  # a directory without a model is refused as such
+    try:
+        return tokenizer_of(args.model)
+    except CheckpointError:
+        if args.prompt_ids:
+            return None
+        raise
+
+
+def _room(args: argparse.Namespace, prompt: int) -> int:
+    """How many tokens to generate; that they fit is known before any weights are read."""
+    from tpcompile.frontend import config_of
+
+    limit: int = args.max_seq_len or config_of(args.model).max_position_embeddings
+    wanted = args.max_new_tokens or 1
+    if prompt + wanted > limit:
+        least = limit - prompt
+        raise UsageError(
+            "The sequence would be too long",
+            got=f"{prompt} tokens of the prompt and {wanted} to generate",
+            expected=f"at most {limit} together",
+            hint=f"Give --max-new-tokens {least} or less" if least > 0 else "Shorten the prompt",
+        )
+    return int(args.max_new_tokens or min(NEW_TOKENS, limit - prompt))
+
+
+def _choosing(args: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        name: getattr(args, name)
+        for name in ("temperature", "top_k", "top_p")
+        if getattr(args, name) is not None
+    }
+    if args.sample or given:
+        return {"do_sample": True, "num_beams": args.beams, **given}
+    # The numbers are Hugging Face's defaults: a checkpoint's own would be of no use, and warned of.
+    plain = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    return {"do_sample": False, "num_beams": args.beams, **plain}
+
+
+def _streams(args: argparse.Namespace) -> bool:
+    return bool(args.stdout.isatty()) and not args.json
+
+
+def _writer(args: argparse.Namespace) -> Any:
+    def write(text: str) -> None:
+        args.stdout.write(printable(text, args.stdout))
+        args.stdout.flush()
+
+    return write
+
+
+def _said(args: argparse.Namespace, tokenizer: Any | None, found: Generated) -> str:
+    ids = found.ids[found.prompt_tokens :] if args.chat else found.ids
+    if tokenizer is None:
+        return ",".join(map(str, ids))
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _times(found: Generated) -> str:
+    rate = found.decode_tokens_per_s
+    then = "" if rate is None else f", then {rate:.1f} tokens per second"
+    return (
+        f"{found.prompt_tokens} tokens of prompt, first token after {found.prefill_s:.2f} s, "
+        f"{found.new_tokens} new tokens{then}\n"
+    )
+
+
+def _json(found: Generated, said: str) -> str:
+    return json_text(
+        {
+            "text": said,
+            "tokens": found.ids,
+            "prompt_tokens": found.prompt_tokens,
+            "new_tokens": found.new_tokens,
+            "prefill_s": found.prefill_s,
+            "decode_tokens_per_s": found.decode_tokens_per_s,
+        }
+    )
+
+
+COMMAND = Command("generate text from a prompt", _EXAMPLES, _add_arguments, _run)
