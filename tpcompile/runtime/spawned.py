@@ -19,7 +19,7 @@ from tpcompile.runtime.rank import RankProgram, Step
 from tpcompile.runtime.shared_weights import fill, places_of
 from tpcompile.runtime.weights import RandomWeights
 from tpcompile.runtime.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
-from tpcompile.runtime.workers import Workers
+from tpcompile.runtime.workers import Workers, cores
 
 
 class SpawnedRanks:
@@ -61,9 +61,11 @@ class SpawnedRanks:
         with self._working():
             port = next(ready.port for ready in self._workers.answers(Ready))
             counted = _Counter(loaded, sum(len(program.parameters) for program in programs))
+            eager = cores() >= len(programs)
             for program in programs:
-                load = partial(Load, program, len(programs), port)
+                load = partial(Load, program, len(programs), port, eager)
                 self._send_program(program, load, weights, counted.add)
+            self._workers.introduce()
             self._workers.answers(Done, counted.add)
             self._programs, self._rotary = programs, rotary()
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from tpcompile.backends.torch_tp import PeerError, ProcessGroupRank
+from tpcompile.backends.torch_tp import Neighbours, PeerError, ProcessGroupRank
 from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.channel import Channel, ChannelClosed
@@ -46,11 +46,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Load:
-    """Become this rank. The file of shared weights is handed over behind it."""
+    """Become this rank. Handed over behind it: the file of shared weights, if there is one, and
+    a socket to each of the other ranks."""
 
     program: RankProgram
     ranks: int
     port: int
+    eager: bool
+    """Whether there is a core for each rank, so that one may look for others without a rest."""
     weights: Weights
 
     def answer(self, worker: Worker) -> None:
@@ -125,7 +128,9 @@ class Worker:
         program = load.program
         weights = self._weights(program, load.weights)
         store = self._store or TCPStore(HOST, load.port)
-        group = ProcessGroupRank(_connect(store, program.rank, load.ranks))
+        others = [socket.socket(fileno=self._channel.receive_file()) for _ in range(load.ranks - 1)]
+        neighbours = Neighbours(program.rank, others, eager=load.eager)
+        group = ProcessGroupRank(_connect(store, program.rank, load.ranks), neighbours)
         self._loaded = Rank(program, weights, self._tables, group, _CPU)
 
     def run(self, run: Run) -> torch.Tensor | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
+import socket
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import TypeVar
 
 from tpcompile.errors import CompileError, RankError
@@ -32,7 +35,7 @@ class Workers:
         """Ends all processes; so does the end of this object, or of the interpreter."""
         try:
             for rank in range(tp):
-                self._workers.append(WorkerProcess(rank, watched, threads or _threads(tp)))
+                self._workers.append(WorkerProcess(rank, watched, threads or max(1, cores() // tp)))
                 self._workers[-1].channel.set_timeout(timeout)
         except BaseException:
             self.end()
@@ -57,6 +60,13 @@ class Workers:
             self._workers[rank].channel.send_file(file)
         except ChannelClosed as error:
             raise self._workers[rank].death() from error
+
+    def introduce(self) -> None:
+        """Hand every two ranks the ends of a socket between them, in the order of the others."""
+        for one, other in combinations(range(len(self._workers)), 2):
+            with contextlib.ExitStack() as ends:
+                for rank, end in zip((one, other), socket.socketpair(), strict=True):
+                    self.send_file(rank, ends.enter_context(end).fileno())
 
     def answers(
         self,
@@ -128,11 +138,11 @@ class Workers:
         )
 
 
-def _threads(tp: int) -> int:
-    """The cores that this process may use, shared out."""
+def cores() -> int:
+    """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)) // tp)
-    return max(1, (os.cpu_count() or 1) // tp)
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _end(workers: list[WorkerProcess], lifeline: int) -> None:

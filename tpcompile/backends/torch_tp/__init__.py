@@ -5,10 +5,12 @@ from tpcompile.backends.torch_tp.expressions import is_matrix
 from tpcompile.backends.torch_tp.group import Group, SimulatedGroup
 from tpcompile.backends.torch_tp.load import load_rank, run_simulated, run_together
 from tpcompile.backends.torch_tp.matrix import as_matrix, plain
-from tpcompile.backends.torch_tp.process_group import PeerError, ProcessGroupRank
+from tpcompile.backends.torch_tp.neighbours import Neighbours, PeerError
+from tpcompile.backends.torch_tp.process_group import ProcessGroupRank
 
 __all__ = [
     "Group",
+    "Neighbours",
     "PeerError",
     "ProcessGroupRank",
     "SimulatedGroup",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpcompile.errors import RankError
+from tpcompile.backends.torch_tp.neighbours import SMALL_BYTES, Neighbours, PeerError
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.argmax import best_of
 from tpcompile.ir.ops.collectives import tree_sum
@@ -18,10 +18,6 @@ WHOLE_BYTES = 128 * 1024
 terms take 1.4 ms at 4 KB and 16 ms at 1 MB, pieces 2.0 ms and 8 ms; they cross near 128 KB."""
 
 
-class PeerError(RankError):
-    """Another rank is gone, and this one cannot go on."""
-
-
 class ProcessGroupRank:
     """This process's rank of a torch process group: the default one, or one made by hand.
 
@@ -29,8 +25,9 @@ class ProcessGroupRank:
     is the group's own.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, neighbours: Neighbours | None = None) -> None:
         self._group = group
+        self._neighbours = neighbours
         self._rank: int = group.rank()
         self._ranks: int = group.size()
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -41,7 +38,8 @@ class ProcessGroupRank:
         result = dtype or x.dtype
         if self._ranks == 1:
             return x.to(result, copy=True)
-        if x.device.type != "cpu" or (self._ranks == 2 and result in _SUMMED_ALIKE):
+        near = self._neighbours is not None and x.nbytes <= SMALL_BYTES
+        if x.device.type != "cpu" or (not near and self._ranks == 2 and result in _SUMMED_ALIKE):
             total = x.to(result, copy=True, memory_format=torch.contiguous_format)
             self._wait(lambda x: self._group.allreduce([x]), total)
             return total
@@ -127,6 +125,9 @@ class ProcessGroupRank:
             found = self._room(self._ranks, len(flat), flat.dtype)
         else:
             found = flat.new_empty(self._ranks, len(flat))
+        if self._neighbours is not None and flat.nbytes <= SMALL_BYTES:
+            self._neighbours.gather(_bytes(flat), _bytes(found).view(self._ranks, -1))
+            return found
         self._wait(self._group._allgather_base, _bytes(found), _bytes(flat))
         return found
 

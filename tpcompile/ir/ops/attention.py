@@ -59,24 +59,51 @@ def attend(
     new, heads, width = q.shape
     length, shared = k.shape[:2]
     group = heads // shared
-    keys, values = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+    if not new:
+        return torch.empty_like(q)
     if new == 1:  # it sees everything, so the heads that share a KV head can be its rows
         seen = slice(0 if window is None else max(0, length - window), length)
+        keys, values = (side[seen].transpose(0, 1).unsqueeze(0) for side in (k, v))
         query = q.view(1, shared, group, width)
-        mixed = functional.scaled_dot_product_attention(
-            query, keys[:, :, seen], values[:, :, seen], scale=scale
-        )
+        mixed = functional.scaled_dot_product_attention(query, keys, values, scale=scale)
         return mixed.reshape(1, heads, width)
+    before = length - new
+    parts = [
+        _attend_rows(
+            q[first:last].view(-1, shared, group, width),
+            k[: before + last],
+            v[: before + last],
+            scale,
+            window,
+        )
+        for first, last in pairwise([*range(0, new, _rows_at_once(q)), new])
+    ]
+    return torch.cat(parts).reshape(new, heads, width)
+
+
+def _rows_at_once(q: torch.Tensor) -> int:
+    """On a CPU some at a time: no kernel spares the work above the diagonal there."""
+    return 128 if q.device.type == "cpu" else len(q)
+
+
+def _attend_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """`q[n, KV heads, group, width]` are the last of the tokens in `k` and `v`."""
+    new, _, group, _ = q.shape
+    first = 0 if window is None else max(0, len(k) - new + 1 - window)
+    keys, values = (side[first:].transpose(0, 1).expand(group, -1, -1, -1) for side in (k, v))
+    length = len(k) - first
     whole = new == length and (window is None or window >= length)
     mixed = functional.scaled_dot_product_attention(  # [group, KV heads, tokens, width]
-        q.view(new, shared, group, width).permute(2, 1, 0, 3),
-        keys.expand(group, -1, -1, -1),
-        values.expand(group, -1, -1, -1),
+        q.permute(2, 1, 0, 3),
+        keys,
+        values,
         None if whole else causal_mask(new, length, window, q.device),
         is_causal=whole,
         scale=scale,
     )
-    return mixed.permute(2, 1, 0, 3).reshape(new, heads, width)
+    return mixed.permute(2, 1, 0, 3)
 
 
 def _runs(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
