@@ -76,34 +76,32 @@ def attend(
             scale,
             window,
         )
-        for first, last in pairwise([*range(0, new, _rows_at_once(q)), new])
+        for first, last in pairwise([*range(0, new, _rows_at_once(q.device)), new])
     ]
     return torch.cat(parts).reshape(new, heads, width)
 
 
-def _rows_at_once(q: torch.Tensor) -> int:
-    """On a CPU some at a time: no kernel spares the work above the diagonal there."""
-    return 128 if q.device.type == "cpu" else len(q)
+def _rows_at_once(device: torch.device) -> int:
+    """Some at a time: what lies above the diagonal of a part is all that is computed in vain."""
+    return 128 if device.type == "cpu" else 1024
 
 
 def _attend_rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
     """`q[n, KV heads, group, width]` are the last of the tokens in `k` and `v`."""
-    new, _, group, _ = q.shape
+    new, shared, group, width = q.shape
     first = 0 if window is None else max(0, len(k) - new + 1 - window)
-    keys, values = (side[first:].transpose(0, 1).expand(group, -1, -1, -1) for side in (k, v))
-    length = len(k) - first
-    whole = new == length and (window is None or window >= length)
-    mixed = functional.scaled_dot_product_attention(  # [group, KV heads, tokens, width]
-        q.permute(2, 1, 0, 3),
+    keys, values = (side[first:].transpose(0, 1).unsqueeze(0) for side in (k, v))
+    mask = causal_mask(new, len(k) - first, window, q.device)
+    mixed = functional.scaled_dot_product_attention(  # the heads of a group are rows of one
+        q.permute(1, 2, 0, 3).reshape(1, shared, group * new, width),
         keys,
         values,
-        None if whole else causal_mask(new, length, window, q.device),
-        is_causal=whole,
+        mask.repeat(group, 1),
         scale=scale,
     )
-    return mixed.permute(2, 1, 0, 3)
+    return mixed.view(shared, group, new, width).permute(2, 0, 1, 3)
 
 
 def _runs(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
