@@ -14,6 +14,7 @@ from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.in_process import InProcessRanks
 from tpcompile.runtime.joined import JoinedRanks
+from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.model import Ranks
 from tpcompile.runtime.progress import loading_bar
 from tpcompile.runtime.rank import RankProgram
@@ -52,7 +53,7 @@ def starting(
 
 def _in_process(device: torch.device) -> Load:
     def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
-        with opened(weights) as read, loading_bar() as loaded:
+        with opened(weights) as read, loading_bar() as loaded, returned_at_once():
             return InProcessRanks(programs, read, rotary, device, loaded)
 
     return load
@@ -60,7 +61,7 @@ def _in_process(device: torch.device) -> Load:
 
 def _joined(group: Any, device: torch.device) -> Load:
     def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
-        with loading_bar(shown=group.rank() == 0) as loaded:
+        with loading_bar(shown=group.rank() == 0) as loaded, returned_at_once():
             return JoinedRanks(programs, weights, rotary, group, device, loaded)
 
     return load

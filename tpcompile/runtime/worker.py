@@ -21,6 +21,7 @@ from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.channel import Channel, ChannelClosed
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.rank import Rank, RankProgram, Step, make_parameter
 from tpcompile.runtime.shared_weights import SharedWeights
 from tpcompile.runtime.weights import RandomWeights
@@ -125,6 +126,10 @@ class Worker:
         self._loaded: Rank | None = None
 
     def load(self, load: Load) -> None:
+        with returned_at_once():
+            self._load(load)
+
+    def _load(self, load: Load) -> None:
         program = load.program
         weights = self._weights(program, load.weights)
         store = self._store or TCPStore(HOST, load.port)
