@@ -15,7 +15,7 @@ from torch import fx
 import tpcompile
 from tests.models import TOLERANCE, padded, preset_pair, relative_error
 from tpcompile.passes import default_pipeline
-from tpcompile.runtime import start
+from tpcompile.runtime.ranks import start
 from tpcompile.runtime.packing import pack
 
 

@@ -13,10 +13,10 @@ from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.runtime.generation import generation_config_of
-from tpcompile.runtime.joined import find_group
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.rank import rank_programs
-from tpcompile.runtime.start import starting
+from tpcompile.runtime.ranks.joined import find_group
+from tpcompile.runtime.ranks.rank import rank_programs
+from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
 
 BACKENDS = ("auto", "torch")

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tpcompile.presets import preset
-from tpcompile.runtime.rank import Step
+from tpcompile.runtime.ranks.rank import Step
 
 PAD = 3
 """A token that pads; the models know nothing of it."""

@@ -23,9 +23,9 @@ from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.packing import Packed, pack
-from tpcompile.runtime.rank import rank_programs
-from tpcompile.runtime.spawned import SpawnedRanks
-from tpcompile.runtime.start import starting
+from tpcompile.runtime.ranks.rank import rank_programs
+from tpcompile.runtime.ranks.spawned import SpawnedRanks
+from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import opened, weights_of
 
 _DECODE_STEPS = 4

@@ -23,9 +23,9 @@ from tpcompile.runtime.blocks import BlockPool, blocks_for
 from tpcompile.runtime.cache import PagedCache
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
-from tpcompile.runtime.in_process import InProcessRanks
 from tpcompile.runtime.packing import Packed, pack
-from tpcompile.runtime.rank import Step, rank_programs
+from tpcompile.runtime.ranks.in_process import InProcessRanks
+from tpcompile.runtime.ranks.rank import Step, rank_programs
 
 
 class Ranks(Protocol):

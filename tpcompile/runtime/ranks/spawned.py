@@ -13,13 +13,13 @@ from torch import nn
 
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.ir.pieces import Read
-from tpcompile.runtime.channel import encode
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.rank import RankProgram, Step
-from tpcompile.runtime.shared_weights import fill, places_of
+from tpcompile.runtime.ranks.channel import encode
+from tpcompile.runtime.ranks.rank import RankProgram, Step
+from tpcompile.runtime.ranks.shared_weights import fill, places_of
+from tpcompile.runtime.ranks.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
+from tpcompile.runtime.ranks.workers import Workers, cores
 from tpcompile.runtime.weights import RandomWeights
-from tpcompile.runtime.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
-from tpcompile.runtime.workers import Workers, cores
 
 
 class SpawnedRanks:

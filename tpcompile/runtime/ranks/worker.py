@@ -19,11 +19,11 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from tpcompile.backends.torch_tp import Neighbours, PeerError, ProcessGroupRank
 from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.ir.pieces import Read
-from tpcompile.runtime.channel import Channel, ChannelClosed
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.memory import returned_at_once
-from tpcompile.runtime.rank import Rank, RankProgram, Step, make_parameter
-from tpcompile.runtime.shared_weights import SharedWeights
+from tpcompile.runtime.ranks.channel import Channel, ChannelClosed
+from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step, make_parameter
+from tpcompile.runtime.ranks.shared_weights import SharedWeights
 from tpcompile.runtime.weights import RandomWeights
 
 HOST = "127.0.0.1"

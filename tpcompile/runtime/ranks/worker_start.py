@@ -23,7 +23,7 @@ def main(rank: int, connection: int, lifeline: int, stacks: int, threads: int) -
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
 
-    from tpcompile.runtime.worker import serve
+    from tpcompile.runtime.ranks.worker import serve
 
     serve(rank, connection, threads)
 

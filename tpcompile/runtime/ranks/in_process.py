@@ -11,7 +11,7 @@ from torch import nn
 
 from tpcompile.backends.torch_tp import SimulatedGroup, run_together
 from tpcompile.ir.pieces import Read
-from tpcompile.runtime.rank import Rank, RankProgram, Step, make_parameter
+from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step, make_parameter
 
 
 class InProcessRanks:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpcompile.runtime.channel import Channel, ChannelClosed, encode
+from tpcompile.runtime.ranks.channel import Channel, ChannelClosed, encode
 
 
 @pytest.fixture

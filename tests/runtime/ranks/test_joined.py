@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.runtime.tiny_ranks import Doubled, programs
+from tests.runtime.ranks.tiny_ranks import Doubled, programs
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.ir.recipe import Tensor
-from tpcompile.runtime.joined import JoinedRanks, find_group
+from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def _alone(body: str) -> JoinedRanks:
 
 
 def test_a_rank_that_raises_is_closed() -> None:
-    from tests.runtime.tiny_ranks import step
+    from tests.runtime.ranks.tiny_ranks import step
 
     ranks = _alone("raise ValueError('this rank fails')")
     with pytest.raises(RankError, match=r"(?s)Rank 0 raised ValueError: this rank fails"):
@@ -126,9 +126,9 @@ import os, signal, sys, time
 sys.path.insert(0, {root!r})
 import torch
 import torch.distributed as dist
-from tests.runtime.tiny_ranks import Doubled, halves, programs, step
+from tests.runtime.ranks.tiny_ranks import Doubled, halves, programs, step
 from tpcompile.errors import CompileError
-from tpcompile.runtime.joined import JoinedRanks, find_group
+from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 
 {before}
 cpu = torch.device("cpu")

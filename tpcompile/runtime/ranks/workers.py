@@ -13,9 +13,9 @@ from itertools import combinations
 from typing import TypeVar
 
 from tpcompile.errors import CompileError, RankError
-from tpcompile.runtime.channel import ChannelClosed, Encoded
-from tpcompile.runtime.worker import Done, Failed, Progress, Ready
-from tpcompile.runtime.worker_process import WorkerProcess, stacks_of
+from tpcompile.runtime.ranks.channel import ChannelClosed, Encoded
+from tpcompile.runtime.ranks.worker import Done, Failed, Progress, Ready
+from tpcompile.runtime.ranks.worker_process import WorkerProcess, stacks_of
 
 _Answer = TypeVar("_Answer", Ready, Done)
 _START_S = 60.0

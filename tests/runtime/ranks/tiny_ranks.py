@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tpcompile.ir.recipe import Recipe, Tensor, take
-from tpcompile.runtime.rank import RankProgram, Step
+from tpcompile.runtime.ranks.rank import RankProgram, Step
 
 WEIGHT = Tensor("model.weight", (6, 4))
 

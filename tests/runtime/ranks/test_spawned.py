@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.runtime.tiny_ranks import WEIGHT, Doubled, halves, programs, step
+from tests.runtime.ranks.tiny_ranks import WEIGHT, Doubled, halves, programs, step
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.spawned import SpawnedRanks
-from tpcompile.runtime.worker_process import WorkerProcess
-from tpcompile.runtime.workers import Workers
+from tpcompile.runtime.ranks.spawned import SpawnedRanks
+from tpcompile.runtime.ranks.worker_process import WorkerProcess
+from tpcompile.runtime.ranks.workers import Workers
 
 ROOT = Path(__file__).parents[2]
 VALUES = torch.arange(24.0).view(6, 4)
@@ -317,9 +317,9 @@ sys.path.insert(0, {root!r})
 with open({log!r}, "a") as log:
     log.write("main ran\\n")
 import torch
-from tests.runtime.tiny_ranks import Doubled, programs, step
+from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.spawned import SpawnedRanks
+from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
 ranks = SpawnedRanks(2)
 ranks.load(programs(2, {body!r}), None, Doubled)

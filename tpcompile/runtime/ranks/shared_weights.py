@@ -15,8 +15,8 @@ import torch
 from tpcompile.errors import RankError
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import shape_of
-from tpcompile.runtime.channel import tensor_bytes
-from tpcompile.runtime.rank import RankProgram, laid_out
+from tpcompile.runtime.ranks.channel import tensor_bytes
+from tpcompile.runtime.ranks.rank import RankProgram, laid_out
 
 _ALIGN = mmap.PAGESIZE
 """Each parameter has pages of its own, which can be given back."""

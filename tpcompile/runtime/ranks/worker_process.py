@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import IO
 
 from tpcompile.errors import RankError
-from tpcompile.runtime.channel import Channel
-from tpcompile.runtime.worker_start import STACK_SIGNAL
+from tpcompile.runtime.ranks.channel import Channel
+from tpcompile.runtime.ranks.worker_start import STACK_SIGNAL
 
 _START = """\
 import sys
 sys.path[:] = {path!r}
-from tpcompile.runtime.worker_start import main
+from tpcompile.runtime.ranks.worker_start import main
 main({rank}, {connection}, {lifeline}, {stacks}, {threads})
 """
 _DYING_S = 5.0

@@ -19,7 +19,7 @@ import tpcompile
 from tests.models import TOLERANCE, relative_error, scaled_config
 from tests.runtime.eager_pair import PAD, enlivened, prompt
 from tpcompile.runtime.demo import make_demo
-from tpcompile.runtime.spawned import SpawnedRanks
+from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
 NEW = 64
 

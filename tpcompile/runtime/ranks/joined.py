@@ -19,9 +19,9 @@ from tpcompile.backends.torch_tp import ProcessGroupRank
 from tpcompile.errors import RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.rank import Rank, RankProgram, Step
+from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step
+from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
-from tpcompile.runtime.worker import evaluate_all, failure
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torch's own `env://` reads; torchrun sets it."""

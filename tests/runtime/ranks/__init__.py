@@ -1,0 +1,1 @@
+"""Tests of the ranks: in this process, in workers, in groups."""
