@@ -15,8 +15,8 @@ from torch import fx
 import tpcompile
 from tests.models import TOLERANCE, padded, preset_pair, relative_error
 from tpcompile.passes import default_pipeline
-from tpcompile.runtime.ranks import start
 from tpcompile.runtime.packing import pack
+from tpcompile.runtime.ranks import start
 
 
 def _compiled(**options: Any) -> tpcompile.CompiledModel:

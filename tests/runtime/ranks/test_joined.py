@@ -20,7 +20,7 @@ from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.ir.recipe import Tensor
 from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 

@@ -23,7 +23,7 @@ from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.worker_process import WorkerProcess
 from tpcompile.runtime.ranks.workers import Workers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VALUES = torch.arange(24.0).view(6, 4)
 FAULT_S = 5.0
 """A fault is told within this time."""
