@@ -36,7 +36,7 @@ _LAZY = {
     "CompiledModel": "tpcompile.runtime.model",
     "Stage": "tpcompile.passes.manager",
 }
-_ROOMS = ("passes", "ir", "inspect", "backends", "runtime")
+_ROOMS = ("passes", "ir", "vm", "inspect", "backends", "runtime")
 
 __all__ = [
     "CaptureError",
