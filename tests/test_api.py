@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -280,3 +282,26 @@ def test_the_ranks_own_their_weights() -> None:
 def test_a_seed_for_a_model_that_has_weights() -> None:
     with pytest.raises(tpcompile.UsageError, match="in memory"):
         tpcompile.compile(preset_pair("tiny-qwen2").eager, random_weights=1)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, None, "x", float("inf"), float("nan"), True])
+def test_a_time_to_wait_that_is_none(seconds: Any) -> None:
+    with pytest.raises(tpcompile.UsageError, match="no time to wait"):
+        tpcompile.compile("preset:tiny-qwen3", random_weights=0, rank_timeout=seconds)
+
+
+@pytest.mark.parametrize(
+    "move", [copy.copy, copy.deepcopy, pickle.dumps, lambda model: model.save_pretrained("x")]
+)
+def test_a_model_is_not_copied_or_saved(move: Any) -> None:
+    with _compiled(tp=1) as model:
+        with pytest.raises(tpcompile.UnsupportedError, match="cannot be copied or saved"):
+            move(model)
+        assert model(torch.tensor([[1, 2]])).logits.shape == (1, 2, 1013)
+
+
+@pytest.mark.parametrize("kind", ["static", "quantized", "offloaded"])
+def test_another_kind_of_cache_is_refused(kind: str) -> None:
+    ids = torch.tensor([[1, 2]])
+    with _compiled(tp=1) as model, pytest.raises(tpcompile.UnsupportedError, match=kind):
+        model.generate(ids, max_new_tokens=2, cache_implementation=kind)

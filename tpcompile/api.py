@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
 
 BACKENDS = ("auto", "torch")
+_LONGEST_S = 7 * 24 * 3600
 PLANNED = ("reference", "native", "triton")
 
 
@@ -57,8 +59,10 @@ def compile(
     _check_backend(backend)
     _check_limit("max_seq_len", max_seq_len)
     _check_limit("max_batch", max_batch)
+    _check_seconds(rank_timeout)
     place = _device_of(device)
-    group = None if simulate else find_group(tp, place)
+    limit = timedelta(seconds=rank_timeout)
+    group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
     passes = passes_for(pipeline, tp)
     if tp > 1 and not any(isinstance(current, PlanSharding) for current in passes):
@@ -98,13 +102,25 @@ def _check_limit(name: str, limit: int | None) -> None:
         raise UsageError(f"{name}={limit!r} means nothing", expected="a number, 1 or more")
 
 
+def _check_seconds(rank_timeout: float) -> None:
+    number = isinstance(rank_timeout, int | float) and not isinstance(rank_timeout, bool)
+    if not number or not 0 < rank_timeout <= _LONGEST_S:
+        raise UsageError(
+            f"rank_timeout={rank_timeout!r} is no time to wait",
+            expected=f"seconds, more than 0 and at most {_LONGEST_S:,}",
+        )
+
+
 def _device_of(device: torch.device | str | None) -> torch.device:
     try:
         found = torch.device("cpu" if device is None else device)
     except RuntimeError as error:
         raise UsageError(f"There is no device {device!r}", expected="cpu or cuda") from error
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(f"device={str(device)!r}", got="a machine on which torch sees none")
+        raise UnsupportedError(
+            f"There is no GPU for device={str(device)!r}",
+            hint="Leave device out to run on the CPU",
+        )
     if found.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"device={str(device)!r}", expected="cpu or cuda")
     return found

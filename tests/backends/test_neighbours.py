@@ -69,3 +69,12 @@ def test_a_rank_that_goes_while_another_waits_is_noticed() -> None:
         threading.Timer(0.2, lambda: ranks[1]._others[0].shutdown(socket.SHUT_RDWR)).start()
         with pytest.raises(PeerError, match="Another rank is gone"):
             ranks[0].gather(torch.zeros(8, dtype=torch.uint8), torch.zeros(2, 8, dtype=torch.uint8))
+
+
+def test_sockets_that_hold_little_do_not_block_both_ranks() -> None:
+    with ranks_of(2) as ranks:
+        for rank in ranks:
+            for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                rank._others[0].setsockopt(socket.SOL_SOCKET, kind, 4096)
+        found = gather(ranks, SMALL_BYTES, times=3)
+    assert [len(turns) for turns in found] == [3, 3]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,3 +135,28 @@ def test_slots_and_tables() -> None:
     assert slots_of(before, after, 4).tolist() == [11, 20, 21, 0, 1]
     assert tables_of(after).tolist() == [[2, 5], [0, -1]]
     assert tables_of([]).shape == (0, 0)
+
+
+def test_threads_that_take_at_once_never_get_one_block() -> None:
+    pool, held, twice = BlockPool(32, 64), set[int](), list[int]()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work() -> None:
+        for _ in range(3000):
+            taken = pool.take(2)
+            twice.extend(held.intersection(taken))
+            held.update(taken)
+            held.difference_update(taken)
+            pool.free(taken)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not twice
+    assert pool.used == 0

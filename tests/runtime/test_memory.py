@@ -34,3 +34,28 @@ def test_what_is_freed_inside_goes_back_to_the_system() -> None:
         returned[where] = int(done.stdout)
     assert returned["inside"] >= 75
     assert returned["outside"] <= 10
+
+
+_AFTERWARDS = """
+import resource, torch
+from tpcompile.runtime.memory import returned_at_once
+
+with returned_at_once():
+    kept = [torch.ones(2 << 20) for _ in range(20)]
+    del kept[::2]
+for _ in range(5):
+    torch.ones(3 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    torch.ones(3 << 20)  # 12 MB, filled and freed
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells by pages")
+def test_afterwards_memory_is_used_again_without_being_asked_for_anew() -> None:
+    """It depends on the layout of the heap, so it is tried several times."""
+    for _ in range(4):
+        command = [sys.executable, "-c", _AFTERWARDS]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert int(done.stdout) < 100, "a fill of fresh pages costs 3,072 faults"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ class BlockPool:
     """Hands out the ids of blocks, each `block` slots long; only the ranks hold numbers.
 
     Sequences may hold a block together; it is free again when the last of them lets it go.
+    Several threads may call at once; who asks and then acts on the answer holds `lock`.
     """
 
     def __init__(self, block: int, enough: int | None = None) -> None:
         self.block = block
         """How many tokens a block holds."""
+        self.lock = threading.RLock()
         self._enough = enough
         """Room for all that the model is meant to hold at once: no doubling jumps over it."""
         self._taken = bytearray()
@@ -41,47 +44,52 @@ class BlockPool:
     @property
     def used(self) -> int:
         """How many blocks are not free."""
-        self._collect()
-        return len(self._holders)
+        with self.lock:
+            self._collect()
+            return len(self._holders)
 
     def holders(self, block: int) -> int:
         """How many sequences hold a block."""
-        self._collect()
-        return self._holders.get(block, 0)
+        with self.lock:
+            self._collect()
+            return self._holders.get(block, 0)
 
     def take(self, count: int, after: int | None = None) -> tuple[int, ...]:
         """Free blocks: those behind the block `after` if they can be had, else the lowest.
 
         One run of consecutive blocks where there is one, since such a run is read in place.
         """
-        self._collect()
-        self._make_room(count)
-        run = bytes(count)
-        start = self._taken.find(run)
-        if after is not None and self._taken[after + 1 : after + 1 + count] == run:
-            start = after + 1
-        if start >= 0:
-            taken = tuple(range(start, start + count))
-        else:
-            free = (id for id, flag in enumerate(self._taken) if not flag)
-            taken = tuple(id for id, _ in zip(free, range(count), strict=False))
-        for id in taken:
-            self._taken[id] = 1
-            self._holders[id] = 1
-        return taken
+        with self.lock:
+            self._collect()
+            self._make_room(count)
+            run = bytes(count)
+            start = self._taken.find(run)
+            if after is not None and self._taken[after + 1 : after + 1 + count] == run:
+                start = after + 1
+            if start >= 0:
+                taken = tuple(range(start, start + count))
+            else:
+                free = (id for id, flag in enumerate(self._taken) if not flag)
+                taken = tuple(id for id, _ in zip(free, range(count), strict=False))
+            for id in taken:
+                self._taken[id] = 1
+                self._holders[id] = 1
+            return taken
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more sequence holds these blocks."""
-        for id in blocks:
-            self._holders[id] += 1
+        with self.lock:
+            for id in blocks:
+                self._holders[id] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
         """One sequence less holds these blocks."""
-        for id in blocks:
-            self._holders[id] -= 1
-            if not self._holders[id]:
-                del self._holders[id]
-                self._taken[id] = 0
+        with self.lock:
+            for id in blocks:
+                self._holders[id] -= 1
+                if not self._holders[id]:
+                    del self._holders[id]
+                    self._taken[id] = 0
 
     def abandon(self, rows: Sequence[Row]) -> None:
         """Free what rows hold, from a finaliser.
@@ -127,6 +135,11 @@ def blocks_for(length: int, block: int) -> int:
 
 def grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
     """Room for `new[i]` more tokens in `rows[i]`."""
+    with pool.lock:
+        return _grow(pool, rows, new)
+
+
+def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
     grown = list(rows)
     taken: list[int] = []
     replaced: Counter[int] = Counter()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from transformers import GenerationMixin
 
-from tpcompile.errors import UsageError
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.arguments import refuse_padded_ends
 from tpcompile.runtime.generation import decode_greedily
 
@@ -27,6 +27,12 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         refuse_padded_ends(model_kwargs.get("attention_mask"))
+        asked = generation_config.cache_implementation
+        if asked not in (None, "dynamic"):
+            raise UnsupportedError(
+                f"cache_implementation={asked!r} is not what a compiled model keeps",
+                expected="none named: its KV cache lies in blocks on the ranks",
+            )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = self.new_cache()
 
@@ -86,6 +92,13 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
             )
         return self
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the checkpoint that was compiled is still there."""
+        raise _not_to_be_moved()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise _not_to_be_moved()
+
     @staticmethod
     def is_remote_code() -> bool:
         """Asked by Hugging Face's `generate`, as is the next."""
@@ -95,3 +108,10 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
     def get_experts_implementation() -> dict[str, str]:
         """There are no experts."""
         return {}
+
+
+def _not_to_be_moved() -> UnsupportedError:
+    return UnsupportedError(
+        "A compiled model cannot be copied or saved: its numbers lie on the ranks",
+        hint="Compile it again where it is wanted; model.gather_weight(name) gives one tensor",
+    )

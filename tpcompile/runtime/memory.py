@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 _MMAP_THRESHOLD = -3
 """glibc's `M_MMAP_THRESHOLD`: larger pieces of memory go back to the system when they are freed."""
+_TRIM_THRESHOLD = -1
+"""glibc's `M_TRIM_THRESHOLD`: free memory at the end of the heap beyond it goes back, and has to
+be asked for again."""
 _WHILE_LOADING = 1 << 20
 _AFTERWARDS = 32 << 20
 """The most that glibc itself would choose: fresh pages for every value would cost time."""
@@ -29,3 +32,4 @@ def returned_at_once() -> Iterator[None]:
         yield
     finally:
         tell(_MMAP_THRESHOLD, _AFTERWARDS)
+        tell(_TRIM_THRESHOLD, 2 * _AFTERWARDS)  # glibc's own rule ends when the other is set

@@ -11,6 +11,8 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ import torch
 from tpcompile.errors import RankError
 
 SMALL_BYTES = 64 * 1024
-"""What a socket takes in without anybody reading: a rank may be one exchange ahead."""
+"""Beyond it bandwidth counts for more than latency, and gloo is as good."""
 
 _LOOK_S = 0.002
 """How long to look again and again before going to sleep: a rank that sleeps wakes up late."""
@@ -42,41 +44,60 @@ class Neighbours:
     def gather(self, own: torch.Tensor, found: torch.Tensor) -> None:
         """The bytes of every rank's `own` in the rows of `found`."""
         sent: Any = own.numpy()
-        for other in self._others:
-            self._send(other, memoryview(sent))
-        rows = iter(self._others)
         received: Any = found.numpy()
-        for rank, row in enumerate(received):
-            if rank == self._rank:
-                row[:] = sent
-            else:
-                self._receive(next(rows), memoryview(row))
-
-    def _send(self, other: socket.socket, data: memoryview) -> None:
-        while data:
-            try:
-                data = data[other.send(data) :]
-            except BlockingIOError:
-                select.select([], [other], [])
-            except OSError as error:
-                raise _gone(error) from error
-
-    def _receive(self, other: socket.socket, room: memoryview) -> None:
+        received[self._rank] = sent
+        rows = (row for rank, row in enumerate(received) if rank != self._rank)
+        open_ends = [
+            _Exchange(other, memoryview(sent), memoryview(row))
+            for other, row in zip(self._others, rows, strict=True)
+        ]
         until = time.perf_counter() + self._look
-        while room:
-            try:
-                count = other.recv_into(room)
-            except BlockingIOError:
-                if time.perf_counter() < until:
-                    os.sched_yield()
-                else:
-                    select.select([other], [], [])
-                continue
-            except OSError as error:
-                raise _gone(error) from error
+        while open_ends:
+            moved = [end.move() for end in open_ends]
+            open_ends = [end for end in open_ends if end.sent or end.room]
+            if not any(moved) and open_ends:
+                self._rest(open_ends, until)
+
+    def _rest(self, ends: list[_Exchange], until: float) -> None:
+        if time.perf_counter() < until:
+            os.sched_yield()
+            return
+        select.select(
+            [end.other for end in ends if end.room], [end.other for end in ends if end.sent], []
+        )
+
+
+@dataclass
+class _Exchange:
+    """What is still to be sent to another rank, and to come from it. Both go on at once: two ranks
+    that only sent would wait for each other where sockets hold little."""
+
+    other: socket.socket
+    sent: memoryview
+    room: memoryview
+
+    def move(self) -> bool:
+        """Send and receive what can be; whether anything could."""
+        before = len(self.sent) + len(self.room)
+        try:
+            if self.sent:
+                self._send()
+            if self.room:
+                self._receive()
+        except (OSError, EOFError) as error:
+            raise _gone(error) from error
+        return len(self.sent) + len(self.room) < before
+
+    def _send(self) -> None:
+        with suppress(BlockingIOError):
+            self.sent = self.sent[self.other.send(self.sent) :]
+
+    def _receive(self) -> None:
+        with suppress(BlockingIOError):
+            count = self.other.recv_into(self.room)
             if not count:
-                raise _gone(EOFError("it closed the connection"))
-            room = room[count:]
+                raise EOFError("it closed the connection")
+            self.room = self.room[count:]
 
 
 def _gone(error: Exception) -> PeerError:
