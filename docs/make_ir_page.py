@@ -41,7 +41,7 @@ model after every pass. It is made by `make docs` and checked in CI.
 - The inputs are the tokens (`input_ids`, `positions`), where each sequence of them begins
   (`starts`), and the tokens whose logits are wanted (`logit_rows`); behind `cache-kv` also the KV
   cache, the slot in which each token is kept (`slots`), and the blocks (`tables`) and the length
-  of each sequence (`lengths`).
+  of each sequence (`lengths`). Behind `fuse-norm-qkv` each sequence has one new token, its last.
 - The extents `T`, `S`, `R`, `N`, `B` and `C` are known only when the graph runs: tokens, sequence
   starts (one more than there are sequences), rows of logits, sequences, blocks of the longest one,
   slots of the cache.
@@ -57,6 +57,17 @@ model after every pass. It is made by `make docs` and checked in CI.
 ## {model} on four ranks, after every pass
 """
 
+DECODE = """## The same for a decode step
+
+`decode_pipeline` goes on from `cache-kv` without `fuse-add-norm`, to a graph whose nodes are the
+instruction groups of a step with one new token a sequence:
+
+{passes}
+
+```text
+{text}```
+"""
+
 
 def page() -> str:
     parts = [GRAMMAR.format(model=MODEL[0].removeprefix("preset:"))]
@@ -68,7 +79,18 @@ def page() -> str:
         )
         text = _output("dump", *MODEL, "--stop-after", name)
         parts.append(f"### {name}\n\n{sentence}\n\n```text\n{text}```\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *_decode()])
+
+
+def _decode() -> list[str]:
+    """The stages that only a decode step has; the last of them whole, the others in words."""
+    from tpcompile.passes.pipeline import decode_pipeline, pipeline_text
+
+    passes = decode_pipeline(spans=2)
+    own = passes[[current.name for current in passes].index("cache-kv") + 1 :]
+    said = [f"- `{current.name}`: {(current.__doc__ or '').split(chr(10))[0]}" for current in own]
+    text = _output("dump", *MODEL, "-p", pipeline_text(passes).replace("{tp=1}", ""))
+    return [DECODE.format(passes="\n".join(said), text=text)]
 
 
 def _standard() -> list[str]:

@@ -18,6 +18,7 @@ from tests.models import (
     relative_error,
     stage_logits,
 )
+from tests.passes.decoding import DECODE
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
 from tpcompile.errors import CompileError, PassError, ShardingError, UsageError
 from tpcompile.passes import (
@@ -84,7 +85,7 @@ def test_the_standard_pipeline_in_order() -> None:
 
 
 def test_all_passes_are_the_standard_ones_and_the_optional() -> None:
-    assert list(ALL_PASSES) == [*STANDARD[1:], "sequence-parallel"]
+    assert list(ALL_PASSES) == [*STANDARD[1:], "sequence-parallel", *DECODE]
 
 
 @pytest.mark.parametrize("name", ALL_PASSES)

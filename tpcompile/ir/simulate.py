@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of, value_type
-from tpcompile.ir.ops import PAGED_ATTENTION, SPECS, OpSpec, spec_of
+from tpcompile.ir.ops import CACHE_WRITERS, SPECS, OpSpec, spec_of
 from tpcompile.ir.pieces import Read, evaluate
 
 Values = dict[fx.Node, list[Any]]
@@ -62,8 +62,8 @@ def rank_inputs(
     The sequences of `starts` get blocks one after the other, in a cache without numbers.
     """
     ranks = range(info_of(gm).tp)
-    paged = next((node for node in gm.graph.nodes if node.target is PAGED_ATTENTION), None)
-    bound = SPECS[PAGED_ATTENTION].bind(paged.args, dict(paged.kwargs)) if paged else {}
+    keeps = next((node for node in gm.graph.nodes if node.target in CACHE_WRITERS), None)
+    bound = SPECS[keeps.target].bind(keeps.args, dict(keeps.kwargs)) if keeps else {}
     if not bound or bound["cache"].op != "placeholder":
         return [dict(inputs) for _ in ranks]
     block, kind = bound["block"], value_type(bound["cache"])
@@ -91,8 +91,9 @@ def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any])
     spec = spec_of(node)
     assert spec is not None, node
     if spec.across is not None:
-        source = operand(node)
-        return list(spec.across(values[source], type_of(source), type_of(node)))
+        source, *others = (arg for arg in node.args if isinstance(arg, fx.Node))
+        given = [values[other] for other in others]
+        return list(spec.across(values[source], type_of(source), type_of(node), *given))
     results = []
     for rank in range(ranks):
         args = [_local(arg, values, rank) for arg in node.args]

@@ -12,7 +12,11 @@ from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.canonicalize import Canonicalize
 from tpcompile.passes.fuse_add_norm import FuseAddNorm
 from tpcompile.passes.fuse_gate_up import FuseGateUp
+from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
+from tpcompile.passes.fuse_norm_linear import FuseNormLinear
+from tpcompile.passes.fuse_norm_qkv import FuseNormQkv
 from tpcompile.passes.fuse_qkv import FuseQkv
+from tpcompile.passes.fuse_residual import FuseResidual
 from tpcompile.passes.greedy_head import GreedyHead
 from tpcompile.passes.insert_collectives import InsertCollectives
 from tpcompile.passes.kv_heads import KvHeads
@@ -24,6 +28,7 @@ from tpcompile.passes.raise_rope import RaiseRope
 from tpcompile.passes.raise_swiglu import RaiseSwiglu
 from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.passes.shard_linears import ShardLinears
+from tpcompile.passes.split_attention import SplitAttention
 from tpcompile.passes.vocab_parallel import VocabParallel
 
 _STANDARD: tuple[type[Pass], ...] = (
@@ -43,7 +48,35 @@ _STANDARD: tuple[type[Pass], ...] = (
     GreedyHead,  # behind insert-collectives: it reads the logits before they are gathered
     CacheKv,  # last: what looks for attention has found it
 )
-_OPTIONAL: tuple[type[Pass], ...] = (SequenceParallel,)
+_DECODE: tuple[type[Pass], ...] = (
+    Canonicalize,
+    RaiseNorm,
+    RaiseRope,
+    RaiseSwiglu,
+    RaiseAttention,
+    PlanSharding,
+    ShardLinears,
+    KvHeads,
+    VocabParallel,
+    InsertCollectives,
+    FuseQkv,
+    FuseGateUp,
+    GreedyHead,
+    CacheKv,  # as far as here the standard pipeline, but norms are left to what reads them
+    FuseNormQkv,
+    SplitAttention,  # behind fuse-norm-qkv: spans are read from the cache, where all keys are then
+    FuseNormGateUp,
+    FuseNormLinear,  # behind the fusions of norms that want a certain linear
+    FuseResidual,
+)
+_OPTIONAL: tuple[type[Pass], ...] = (
+    SequenceParallel,
+    FuseNormQkv,
+    SplitAttention,
+    FuseNormGateUp,
+    FuseNormLinear,
+    FuseResidual,
+)
 
 ALL_PASSES: dict[str, type[Pass]] = {kind.name: kind for kind in (*_STANDARD, *_OPTIONAL)}
 
@@ -51,6 +84,18 @@ ALL_PASSES: dict[str, type[Pass]] = {kind.name: kind for kind in (*_STANDARD, *_
 def default_pipeline(tp: int = 1) -> list[Pass]:
     """The standard pipeline; it does the right thing for every tp, 1 included."""
     return for_ranks([kind() for kind in _STANDARD], tp)
+
+
+def decode_pipeline(tp: int = 1, spans: int = 1, block: int = CacheKv.block) -> list[Pass]:
+    """To a graph of the instruction groups of a decode step: one new token a sequence.
+
+    `spans` is into how many parts attention splits a sequence, `block` the tokens of a KV block.
+    """
+    options: dict[type[Pass], Pass] = {
+        CacheKv: CacheKv(block),
+        SplitAttention: SplitAttention(spans),
+    }
+    return for_ranks([options.get(kind) or kind() for kind in _DECODE], tp)
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:

@@ -15,11 +15,19 @@ from tpcompile.ir.ops import (
     ADD_RMS_NORM,
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_REDUCE_RESIDUAL,
     ARGMAX,
     ATTENTION,
+    ATTENTION_REDUCE,
+    CACHED_ATTENTION,
     EMBEDDING,
     LINEAR,
+    LINEAR_RESIDUAL,
+    NORM_GATE_UP_SWIGLU,
+    NORM_LINEAR,
+    NORM_QKV_ROPE_APPEND,
     PAGED_ATTENTION,
+    PARTIAL_ATTENTION,
     REDISTRIBUTE,
     REDUCE_SCATTER,
     RMS_NORM,
@@ -44,6 +52,11 @@ STARTS = operand(torch.tensor([0, 1, 4]))
 CACHE = random(3, 2, 8, 1, 6)
 SLOTS, LENGTHS = operand(torch.tensor([5, 0, 1, 2])), operand(torch.tensor([2, 3]))
 BLOCKS = operand(torch.tensor([[2, -1], [0, 1]]))
+ONE_EACH = (
+    operand(torch.tensor([[2, 3], [0, 1], [3, 1], [1, 0]])),
+    operand(torch.tensor([3, 3, 4, 3])),
+)
+"""Tables and lengths of four sequences, for steps with one new token each; no span is empty."""
 
 SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 12]),
@@ -82,9 +95,20 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
         *(HEADS, random(4, 1, 6), random(4, 1, 6), CACHE, STARTS, SLOTS, BLOCKS, LENGTHS),
         *(0.5, 2, 1, 2),
     ),
+    NORM_QKV_ROPE_APPEND: (
+        *(X, random(6), 1e-6, random(24, 6), random(24), random(6), None, 1e-6),
+        *(TABLE, TABLE, CACHE, SLOTS, 1, 2, (2, 1, 1)),
+    ),
+    CACHED_ATTENTION: (HEADS, CACHE, *ONE_EACH, 0.5, 2, 1, 2),
+    PARTIAL_ATTENTION: (HEADS, CACHE, *ONE_EACH, 0.5, None, 1, 2, 2),
+    ATTENTION_REDUCE: (random(4, 2, 3, 6), random(4, 2, 3), torch.float32),
+    LINEAR_RESIDUAL: (X, random(3, 6), None, random(4, 3)),
+    NORM_LINEAR: (X, random(6), 1e-6, random(3, 6)),
+    NORM_GATE_UP_SWIGLU: (X, random(6), 1e-6, random(8, 6)),
     ARGMAX: (X,),
     REDISTRIBUTE: (X,),
     ALL_REDUCE: (whole_numbers(4, 6).partial(),),
+    ALL_REDUCE_RESIDUAL: (whole_numbers(4, 6).partial(), whole_numbers(4, 6, seed=1)),
     ALL_GATHER: (X, 0),
     REDUCE_SCATTER: (whole_numbers(4, 6).partial(), 1),
 }

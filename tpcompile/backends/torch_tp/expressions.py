@@ -15,6 +15,7 @@ from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,
     ARGMAX,
+    DECODE_OPS,
     LINEAR,
     REDISTRIBUTE,
     REDUCE_SCATTER,
@@ -29,11 +30,14 @@ aten = torch.ops.aten
 def call_text(node: fx.Node, rank: int) -> str:
     """What computes a node on a rank."""
     spec = spec_of(node)
-    if spec is None or node.target is REDISTRIBUTE:
+    if spec is None or node.target is REDISTRIBUTE or node.target in DECODE_OPS:
+        decode = node.target in DECODE_OPS
         raise UnsupportedError(
             f"%{node.name} has no form in torch",
             where=str(origin_of(node)),
-            hint="End the pipeline with insert-collectives or later",
+            hint="Ops of a decode step are for programs: end the pipeline with cache-kv"
+            if decode
+            else "End the pipeline with insert-collectives or later",
         )
     arguments = {**spec.bind(node.args, dict(node.kwargs)), **local_args(node, spec, rank)}
     writer = _WRITERS.get(node.target)

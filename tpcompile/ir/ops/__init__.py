@@ -10,6 +10,19 @@ from tpcompile.ir.ops.collectives import (
     REDISTRIBUTE,
     REDUCE_SCATTER,
 )
+from tpcompile.ir.ops.decode import (
+    ALL_REDUCE_RESIDUAL,
+    ATTENTION_REDUCE,
+    CACHE_OPS,
+    CACHE_WRITERS,
+    CACHED_ATTENTION,
+    DECODE_OPS,
+    LINEAR_RESIDUAL,
+    NORM_GATE_UP_SWIGLU,
+    NORM_LINEAR,
+    NORM_QKV_ROPE_APPEND,
+    PARTIAL_ATTENTION,
+)
 from tpcompile.ir.ops.elementwise import SWIGLU
 from tpcompile.ir.ops.embedding import EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.ir.ops.linear import LINEAR
@@ -22,12 +35,23 @@ __all__ = [
     "ADD_RMS_NORM",
     "ALL_GATHER",
     "ALL_REDUCE",
+    "ALL_REDUCE_RESIDUAL",
     "ARGMAX",
     "ATTENTION",
+    "ATTENTION_REDUCE",
+    "CACHED_ATTENTION",
+    "CACHE_OPS",
+    "CACHE_WRITERS",
     "COLLECTIVES",
+    "DECODE_OPS",
     "EMBEDDING",
     "LINEAR",
+    "LINEAR_RESIDUAL",
+    "NORM_GATE_UP_SWIGLU",
+    "NORM_LINEAR",
+    "NORM_QKV_ROPE_APPEND",
     "PAGED_ATTENTION",
+    "PARTIAL_ATTENTION",
     "REDISTRIBUTE",
     "REDUCE_SCATTER",
     "RMS_NORM",

@@ -1,0 +1,1 @@
+"""The ops: each rule against the op itself, on simulated ranks."""

@@ -1,0 +1,194 @@
+"""From the residual to rotated queries: the same bits as op by op, and K and V in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ir.ranks import Operand, deal, infer, operand, random, refused
+from tpcompile.ir.layout import FusedLayout, Layout, even_runs
+from tpcompile.ir.ops import LINEAR, NORM_QKV_ROPE_APPEND, RMS_NORM, ROPE, SPECS
+from tpcompile.ir.ops.collectives import to_whole
+from tpcompile.ir.types import Shard, ValueType
+from tpcompile.passes.plan import plan_heads
+
+TOKENS, HIDDEN, WIDTH, EPS, HEAD_EPS = 3, 10, 8, 1e-6, 1e-3
+LAYERS, LAYER, SLOTS = 2, 1, 8
+NAMES = SPECS[NORM_QKV_ROPE_APPEND].argument_names
+PLACES = operand(torch.tensor([6, 0, 3]))
+
+
+def given(heads: Sequence[int] = (4, 2, 2), **changes: Any) -> dict[str, Any]:
+    """Operands by name, with a bias and norms of heads."""
+    rows = sum(heads) * WIDTH
+    cache = torch.full((LAYERS, 2, SLOTS, heads[1], WIDTH), torch.nan)
+    found = {
+        "x": random(TOKENS, HIDDEN),
+        "norm": random(HIDDEN, seed=1),
+        "eps": EPS,
+        "weight": random(rows, HIDDEN, seed=2),
+        "bias": random(rows, seed=3),
+        "q_norm": random(WIDTH, seed=4),
+        "k_norm": random(WIDTH, seed=5),
+        "head_eps": HEAD_EPS,
+        "cos": random(TOKENS, WIDTH, seed=6),
+        "sin": random(TOKENS, WIDTH, seed=7),
+        "cache": operand(cache),
+        "slots": PLACES,
+        "layer": LAYER,
+        "block": 2,
+        "heads": tuple(heads),
+    }
+    return {**found, **changes}
+
+
+def called(values: dict[str, Any]) -> torch.Tensor:
+    plain = [getattr(value, "whole", value) for value in values.values()]
+    found: torch.Tensor = NORM_QKV_ROPE_APPEND(*plain)
+    return found
+
+
+def by_hand(values: dict[str, Any]) -> list[torch.Tensor]:
+    """Queries, keys and values, op by op."""
+    own = {name: getattr(value, "whole", value) for name, value in values.items()}
+    rows = LINEAR(RMS_NORM(own["x"], own["norm"], own["eps"]), own["weight"], own["bias"])
+    sizes = [count * WIDTH for count in own["heads"]]
+    sides = [side.unflatten(-1, (-1, WIDTH)) for side in torch.split(rows, sizes, -1)]
+    for place, name in enumerate(("q_norm", "k_norm")):
+        if own[name] is not None:
+            sides[place] = RMS_NORM(sides[place], own[name], own["head_eps"])
+        sides[place] = ROPE(sides[place], own["cos"], own["sin"])
+    return sides
+
+
+@pytest.mark.parametrize("left_out", [(), ("bias",), ("q_norm", "k_norm"), ("k_norm",)], ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 2), (3, 3, 3), (5, 1, 1)], ids=str)
+def test_the_same_bits_as_op_by_op(heads: tuple[int, ...], left_out: tuple[str, ...]) -> None:
+    """Traps 5, 7, 9: bias and norms of heads in their place; keys once a head, rotated."""
+    values = given(heads, **dict.fromkeys(left_out))
+    q, k, v = by_hand(values)
+    cache = values["cache"].whole
+    assert torch.equal(called(values), q)
+    slots = PLACES.whole
+    assert torch.equal(cache[LAYER, 0, slots], k)
+    assert torch.equal(cache[LAYER, 1, slots], v)
+    others = [slot for slot in range(SLOTS) if slot not in slots.tolist()]
+    assert bool(cache[LAYER][:, others].isnan().all()) and bool(cache[1 - LAYER].isnan().all())
+
+
+@pytest.mark.parametrize("name", ["bias", "q_norm", "k_norm", "norm", "eps", "head_eps", "cos"])
+def test_every_operand_counts(name: str) -> None:
+    """Traps 5 and 23: nothing is dropped, and each eps is its own."""
+    values = given()
+    changed = {**given(), name: 0.5 if "eps" in name else random(*_shape(values, name), seed=50)}
+    before, after = called(values), called(changed)
+    kept = [side["cache"].whole[LAYER][:, PLACES.whole] for side in (values, changed)]
+    assert not (torch.equal(before, after) and torch.equal(*kept))
+
+
+def _shape(values: dict[str, Any], name: str) -> Sequence[int]:
+    shape: Sequence[int] = values[name].whole.shape
+    return shape
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 2), (14, 2), (8, 4), (5, 5)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_every_tp_of_the_plan_is_sound(queries: int, keys: int, plain: bool) -> None:
+    """The rank's heads of q, and in its cache its KV heads; uneven, and held by several."""
+    left_out = dict.fromkeys(("bias", "q_norm", "k_norm") if plain else ())
+    whole = given((queries, keys, keys), **left_out)
+    q, k, v = by_hand(whole)
+    for tp in range(1, queries + 1):
+        values = split(whole, tp)
+        kinds = [value.kind if isinstance(value, Operand) else value for value in values.values()]
+        spec = SPECS[NORM_QKV_ROPE_APPEND]
+        kind = infer(NORM_QKV_ROPE_APPEND, *values.values())
+        assert isinstance(kind, ValueType)
+        assert kind.placement == Shard(1, plan_heads(queries, keys, tp).queries)
+        dealt = {n: deal(o, tp) for n, o in values.items() if isinstance(o, Operand)}
+        assert spec.localize is not None
+        found = []
+        for rank in range(tp):
+            own = {**values, **{name: parts[rank] for name, parts in dealt.items()}}
+            own |= spec.localize(kind, rank, **dict(zip(NAMES, kinds, strict=True)))
+            found.append(NORM_QKV_ROPE_APPEND(*own.values()))
+            assert found[-1].shape == (TOKENS, *kind.local_shape(rank)[1:])
+        torch.testing.assert_close(to_whole(found, kind), q, rtol=1e-5, atol=1e-5)
+        kept = to_whole(dealt["cache"], values["cache"].kind)[LAYER][:, PLACES.whole]
+        torch.testing.assert_close(kept, torch.stack([k, v]), rtol=1e-5, atol=1e-5)
+
+
+def split(values: dict[str, Any], tp: int) -> dict[str, Any]:
+    queries, keys, _ = values["heads"]
+    plan = plan_heads(queries, keys, tp)
+    fused = FusedLayout(
+        tuple(layout.with_grain(WIDTH) for layout in (plan.queries, plan.keys, plan.keys))
+    )
+    changed = {"weight": values["weight"].sharded(0, fused)}
+    if values["bias"] is not None:
+        changed["bias"] = values["bias"].sharded(0, fused)
+    cache = torch.full((LAYERS, 2, SLOTS, keys, WIDTH), torch.nan)
+    return {**values, **changed, "cache": operand(cache).sharded(3, plan.keys)}
+
+
+def rows(grain: int, *counts: int) -> FusedLayout:
+    """Fused rows in two parts each, of units that may be no heads."""
+    layouts = (Layout("rows", n * WIDTH // grain, grain, _halves(n, grain)) for n in counts)
+    return FusedLayout(tuple(layouts))
+
+
+def _halves(heads: int, grain: int) -> Any:
+    return even_runs(heads * WIDTH // grain, 2)
+
+
+KEYS = Layout("rows", 2, 1, even_runs(2, 2))
+REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "half a head a rank": (
+        "whole-heads",
+        {
+            "weight": given()["weight"].sharded(0, rows(WIDTH // 2, 4, 2, 2)),
+            "bias": None,
+        },
+    ),
+    "rows split as one": (
+        "split-segments",
+        {
+            "weight": given()["weight"].sharded(0, Layout("rows", 8, 8, even_runs(8, 2))),
+            "bias": None,
+        },
+    ),
+    "a bias that is not split": (
+        "bias-layout",
+        {"weight": given()["weight"].sharded(0, rows(WIDTH, 4, 2, 2))},
+    ),
+    "a cache of all heads beside split keys": (
+        "kv-cache",
+        {"weight": given()["weight"].sharded(0, rows(WIDTH, 4, 2, 2)), "bias": None},
+    ),
+    "a cache split beside whole keys": ("kv-cache", {"cache": given()["cache"].sharded(3, KEYS)}),
+    "repeated keys": ("kv-cache", {"cache": random(LAYERS, 2, SLOTS, 4, WIDTH)}),
+    "a cache of another dtype": (
+        "kv-cache",
+        {"cache": operand(given()["cache"].whole.bfloat16())},
+    ),
+    "more keys than values": ("norm-qkv", {"heads": (4, 3, 1)}),
+    "heads that are not all rows": ("split-sizes", {"heads": (3, 2, 2)}),
+    "a norm of another width": ("norm-weight", {"q_norm": random(HIDDEN)}),
+    "a norm of part of a head": ("norm-weight", {"k_norm": random(WIDTH // 2)}),
+    "terms": ("partial-nonlinear", {"x": given()["x"].partial()}),
+    "slots of other tokens": ("kv-cache", {"slots": operand(torch.tensor([6, 0]))}),
+    "slots that are a mask": ("kv-cache", {"slots": operand(torch.tensor([True, False, True]))}),
+    "a layer too many": ("kv-cache", {"layer": LAYERS}),
+    "blocks of nothing": ("kv-cache", {"block": 0}),
+    "tables of another step": ("rope", {"cos": random(4, WIDTH), "sin": random(4, WIDTH)}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refuses(name: str) -> None:
+    """Traps 7 and 11 among them: repeated keys, and a head of which a rank has some rows."""
+    rule, changes = REFUSALS[name]
+    refused(rule, NORM_QKV_ROPE_APPEND, *{**given(), **changes}.values())

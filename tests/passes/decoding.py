@@ -1,0 +1,183 @@
+"""A pass of the decode pipeline over a small real model: one new token a sequence, behind others.
+
+The cache is filled by a prefill through the stage `cache-kv`, in blocks that lie scattered; what
+is in no sequence is no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import fx
+
+from tests.models import TOLERANCE, Pair, padded, preset_pair, relative_error
+from tests.passes.steps import TINY_VOCABULARY, Step
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
+from tpcompile.passes import Pass, Stage, run_passes
+from tpcompile.passes.cache_kv import CACHE
+from tpcompile.passes.manager import clone
+from tpcompile.passes.pipeline import decode_pipeline
+
+DECODE = [
+    "fuse-norm-qkv",
+    "split-attention",
+    "fuse-norm-gate-up",
+    "fuse-norm-linear",
+    "fuse-residual",
+]
+"""The stages of the decode pipeline behind those that it has in common with the standard one."""
+
+BLOCK = 4
+BATCHES = ((9,), (1, 3, 4, 5, 14))
+"""Lengths with the new token: of one sequence, and of five around the edges of blocks."""
+POOL = (11, 2, 7, 0, 9, 4, 12, 1, 8, 5, 10, 3, 6)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What a decode step is given: its inputs, and each rank's cache of what came before."""
+
+    inputs: dict[str, torch.Tensor]
+    caches: list[torch.Tensor]
+    expected: torch.Tensor
+    """Hugging Face's logits of the new tokens."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Every value of a step, and the caches behind it."""
+
+    values: Values
+    caches: list[torch.Tensor]
+
+    @property
+    def logits(self) -> torch.Tensor:
+        first, *others = logits_of(self.values)
+        assert all(torch.equal(first, other) for other in others)
+        return first
+
+
+def run_step(
+    gm: fx.GraphModule, pair: Pair, inputs: dict[str, torch.Tensor], caches: list[torch.Tensor]
+) -> Ran:
+    """A graph on simulated ranks that have these caches; the caches given stay as they are."""
+    weights = materialise(gm, pair.read)
+    gm = clone(gm)
+    kept = [cache.clone() for cache in caches]
+    node = next(node for node in gm.graph.nodes if node.name == CACHE)
+    node.op = "get_attr"  # a cache lies on the ranks, as their weights do
+    with torch.inference_mode():
+        weights[str(node.target)] = kept
+        values = run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
+    return Ran(values, kept)
+
+
+def step_inputs(
+    ids: Sequence[torch.Tensor], before: Sequence[int], tables: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """New tokens of each sequence behind so many others, in the blocks of `tables`."""
+    places = [torch.arange(first, first + len(new)) for first, new in zip(before, ids, strict=True)]
+    slots = [
+        table[place // BLOCK] * BLOCK + place % BLOCK
+        for table, place in zip(tables, places, strict=True)
+    ]
+    counts = torch.tensor([len(new) for new in ids])
+    return {
+        "input_ids": torch.cat(list(ids)),
+        "positions": torch.cat(places),
+        "starts": torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]),
+        "logit_rows": torch.arange(int(counts.sum())),
+        "slots": torch.cat(slots),
+        "tables": tables,
+        "lengths": torch.tensor(before) + counts,
+    }
+
+
+def tables_for(lengths: Sequence[int]) -> torch.Tensor:
+    """Blocks for sequences of these lengths, all over the cache."""
+    free = list(POOL)
+    held = [[free.pop(0) for _ in range(-(-length // BLOCK))] for length in lengths]
+    widest = max(map(len, held))
+    return torch.tensor([[*blocks, *[-1] * (widest - len(blocks))] for blocks in held])
+
+
+@lru_cache(maxsize=64)
+def filled(model: str, tp: int, lengths: tuple[int, ...]) -> Filled:
+    """All but the last token of each sequence in the caches, and the step that brings the last."""
+    pair = preset_pair(model)
+    gm = next(s for s in decode_stages(model, tp, 1) if s.name == "cache-kv").graph
+    ids, mask = padded(lengths, TINY_VOCABULARY)
+    rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    kind = value_type(next(node for node in gm.graph.nodes if node.name == CACHE))
+    slots = len(POOL) * BLOCK
+    shapes = [
+        [extent if isinstance(extent, int) else slots for extent in kind.local_shape(rank)]
+        for rank in range(tp)
+    ]
+    empty = [torch.full(shape, torch.nan, dtype=kind.dtype) for shape in shapes]
+    tables = tables_for(lengths)
+    prompt = step_inputs([row[:-1] for row in rows], [0] * len(rows), tables)
+    caches = run_step(gm, pair, prompt, empty).caches if len(prompt["input_ids"]) else empty
+    inputs = step_inputs([row[-1:] for row in rows], [n - 1 for n in lengths], tables)
+    with torch.inference_mode():
+        expected = torch.cat([pair.eager(row[None]).logits[0, -1:] for row in rows])
+    return Filled(inputs, caches, expected)
+
+
+@lru_cache(maxsize=64)
+def decode_stages(model: str, tp: int, spans: int) -> list[Stage]:
+    passes = decode_pipeline(tp, spans, BLOCK)
+    return run_passes(preset_pair(model).captured.graph, passes)[1]
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """A pass in its place, and the steps that the graphs before it and behind it run."""
+
+    model: str
+    tp: int
+    current: Pass
+    before: Stage
+    after: Stage
+
+    @property
+    def plain(self) -> Step:
+        """What can be told without running it."""
+        return Step(preset_pair(self.model), self.current, self.before, self.after)
+
+    @cached_property
+    def ran(self) -> list[tuple[Filled, Ran, Ran]]:
+        """Before and behind, for each of the batches."""
+        pair = preset_pair(self.model)
+        given = [filled(self.model, self.tp, lengths) for lengths in BATCHES]
+        graphs = self.before.graph, self.after.graph
+        return [
+            (each, *(run_step(gm, pair, each.inputs, each.caches) for gm in graphs))
+            for each in given
+        ]
+
+    def assert_same_bits(self) -> None:
+        for _, before, after in self.ran:
+            assert torch.equal(before.logits, after.logits)
+
+    def assert_near(self) -> None:
+        """To the stage before, and to Hugging Face; and the caches hold the same."""
+        for given, before, after in self.ran:
+            assert relative_error(after.logits, before.logits) < 1e-6
+            assert relative_error(after.logits, given.expected) < TOLERANCE
+            for one, other in zip(before.caches, after.caches, strict=True):
+                assert torch.equal(one.isnan(), other.isnan())
+                assert relative_error(other.nan_to_num(), one.nan_to_num()) < 1e-6
+
+
+@lru_cache
+def decode_step(name: str, model: str = "tiny-qwen3", tp: int = 4, spans: int = 3) -> DecodeStep:
+    """The pass `name` of the decode pipeline."""
+    stages = decode_stages(model, tp, spans)
+    place = [stage.name for stage in stages].index(name)
+    current = decode_pipeline(tp, spans, BLOCK)[place - 1]
+    return DecodeStep(model, tp, current, stages[place - 1], stages[place])

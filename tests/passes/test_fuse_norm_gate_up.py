@@ -1,0 +1,118 @@
+"""Norm, gate, up and the activation become one op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from tests.passes.decoding import decode_step
+from tests.passes.graphs import GraphBuilder, nearest
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, RMS_NORM, SWIGLU
+from tpcompile.passes.fuse_gate_up import FuseGateUp
+from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
+from tpcompile.passes.rewrite import calls
+
+aten = torch.ops.aten
+WIDTH, FFN = 6, 5
+
+
+def mlp_graph(
+    *,
+    normed: bool = True,
+    fused: bool = True,
+    biased: bool = False,
+    residual: str = "x",
+    read: str = "",
+) -> fx.GraphModule:
+    """`residual + down(swiglu(gate, up))`; `read` names a value that the result adds too."""
+    made = GraphBuilder()
+    x = made.input("x", "T", WIDTH)
+    values = {"x": x}
+    values["n"] = made.call(RMS_NORM, x, made.parameter("scale", WIDTH), 1e-6) if normed else x
+    for name in ("gate", "up"):
+        values[name] = made.linear(values["n"], name, FFN, WIDTH, biased)
+    sides = values["gate"], values["up"]
+    activated = made.call(SWIGLU, *sides)
+    down = made.linear(activated, "down", WIDTH, FFN)
+    result = made.call(aten.add.Tensor, values[residual], down)
+    if read:
+        widened = made.linear(values[read], "widened", WIDTH, FFN)
+        result = made.call(aten.add.Tensor, result, widened)
+    gm = made.done(result)
+    if fused:
+        assert FuseGateUp().apply(gm).matches == 1
+        assert check_graph(gm) == []
+    return gm
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/fuse_norm_gate_up.txt", decode_step("fuse-norm-gate-up").plain.diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_one_a_layer(model: str) -> None:
+    current = decode_step("fuse-norm-gate-up", model).plain
+    assert current.matches == 2
+    assert not calls(current.after.graph, SWIGLU)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    step = decode_step("fuse-norm-gate-up", model, tp)
+    step.assert_same_bits()
+    step.assert_near()
+
+
+def test_again() -> None:
+    assert decode_step("fuse-norm-gate-up").plain.again().matches == 0
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_bias_comes_along(biased: bool) -> None:
+    """And the residual, which the norm reads too, stays."""
+    gm = mlp_graph(biased=biased)
+    for name, parameter in list(gm.named_parameters()):
+        gm.register_parameter(
+            name, torch.nn.Parameter(torch.randn(parameter.shape), requires_grad=False)
+        )
+    gm.recompile()
+    x = torch.randn(3, WIDTH)
+    before = gm(x)
+    assert FuseNormGateUp().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    (fused,) = calls(gm, NORM_GATE_UP_SWIGLU)
+    assert len(fused.args) == 4 + biased
+    gm.recompile()
+    assert torch.equal(gm(x), before)
+
+
+NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
+    "no norm": ({"normed": False}, "its input %x is no norm"),
+    "two linears": ({"fused": False}, "aten.linear where getitem belongs"),
+    "the normed value is the residual": ({"residual": "n"}, "%add reads it too"),
+    "the gate is read elsewhere": ({"read": "gate"}, "%linear_3 reads it too"),
+    "up is read elsewhere": ({"read": "up"}, "%linear_3 reads it too"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_miss_is_left_alone(name: str) -> None:
+    changes, reason = NEAR_MISSES[name]
+    gm = mlp_graph(**changes)
+    before = len(gm.graph.nodes)
+    assert reason in nearest(FuseNormGateUp().apply(gm))
+    assert len(gm.graph.nodes) == before
+    assert check_graph(gm) == []
+
+
+def test_up_before_gate_is_left_alone() -> None:
+    gm = mlp_graph(fused=True)
+    (activated,) = calls(gm, SWIGLU)
+    activated.args = activated.args[::-1]
+    assert "1 where 0 belongs" in nearest(FuseNormGateUp().apply(gm))

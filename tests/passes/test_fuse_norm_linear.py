@@ -1,0 +1,111 @@
+"""The head norms only the rows whose logits are wanted, and projects them in the same op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import fx
+
+from tests.passes.decoding import decode_step
+from tests.passes.graphs import GraphBuilder, nearest
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.meta import operand
+from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR, RMS_NORM
+from tpcompile.passes.fuse_norm_linear import FuseNormLinear
+from tpcompile.passes.rewrite import calls
+from tpcompile.passes.structure import embedding_of, output_of
+
+aten = torch.ops.aten
+WIDTH = 6
+
+
+def head_graph(
+    *, dim: int | None = 0, normed: bool = True, biased: bool = False, read: str = ""
+) -> fx.GraphModule:
+    """A head on rows that are picked from a norm; `read` names what the result adds too."""
+    made = GraphBuilder()
+    x = made.input("x", "R", WIDTH)
+    values = {"norm": made.call(RMS_NORM, x, made.parameter("scale", WIDTH), 1e-6) if normed else x}
+    values["picked"] = values["norm"]
+    if dim is not None:
+        shape = "R" if dim == 0 else WIDTH
+        rows = made.input("rows", shape, dtype=torch.int64)
+        picked = made.call(aten.index_select.default, values["norm"], dim, rows)
+        values["picked"] = picked
+    result = made.linear(values["picked"], "head", 9, WIDTH, biased)
+    if read:
+        added = made.call(aten.neg.default, values[read])
+        result = made.call(aten.add.Tensor, result, made.linear(added, "other", 9, WIDTH))
+    return made.done(result)
+
+
+def numbered(gm: fx.GraphModule) -> fx.GraphModule:
+    for name, parameter in list(gm.named_parameters()):
+        numbers = torch.randn(parameter.shape)
+        gm.register_parameter(name, torch.nn.Parameter(numbers, requires_grad=False))
+    gm.recompile()
+    return gm
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/fuse_norm_linear.txt", decode_step("fuse-norm-linear").plain.diff())
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_the_head(model: str, tp: int) -> None:
+    """No norm is left: the others were taken in before. A tied weight stays one parameter."""
+    current = decode_step("fuse-norm-linear", model, tp).plain
+    gm = current.after.graph
+    assert current.matches == 1
+    assert not calls(gm, RMS_NORM)
+    (head,) = calls(gm, NORM_LINEAR)
+    assert operand(head, 3) is operand(embedding_of(gm.graph))
+    assert operand(calls(gm, ARGMAX)[0]) is head
+    assert (operand(output_of(gm.graph)).target is ALL_GATHER) == (tp > 1)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int) -> None:
+    step = decode_step("fuse-norm-linear", model, tp)
+    step.assert_same_bits()
+    step.assert_near()
+
+
+def test_again() -> None:
+    assert decode_step("fuse-norm-linear").plain.again().matches == 0
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dim", [0, None])
+def test_rows_are_picked_first(dim: int | None, biased: bool) -> None:
+    gm = numbered(head_graph(dim=dim, biased=biased))
+    given = [torch.randn(5, WIDTH), *([torch.tensor([4, 1])] if dim == 0 else [])]
+    before = gm(*given)
+    assert FuseNormLinear().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    (fused,) = calls(gm, NORM_LINEAR)
+    picked = operand(fused).target is aten.index_select.default
+    assert picked == (dim == 0)
+    gm.recompile()
+    torch.testing.assert_close(gm(*given), before, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        (head_graph(normed=False), "its input %x is no norm"),
+        (head_graph(read="norm"), "%neg reads it too"),
+        (head_graph(read="picked"), "%neg reads it too"),
+        (head_graph(dim=1), "it picks from what is normed"),
+    ],
+    ids=["no norm", "the norm is read", "the rows are read", "columns are picked"],
+)
+def test_near_miss_is_left_alone(graph: fx.GraphModule, reason: str) -> None:
+    before = [node.name for node in graph.graph.nodes]
+    assert reason in nearest(FuseNormLinear().apply(graph))
+    assert [node.name for node in graph.graph.nodes] == before
+    assert check_graph(graph) == []

@@ -1,0 +1,96 @@
+"""Attention in spans of blocks, merged again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.models import pair_of, relative_error, scaled_config
+from tests.passes.decoding import BLOCK, decode_step, run_step, step_inputs, tables_for
+from tests.passes.graphs import GraphBuilder
+from tpcompile.errors import UsageError
+from tpcompile.ir.meta import type_of
+from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION
+from tpcompile.ir.types import ValueType
+from tpcompile.passes import parse_pipeline, run_passes
+from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.passes.rewrite import calls
+from tpcompile.passes.split_attention import SplitAttention
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    golden("passes/split_attention.txt", decode_step("split-attention").plain.diff())
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_matches_every_attention(model: str) -> None:
+    current = decode_step("split-attention", model).plain
+    assert current.matches == 2
+    gm = current.after.graph
+    assert not calls(gm, CACHED_ATTENTION)
+    assert len(calls(gm, PARTIAL_ATTENTION)) == len(calls(gm, ATTENTION_REDUCE)) == 2
+
+
+@pytest.mark.parametrize("spans", [1, 2, 3, 7])
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_numbers(model: str, tp: int, spans: int) -> None:
+    """With more spans than blocks too: some are empty then, and the last never is."""
+    decode_step("split-attention", model, tp, spans).assert_near()
+
+
+def test_again() -> None:
+    assert decode_step("split-attention").plain.again().matches == 0
+
+
+def test_partials_are_in_fp32_and_lie_as_the_heads_do() -> None:
+    gm = decode_step("split-attention", tp=4, spans=7).after.graph
+    for partial, reduced in zip(
+        calls(gm, PARTIAL_ATTENTION), calls(gm, ATTENTION_REDUCE), strict=True
+    ):
+        kinds, whole = type_of(partial), type_of(reduced)
+        assert isinstance(kinds, tuple) and isinstance(whole, ValueType)
+        assert [kind.shape for kind in kinds] == [("T", 6, 7, 16), ("T", 6, 7)]
+        assert {kind.dtype for kind in kinds} == {torch.float32}
+        assert {kind.placement for kind in (*kinds, whole)} == {whole.placement}
+
+
+@pytest.mark.parametrize("window", [1, 4, 6, 50])
+def test_windows_are_kept(window: int) -> None:
+    """Of a window that begins in the midst of a block, and in the midst of a span."""
+    config = scaled_config(
+        "qwen3-0.6b", sliding_window=window, use_sliding_window=True, max_window_layers=0
+    )
+    pair = pair_of(config)
+    _, stages = run_passes(pair.captured.graph, decode_pipeline(2, 3, BLOCK))
+    after = next(stage for stage in stages if stage.name == "split-attention").graph
+    assert {node.args[5] for node in calls(after, PARTIAL_ATTENTION)} == {window}
+    kept = next(stage for stage in stages if stage.name == "cache-kv").graph
+    ids, tables = torch.arange(11) * 37, tables_for((11,))
+    cache = next(node for node in kept.graph.nodes if node.name == "cache")
+    empty = [
+        torch.full([n if isinstance(n, int) else 52 for n in kind.local_shape(rank)], torch.nan)
+        for kind in [type_of(cache)]
+        if isinstance(kind, ValueType)
+        for rank in range(2)
+    ]
+    caches = run_step(kept, pair, step_inputs([ids[:-1]], [0], tables), empty).caches
+    found = run_step(after, pair, step_inputs([ids[-1:]], [10], tables), caches).logits
+    with torch.inference_mode():
+        expected = pair.eager(ids[None]).logits[0, -1:]
+    assert relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("spans", [0, -2])
+def test_no_spans_mean_nothing(spans: int) -> None:
+    made = GraphBuilder()
+    gm = made.done(made.linear(made.input("x", "T", 4), "w", 4, 4))
+    with pytest.raises(UsageError, match=f"spans={spans} means nothing"):
+        SplitAttention(spans).apply(gm)
+    assert SplitAttention(3).apply(gm).matches == 0
+
+
+def test_how_many_spans_is_an_option() -> None:
+    assert parse_pipeline("split-attention{spans=5}") == [SplitAttention(5)]

@@ -1,0 +1,246 @@
+"""Attention of one new token a sequence, to what lies in the cache: whole, and in spans.
+
+A span knows its own maximum and sum only, so it gives its values normalised, and beside them
+the logarithm of what they were divided by: with that, spans merge in any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tpcompile.ir.ops.attention import (
+    attend,
+    attention_cost,
+    attention_localize,
+    attention_rule,
+)
+from tpcompile.ir.ops.decode.cache import (
+    check_cache,
+    check_one_each,
+    check_places,
+    kept_type,
+    read_tokens,
+)
+from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
+from tpcompile.ir.types import Partial, ValueType
+
+
+def cached_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    layer: int,
+    block: int,
+    kv_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """`paged_attention` where every sequence has one new token, which is in the cache already."""
+    check_one_each(q, tables, lengths)
+    keys, values = cache[layer]
+    out = torch.empty_like(q)
+    for row, (length, table) in enumerate(zip(lengths.tolist(), tables, strict=True)):
+        first = 0 if window is None else max(0, length - window)
+        k, v = (read_tokens(side, table, first, length, block) for side in (keys, values))
+        own = slice(row, row + 1)
+        out[own] = attend(q[own], k, v, scale, window, kv_heads)
+    return out
+
+
+def span_of(length: int, block: int, span: int, spans: int, window: int | None) -> tuple[int, int]:
+    """The tokens of a sequence that a span sees: whole blocks, as even as they come.
+
+    The last span is never empty, and the new token, which is the last, is in it.
+    """
+    blocks = -(-length // block)
+    first = blocks * span // spans * block
+    last = min(blocks * (span + 1) // spans * block, length)
+    if window is not None:
+        first = max(first, length - window)
+    return first, max(first, last)
+
+
+def partial_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    layer: int,
+    block: int,
+    spans: int,
+    kv_heads: Sequence[int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each span's values `[T, heads, spans, width]` and log-sum-exp `[T, heads, spans]`, in fp32.
+
+    The log-sum-exp is natural, of the scaled scores, the maximum taken off and added again.
+    An empty span has zeros and minus infinity.
+    """
+    check_one_each(q, tables, lengths)
+    tokens, heads, width = q.shape
+    values = q.new_zeros((tokens, heads, spans, width), dtype=torch.float32)
+    lse = q.new_full((tokens, heads, spans), -torch.inf, dtype=torch.float32)
+    shared = cache.shape[-2]
+    read = kv_heads or [head // (heads // shared) for head in range(heads)]
+    for row, (length, table) in enumerate(zip(lengths.tolist(), tables, strict=True)):
+        for span in range(spans):
+            first, last = span_of(length, block, span, spans, window)
+            if first == last:
+                continue
+            k, v = (
+                read_tokens(side, table, first, last, block)[:, read].float()
+                for side in cache[layer]
+            )
+            scores = torch.einsum("hw,thw->ht", q[row].float(), k) * scale
+            most = scores.amax(-1, keepdim=True)
+            weights = (scores - most).exp()
+            total = weights.sum(-1, keepdim=True)
+            values[row, :, span] = torch.einsum("ht,thw->hw", weights, v) / total
+            lse[row, :, span] = (most + total.log()).squeeze(-1)
+    return values, lse
+
+
+def merge_spans(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[…, spans, width]` and `[…, spans]` to one span: neighbours first, then their neighbours.
+
+    What is merged is again a span, with its log-sum-exp, so a merge may be merged on.
+    """
+    level = list(zip(values.unbind(-2), lse.unbind(-1), strict=True))
+    while len(level) > 1:
+        pairs = [_merge(*one, *other) for one, other in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[len(level) - len(level) % 2 :]
+    return level[0]
+
+
+def _merge(
+    a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two spans to one. An empty one changes nothing; of two empty ones comes an empty one."""
+    most = torch.maximum(a_lse, b_lse)
+    empty = most == -torch.inf
+    level = most.where(~empty, 0)  # infinity less infinity is no number
+    a_weight, b_weight = (a_lse - level).exp(), (b_lse - level).exp()
+    total = (a_weight + b_weight).where(~empty, 1)
+    mixed = a * (a_weight / total).unsqueeze(-1) + b * (b_weight / total).unsqueeze(-1)
+    return mixed, (level + total.log()).where(~empty, -torch.inf)
+
+
+def attention_reduce(values: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values of all spans of a token together, rounded to `dtype`."""
+    mixed, total = merge_spans(values, lse)
+    if bool((total == -torch.inf).any()):
+        raise ValueError("all spans of a token are empty, but it sees itself at least")
+    return mixed.to(dtype, copy=True)
+
+
+def _cached_rule(
+    q: ValueType,
+    cache: ValueType,
+    tables: ValueType,
+    lengths: ValueType,
+    scale: float,
+    window: int | None,
+    layer: int,
+    block: int,
+    kv_heads: tuple[int, ...] | None = None,
+) -> ValueType:
+    require(q.dims == 3, "attention", q, "q[T, heads, width]")
+    check_cache(cache, layer, block)
+    check_places(tables, lengths)
+    require(q.dtype == cache.dtype, "kv-cache", f"q {q}, cache {cache}", "values of one dtype")
+    keys = kept_type(cache, q.shape[0])
+    return attention_rule(q, keys, keys, lengths, scale, window, layer, kv_heads)
+
+
+def _partial_rule(
+    q: ValueType,
+    cache: ValueType,
+    tables: ValueType,
+    lengths: ValueType,
+    scale: float,
+    window: int | None,
+    layer: int,
+    block: int,
+    spans: int,
+    kv_heads: tuple[int, ...] | None = None,
+) -> tuple[ValueType, ValueType]:
+    """Heads lie as those of q; spans are on every rank that has the head."""
+    _cached_rule(q, cache, tables, lengths, scale, window, layer, block, kv_heads)
+    require(spans > 0, "spans", f"spans={spans}", "one span or more")
+    shape = (*q.shape[:2], spans)
+    found = ValueType((*shape, q.shape[2]), torch.float32), ValueType(shape, torch.float32)
+    layout = q.layout_of(1)
+    return found if layout is None else (found[0].sharded(1, layout), found[1].sharded(1, layout))
+
+
+def _reduce_rule(values: ValueType, lse: ValueType, dtype: torch.dtype) -> ValueType:
+    require(
+        values.dims == 4 and lse.shape == values.shape[:3],
+        "spans",
+        f"values {values}, lse {lse}",
+        "values[T, heads, spans, width] with lse[T, heads, spans]",
+    )
+    for kind in (values, lse):
+        require(kind.dtype == torch.float32, "spans", kind, "partials in fp32")
+        if isinstance(kind.placement, Partial):
+            refuse("partial-nonlinear", kind, "spans, which merge by weight, not a sum's terms")
+        whole = kind.layout_of(2) is None
+        require(whole, "whole-axis", kind, "every span of a head on one rank, to merge them")
+    require(
+        values.placement == lse.placement and values.layout_of(3) is None,
+        "same-layout",
+        f"values {values}, lse {lse}",
+        "whole heads, with the same layout in both",
+    )
+    result = ValueType((*values.shape[:2], values.shape[3]), dtype)
+    return result.placed(values.placement)
+
+
+def _localize(result: Any, rank: int, q: ValueType, cache: ValueType, **_: Any) -> dict[str, Any]:
+    return attention_localize(q, rank, q, kept_type(cache, q.shape[0]))
+
+
+def _cost(result: Any, operands: Sequence[ValueType], rank: int) -> Cost:
+    """One token against one token of context, as for attention."""
+    q, cache = operands[:2]
+    keys = kept_type(cache, q.shape[0])
+    return attention_cost(q, [q, keys, keys], rank)
+
+
+_OPERANDS = "Tensor q, Tensor cache, Tensor tables, Tensor lengths"
+_PLACE = "float scale, int? window, int layer, int block"
+
+CACHED_ATTENTION = define(
+    f"cached_attention({_OPERANDS}, {_PLACE}, int[]? kv_heads=None) -> Tensor",
+    reference=cached_attention,
+    fake=lambda q, *_, **__: torch.empty_like(q),
+    rule=_cached_rule,
+    cost=_cost,
+    localize=_localize,
+)
+PARTIAL_ATTENTION = define(
+    f"partial_attention({_OPERANDS}, {_PLACE}, int spans, int[]? kv_heads=None) "
+    "-> (Tensor, Tensor)",
+    reference=partial_attention,
+    fake=lambda q, cache, tables, lengths, scale, window, layer, block, spans, kv_heads=None: (
+        q.new_empty((*q.shape[:2], spans, q.shape[2]), dtype=torch.float32),
+        q.new_empty((*q.shape[:2], spans), dtype=torch.float32),
+    ),
+    rule=_partial_rule,
+    cost=_cost,
+    localize=_localize,
+)
+ATTENTION_REDUCE = define(
+    "attention_reduce(Tensor values, Tensor lse, ScalarType dtype) -> Tensor",
+    reference=attention_reduce,
+    fake=lambda values, lse, dtype: values.new_empty(
+        (*values.shape[:2], values.shape[3]), dtype=dtype
+    ),
+    rule=_reduce_rule,
+    cost=streaming_cost,
+)

@@ -1,0 +1,75 @@
+"""What the ops of a decode step want of the KV cache, and how they read it."""
+
+from __future__ import annotations
+
+import torch
+
+from tpcompile.ir.ops.paged_attention import HEADS
+from tpcompile.ir.ops.spec import require
+from tpcompile.ir.types import REPLICATE, Dim, Shard, ValueType
+
+
+def kept_type(cache: ValueType, tokens: Dim) -> ValueType:
+    """The type of the keys, or of the values, that so many tokens have in the cache."""
+    kind = ValueType((tokens, *cache.shape[HEADS:]), cache.dtype)
+    layout = cache.layout_of(HEADS)
+    return kind if layout is None else kind.sharded(1, layout)
+
+
+def check_cache(cache: ValueType, layer: int, block: int) -> None:
+    """Refuse what is no cache of this many layers in blocks, whole or split by head."""
+    shape = cache.dims == HEADS + 2 and cache.shape[1] == 2
+    require(shape, "kv-cache", cache, "[layers, 2, slots, kv_heads, width]")
+    by_head = isinstance(cache.placement, Shard) and cache.layout_of(HEADS) is not None
+    require(
+        by_head or cache.placement == REPLICATE,
+        "kv-cache",
+        cache,
+        "a cache whose heads are split or on every rank",
+    )
+    layers = cache.shape[0]
+    assert isinstance(layers, int)
+    require(0 <= layer < layers, "kv-cache", f"layer {layer}", f"one of {layers} layers")
+    require(block > 0, "kv-cache", f"block={block}", "a block of one token or more")
+
+
+def check_places(tables: ValueType, lengths: ValueType) -> None:
+    """Where sequences lie: whole numbers that every rank knows."""
+    for kind in (tables, lengths):
+        known = kind.placement == REPLICATE and kind.dtype == torch.long
+        require(known, "kv-cache", kind, "tables and lengths as i64 on every rank")
+    require(
+        tables.dims == 2 and lengths.shape == tables.shape[:1],
+        "kv-cache",
+        f"tables {tables}, lengths {lengths}",
+        "tables[N, B] and lengths[N], a row for each sequence",
+    )
+
+
+def check_one_each(q: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor) -> None:
+    """Refuse a step in which a sequence has no new token, or several."""
+    if not len(q) == len(tables) == len(lengths):
+        raise ValueError(
+            f"{len(q)} new tokens for {len(lengths)} sequences with {len(tables)} tables: a decode "
+            "graph is for one new token of each sequence"
+        )
+    if len(lengths) and int(lengths.min()) < 1:
+        raise ValueError("a sequence of no tokens: its new one counts too")
+
+
+def read_tokens(
+    side: torch.Tensor, table: torch.Tensor, first: int, last: int, block: int
+) -> torch.Tensor:
+    """The keys (or the values) of tokens `first` to `last` of a sequence in these blocks."""
+    tokens = torch.arange(first, last, device=table.device)
+    if not len(tokens):
+        return side[:0]
+    places = tokens // block
+    fits = (last - 1) // block < len(table)
+    held = table[places] if fits else places
+    if not fits or int(held.min()) < 0 or (int(held.max()) + 1) * block > len(side):
+        raise ValueError(
+            f"tokens {first} to {last} should lie in blocks {table.tolist()} of {block} tokens, "
+            f"in a cache of {len(side)} slots"
+        )
+    return side.index_select(0, (held * block + tokens % block).to(side.device))

@@ -1,0 +1,88 @@
+"""A norm and the linear that reads it: gate and up with SwiGLU behind them, and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from tpcompile.ir.ops.elementwise import swiglu, swiglu_rule
+from tpcompile.ir.ops.linear import linear_cost, linear_rule
+from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
+from tpcompile.ir.ops.shape import split_rule
+from tpcompile.ir.ops.spec import Cost, define, require
+from tpcompile.ir.types import ValueType
+
+
+def norm_linear(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A linear of the normed rows of `x`."""
+    return functional.linear(rms_norm(x, norm, eps), weight, bias)
+
+
+def norm_gate_up_swiglu(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`weight` holds the rows of gate, then as many of up: silu(gate) · up of the normed rows."""
+    gate, up = norm_linear(x, norm, eps, weight, bias).chunk(2, -1)
+    return swiglu(gate, up)
+
+
+def _linear_rule(
+    x: ValueType, norm: ValueType, eps: float, weight: ValueType, bias: ValueType | None = None
+) -> ValueType:
+    return linear_rule(rms_norm_rule(x, norm, eps), weight, bias)
+
+
+def _gate_up_rule(
+    x: ValueType, norm: ValueType, eps: float, weight: ValueType, bias: ValueType | None = None
+) -> ValueType:
+    """Gate and up lie alike, so each rank's rows are its gate's and as many of its up."""
+    rows = _linear_rule(x, norm, eps, weight, bias)
+    both = rows.shape[-1]
+    assert isinstance(both, int)
+    require(both % 2 == 0, "gate-up", weight, "as many rows of gate as of up")
+    gate, up = split_rule(rows, (both // 2, both // 2), rows.dims - 1)
+    return swiglu_rule(gate, up)
+
+
+def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    x, norm, weight, *bias = operands
+    return linear_cost(result, [x, weight, norm, *bias], rank)
+
+
+def _fake(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+NORM_LINEAR = define(
+    "norm_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias=None) -> Tensor",
+    reference=norm_linear,
+    fake=_fake,
+    rule=_linear_rule,
+    cost=_cost,
+)
+NORM_GATE_UP_SWIGLU = define(
+    "norm_gate_up_swiglu(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias=None) "
+    "-> Tensor",
+    reference=norm_gate_up_swiglu,
+    fake=lambda x, norm, eps, weight, bias=None: x.new_empty((*x.shape[:-1], weight.shape[0] // 2)),
+    rule=_gate_up_rule,
+    cost=_cost,
+)

@@ -1,0 +1,149 @@
+"""From the residual to rotated queries, with the new keys and values put into the cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tpcompile.ir.layout import FusedLayout
+from tpcompile.ir.ops.decode.cache import check_cache, kept_type
+from tpcompile.ir.ops.linear import linear_cost, linear_rule
+from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
+from tpcompile.ir.ops.rotary import rope, rope_rule
+from tpcompile.ir.ops.shape import split_rule, unflatten_rule
+from tpcompile.ir.ops.spec import Cost, define, local_bytes, require
+from tpcompile.ir.types import REPLICATE, ValueType
+
+
+def norm_qkv_rope_append(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    head_eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    layer: int,
+    block: int,
+    heads: Sequence[int],
+) -> torch.Tensor:
+    """The rotated queries `[T, heads[0], width]` of the normed tokens.
+
+    `weight` holds the rows of `heads` query, key and value heads, one after the other. Keys are
+    rotated like the queries, and kept with the values in `slots`, each head once (it is repeated
+    by whoever reads it). A head that is normed is normed before it is rotated.
+    """
+    width = cos.shape[-1]
+    rows = functional.linear(rms_norm(x, norm, eps), weight, bias)
+    parts = torch.split(rows, [count * width for count in heads], -1)
+    q, k, v = (part.reshape(len(x), -1, width) for part in parts)
+    q = q if q_norm is None else rms_norm(q, q_norm, head_eps)
+    k = k if k_norm is None else rms_norm(k, k_norm, head_eps)
+    for side, kept in enumerate((rope(k, cos, sin), v)):
+        cache[layer, side].index_copy_(0, slots, kept)
+    return rope(q, cos, sin)
+
+
+def _rule(
+    x: ValueType,
+    norm: ValueType,
+    eps: float,
+    weight: ValueType,
+    bias: ValueType | None,
+    q_norm: ValueType | None,
+    k_norm: ValueType | None,
+    head_eps: float,
+    cos: ValueType,
+    sin: ValueType,
+    cache: ValueType,
+    slots: ValueType,
+    layer: int,
+    block: int,
+    heads: tuple[int, ...],
+) -> ValueType:
+    """Those of the ops that it is made of, one after the other."""
+    require(x.dims == 2 and cos.dims == 2, "norm-qkv", f"{x} with {cos}", "x[T, hidden]")
+    require(
+        len(heads) == 3 and heads[1] == heads[2],
+        "norm-qkv",
+        f"heads={list(heads)}",
+        "query, key and value heads, as many keys as values",
+    )
+    rows = linear_rule(rms_norm_rule(x, norm, eps), weight, bias)
+    width = cos.shape[1]
+    assert isinstance(width, int)
+    parts = split_rule(rows, tuple(count * width for count in heads), 1)
+    q, k, v = (unflatten_rule(part, 1, (-1, width)) for part in parts)
+    q = q if q_norm is None else rms_norm_rule(q, q_norm, head_eps)
+    k = k if k_norm is None else rms_norm_rule(k, k_norm, head_eps)
+    q, k = rope_rule(q, cos, sin), rope_rule(k, cos, sin)
+    _check_kept(k, v, cache, slots, layer, block)
+    return q
+
+
+def _check_kept(
+    k: ValueType, v: ValueType, cache: ValueType, slots: ValueType, layer: int, block: int
+) -> None:
+    check_cache(cache, layer, block)
+    require(k == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
+    require(
+        k == kept_type(cache, k.shape[0]),
+        "kv-cache",
+        f"cache {cache}, k {k}",
+        "a cache that lies on the ranks as the keys do, KV heads only",
+    )
+    known = slots.placement == REPLICATE and slots.dtype == torch.long
+    require(
+        known and slots.shape == k.shape[:1],
+        "kv-cache",
+        f"slots {slots}, k {k}",
+        "a slot for each new token, as i64 on every rank",
+    )
+
+
+def _localize(
+    result: ValueType, rank: int, weight: ValueType, cos: ValueType, **_: Any
+) -> dict[str, Any]:
+    """How many heads of each kind the rank has."""
+    layout, width = weight.layout_of(0), cos.shape[1]
+    if not isinstance(layout, FusedLayout):
+        return {}
+    assert isinstance(width, int)
+    return {"heads": [segment.extent(rank) // width for segment in layout.segments]}
+
+
+def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    """The projection, and what of its result goes into the cache; norms and rotation are small."""
+    x, norm, weight = operands[:3]
+    cache = next(kind for kind in operands if kind.dims == 5)
+    projected = linear_cost(result, [x, weight, norm], rank)
+    kept = 2 * local_bytes(kept_type(cache, x.shape[0]), rank)
+    return Cost(flops=projected.flops, memory_bytes=projected.memory_bytes + kept)
+
+
+def _fake(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    given = dict(zip(_OPERANDS[1:], rest, strict=True))
+    return x.new_empty((len(x), given["heads"][0], given["cos"].shape[-1]))
+
+
+_OPERANDS = tuple(inspect.signature(norm_qkv_rope_append).parameters)
+
+NORM_QKV_ROPE_APPEND = define(
+    "norm_qkv_rope_append(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, "
+    "Tensor? q_norm, Tensor? k_norm, float head_eps, Tensor cos, Tensor sin, Tensor(a!) cache, "
+    "Tensor slots, int layer, int block, int[] heads) -> Tensor",
+    reference=norm_qkv_rope_append,
+    fake=_fake,
+    rule=_rule,
+    cost=_cost,
+    localize=_localize,
+)

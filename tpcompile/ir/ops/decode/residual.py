@@ -1,0 +1,99 @@
+"""A projection added to the residual: on one rank, and behind the sum across ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from tpcompile.ir.ops.collectives import tree_sum
+from tpcompile.ir.ops.elementwise import sum_rule
+from tpcompile.ir.ops.linear import linear_cost, linear_rule
+from tpcompile.ir.ops.spec import Cost, define, local_bytes, refuse, require
+from tpcompile.ir.types import REPLICATE, Partial, ValueType
+
+
+def linear_residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    """The residual and a linear of `x`."""
+    return residual + functional.linear(x, weight, bias)
+
+
+def all_reduce_residual(partial: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """The residual, which counts once, and the sum of all terms, in the residual's dtype.
+
+    The sum is taken in fp32, and the residual added to it before it is rounded.
+    """
+    return _added([partial], residual)
+
+
+def _added(terms: Sequence[torch.Tensor], residual: torch.Tensor) -> torch.Tensor:
+    wide = torch.promote_types(residual.dtype, torch.float32)
+    return (residual + tree_sum(terms, wide)).to(residual.dtype)
+
+
+def _linear_rule(
+    x: ValueType, weight: ValueType, bias: ValueType | None, residual: ValueType
+) -> ValueType:
+    projected = linear_rule(x, weight, bias)
+    if isinstance(projected.placement, Partial):
+        refuse(
+            "residual-once",
+            f"terms, {projected}, beside the residual {residual}",
+            "a projection that needs no sum across ranks",
+            "added on every rank the residual would count tp times: use all_reduce_residual",
+        )
+    _require_alike(projected, residual)
+    return ValueType(residual.shape, residual.dtype, sum_rule(residual, projected).placement)
+
+
+def _all_reduce_rule(partial: ValueType, residual: ValueType) -> ValueType:
+    require(
+        isinstance(partial.placement, Partial),
+        "all-reduce",
+        partial,
+        "Partial(sum)",
+        "a value already summed would count tp times",
+    )
+    require(residual.placement == REPLICATE, "residual-once", residual, "the same on every rank")
+    _require_alike(partial, residual)
+    return residual
+
+
+def _require_alike(added: ValueType, residual: ValueType) -> None:
+    alike = (added.shape, added.dtype) == (residual.shape, residual.dtype)
+    require(alike, "residual", f"{added} and {residual}", "terms of one shape and dtype")
+
+
+def _across(
+    values: Sequence[torch.Tensor],
+    kind: ValueType,
+    result: ValueType,
+    residuals: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    return [_added(values, residual) for residual in residuals]
+
+
+def _all_reduce_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+    """Around a ring, as for all_reduce; the residual is read, and the sum is not written."""
+    whole = local_bytes(operands[0].placed(REPLICATE), rank)
+    return Cost(memory_bytes=2 * whole + local_bytes(result, rank), wire_bytes=2 * whole)
+
+
+LINEAR_RESIDUAL = define(
+    "linear_residual(Tensor x, Tensor weight, Tensor? bias, Tensor residual) -> Tensor",
+    reference=linear_residual,
+    fake=lambda x, weight, bias, residual: torch.empty_like(residual),
+    rule=_linear_rule,
+    cost=linear_cost,
+)
+ALL_REDUCE_RESIDUAL = define(
+    "all_reduce_residual(Tensor partial, Tensor residual) -> Tensor",
+    reference=all_reduce_residual,
+    fake=lambda partial, residual: torch.empty_like(residual),
+    rule=_all_reduce_rule,
+    cost=_all_reduce_cost,
+    across=_across,
+)

@@ -1,0 +1,47 @@
+"""Pass `fuse-norm-gate-up`."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import operand
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, SWIGLU
+from tpcompile.passes.absorb import check_absorbed, normed_linear, way_back
+from tpcompile.passes.pattern import Bindings, Call, Number, Value, match
+from tpcompile.passes.rewrite import Report, insert, rewrite
+
+aten = torch.ops.aten
+
+_GATE, _UP = (Call(operator.getitem, (Value("split"), part)) for part in (0, 1))
+PATTERN = Call(SWIGLU, (_GATE, _UP))
+_SPLIT = Call(aten.split_with_sizes.default, (Value("rows"), [Number("gate"), Number("up")], 1))
+
+
+@dataclass(frozen=True)
+class FuseNormGateUp:
+    """Norm, gate, up and the activation in one op.
+
+    %n = tpc.rms_norm(%x, %g)
+    %gate, %up = split(linear(%n, %w))     →     %s = tpc.norm_gate_up_swiglu(%x, %g, %w)
+    %s = tpc.swiglu(%gate, %up)
+    """
+
+    name: ClassVar[str] = "fuse-norm-gate-up"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        return rewrite(gm, PATTERN, _replacement)
+
+
+def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
+    linear: fx.Node = match(_SPLIT, found["split"])["rows"]
+    source = normed_linear(linear)
+    gate, up = operand(node), operand(node, 1)
+    inside = {*way_back(gate, operand(linear)), up}
+    check_absorbed(inside, node)
+    *operands, bias = source
+    return insert(node, NORM_GATE_UP_SWIGLU, *operands, *([bias] if bias else []))

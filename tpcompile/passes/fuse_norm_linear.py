@@ -1,0 +1,60 @@
+"""Pass `fuse-norm-linear`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import operand, value_type
+from tpcompile.ir.ops import LINEAR, NORM_LINEAR, RMS_NORM
+from tpcompile.passes.absorb import check_absorbed
+from tpcompile.passes.pattern import MissError, check
+from tpcompile.passes.rewrite import Report, calls, drop_dead, insert, replace
+from tpcompile.passes.structure import bias_of, weight_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class FuseNormLinear:
+    """Norm and project in one op, as the head does; of rows that are picked, norm those alone.
+
+    %n = tpc.rms_norm(%x, %g)                      %r = index_select(%x, %rows)
+    %r = index_select(%n, %rows)             →     %l = tpc.norm_linear(%r, %g, %w)
+    %l = linear(%r, %w)
+    """
+
+    name: ClassVar[str] = "fuse-norm-linear"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = Report()
+        for node in calls(gm, LINEAR):
+            try:
+                _fuse(gm.graph, node)
+                report.matches += 1
+            except MissError as miss:
+                report.miss(miss)
+        drop_dead(gm.graph)
+        return report
+
+
+def _fuse(graph: fx.Graph, linear: fx.Node) -> None:
+    source = operand(linear)
+    picked = source if source.target is aten.index_select.default else None
+    norm = operand(source) if picked else source
+    check(norm.target is RMS_NORM, linear, f"its input %{norm.name} is no norm", 1)
+    check_absorbed([norm, picked] if picked else [norm], linear)
+    x, scale, eps = norm.args
+    bias = bias_of(linear)
+    with graph.inserting_before(linear):
+        if picked:
+            _, dim, rows = picked.args
+            check(dim == 0 and value_type(norm).dims > 1, picked, "it picks from what is normed")
+            x = insert(picked, aten.index_select.default, x, dim, rows)
+        operands = [x, scale, eps, weight_of(linear), *([bias] if bias else [])]
+        new = insert(linear, NORM_LINEAR, *operands)
+    replace(linear, new)
+    graph.erase_node(linear)

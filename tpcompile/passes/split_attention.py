@@ -1,0 +1,43 @@
+"""Pass `split-attention`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tpcompile.errors import UsageError
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION, SPECS
+from tpcompile.passes.rewrite import Report, calls, insert, insert_item, replace
+
+
+@dataclass(frozen=True)
+class SplitAttention:
+    """Attend to spans of a sequence's blocks apart, and merge what they give.
+
+                                                 %p = tpc.partial_attention(%q, %cache, …, spans=2)
+    %a = tpc.cached_attention(%q, %cache, …)  →  %values, %lse = %p
+                                                 %a = tpc.attention_reduce(%values, %lse)
+    """
+
+    name: ClassVar[str] = "split-attention"
+    spans: int = 1
+    """Into how many spans a sequence is split."""
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        if self.spans < 1:
+            raise UsageError(f"spans={self.spans} means nothing", expected="1 span or more")
+        found = calls(gm, CACHED_ATTENTION)
+        for node in found:
+            read = SPECS[CACHED_ATTENTION].bind(node.args, dict(node.kwargs))
+            operands = [arg for name, arg in read.items() if name != "kv_heads"]
+            with gm.graph.inserting_before(node):
+                partial = insert(node, PARTIAL_ATTENTION, *operands, self.spans)
+                values = insert_item(node, partial, 0, "values")
+                lse = insert_item(node, partial, 1, "lse")
+                mixed = insert(node, ATTENTION_REDUCE, values, lse, value_type(node).dtype)
+            replace(node, mixed)
+            gm.graph.erase_node(node)
+        return Report(matches=len(found))
