@@ -21,7 +21,7 @@ from tpcompile.passes.rewrite import calls, insert
 
 KEYS = ["ok", "rows", "first_divergence", "tokens_equal", "top5"]
 ROW_KEYS = {"node", "layer", "max_abs", "rel", "ok"}
-ENDS = ["emitted", "best tokens", *(f"decode step {step}" for step in (1, 2, 3, 4))]
+ENDS = ["emitted", "best tokens", *(f"decode step {step}" for step in (1, 2, 3, 4)), "ranks"]
 
 
 @pytest.mark.parametrize("options", ["", "--dtype bfloat16", "--lengths 1", "--backend torch"])

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tests.models import batch, preset_pair, run
-from tpcompile.inspect.compare import Comparison, compare, row_of
+from tpcompile.inspect.compare import Comparison, compare
 from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
 from tpcompile.passes import default_pipeline, run_passes
@@ -94,33 +94,6 @@ def test_a_mistake_is_found_where_it_was_made(name: str) -> None:
     assert all(row.ok for row in before)
     assert f"FIRST DIVERGENCE at %{first.node}" in found.table()
     assert found.to_json()["first_divergence"]["node"] == first.node
-
-
-ONES = torch.ones(3)
-
-
-@pytest.mark.parametrize(
-    ("found", "ranks", "said"),
-    [
-        (torch.tensor([1.0, float("nan"), 1.0]), [], "NaN"),
-        (torch.tensor([1.0, float("inf"), 1.0]), [], "infinity"),
-        (torch.ones(4), [], "shape (4,), not (3,)"),
-        (ONES, [ONES, ONES + 1e-7], "ranks differ"),
-    ],
-)
-def test_what_is_wrong_beside_the_error(
-    found: torch.Tensor, ranks: list[torch.Tensor], said: str
-) -> None:
-    row = row_of("x", "", found, ONES, ranks=ranks)
-    assert (row.ok, row.problem) == (False, said)
-
-
-def test_the_limit_is_that_of_the_dtype_or_the_one_given() -> None:
-    off = ONES + 1e-3
-    assert not row_of("x", "", off, ONES).ok
-    assert row_of("x", "", off, ONES, tolerance=1e-2).ok
-    assert row_of("x", "", off.bfloat16(), ONES.bfloat16()).ok
-    assert not row_of("x", "", off, ONES, tolerance=0.0).ok
 
 
 def test_all_values_can_be_shown() -> None:

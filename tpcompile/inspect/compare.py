@@ -6,7 +6,6 @@ node computes, and a sharded value is put together by its own type.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,30 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.inspect.rows import Row, row_of, token_margin
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.meta import captured_value, origin_of, type_of
 from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.simulate import Values, logits_of
 from tpcompile.ir.types import REPLICATE, ValueType
-
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.25e-3}
-"""Largest error over the largest magnitude. fp32: the same sums in another order, in a model of
-any depth; the others: two or three roundings of the dtype (2^-8, 2^-11) in a layer, and in
-another order from layer to layer, so that the error walks with the root of the depth."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One value: how far it is from the captured one."""
-
-    node: str
-    source: str
-    layer: int | None
-    max_abs: float
-    rel: float
-    ok: bool
-    problem: str
-    """Empty, or what is wrong beside the error: NaN, infinity, ranks that differ, a shape."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +53,15 @@ class Comparison:
         """The worst value of each layer, or every value; then the verdict."""
         from rich.table import Table
 
+        beside_fp32 = any(row.beside_fp32 for row in self.rows)
+        numbers = ("relative", "to fp32", "limit") if beside_fp32 else ("max abs", "relative")
         table = Table()
-        for column in ("value", "of", "max abs", "relative", ""):
+        for column in ("value", "of", *numbers, ""):
             table.add_column(column, justify="left" if column in ("value", "of") else "right")
         for row in self.rows if everything else self._summary():
             verdict = "ok" if row.ok else row.problem or "DIFFERS"
-            table.add_row(row.node, row.source, f"{row.max_abs:.1e}", f"{row.rel:.1e}", verdict)
+            errors = (row.rel, row.error, row.limit) if beside_fp32 else (row.max_abs, row.rel)
+            table.add_row(row.node, row.source, *(f"{error:.1e}" for error in errors), verdict)
         return table_text(table) + self._verdict(everything)
 
     def _summary(self) -> Iterator[Row]:
@@ -89,7 +73,7 @@ class Comparison:
             if row.node in self.shown:
                 continue
             known = worst.get(row.layer)
-            if known is None or row.rel > known.rel or row is first:
+            if known is None or row.severity > known.severity or row is first:
                 worst[row.layer] = row
         kept = {id(row) for row in (*worst.values(), self.rows[until - 1])}
         return (row for row in self.rows[:until] if id(row) in kept or row.node in self.shown)
@@ -100,7 +84,9 @@ class Comparison:
         said = [f"{len(self.rows)} values compared{which}"]
         if first:
             layer = "outside of the layers" if first.layer is None else f"in layer {first.layer}"
-            why = f": {first.problem}" if first.problem else f", off by {first.rel:.1e}"
+            why = f": {first.problem}" if first.problem else f", off by {first.error:.1e}"
+            if first.beside_fp32 and not first.problem:
+                why += f" from fp32, of which rounding explains {first.limit:.1e}"
             said.append(f"FIRST DIVERGENCE at %{first.node} ({first.source}) {layer}{why}")
         same = "the same" if self.tokens_equal else "NOT the same"
         tops = "; ".join(f"{name} {ids}" for name, ids in self.top5.items())
@@ -109,89 +95,57 @@ class Comparison:
 
 
 def compare(
-    captured: Values, gm: fx.GraphModule, values: Values, tolerance: float | None = None
+    captured: Values,
+    gm: fx.GraphModule,
+    values: Values,
+    tolerance: float | None = None,
+    exact: Values | None = None,
 ) -> Comparison:
-    """The values of a graph on its ranks against those of the captured graph."""
-    expected = {node.name: found[0] for node, found in captured.items()}
-    rows = tuple(_rows(gm.graph, values, expected, tolerance))
+    """The values of a graph on its ranks against those of the captured graph.
+
+    `exact` are the captured graph's own in fp32, with the same weights: wanted where the dtype
+    is a narrower one.
+    """
+    expected, truth = _by_name(captured), _by_name(exact or {})
+    rows = tuple(_rows(gm.graph, values, expected, truth, tolerance))
     eager, compiled = logits_of(captured)[0], logits_of(values)[0]
     top5 = {
         name: logits[-1].topk(min(5, logits.shape[-1])).indices.tolist()
         for name, logits in (("eager", eager), ("compiled", compiled))
     }
-    depth = 1 + max((row.layer for row in rows if row.layer is not None), default=-1)
-    limit = _limit(eager.dtype, tolerance, depth)
-    return Comparison(rows, _same_tokens(eager, compiled, limit), top5)
+    margin = token_margin(eager, logits_of(exact)[0] if exact else None, tolerance)
+    return Comparison(rows, _same_tokens(eager, compiled, margin), top5)
 
 
-def _same_tokens(eager: torch.Tensor, compiled: torch.Tensor, limit: float) -> bool:
+def _same_tokens(eager: torch.Tensor, compiled: torch.Tensor, margin: float) -> bool:
     """Each row's best token is eager's, or one that eager cannot tell from its best either."""
     best, chosen = eager.argmax(-1, keepdim=True), compiled.argmax(-1, keepdim=True)
-    margin = (eager.gather(-1, best) - eager.gather(-1, chosen)).double()
-    return bool((margin <= limit * eager.abs().max().double()).all())
+    behind = (eager.gather(-1, best) - eager.gather(-1, chosen)).double()
+    return bool((behind <= margin * eager.abs().max().double()).all())
 
 
-def _limit(dtype: torch.dtype, tolerance: float | None, depth: int) -> float:
-    if tolerance is not None:
-        return tolerance
-    limit = TOLERANCES.get(dtype, 0.0)
-    return limit if dtype == torch.float32 else limit * math.sqrt(1 + depth)
-
-
-def row_of(
-    name: str,
-    source: str,
-    found: torch.Tensor,
-    expected: torch.Tensor,
-    tolerance: float | None = None,
-    layer: int | None = None,
-    ranks: list[torch.Tensor] | None = None,
-    depth: int = 0,
-) -> Row:
-    """One value beside what it should be; `ranks` are replicas, which must have the same bits.
-
-    `depth` is the number of layers that it went through.
-    """
-    problem = _problem(found, expected, ranks or [])
-    max_abs = rel = float("inf")
-    if found.shape == expected.shape and found.numel():
-        max_abs = float((found.double() - expected.double()).abs().max())
-        rel = max_abs / (float(expected.abs().max()) or 1.0)
-    elif found.shape == expected.shape:
-        max_abs = rel = 0.0
-    limit = _limit(expected.dtype, tolerance, depth)
-    return Row(name, source, layer, max_abs, rel, not problem and rel <= limit, problem)
+def _by_name(values: Values) -> dict[str, torch.Tensor]:
+    return {node.name: found[0] for node, found in values.items()}
 
 
 def _rows(
     graph: fx.Graph,
     values: Values,
     expected: Mapping[str, torch.Tensor],
+    exact: Mapping[str, torch.Tensor],
     tolerance: float | None,
 ) -> Iterator[Row]:
-    depth = 0
     for node in graph.nodes:
-        layer = origin_of(node).layer
-        depth = depth if layer is None else layer + 1
         name = captured_value(node) if node.op.startswith("call") else None
         kind = type_of(node) if name else None
         if not name or not isinstance(kind, ValueType):
             continue
         found, wanted = to_whole(values[node], kind), expected[name]
-        if wanted.dim() == found.dim() + 1:
-            wanted = wanted.squeeze(0)  # the batch of one that canonicalize drops
+        truth = exact[name] if exact and kind.dtype.is_floating_point else None
+        if wanted.dim() == found.dim() + 1:  # the batch of one that canonicalize drops
+            wanted, truth = wanted.squeeze(0), None if truth is None else truth.squeeze(0)
         origin = origin_of(node)
         replicas = values[node] if kind.placement == REPLICATE else None
         yield row_of(
-            node.name, str(origin), found, wanted, tolerance, origin.layer, replicas, depth
+            node.name, str(origin), found, wanted, tolerance, origin.layer, replicas, truth
         )
-
-
-def _problem(found: torch.Tensor, expected: torch.Tensor, ranks: list[torch.Tensor]) -> str:
-    if found.shape != expected.shape:
-        return f"shape {tuple(found.shape)}, not {tuple(expected.shape)}"
-    if bool(found.isnan().any()):
-        return "NaN"
-    if bool(found.isinf().any()):
-        return "infinity"
-    return "" if all(torch.equal(ranks[0], other) for other in ranks[1:]) else "ranks differ"

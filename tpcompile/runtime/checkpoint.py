@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 from tpcompile.errors import CheckpointError
 from tpcompile.ir.recipe import Tensor
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+from tpcompile.runtime.checkpoint_files import INDEX as INDEX
+from tpcompile.runtime.checkpoint_files import changed, files_of, size_of, unreadable
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -62,7 +60,8 @@ class Checkpoint:
         self._directory = directory
         self._open = ExitStack()
         self._files: dict[Path, Any] = {}
-        self._where = _files_of(directory)
+        self._sizes: dict[Path, int] = {}
+        self._where = files_of(directory)
         try:
             self._shapes = {name: self._shape(name) for name in self._where}
             self._stored = self._resolve(tensors, aliases)
@@ -78,10 +77,13 @@ class Checkpoint:
         if stored.row:
             rows = index[0]
             index = (slice(rows.start + stored.row, rows.stop + stored.row), *index[1:])
+        path = self._where[stored.name]
+        if size_of(path) != self._sizes[path]:
+            raise changed(path, self._sizes[path])
         try:
             found: torch.Tensor = self._file(stored.name).get_slice(stored.name)[index]
         except (SafetensorError, OSError) as error:
-            raise _unreadable(self._where[stored.name], error) from error
+            raise unreadable(path, error) from error
         return found
 
     def close(self) -> None:
@@ -105,8 +107,9 @@ class Checkpoint:
             try:
                 opened = safe_open(path, framework="pt")
                 self._files[path] = self._open.enter_context(opened)
+                self._sizes[path] = path.stat().st_size
             except (SafetensorError, OSError) as error:
-                raise _unreadable(path, error) from error
+                raise unreadable(path, error) from error
         return self._files[path]
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -194,72 +197,6 @@ def _fused_rows(name: str, tensors: Mapping[str, Tensor]) -> int:
     return sum(tensors[name.replace(f".{fused}.", f".{part}.")].shape[0] for part in FUSED[fused])
 
 
-def _files_of(directory: Path) -> dict[str, Path]:
-    """The file of every tensor, from the index or from the headers of the files."""
-    index = directory / INDEX
-    if index.is_file():
-        return _files_of_index(index)
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise _no_safetensors(directory)
-    found: dict[str, Path] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as opened:
-                found.update(dict.fromkeys(opened.keys(), path))
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(path, error) from error
-    return found
-
-
-def _files_of_index(index: Path) -> dict[str, Path]:
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            "The index of the checkpoint cannot be read", where=str(index), got=str(error)
-        ) from error
-    found = {name: index.parent / file for name, file in names.items()}
-    missing = sorted({path.name for path in found.values() if not path.is_file()})
-    if missing:
-        raise CheckpointError(
-            f"The checkpoint lacks the file {missing[0]}"
-            + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
-            where=str(index),
-            expected="every file that the index names",
-            hint="Get the missing files",
-        )
-    return found
-
-
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        "A file of the checkpoint cannot be read",
-        where=str(path),
-        got=str(error),
-        expected="a whole safetensors file",
-        hint="It may be cut short: compare its size with the original and get it again",
-    )
-
-
 def _module_of(name: str) -> str:
     """The module that a tensor is the weight or the bias of."""
     return name.rpartition(".")[0].rpartition(".")[2]
-
-
-def _no_safetensors(directory: Path) -> CheckpointError:
-    old = sorted(p.name for p in directory.glob("*.bin"))
-    if old:
-        return CheckpointError(
-            "The checkpoint is in the old PyTorch format",
-            where=str(directory),
-            got=", ".join(old[:3]),
-            expected="safetensors files",
-            hint="Convert it once: AutoModelForCausalLM.from_pretrained(DIR)"
-            ".save_pretrained(NEW_DIR)",
-        )
-    return CheckpointError(
-        "There are no weights to compile",
-        where=str(directory),
-        expected="*.safetensors beside the config.json, or random_weights=SEED",
-    )

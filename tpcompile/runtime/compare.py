@@ -2,7 +2,8 @@
 
 Hugging Face's own forward pass, the captured graph, the sharded graph value by value on its
 simulated ranks, and the emitted modules: each is compared with the one before it. Then the
-modules decode some tokens through their KV cache, beside eager with its own.
+modules decode some tokens through their KV cache, beside eager with its own. In bf16 and fp16 the
+same is done once more in fp32: what is no further from that than eager is only rounded.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from tpcompile.errors import UsageError
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured, capture
-from tpcompile.inspect.compare import Comparison, compare, row_of
+from tpcompile.inspect.compare import Comparison, compare
+from tpcompile.inspect.rows import Row, row_of, token_margin
 from tpcompile.ir.meta import info_of
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.packing import Packed, pack
+from tpcompile.runtime.ranks.agreement import WatchedRanks, same_bits
 from tpcompile.runtime.ranks.rank import rank_programs
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.start import starting
@@ -54,79 +57,133 @@ def compare_with_eager(
     tp = info_of(graph).tp
     ranks = starting(tp, None, torch.device("cpu"), simulate=simulate, timeout=_RANK_TIMEOUT_S)
     with ranks as load, opened(weights) as read:
-        reference = _values(captured, captured.graph, packed, read)
-        values = _values(captured, graph, packed, read)
-        found = compare(reference, graph, values, tolerance)
-        eager = _eager_model(captured, read)
+        exact = _in_fp32(captured, read) if tolerance is None else None
+        truth = _values(exact, packed) if exact else None
+        side = _Side(captured, read)
+        reference, values = _values(side, packed), _values(side, packed, graph)
+        found = compare(reference, graph, values, tolerance, truth)
+        theirs = [_eager_model(each) for each in (side, exact) if each]
         loaded = load(rank_programs(graph), weights, captured.rotary.fresh)
-        with CompiledModel(captured, graph, stages, loaded) as compiled:
-            runs = list(_side_by_side(eager, compiled, ids, mask))
+        watched = WatchedRanks(loaded)
+        with CompiledModel(captured, graph, stages, watched) as compiled:
+            runs = list(_side_by_side(theirs, compiled, ids, mask, tolerance))
     where = "each a process" if isinstance(loaded, SpawnedRanks) else "in this process"
-    pairs = [
-        ("captured", "Hugging Face eager", _logits(reference), runs[0].eager),
-        ("emitted", f"modules of ranks, {where}", runs[0].compiled, _logits(values)),
-        *((run.name, run.source, run.compiled, run.eager) for run in runs[1:]),
-    ]
-    depth = captured.config.num_hidden_layers
-    ends = [row_of(*pair, tolerance, depth=depth) for pair in pairs]
+    ends = [run.row() for run in _ends(runs, _logits(reference), _logits(values), where)]
+    ends += [_agreement(watched)] if tp > 1 else []
     shown = tuple(row.node for row in ends)
     return replace(found, rows=(ends[0], *found.rows, *ends[1:]), shown=shown)
 
 
 @dataclass(frozen=True)
+class _Side:
+    """A captured model and its weights."""
+
+    captured: Captured
+    read: Read
+
+
+@dataclass(frozen=True)
 class _Run:
-    """What both models said to the same tokens."""
+    """What both models said to the same tokens, and eager in fp32, where that is wanted."""
 
     name: str
     source: str
     eager: torch.Tensor
     compiled: torch.Tensor
+    tolerance: float | None
+    exact: torch.Tensor | None = None
+
+    def row(self) -> Row:
+        return row_of(
+            self.name, self.source, self.compiled, self.eager, self.tolerance, exact=self.exact
+        )
+
+
+class _Eager:
+    """A Hugging Face model that is given a text piece by piece."""
+
+    def __init__(self, model: Any, cached: bool) -> None:
+        self._model, self._cached = model, cached
+        self._past: Any = None
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        out = self._model(
+            ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._past,
+            use_cache=self._cached,
+        )
+        self._past = out.past_key_values
+        logits: torch.Tensor = out.logits
+        return logits
 
 
 def _side_by_side(
-    eager: Any, compiled: CompiledModel, ids: torch.Tensor, mask: torch.Tensor
+    models: Sequence[Any],
+    compiled: CompiledModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    tolerance: float | None,
 ) -> Iterator[_Run]:
-    """The prompts, then the tokens that eager goes on with, one by one through both KV caches."""
+    """The prompts, then the tokens that eager goes on with, one by one through all KV caches.
+
+    `models` are eager, and, where it is wanted, eager in fp32.
+    """
     cached = compiled.can_generate()
+    eager = [_Eager(model, cached) for model in models]
     with torch.inference_mode():
-        theirs = eager(ids, attention_mask=mask, position_ids=_positions(mask), use_cache=cached)
+        theirs = [each(ids, mask) for each in eager]
         ours = compiled(ids, attention_mask=mask, use_cache=cached)
-        yield _Run("prompt", "", theirs.logits[mask.bool()], ours.logits[mask.bool()])
+        said, *exact = [logits[mask.bool()] for logits in theirs]
+        yield _Run("prompt", "", said, ours.logits[mask.bool()], tolerance, *exact)
         if len(info_of(compiled.graph).outputs) > 1:
-            yield _best(theirs.logits[:, -1], compiled(ids, attention_mask=mask, greedy=True))
+            answer = compiled(ids, attention_mask=mask, greedy=True)
+            yield _best([logits[:, -1] for logits in theirs], answer.tokens, tolerance)
         for step in range(_room(compiled, ids) if cached else 0):
-            token = theirs.logits[:, -1:].argmax(-1)
+            token = theirs[0][:, -1:].argmax(-1)
             mask = torch.cat([mask, torch.ones_like(token)], 1)
-            theirs = eager(
-                token,
-                attention_mask=mask,
-                position_ids=_positions(mask)[:, -1:],
-                past_key_values=theirs.past_key_values,
-                use_cache=True,
-            )
-            ours = compiled(
-                token,
-                attention_mask=mask,
-                past_key_values=ours.past_key_values,
-                use_cache=True,
-            )
+            theirs = [each(token, mask) for each in eager]
+            past = ours.past_key_values
+            ours = compiled(token, attention_mask=mask, past_key_values=past, use_cache=True)
+            said, *exact = [logits[:, -1] for logits in theirs]
             source = "one by one through the KV cache"
-            yield _Run(f"decode step {step + 1}", source, theirs.logits[:, -1], ours.logits[:, -1])
+            yield _Run(
+                f"decode step {step + 1}", source, said, ours.logits[:, -1], tolerance, *exact
+            )
 
 
-def _best(logits: torch.Tensor, answer: Any) -> _Run:
+def _ends(
+    runs: Sequence[_Run], captured: torch.Tensor, sharded: torch.Tensor, where: str
+) -> Iterator[_Run]:
+    """The prompt between each two of eager, the captured graph, the sharded one and the modules."""
+    prompt, *further = runs
+    yield replace(prompt, name="captured", source="Hugging Face eager", compiled=captured)
+    yield replace(prompt, name="emitted", source=f"modules of ranks, {where}", eager=sharded)
+    yield from further
+
+
+def _best(theirs: Sequence[torch.Tensor], tokens: torch.Tensor, tolerance: float | None) -> _Run:
     """The logits of the tokens that the ranks chose, beside the highest."""
-    chosen = logits.gather(-1, answer.tokens[:, None])
+    logits, *exact = theirs
+    chosen = logits.gather(-1, tokens[:, None])
     source = "chosen by ranks without logits"
-    return _Run("best tokens", source, logits.amax(-1, keepdim=True), chosen)
+    margin = token_margin(logits, exact[0] if exact else None, tolerance)
+    return _Run("best tokens", source, logits.amax(-1, keepdim=True), chosen, margin)
+
+
+def _agreement(ranks: WatchedRanks) -> Row:
+    """All ranks' results of all steps; of the first one in which they differ, or of the last."""
+    first, *others = ranks.results
+    other = next((result for result in others if not same_bits(first, result)), first)
+    source = f"logits and tokens of {len(ranks.results)} ranks, bit by bit, {ranks.steps} steps"
+    row = row_of("ranks", source, other, first, tolerance=0.0)
+    return replace(row, ok=ranks.agree_so_far, problem="" if ranks.agree_so_far else "ranks differ")
 
 
 def _room(compiled: CompiledModel, ids: torch.Tensor) -> int:
     return max(0, min(_DECODE_STEPS, compiled.max_seq_len - ids.shape[1]))
-
-
-def _positions(mask: torch.Tensor) -> torch.Tensor:
-    return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def _tokens(
@@ -143,23 +200,40 @@ def _tokens(
     return pack(ids, mask), ids, mask
 
 
-def _eager_model(captured: Captured, read: Read) -> Any:
-    """The user's own model, or Hugging Face's with the same weights."""
-    if captured.model is not None:
-        return captured.model
+def _in_fp32(captured: Captured, read: Read) -> _Side | None:
+    """The same model with the same weights in fp32, to tell rounding from mistakes."""
     dtype = next(iter(captured.graph.parameters())).dtype
+    if dtype.itemsize >= torch.float32.itemsize:
+        return None
+    exact = capture(captured.config, dtype=torch.float32)
+    names, wanted = ([node.name for node in c.graph.graph.nodes] for c in (exact, captured))
+    if names != wanted:
+        raise UnsupportedError(
+            f"The model is another graph in fp32 than in {dtype}, so its values have no exact ones",
+            hint="Give a tolerance: then both sides are compared as they are",
+        )
+    return _Side(exact, lambda name, index: read(name, index).to(dtype).float())
+
+
+def _eager_model(side: _Side) -> Any:
+    """The user's own model, or Hugging Face's with the same weights."""
+    if side.captured.model is not None:
+        return side.captured.model
+    dtype = next(iter(side.captured.graph.parameters())).dtype
     make: Any = AutoModelForCausalLM.from_config
-    model = make(captured.config, dtype=dtype).eval()
+    model = make(side.captured.config, dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(read(name, tuple(slice(0, n) for n in parameter.shape)))
+            parameter.copy_(side.read(name, tuple(slice(0, n) for n in parameter.shape)))
     return model
 
 
-def _values(captured: Captured, graph: Any, packed: Packed, read: Read) -> Values:
-    inputs = packed.inputs()
+def _values(side: _Side, packed: Packed, graph: Any = None) -> Values:
+    """Every value of a graph, or else of the captured one."""
+    chosen = side.captured.graph if graph is None else graph
     with torch.inference_mode():
-        return run_ranks(graph, inputs, materialise(graph, read), captured.rotary.fresh())
+        weights = materialise(chosen, side.read)
+        return run_ranks(chosen, packed.inputs(), weights, side.captured.rotary.fresh())
 
 
 def _logits(values: Values) -> torch.Tensor:

@@ -33,6 +33,10 @@ class Ranks(Protocol):
 
     def run(self, step: Step) -> torch.Tensor: ...
 
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        """The result of every rank: they should be the same, bit by bit."""
+        ...
+
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as a rank holds it."""
         ...

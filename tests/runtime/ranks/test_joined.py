@@ -134,9 +134,11 @@ from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 cpu = torch.device("cpu")
 group = find_group(2, cpu)
 values = torch.arange(24.0).view(6, 4)
-own = programs(2, parameters=halves())
+own = programs(2, "return self.group.all_reduce(x * (RANK + 1.0))", parameters=halves())
 ranks = JoinedRanks(own, lambda name, index: values[index], Doubled, group, cpu)
-x = step(x=torch.tensor([group.rank() + 1.0]))
+alone = programs(2, "return x * (RANK + 1.0)")
+itself = JoinedRanks(alone, lambda name, index: values, Doubled, group, cpu)
+x = step(x=torch.tensor([1.0]))
 torch.manual_seed(group.rank())
 ranks.agree()
 found = dict(
@@ -144,12 +146,13 @@ found = dict(
     weights=torch.cat([ranks.parameter(r, "weight") for r in (0, 1)]).equal(values),
     drawn=torch.randint(1000, (1,)).item(),
     same=ranks.same(torch.tensor([group.rank()])).item(),
+    all=[float(each) for each in itself.run_all(x)],
 )
 sys.stdout.write(str(found) + chr(10))  # in one piece: two ranks write
 sys.stdout.flush()
 {after}
 """
-_EXPECTED = {"sum": 3.0, "weights": True, "same": 0}
+_EXPECTED = {"sum": 3.0, "weights": True, "same": 0, "all": [1.0, 2.0]}
 _LOSE = """
 if group.rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -167,6 +170,28 @@ def _script(tmp_path: Path, before: str = "", after: str = "") -> str:
     path = tmp_path / "script.py"
     path.write_text(_SCRIPT.format(root=str(ROOT), before=before, after=after))
     return str(path)
+
+
+_DIFFER = """
+try:
+    ranks.run(step(x=torch.tensor([group.rank() + 1.0])))
+except CompileError as error:
+    print(f"{type(error).__name__} {error}", flush=True)
+"""
+
+
+def test_processes_that_give_other_tokens_are_told_so(tmp_path: Path) -> None:
+    """Each looks up its own prompt in its part of the table: the sums would mean nothing."""
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *command, _script(tmp_path, after=_DIFFER)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("UsageError The processes call the model with different") == 2
 
 
 def test_torchrun(tmp_path: Path) -> None:

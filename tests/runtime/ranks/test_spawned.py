@@ -38,6 +38,8 @@ ACTS = """
             if int(x[1]) == 3:
                 print("something odd", file=sys.stderr)
                 os._exit(7)
+            if int(x[1]) == 4:
+                os.kill(os.getpid(), 7)
         return self.group.all_reduce(x)"""
 """Rank `x[0]` does the odd thing `x[1]`."""
 
@@ -85,6 +87,8 @@ def ranks() -> Iterator[SpawnedRanks]:
     body = """
         if x.dim() == 2:
             return torch.cat([self.group.all_reduce(x)] * int(x[0, 0]))
+        if len(x) == 3:
+            return torch.tensor([RANK])
         cos, sin = self.rotary(x, 3, torch.bfloat16)
         seen = [name in sys.modules for name in ("transformers", "pytest", "tests")]
         state = [*seen, torch.get_num_threads(), RANK, int(cos[1, 0]), int(sin[1, 0])]
@@ -115,6 +119,14 @@ def _healthy(x: torch.Tensor) -> dict[str, torch.Tensor]:
 def test_ranks_work_together(ranks: SpawnedRanks) -> None:
     x = torch.ones(2, 3, dtype=torch.bfloat16)
     assert torch.equal(ranks.run(step(**_healthy(x))), x + x)
+
+
+def test_every_rank_can_be_asked(ranks: SpawnedRanks) -> None:
+    """Each gives what it has itself, here its own number; they may be asked as before again."""
+    x = torch.tensor([4, 5, 0])
+    found = ranks.run_all(step(**_healthy(x)))
+    assert [result.tolist() for result in found] == [[0], [1]]
+    assert ranks.run(step(**_healthy(x))).tolist() == [0]
 
 
 def test_large_values_go_both_ways(ranks: SpawnedRanks) -> None:
@@ -168,8 +180,9 @@ def test_what_cannot_be_sent_does_not_end_the_ranks(ranks: SpawnedRanks) -> None
         (0, r"(?s)Rank 1 raised ValueError: this rank fails.*in forward.*raise ValueError"),
         (1, "Rank 1 was killed by signal SIGKILL"),
         (3, r"(?s)Rank 1 ended with status 7.*something odd"),
+        (4, r"(?s)Rank 1 was killed by signal SIGBUS.*may have become shorter"),
     ],
-    ids=["raises", "killed", "exits"],
+    ids=["raises", "killed", "exits", "loses a file that it has mapped"],
 )
 def test_a_rank_that_fails_is_named(act: int, message: str) -> None:
     """Also to later callers; and the next ranks work, and nothing stays behind."""

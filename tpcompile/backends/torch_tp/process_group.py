@@ -162,7 +162,6 @@ class ProcessGroupRank:
         """
         try:
             start(*tensors).wait()
-            self._held = tensors
         except RuntimeError as error:
             late = "timed out" in str(error).lower()
             raise PeerError(
@@ -170,6 +169,8 @@ class ProcessGroupRank:
                 got=str(error).split("\n")[0],
                 hint="Look at what the other ranks print: one of them failed first",
             ) from error
+        finally:
+            self._held = tensors
 
 
 _SUMMED_ALIKE = (torch.float32, torch.float64)

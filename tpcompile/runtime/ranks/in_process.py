@@ -39,7 +39,11 @@ class InProcessRanks:
 
     def run(self, step: Step) -> torch.Tensor:
         """The result, the same on every rank."""
-        return run_together([partial(rank.run, step) for rank in self._ranks], self._group)[0]
+        return self.run_all(step)[0]
+
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        """The result of every rank."""
+        return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as a rank holds it."""

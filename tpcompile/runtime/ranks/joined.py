@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +27,9 @@ from tpcompile.runtime.weights import opened
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torch's own `env://` reads; torchrun sets it."""
+_LAST_S = 0.3
+"""The group's own threads let go of what was sent a moment later. Were Python ending by then, that
+would abort the process."""
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -45,6 +50,7 @@ def find_group(
         if not all(name in os.environ for name in _TORCHRUN):
             return None
         _initialise(tp, device, meeting, timeout)
+    atexit.register(time.sleep, _LAST_S)
     _check_size(dist.get_world_size(), tp)
     if device.type == "cuda" and device.index is None:
         torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
@@ -72,6 +78,7 @@ class JoinedRanks:
         self._closed = ""
         self._device = device
         self._group = ProcessGroupRank(group)
+        self._tp = len(programs)
         program = programs[group.rank()]
         count = 0
 
@@ -92,8 +99,36 @@ class JoinedRanks:
     def run(self, step: Step) -> torch.Tensor:
         """The result of a step, the same on every rank."""
         with self._working() as rank:
-            inputs = {name: value.to(self._device) for name, value in step.inputs.items()}
-            return rank.run(replace(step, inputs=inputs))
+            self._check_alike(step)
+            return self._run(rank, step)
+
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        """The result of every rank, given to every rank."""
+        with self._working() as rank:
+            self._check_alike(step)
+            own = self._run(rank, step)
+            results: list[torch.Tensor | None] = [None] * self._tp
+            results[rank.program.rank] = own
+            return [
+                self._group.broadcast(result, root, self._device)
+                for root, result in enumerate(results)
+            ]
+
+    def _check_alike(self, step: Step) -> None:
+        """Each process calls the model by itself; with other tokens the sums would mean nothing."""
+        own = _digest(step).to(self._device)
+        every = self._group.all_gather(own[None], 0, [1] * self._tp)
+        other = (every != every[:1]).any(1).nonzero()
+        if len(other):
+            raise UsageError(
+                "The processes call the model with different arguments",
+                got=f"rank {int(other[0])} gives other tokens than rank 0",
+                expected="the same prompts in the same order in every process",
+            )
+
+    def _run(self, rank: Rank, step: Step) -> torch.Tensor:
+        inputs = {name: value.to(self._device) for name, value in step.inputs.items()}
+        return rank.run(replace(step, inputs=inputs))
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as that rank holds it; given to every rank."""
@@ -134,11 +169,25 @@ class JoinedRanks:
             raise UsageError(self._closed, hint="Compile it again")
         try:
             yield self._rank
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._closed = f"The model is closed: a call ended with {type(error).__name__}"
+            self._rank = None
+            raise
         except Exception as error:
             told = failure(self._rank.program.rank, error).error
             self._closed = f"The model is closed: {told.message[:1].lower()}{told.message[1:]}"
             self._rank = None
             raise told from error
+
+
+def _digest(step: Step) -> torch.Tensor:
+    """Two whole numbers that differ where what goes into a step does."""
+    found = hashlib.blake2b(digest_size=16)
+    found.update(repr((step.output, step.blocks, list(step.copies))).encode())
+    for name, value in step.inputs.items():
+        found.update(f"{name} {tuple(value.shape)}".encode())
+        found.update(memoryview(value.contiguous().numpy()))  # type: ignore[arg-type]
+    return torch.frombuffer(bytearray(found.digest()), dtype=torch.long)
 
 
 def _initialise(

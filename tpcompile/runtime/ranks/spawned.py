@@ -21,6 +21,9 @@ from tpcompile.runtime.ranks.worker import Done, Fetch, Load, Ready, Run, Tables
 from tpcompile.runtime.ranks.workers import Workers, cores
 from tpcompile.runtime.weights import RandomWeights
 
+_TOKENS_A_LIMIT = 256
+"""A step may take the limit once more for so many tokens: long prompts are no hanging ranks."""
+
 
 class SpawnedRanks:
     """All ranks of a model, as processes of this machine.
@@ -71,14 +74,22 @@ class SpawnedRanks:
 
     def run(self, step: Step) -> torch.Tensor:
         """The result of a step, from rank 0."""
+        return self._run(step, all_answer=False)[0]
+
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        """The result of every rank."""
+        return self._run(step, all_answer=True)
+
+    def _run(self, step: Step, *, all_answer: bool) -> list[torch.Tensor]:
         self._check_open()
-        message = encode(Run(step, self._tables(step)))
+        message = encode(Run(step, self._tables(step), all_answer))
         with self._working():
             for rank in range(len(self._programs)):
                 self._workers.send(rank, message)
-            result = self._workers.answers(Done)[0].result
-        assert result is not None
-        return result
+            patience = 1 + len(step.inputs.get("input_ids", ())) / _TOKENS_A_LIMIT
+            answers = self._workers.answers(Done, patience=patience)
+            results = [done.result for done in answers]
+        return [result for result in results if result is not None]
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as a rank holds it."""

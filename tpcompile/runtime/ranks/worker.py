@@ -63,10 +63,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """Run a step; rank 0 answers with the result."""
+    """Run a step; rank 0 answers with the result, or every rank with its own."""
 
     step: Step
     tables: Tables
+    all_answer: bool
 
     def answer(self, worker: Worker) -> torch.Tensor | None:
         return worker.run(self)
@@ -141,7 +142,7 @@ class Worker:
     def run(self, run: Run) -> torch.Tensor | None:
         self._tables.tables = run.tables
         result = self.loaded().run(run.step)
-        return result if self.rank == 0 else None
+        return result if self.rank == 0 or run.all_answer else None
 
     def loaded(self) -> Rank:
         if self._loaded is None:

@@ -23,6 +23,11 @@ sys.path[:] = {path!r}
 from tpcompile.runtime.ranks.worker_start import main
 main({rank}, {connection}, {lifeline}, {stacks}, {threads})
 """
+_WHY: dict[int, str] = {
+    signal.SIGKILL: "The system kills processes when memory runs out: see its log",
+    signal.SIGBUS: "A file that it read may have become shorter, or a disk may be full or broken",
+}
+"""What the system may mean by a signal."""
 _DYING_S = 5.0
 _STACK_S = 1.0
 _TAIL = 3000
@@ -74,8 +79,7 @@ class WorkerProcess:
         hint = ""
         if status < 0:
             how = f"was killed by signal {signal.Signals(-status).name}"
-            if -status == signal.SIGKILL:
-                hint = "The system kills processes when memory runs out: see its log"
+            hint = _WHY.get(-status, "")
         else:
             how = f"ended with status {status}"
         said = self._said()

@@ -73,12 +73,16 @@ class Workers:
         kind: type[_Answer],
         progress: Callable[[], None] = lambda: None,
         ranks: Sequence[int] | None = None,
+        patience: float = 1.0,
     ) -> list[_Answer]:
-        """What each of the ranks answers, by rank; the fault that came first, if one does not."""
+        """What each of the ranks answers, by rank; the fault that came first, if one does not.
+
+        `patience` multiplies the limit, for what takes long by nature.
+        """
         waiting = set(range(len(self._workers)) if ranks is None else ranks)
         found: dict[int, _Answer] = {}
         lost: CompileError | None = None
-        limit = max(self._timeout, _START_S) if kind is Ready else self._timeout
+        limit = max(self._timeout, _START_S) if kind is Ready else self._timeout * patience
         while waiting or lost:
             spoke = self._who_speaks(_CAUSE_S if lost else limit)
             if not spoke:

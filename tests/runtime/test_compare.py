@@ -1,0 +1,103 @@
+"""The comparison as a function: bf16 is judged beside fp32, and real ranks beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from tests.runtime.eager_pair import lively
+from tpcompile.errors import UnsupportedError
+from tpcompile.inspect.compare import Comparison
+from tpcompile.inspect.rows import TOLERANCES
+from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes.rewrite import calls
+from tpcompile.runtime import compare
+from tpcompile.runtime.ranks.rank import RankProgram, rank_programs
+
+
+def _compared(dtype: torch.dtype, **options: Any) -> Comparison:
+    model = lively("tiny-qwen3").to(dtype)
+    return compare.compare_with_eager(model, default_pipeline(3), **{"simulate": True, **options})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_that_layers_magnify_is_no_divergence(dtype: torch.dtype) -> None:
+    """These weights carry it beyond any number that knows nothing of the model."""
+    found = _compared(dtype, seed=1)
+    assert found.ok, found.table()
+    assert max(row.rel for row in found.rows) > TOLERANCES[dtype] * math.sqrt(1 + 2)  # two layers
+    floats = [row for row in found.rows if row.node not in ("best tokens", "ranks", "tokens")]
+    assert all(row.beside_fp32 for row in floats)
+    assert "to fp32" in found.table()
+
+
+def test_a_tolerance_takes_the_place_of_fp32() -> None:
+    found = _compared(torch.bfloat16, tolerance=0.0)
+    assert not found.ok
+    assert not any(row.beside_fp32 for row in found.rows)
+    assert "to fp32" not in found.table()
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_mistake_in_bf16_is_found(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale of attention that is off by a quarter: far less than what no rotation would do."""
+    place = SPECS[PAGED_ATTENTION].argument_names.index("scale")
+
+    def spoilt(graph: fx.GraphModule, passes: Any) -> Any:
+        gm, stages = run_passes(graph, passes)
+        attention = calls(gm, PAGED_ATTENTION)[layer]
+        attention.update_arg(place, 1.25 * attention.args[place])  # type: ignore[operator]
+        return gm, stages
+
+    monkeypatch.setattr(compare, "run_passes", spoilt)
+    first = _compared(torch.bfloat16).first_divergence
+    assert first is not None
+    assert first.node.startswith("paged_attention") and first.layer == layer
+
+
+def test_a_graph_that_is_another_in_fp32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = compare.capture
+
+    def other(model: Any, dtype: torch.dtype | None = None) -> Any:
+        found = capture(model, dtype=dtype)
+        if dtype == torch.float32:
+            next(iter(found.graph.graph.nodes)).name = "something"
+        return found
+
+    monkeypatch.setattr(compare, "capture", other)
+    with pytest.raises(UnsupportedError, match="another graph in fp32"):
+        _compared(torch.bfloat16)
+
+
+RESULTS = {"logits": "all_gather", "tokens": "tokens"}
+"""What the generated module calls them."""
+
+
+@pytest.mark.parametrize(
+    ("result", "simulate"), [("tokens", True), ("logits", True), ("logits", False)]
+)
+def test_ranks_that_differ_are_found(
+    result: str, simulate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only by asking all of them: rank 0 says what it should, and what ranks exchange is right."""
+    name = RESULTS[result]
+
+    def spoilt(graph: fx.GraphModule) -> list[RankProgram]:
+        first, second, *others = rank_programs(graph)
+        source = second.source.replace(f"return {name}\n", f"return {name} + 1\n")
+        assert source != second.source
+        return [first, dataclasses.replace(second, source=source), *others]
+
+    monkeypatch.setattr(compare, "rank_programs", spoilt)
+    found = _compared(torch.float32, simulate=simulate)
+    first = found.first_divergence
+    assert first is not None
+    assert (first.node, first.problem) == ("ranks", "ranks differ")
+    assert first.max_abs > 0
+    assert "FIRST DIVERGENCE at %ranks" in found.table()

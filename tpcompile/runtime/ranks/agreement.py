@@ -1,0 +1,57 @@
+"""Whether real ranks agree: all of them are asked, where rank 0 alone would do."""
+
+from __future__ import annotations
+
+import torch
+
+from tpcompile.runtime.model import Ranks
+from tpcompile.runtime.ranks.rank import Step
+
+
+class WatchedRanks:
+    """Ranks whose results are compared bit by bit, at every step."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.steps = 0
+        self.results: list[torch.Tensor] = []
+        """Every rank's result: of the first step in which they differ, or of the last one."""
+        self.agree_so_far = True
+
+    def run(self, step: Step) -> torch.Tensor:
+        results = self._ranks.run_all(step)
+        self.steps += 1
+        if self.agree_so_far:
+            self.results = results
+            self.agree_so_far = all(same_bits(results[0], other) for other in results[1:])
+        return results[0]
+
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        return self._ranks.run_all(step)
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        return self._ranks.parameter(rank, name)
+
+    def agree(self) -> None:
+        self._ranks.agree()
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    @property
+    def processes(self) -> list[int]:
+        return self._ranks.processes
+
+    @property
+    def closed(self) -> str:
+        return self._ranks.closed
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Also of zeros with a sign, and of NaN, which equals nothing."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
