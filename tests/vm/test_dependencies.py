@@ -10,8 +10,7 @@ from hypothesis import given
 from tests.vm.programs import Touch, programs
 from tests.vm.test_verify import MANY
 from tpcompile.vm.dependencies import dependencies, graph_of
-from tpcompile.vm.oracle import conflict
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, conflict
 from tpcompile.vm.region import Buffer, Region
 
 

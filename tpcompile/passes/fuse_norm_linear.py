@@ -11,8 +11,8 @@ from torch import fx
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import LINEAR, NORM_LINEAR, RMS_NORM
 from tpcompile.passes.absorb import check_absorbed
-from tpcompile.passes.pattern import MissError, check
-from tpcompile.passes.rewrite import Report, calls, drop_dead, insert, replace
+from tpcompile.passes.pattern import check
+from tpcompile.passes.rewrite import Report, fuse_each, insert, replace
 from tpcompile.passes.structure import bias_of, weight_of
 
 aten = torch.ops.aten
@@ -30,15 +30,7 @@ class FuseNormLinear:
     name: ClassVar[str] = "fuse-norm-linear"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = Report()
-        for node in calls(gm, LINEAR):
-            try:
-                _fuse(gm.graph, node)
-                report.matches += 1
-            except MissError as miss:
-                report.miss(miss)
-        drop_dead(gm.graph)
-        return report
+        return fuse_each(gm, LINEAR, _fuse)
 
 
 def _fuse(graph: fx.Graph, linear: fx.Node) -> None:

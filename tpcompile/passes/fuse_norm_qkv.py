@@ -19,8 +19,8 @@ from tpcompile.ir.ops import (
     SPECS,
 )
 from tpcompile.passes.absorb import check_absorbed, normed_linear, way_back
-from tpcompile.passes.pattern import Bindings, Call, Maybe, MissError, Number, Value, check, match
-from tpcompile.passes.rewrite import Report, calls, drop_dead, insert, replace
+from tpcompile.passes.pattern import Bindings, Call, Maybe, Number, Value, check, match
+from tpcompile.passes.rewrite import Report, fuse_each, insert, replace
 
 aten = torch.ops.aten
 
@@ -59,15 +59,7 @@ class FuseNormQkv:
     name: ClassVar[str] = "fuse-norm-qkv"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = Report()
-        for node in calls(gm, PAGED_ATTENTION):
-            try:
-                _fuse(gm.graph, node)
-                report.matches += 1
-            except MissError as miss:
-                report.miss(miss)
-        drop_dead(gm.graph)
-        return report
+        return fuse_each(gm, PAGED_ATTENTION, _fuse)
 
 
 def _fuse(graph: fx.Graph, attention: fx.Node) -> None:

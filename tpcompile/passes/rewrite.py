@@ -63,6 +63,19 @@ def rewrite(gm: fx.GraphModule, pattern: Call, replacement: Replacement) -> Repo
     return report
 
 
+def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node], None]) -> Report:
+    """Fuse at every call of `target` where that is possible; `fuse` may refuse with a miss."""
+    report = Report()
+    for node in calls(gm, target):
+        try:
+            fuse(gm.graph, node)
+            report.matches += 1
+        except MissError as miss:
+            report.miss(miss)
+    drop_dead(gm.graph)
+    return report
+
+
 def insert(like: fx.Node, target: Any, *args: Any, name: str | None = None) -> fx.Node:
     """A new call at the insertion point, with the origin of `like`, named after its op."""
     name = name or SPECS[target].name.split(".")[1]

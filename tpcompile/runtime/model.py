@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -25,37 +25,7 @@ from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
 from tpcompile.runtime.packing import Packed, pack
 from tpcompile.runtime.ranks.in_process import InProcessRanks
-from tpcompile.runtime.ranks.rank import Step, rank_programs
-
-
-class Ranks(Protocol):
-    """Whoever runs a step on all ranks: in this process, in others, or in a group of processes."""
-
-    def run(self, step: Step) -> torch.Tensor: ...
-
-    def run_all(self, step: Step) -> list[torch.Tensor]:
-        """The result of every rank: they should be the same, bit by bit."""
-        ...
-
-    def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """A parameter as a rank holds it."""
-        ...
-
-    def agree(self) -> None:
-        """Where every rank has a front of its own, make them draw the same random numbers."""
-        ...
-
-    def close(self) -> None: ...
-
-    @property
-    def processes(self) -> list[int]:
-        """The processes of the ranks that this one knows of, by rank."""
-        ...
-
-    @property
-    def closed(self) -> str:
-        """Why nothing can be run any more; empty while it can."""
-        ...
+from tpcompile.runtime.ranks.rank import Ranks, Step, rank_programs
 
 
 class CompiledModel(CausalLM, nn.Module):

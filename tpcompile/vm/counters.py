@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
 from tpcompile.vm.dependencies import Group
-from tpcompile.vm.program import Wait
+from tpcompile.vm.program import Wait, worker_by_instruction
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def _thinned(
 
     A set of instructions is an integer, a bit for each.
     """
-    worker_of = {number: w for w, queue in enumerate(queues) for number in queue}
+    worker_of = worker_by_instruction(queues)
     front = [0] * len(queues)
     done = [0] * len(groups)
     """Behind each instruction: what is done then, itself too."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple, Protocol
 
-from tpcompile.vm.region import Buffer, Region
+from tpcompile.vm.region import Buffer, Region, overlap
 
 
 class Instruction(Protocol):
@@ -51,3 +52,25 @@ class Program:
         used = [counter for own in self.signals for counter in own]
         used += [wait.counter for own in self.waits for wait in own]
         return 1 + max(used, default=-1)
+
+
+def worker_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Which queue each instruction is in."""
+    return {number: worker for worker, queue in enumerate(queues) for number in queue}
+
+
+def conflict(program: Program, one: int, other: int) -> tuple[Region, Region] | None:
+    """What both touch and at least one of them writes."""
+    first, second = program.instructions[one], program.instructions[other]
+    pairs: Iterator[tuple[Region, Region]] = (
+        pair
+        for groups in (
+            (first.writes, second.reads),
+            (first.reads, second.writes),
+            (first.writes, second.writes),
+        )
+        for pair in product(*groups)
+    )
+    return next(
+        (p for p in pairs if p[0].buffer == p[1].buffer and overlap(p[0].box, p[1].box)), None
+    )

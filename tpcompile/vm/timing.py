@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpcompile.vm.execution import run_all
-from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.program import Program, Wait, worker_by_instruction
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def timing(program: Program, costs: Sequence[float]) -> Timing:
     """
     order: list[int] = []
     run_all(program, order.append)
-    worker_of = {number: w for w, queue in enumerate(program.queues) for number in queue}
+    worker_of = worker_by_instruction(program.queues)
     free = [0.0] * len(program.queues)
     raised: list[list[float]] = [[] for _ in range(program.counters)]
     over: dict[Wait, float] = {}

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from tpcompile.errors import VerifyError
 from tpcompile.vm.execution import run_all
-from tpcompile.vm.oracle import conflict
-from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.program import Program, Wait, conflict, worker_by_instruction
 from tpcompile.vm.region import Box, Region, box_text, overlap, refusal
 
 
@@ -129,7 +128,7 @@ def _known_before(program: Program) -> Iterator[tuple[int, int]]:
     early = {
         w.counter for own in program.waits for w in own if w.until < len(signallers[w.counter])
     }
-    worker_of = {number: w for w, queue in enumerate(program.queues) for number in queue}
+    worker_of = worker_by_instruction(program.queues)
     front = [0] * len(program.queues)
     gathered = [0] * program.counters
     """What is done when all signals of a counter have come."""

@@ -7,7 +7,8 @@ is given in: terms of bf16 are added in fp32, so that a sum is rounded once, as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -15,12 +16,20 @@ from tpcompile.ir.layout import Layout, TokenLayout
 from tpcompile.ir.ops.spec import Cost, CostRule, define, local_bytes, refuse, require
 from tpcompile.ir.types import REPLICATE, Partial, Shard, ValueType
 
+_T = TypeVar("_T")
+
 
 def tree_sum(values: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Neighbours first, then neighbours of neighbours: one order, whoever comes first."""
-    level = [value if dtype is None else value.to(dtype) for value in values]
+    terms = [value if dtype is None else value.to(dtype) for value in values]
+    return fold_tree(terms, lambda a, b: a + b)
+
+
+def fold_tree(values: Sequence[_T], join: Callable[[_T, _T], _T]) -> _T:
+    """One value of several: neighbours first, then neighbours of neighbours."""
+    level = list(values)
     while len(level) > 1:
-        pairs = [a + b for a, b in zip(level[::2], level[1::2], strict=False)]
+        pairs = [join(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
         level = pairs + level[len(level) - len(level) % 2 :]
     return level[0]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tpcompile.runtime.model import Ranks
-from tpcompile.runtime.ranks.rank import Step
+from tpcompile.runtime.ranks.rank import Ranks, Step
 
 
 class WatchedRanks:

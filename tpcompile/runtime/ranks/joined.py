@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +49,8 @@ def find_group(
         if not all(name in os.environ for name in _TORCHRUN):
             return None
         _initialise(tp, device, meeting, timeout)
-    atexit.register(time.sleep, _LAST_S)
+    atexit.unregister(_rest)  # once, however many models are compiled
+    atexit.register(_rest)
     _check_size(dist.get_world_size(), tp)
     if device.type == "cuda" and device.index is None:
         torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
@@ -100,13 +100,13 @@ class JoinedRanks:
         """The result of a step, the same on every rank."""
         with self._working() as rank:
             self._check_alike(step)
-            return self._run(rank, step)
+            return rank.run(step)
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """The result of every rank, given to every rank."""
         with self._working() as rank:
             self._check_alike(step)
-            own = self._run(rank, step)
+            own = rank.run(step)
             results: list[torch.Tensor | None] = [None] * self._tp
             results[rank.program.rank] = own
             return [
@@ -125,10 +125,6 @@ class JoinedRanks:
                 got=f"rank {int(other[0])} gives other tokens than rank 0",
                 expected="the same prompts in the same order in every process",
             )
-
-    def _run(self, rank: Rank, step: Step) -> torch.Tensor:
-        inputs = {name: value.to(self._device) for name, value in step.inputs.items()}
-        return rank.run(replace(step, inputs=inputs))
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as that rank holds it; given to every rank."""
@@ -210,6 +206,10 @@ def _initialise(
             "another --master-port, or --rdzv-endpoint HOST:PORT for several hosts",
         ) from error
     atexit.register(_leave)
+
+
+def _rest() -> None:
+    time.sleep(_LAST_S)
 
 
 def _leave() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -70,6 +70,36 @@ class Step:
     """How many blocks of KV cache the rank must have."""
     copies: Sequence[tuple[int, int]] = field(default=())
     """Blocks to copy beforehand, from and to."""
+
+
+class Ranks(Protocol):
+    """Whoever runs a step on all ranks: in this process, in others, or in a group of processes."""
+
+    def run(self, step: Step) -> torch.Tensor: ...
+
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        """The result of every rank: they should be the same, bit by bit."""
+        ...
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """A parameter as a rank holds it."""
+        ...
+
+    def agree(self) -> None:
+        """Where every rank has a front of its own, make them draw the same random numbers."""
+        ...
+
+    def close(self) -> None: ...
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes of the ranks that this one knows of, by rank."""
+        ...
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be run any more; empty while it can."""
+        ...
 
 
 def rank_programs(graph: fx.GraphModule) -> list[RankProgram]:

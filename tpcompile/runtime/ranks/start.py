@@ -13,11 +13,10 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.memory import returned_at_once
-from tpcompile.runtime.model import Ranks
 from tpcompile.runtime.progress import loading_bar
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.joined import JoinedRanks
-from tpcompile.runtime.ranks.rank import RankProgram
+from tpcompile.runtime.ranks.rank import RankProgram, Ranks
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.weights import opened
 

@@ -17,6 +17,7 @@ from tpcompile.ir.ops.attention import (
     attention_localize,
     attention_rule,
 )
+from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode.cache import (
     check_cache,
     check_one_each,
@@ -110,11 +111,8 @@ def merge_spans(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, 
 
     What is merged is again a span, with its log-sum-exp, so a merge may be merged on.
     """
-    level = list(zip(values.unbind(-2), lse.unbind(-1), strict=True))
-    while len(level) > 1:
-        pairs = [_merge(*one, *other) for one, other in zip(level[::2], level[1::2], strict=False)]
-        level = pairs + level[len(level) - len(level) % 2 :]
-    return level[0]
+    spans = list(zip(values.unbind(-2), lse.unbind(-1), strict=True))
+    return fold_tree(spans, lambda one, other: _merge(*one, *other))
 
 
 def _merge(
