@@ -56,16 +56,18 @@ def paged_attention(
             seen_k, seen_v = k[own], v[own]
         else:
             first = 0 if window is None else max(0, length - new + 1 - window)
-            seen_k = _read(keys, table, first, length, block)
-            seen_v = _read(values, table, first, length, block)
+            seen_k = read_tokens(keys, table, first, length, block)
+            seen_v = read_tokens(values, table, first, length, block)
         out[own] = attend(q[own], seen_k, seen_v, scale, window, kv_heads)
     return out
 
 
-def _read(
+def read_tokens(
     side: torch.Tensor, table: torch.Tensor, first: int, length: int, block: int
 ) -> torch.Tensor:
     """Tokens `first` to `length` of a sequence; in place where its blocks follow each other."""
+    if first == length:
+        return side[:0]
     held = table[first // block : -(-length // block)]
     skipped = first % block
     wanted = length - first

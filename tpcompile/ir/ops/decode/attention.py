@@ -23,8 +23,8 @@ from tpcompile.ir.ops.decode.cache import (
     check_one_each,
     check_places,
     kept_type,
-    read_tokens,
 )
+from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
 from tpcompile.ir.types import Partial, ValueType
 

@@ -55,21 +55,3 @@ def check_one_each(q: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor)
         )
     if len(lengths) and int(lengths.min()) < 1:
         raise ValueError("a sequence of no tokens: its new one counts too")
-
-
-def read_tokens(
-    side: torch.Tensor, table: torch.Tensor, first: int, last: int, block: int
-) -> torch.Tensor:
-    """The keys (or the values) of tokens `first` to `last` of a sequence in these blocks."""
-    tokens = torch.arange(first, last, device=table.device)
-    if not len(tokens):
-        return side[:0]
-    places = tokens // block
-    fits = (last - 1) // block < len(table)
-    held = table[places] if fits else places
-    if not fits or int(held.min()) < 0 or (int(held.max()) + 1) * block > len(side):
-        raise ValueError(
-            f"tokens {first} to {last} should lie in blocks {table.tolist()} of {block} tokens, "
-            f"in a cache of {len(side)} slots"
-        )
-    return side.index_select(0, (held * block + tokens % block).to(side.device))
