@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from torch import fx
@@ -41,8 +41,14 @@ Cli = Callable[..., Ran]
 
 @pytest.fixture(scope="session")
 def captured_once() -> Callable[..., frontend.Captured]:
-    """Captures a model once: passes work on a copy of its graph."""
-    return functools.cache(frontend.capture)
+    """Captures a model that is named once: passes work on a copy of its graph."""
+    capture = frontend.capture
+    named = functools.cache(capture)
+
+    def once(model: Any, **options: Any) -> frontend.Captured:
+        return (named if isinstance(model, str | Path) else capture)(model, **options)
+
+    return once
 
 
 @pytest.fixture(autouse=True)
