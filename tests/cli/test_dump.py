@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, without_lines
-from tpcompile.passes import default_pipeline
+from tpcompile.passes import decode_pipeline, default_pipeline
 
 STAGES = ["capture", *(current.name for current in default_pipeline())]
 TINY = "dump preset:tiny-qwen3 --tp 2"
@@ -45,6 +45,19 @@ def test_print_after_every_pass(cli: Cli) -> None:
     headers = [line for line in out.splitlines() if line.startswith("# after ")]
     assert [line.split()[2].rstrip(":") for line in headers] == STAGES
     assert out.endswith(cli(TINY).out)
+
+
+@pytest.mark.parametrize("options", ["", "{spans=3,interleaved=true}"])
+def test_every_stage_of_a_decode_step(cli: Cli, options: str) -> None:
+    """A pipeline by its name: each fusion is a stage of its own."""
+    ran = cli(TINY, "-p", f"decode{options}", "--print-ir-after", "all")
+    assert (ran.status, ran.err) == (0, "")
+    headers = [line for line in ran.out.splitlines() if line.startswith("# after ")]
+    passes = decode_pipeline(2, interleaved=bool(options))
+    stages = ["capture", *(current.name for current in passes)]
+    assert [line.split()[2].rstrip(":") for line in headers] == stages
+    assert ("interleaved=True" in ran.out) == ("spans=3" in ran.out) == bool(options)
+    assert cli(TINY, "-p", "standard").out == cli(TINY).out
 
 
 def test_print_after_one_pass_is_where_stop_after_stops(cli: Cli) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from tests.cli.conftest import Cli
-from tpcompile.passes import ALL_PASSES, default_pipeline
+from tpcompile.passes import ALL_PASSES, ALL_PIPELINES, default_pipeline
 
 
 def test_text(cli: Cli, golden: Callable[[str, str], None]) -> None:
@@ -29,3 +29,15 @@ def test_json_has_every_pass_and_option(cli: Cli) -> None:
         assert {option["name"]: option["default"] for option in entry["options"]} == defaults
         for option in entry["options"]:
             assert option["doc"].endswith("."), (entry["name"], option["name"])
+
+
+def test_json_has_every_pipeline(cli: Cli) -> None:
+    found = json.loads(cli("passes --json").out)["pipelines"]
+    assert [entry["name"] for entry in found] == list(ALL_PIPELINES)
+    for entry in found:
+        assert entry["doc"].endswith(".")
+        kind = ALL_PIPELINES[entry["name"]]
+        assert entry["passes"] == [current.name for current in kind().passes()]
+        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+        assert {option["name"]: option["default"] for option in entry["options"]} == defaults
+        assert all(option["doc"].endswith(".") for option in entry["options"])

@@ -10,7 +10,7 @@ from torch import fx
 from tests.inspect.stages import captured, graph
 from tpcompile.inspect.dot import graph_dot
 from tpcompile.ir.meta import origin_of, value_type
-from tpcompile.ir.ops import COLLECTIVES
+from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, COLLECTIVES
 from tpcompile.ir.types import Partial, Shard, ValueType
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
@@ -29,8 +29,8 @@ _STATEMENTS = (
 
 @pytest.mark.parametrize("rank", [None, 1])
 def test_every_line_is_graphviz(rank: int | None) -> None:
-    for gm in (captured(), graph(4)):
-        lines = graph_dot(gm, rank if gm is graph(4) else None).splitlines()
+    for gm in (captured(), graph(4), graph(4, "decode")):
+        lines = graph_dot(gm, None if gm is captured() else rank).splitlines()
         for line in lines:
             assert any(re.fullmatch(s, line.strip()) for s in _STATEMENTS), line
         assert sum(line.endswith("{") for line in lines) == sum(
@@ -53,12 +53,14 @@ def test_nodes_and_edges_are_those_of_the_graph() -> None:
     )
 
 
-def test_colours_and_shapes() -> None:
-    gm = graph(4)
+@pytest.mark.parametrize("pipeline", ["", "decode"])
+def test_colours_and_shapes(pipeline: str) -> None:
+    gm = graph(4, pipeline)
     attributes = drawn(gm)
     for node in gm.graph.nodes:
         text = attributes[node.name]
-        assert ("doubleoctagon" in text) == (node.target in COLLECTIVES)
+        crosses = node.target in (*COLLECTIVES, ALL_REDUCE_RESIDUAL)
+        assert ("doubleoctagon" in text) == crosses
         if isinstance(node.meta.get("type"), ValueType):
             placement = value_type(node).placement
             assert ("fillcolor=lightskyblue" in text) == isinstance(placement, Shard)

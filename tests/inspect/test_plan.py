@@ -8,6 +8,7 @@ from tests.inspect.stages import captured, graph
 from tests.models import preset_pair
 from tpcompile.inspect.plan import plan_report
 from tpcompile.ir.simulate import materialise
+from tpcompile.passes import decode_pipeline, pipeline_text
 
 
 @pytest.mark.parametrize("tp", [1, 3, 5])
@@ -28,6 +29,24 @@ def test_sums_and_gathers() -> None:
     logits, tokens = report.collectives[-2:]
     assert logits.bytes_per_token == 1013 * 4 * 2 // 3
     assert tokens.bytes_per_token == 16 * 2, "a pair from each of the two others"
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+@pytest.mark.parametrize("options", ["", "{spans=3,interleaved=true}"])
+def test_a_decode_graph_has_the_same_plan(tp: int, options: str) -> None:
+    """The same heads, bytes and collectives, also where a sum takes the residual along."""
+    standard, decode = plan_report(graph(tp)), plan_report(graph(tp, f"decode{options}"))
+    assert decode.ranks == standard.ranks
+    crossing = [[(c.op, c.bytes_per_token) for c in p.collectives] for p in (standard, decode)]
+    assert crossing[0] == crossing[1]
+    assert decode.table() == standard.table()
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_every_stage_of_a_decode_step_has_the_same_plan(count: int) -> None:
+    passes = pipeline_text(decode_pipeline(3)).split(",")
+    report = plan_report(graph(3, ",".join(passes[: len(passes) - 5 + count])))
+    assert report.ranks == plan_report(graph(3)).ranks
 
 
 def test_a_graph_not_yet_planned_is_one_rank() -> None:

@@ -79,6 +79,10 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return recipe
 
 
+def _divisors(extent: int) -> list[int]:
+    return [n for n in range(1, extent + 1) if extent % n == 0]
+
+
 @st.composite
 def _grown(draw: st.DrawFn, recipe: Recipe, kind: str, name: str) -> Recipe:
     shape = shape_of(recipe)
@@ -87,9 +91,10 @@ def _grown(draw: st.DrawFn, recipe: Recipe, kind: str, name: str) -> Recipe:
     if kind == "pad":
         return Pad(recipe, dim, draw(st.integers(1, 2)))
     if kind == "permute":
-        outer = draw(st.sampled_from([n for n in range(1, extent + 1) if extent % n == 0]))
-        view = (outer, extent // outer)
-        return Permute(recipe, dim, view, tuple(draw(st.permutations((0, 1)))))
+        outer = draw(st.sampled_from(_divisors(extent)))
+        middle = draw(st.sampled_from(_divisors(extent // outer)))
+        view = (outer, middle, extent // outer // middle)
+        return Permute(recipe, dim, view, tuple(draw(st.permutations((0, 1, 2)))))
     start = draw(st.integers(0, extent - 1))
     stop = draw(st.integers(start + 1, extent))
     if kind == "slice":

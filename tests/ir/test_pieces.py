@@ -184,6 +184,14 @@ def test_what_is_read_is_what_the_byte_ranges_say(recipe: Recipe) -> None:
     assert_reads_what_it_says(recipe)
 
 
+def test_a_permuted_tensor_is_one_piece_of_runs() -> None:
+    """Heads of eight with their halves interleaved: a run for each pair, however many rows."""
+    (piece,) = pieces(Permute(Tensor("w", (16, 2)), 0, (2, 2, 4), (0, 2, 1)))
+    assert piece.target == ((0, 16), (0, 2))
+    pairs = tuple(range(first, first + 5, 4) for first in (0, 1, 2, 3, 8, 9, 10, 11))
+    assert piece.source == (pairs, (range(2),))
+
+
 def test_rows_between_those_of_a_rank_are_not_read() -> None:
     """A rank's part of interleaved rows is every other row: no rank reads what it does not need."""
     turned = Permute(Tensor("w", (6, 2)), 0, (3, 2), (1, 0))

@@ -24,6 +24,7 @@ from tpcompile.ir.recipe import (
 )
 
 Q, K = Tensor("q.weight", (12, 5)), Tensor("k.weight", (4, 5))
+HEADS = Permute(Q, 0, (3, 2, 2), (0, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,13 @@ def test_tensors_come_from_left_to_right() -> None:
         (take(Concat((Q, K), 0), 0, 12, 16), K),
         (take(Concat((Q, K), 0), 0, 11, 13), Concat((Slice(Q, 0, 11, 12), Slice(K, 0, 0, 1)), 0)),
         (take(Concat((Q, K), 0), 1, 0, 2), Concat((Slice(Q, 1, 0, 2), Slice(K, 1, 0, 2)), 0)),
+        (take(HEADS, 0, 4, 12), Permute(Slice(Q, 0, 4, 12), 0, (2, 2, 2), (0, 2, 1))),
+        (take(HEADS, 0, 2, 8), Slice(HEADS, 0, 2, 8)),
+        (take(HEADS, 1, 2, 4), Permute(Slice(Q, 1, 2, 4), 0, (3, 2, 2), (0, 2, 1))),
+        (
+            take(Permute(Q, 0, (3, 4), (1, 0)), 0, 4, 8),
+            Slice(Permute(Q, 0, (3, 4), (1, 0)), 0, 4, 8),
+        ),
         (take(Pad(Q, 0, 2), 0, 10, 14), Slice(Pad(Q, 0, 2), 0, 10, 14)),
     ],
     ids=str,

@@ -106,10 +106,11 @@ def tables_for(lengths: Sequence[int]) -> torch.Tensor:
 
 
 @lru_cache(maxsize=64)
-def filled(model: str, tp: int, lengths: tuple[int, ...]) -> Filled:
+def filled(model: str, tp: int, lengths: tuple[int, ...], interleaved: bool = False) -> Filled:
     """All but the last token of each sequence in the caches, and the step that brings the last."""
     pair = preset_pair(model)
-    gm = next(s for s in decode_stages(model, tp, 1) if s.name == "cache-kv").graph
+    stages = decode_stages(model, tp, 1, interleaved)
+    gm = next(stage for stage in stages if stage.name == "cache-kv").graph
     ids, mask = padded(lengths, TINY_VOCABULARY)
     rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
     kind = value_type(next(node for node in gm.graph.nodes if node.name == CACHE))
@@ -129,8 +130,8 @@ def filled(model: str, tp: int, lengths: tuple[int, ...]) -> Filled:
 
 
 @lru_cache(maxsize=64)
-def decode_stages(model: str, tp: int, spans: int) -> list[Stage]:
-    passes = decode_pipeline(tp, spans, BLOCK)
+def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) -> list[Stage]:
+    passes = decode_pipeline(tp, spans, BLOCK, interleaved)
     return run_passes(preset_pair(model).captured.graph, passes)[1]
 
 

@@ -27,7 +27,7 @@ from tpcompile.ir.meta import info_of, operand, type_of, value_type
 from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
 from tpcompile.ir.simulate import materialise
 from tpcompile.ir.types import PARTIAL, Placement, Shard, ValueType
-from tpcompile.passes import default_pipeline, parse_pipeline, run_passes
+from tpcompile.passes import decode_pipeline, default_pipeline, parse_pipeline, run_passes
 from tpcompile.passes.cache_kv import CACHE, CacheKv, block_size
 from tpcompile.passes.rewrite import calls
 
@@ -250,6 +250,10 @@ def test_the_size_of_a_block_is_an_option() -> None:
     assert check_graph(gm) == []
     assert block_size(gm) == 5
     assert parse_pipeline("cache-kv{block=5}") == [CacheKv(5)]
+    decode, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, decode_pipeline(2, block=7))
+    assert block_size(decode) == 7
+    with pytest.raises(PassError, match="keeps no keys and values"):
+        block_size(attention_graph())
     for block in (0, -3):
         with pytest.raises(UsageError, match=f"block={block} means nothing"):
             CacheKv(block).apply(attention_graph())

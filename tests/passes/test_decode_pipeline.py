@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tpcompile
 from tests.models import TOLERANCE, Pair, batch, preset_pair, relative_error, run, whole
 from tests.passes.decoding import (
     BATCHES,
@@ -136,6 +137,18 @@ def test_the_torch_backend_refuses_these_graphs(tp: int) -> None:
     for stage in decode_stages("tiny-qwen3", tp, 2)[-len(DECODE) :]:
         with pytest.raises(UnsupportedError, match="has no form in torch"):
             emit_source(stage.graph, 0)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_it_compiles_to_no_torch_module(tp: int) -> None:
+    """A decode graph cannot take a prompt."""
+    with pytest.raises(UnsupportedError) as refused:
+        tpcompile.compile(
+            "preset:tiny-qwen3", tp, pipeline="decode", random_weights=0, simulate=True
+        )
+    assert "Ops of a decode step are for programs: end the pipeline with cache-kv" in str(
+        refused.value
+    )
 
 
 def test_blocks_are_those_asked_for() -> None:

@@ -66,7 +66,7 @@ def test_bias_and_norms_of_heads_are_kept(model: str, biased: bool, normed: bool
     """Trap 5: neither is dropped, nor made up."""
     gm = decode_step("fuse-norm-qkv", model, 3).after.graph
     for node in calls(gm, NORM_QKV_ROPE_APPEND):
-        given = dict(zip(NAMES, node.args, strict=True))
+        given = SPECS[NORM_QKV_ROPE_APPEND].bind(node.args, dict(node.kwargs))
         assert (given["bias"] is not None) == biased
         assert (given["q_norm"] is not None) == (given["k_norm"] is not None) == normed
         assert given["heads"] == [6, 2, 2]
@@ -117,6 +117,11 @@ def _keys_do_not_rotate(gm: fx.GraphModule) -> None:
     attention.update_arg(1, operand(operand(attention, 1)))
 
 
+def _only_keys_are_interleaved(gm: fx.GraphModule) -> None:
+    keys = operand(_first(gm, PAGED_ATTENTION), 1)
+    keys.args = (*keys.args, True)
+
+
 def _keys_and_values_change_places(gm: fx.GraphModule) -> None:
     split = _first(gm, aten.split_with_sizes.default)
     keys, values = (n for n in split.users if n.target is operator.getitem and n.args[1] != 0)
@@ -140,6 +145,10 @@ NEAR_MISSES: dict[str, tuple[Callable[[fx.GraphModule], None], str]] = {
     "queries are read elsewhere": (_queries_are_read, "%neg reads it too"),
     "keys are normed otherwise": (_another_eps, "its heads are normed with [1e-06, 0.001] added"),
     "keys rotate the other way": (_keys_rotate_the_other_way, "cos is %cos elsewhere"),
+    "keys rotate in other pairs": (
+        _only_keys_are_interleaved,
+        "queries and keys are rotated in two layouts",
+    ),
     "keys do not rotate": (_keys_do_not_rotate, "tpc.rms_norm where tpc.rope belongs"),
     "keys and values change places": (_keys_and_values_change_places, "2 where 1 belongs"),
     "the residual is not normed": (_not_normed, "is no norm"),

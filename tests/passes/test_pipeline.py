@@ -23,14 +23,20 @@ from tests.passes.steps import STANDARD, TINY_VOCABULARY
 from tpcompile.errors import CompileError, PassError, ShardingError, UsageError
 from tpcompile.passes import (
     ALL_PASSES,
+    ALL_PIPELINES,
     Pass,
+    decode_pipeline,
     default_pipeline,
     for_ranks,
     parse_pipeline,
     pipeline_text,
     run_passes,
 )
+from tpcompile.passes.cache_kv import CacheKv
+from tpcompile.passes.canonicalize import Canonicalize
+from tpcompile.passes.interleave_rotary import InterleaveRotary
 from tpcompile.passes.plan_sharding import PlanSharding
+from tpcompile.passes.raise_norm import RaiseNorm
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 
@@ -85,7 +91,36 @@ def test_the_standard_pipeline_in_order() -> None:
 
 
 def test_all_passes_are_the_standard_ones_and_the_optional() -> None:
-    assert list(ALL_PASSES) == [*STANDARD[1:], "sequence-parallel", *DECODE]
+    optional = ["sequence-parallel", "interleave-rotary", *DECODE]
+    assert list(ALL_PASSES) == [*STANDARD[1:], *optional]
+
+
+@pytest.mark.parametrize("name", ALL_PIPELINES)
+def test_a_pipeline_has_a_name(name: str) -> None:
+    made = {"standard": default_pipeline, "decode": decode_pipeline}[name]
+    assert for_ranks(parse_pipeline(name), 3) == made(3)
+    assert parse_pipeline(name) == parse_pipeline(f" {name} ") == parse_pipeline(f"{name}{{}}")
+    assert name not in ALL_PASSES
+    assert parse_pipeline(f"canonicalize,{name},raise-norm") == [
+        Canonicalize(),
+        *parse_pipeline(name),
+        RaiseNorm(),
+    ]
+
+
+def test_a_pipeline_has_options() -> None:
+    found = parse_pipeline("decode{spans=4,block=16,interleaved=true}")
+    assert for_ranks(found, 2) == decode_pipeline(2, spans=4, block=16, interleaved=True)
+    assert InterleaveRotary() in found
+    names = [current.name for current in found]
+    assert names.index("interleave-rotary") == names.index("raise-attention") + 1
+    for no in ("standard{interleaved=False}", "standard{interleaved=false}"):
+        assert parse_pipeline(no) == parse_pipeline("standard")
+    found = parse_pipeline("standard{interleaved=True,block=7}")
+    assert CacheKv(7) in found
+    assert [p for p in for_ranks(found, 3) if not isinstance(p, CacheKv)] == [
+        p for p in default_pipeline(3, interleaved=True) if not isinstance(p, CacheKv)
+    ]
 
 
 @pytest.mark.parametrize("name", ALL_PASSES)
@@ -120,6 +155,12 @@ def test_an_option_given_twice() -> None:
         ("fuse-qvk", "There is no pass 'fuse-qvk'", "Did you mean fuse-qkv"),
         ("canonicalise", "There is no pass 'canonicalise'", "Did you mean canonicalize"),
         ("zzz", "There is no pass 'zzz'", "Known: canonicalize, raise-norm"),
+        ("decod", "There is no pass 'decod'", "Did you mean decode?"),
+        ("standart", "There is no pass 'standart'", "Did you mean standard?"),
+        ("decode{span=2}", "The pipeline decode has no option 'span'", "Did you mean spans?"),
+        ("decode{tp=2}", "The pipeline decode has no option 'tp'", "spans"),
+        ("decode{spans=x}", "The option spans of the pipeline decode", "spans=INT"),
+        ("decode{interleaved=1}", "cannot be '1'", "interleaved=true or false"),
         ("plan_sharding", "There is no pass 'plan_sharding'", "Did you mean plan-sharding"),
         ("plan-sharding{tpp=2}", "has no option 'tpp'", "Did you mean tp?"),
         ("plan-sharding{fn_grain=2}", "has no option 'fn_grain'", "Did you mean ffn_grain"),

@@ -14,6 +14,7 @@ from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline, run_pa
 
 PIPELINES = {
     "standard": default_pipeline(3),
+    "interleaved": default_pipeline(3, interleaved=True),
     "sequence-parallel": for_ranks(parse_pipeline(SEQUENCE_PARALLEL), 3),
 }
 
@@ -48,4 +49,6 @@ def test_every_value_of_every_stage_is_that_of_the_captured_node(name: str, pipe
                 assert torch.equal(own, target)
             compared.add(value)
         layers = pair.captured.config.num_hidden_layers
-        assert len(compared) >= 13 * layers + 4, stage.name
+        # queries and keys in another order are no values of the captured graph
+        fewer = 6 if pipeline == "interleaved" else 0
+        assert len(compared) >= (13 - fewer) * layers + 4, stage.name

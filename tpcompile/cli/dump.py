@@ -41,6 +41,7 @@ _EXAMPLES = """\
   tpcompile dump preset:tiny-qwen3 --tp 2 --dump-dir D    a file for each stage
   tpcompile dump preset:tiny-qwen3 --tp 2 --format dot | dot -Tsvg > graph.svg
   tpcompile dump ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
+  tpcompile dump preset:tiny-qwen3 --tp 2 -p decode --print-ir-after all
 """
 
 

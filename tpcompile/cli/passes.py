@@ -1,4 +1,4 @@
-"""`tpcompile passes`: each pass, its options, and what it does."""
+"""`tpcompile passes`: each pass and each whole pipeline, their options, and what they do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _EXAMPLES = """\
   tpcompile passes
   tpcompile passes --json
   tpcompile dump preset:tiny-qwen3 --tp 2 -p "canonicalize,raise-norm"
+  tpcompile dump preset:tiny-qwen3 --tp 2 -p "decode{spans=4}"
 """
 
 
@@ -26,18 +27,20 @@ def _add_arguments(parser: Parser) -> None:
 
 def _run(args: argparse.Namespace) -> Result:
     with progress():
-        found = _passes()
+        found, pipelines = _passes(), _pipelines()
     if args.json:
-        return Result(json_text({"passes": found}))
+        return Result(json_text({"passes": found, "pipelines": pipelines}))
     standard = [_paragraph(entry) for entry in found if entry["standard"]]
     optional = [_paragraph(entry) for entry in found if not entry["standard"]]
+    whole = [_paragraph(entry) for entry in pipelines]
     lines = ["The standard pipeline, in order:", *standard, "", "Optional:", *optional, ""]
-    return Result("\n".join([*lines, *_HOW_TO]))
+    return Result("\n".join([*lines, "Whole pipelines:", *whole, "", *_HOW_TO]))
 
 
 _HOW_TO = (
-    "A pipeline as text names passes, with options in braces:",
+    "A pipeline as text names passes, or whole pipelines, with options in braces:",
     '  -p "canonicalize,raise-norm,…,plan-sharding{ffn_grain=8},shard-linears,…"',
+    '  -p "decode{spans=4,block=16}"',
     "",
 )
 
@@ -54,6 +57,20 @@ def _passes() -> list[dict[str, Any]]:
             "options": _options(kind),
         }
         for name, kind in ALL_PASSES.items()
+    ]
+
+
+def _pipelines() -> list[dict[str, Any]]:
+    from tpcompile.passes import ALL_PIPELINES
+
+    return [
+        {
+            "name": name,
+            "doc": _first_sentence(inspect.getdoc(kind) or ""),
+            "options": _options(kind),
+            "passes": [current.name for current in kind().passes()],
+        }
+        for name, kind in ALL_PIPELINES.items()
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from tpcompile.ir.meta import info_of, origin_of, parameter_of
-from tpcompile.ir.ops import COLLECTIVES
+from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, COLLECTIVES
 from tpcompile.ir.text import format_node, format_type
 from tpcompile.ir.types import AnyType, Partial, Placement, Replicate, Shard, ValueType
 
@@ -56,7 +56,8 @@ def _by_layer(graph: fx.Graph) -> dict[int | None, list[fx.Node]]:
 
 
 def _node(node: fx.Node, rank: int | None) -> str:
-    style = _COLLECTIVE if node.target in COLLECTIVES else _SHAPES.get(node.op, "")
+    crosses = node.target in (*COLLECTIVES, ALL_REDUCE_RESIDUAL)
+    style = _COLLECTIVE if crosses else _SHAPES.get(node.op, "")
     kind: AnyType | None = node.meta.get("type")
     colour = f"fillcolor={_colour(kind)}"
     attributes = ", ".join(filter(None, (f"label={_label(node, kind, rank)}", style, colour)))

@@ -10,13 +10,19 @@ from torch import fx
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.meta import info_of, operand, parameters, value_type
 from tpcompile.ir.ops import (
+    ALL_REDUCE,
+    ALL_REDUCE_RESIDUAL,
     ATTENTION,
     EMBEDDING,
+    NORM_GATE_UP_SWIGLU,
+    NORM_QKV_ROPE_APPEND,
     PAGED_ATTENTION,
+    SPECS,
     SWIGLU,
     VOCAB_EMBEDDING,
     spec_of,
 )
+from tpcompile.ir.ops.decode.cache import kept_type
 from tpcompile.ir.ops.spec import local_bytes
 from tpcompile.ir.types import ValueType
 
@@ -92,14 +98,13 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     """Read off the types of a graph after the pipeline."""
     info = info_of(gm)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
-    attentions = [node for node in calls if node.target in (ATTENTION, PAGED_ATTENTION)]
-    gated = [value_type(node) for node in calls if node.target is SWIGLU]
+    heads = [kinds for kinds in map(_heads, calls) if kinds is not None]
+    gated = [value_type(node) for node in calls if node.target in (SWIGLU, NORM_GATE_UP_SWIGLU)]
     tables = [
         value_type(operand(node)) for node in calls if node.target in (EMBEDDING, VOCAB_EMBEDDING)
     ]
     weights = [value_type(node) for node in parameters(gm.graph)]
-    queries = [value_type(operand(node)) for node in attentions]
-    keys = [value_type(operand(node, 1)) for node in attentions]
+    queries, keys = [[kinds[side] for kinds in heads] for side in (0, 1)]
     ranks = tuple(
         RankShare(
             rank=rank,
@@ -115,9 +120,24 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     return PlanReport(info.name, info.tp, ranks, tuple(_collectives(calls, info.tp)))
 
 
+def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:
+    """The queries and keys of a layer, where attention reads them or a decode step makes them."""
+    if node.target in (ATTENTION, PAGED_ATTENTION):
+        return value_type(operand(node)), value_type(operand(node, 1))
+    if node.target is NORM_QKV_ROPE_APPEND:
+        queries = value_type(node)
+        read = SPECS[NORM_QKV_ROPE_APPEND].bind(node.args, dict(node.kwargs))
+        return queries, kept_type(value_type(read["cache"]), queries.shape[0])
+    return None
+
+
 def _most(kinds: list[ValueType], dim: int, rank: int) -> int:
     extents = [kind.local_shape(rank)[dim] for kind in kinds]
     return max((extent for extent in extents if isinstance(extent, int)), default=0)
+
+
+_CROSSES = {ALL_REDUCE_RESIDUAL: ALL_REDUCE}
+"""Ops that do more than the collective that they are between ranks."""
 
 
 def _collectives(calls: list[fx.Node], ranks: int) -> list[Collective]:
@@ -130,7 +150,8 @@ def _collectives(calls: list[fx.Node], ranks: int) -> list[Collective]:
             if not cost.wire_bytes:
                 continue
             sent = cost.wire_bytes * (ranks - 1) // ranks
-            found.append(Collective(spec.name.removeprefix("tpc."), node.name, sent))
+            name = SPECS[_CROSSES.get(node.target, node.target)].name.removeprefix("tpc.")
+            found.append(Collective(name, node.name, sent))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from typing import Any, TypeVar
 
@@ -163,12 +163,29 @@ def _permuted(recipe: Permute) -> tuple[Piece, ...]:
         for index in order
     ]
     source = pieces(recipe.source)
+    if len(source) == 1 and source[0].target[dim] == (0, len(rows)):
+        indices = [index for run in source[0].source[dim] for index in run]
+        runs = _runs([indices[row] for row in rows])
+        return (replace(source[0], source=_replaced(source[0].source, dim, runs)),)
     moved = (
         _moved(piece, dim, place)
         for place, row in enumerate(rows)
         for piece in restrict(source, dim, ((row, row + 1),))
     )
     return _joined(moved, dim)
+
+
+def _runs(indices: list[int]) -> Runs:
+    """Indices as runs with a step: 0, 8, 1, 9 as 0 and 8 by 8, then 1 and 9 by 8."""
+    found: list[range] = []
+    for index in indices:
+        last = found[-1] if found else range(0)
+        step = index - last[-1] if last else 0
+        if step > 0 and (len(last) == 1 or step == last.step):
+            found[-1] = range(last[0], index + 1, step)
+        else:
+            found.append(range(index, index + 1))
+    return tuple(found)
 
 
 def _joined(found: Iterable[Piece], dim: int) -> tuple[Piece, ...]:

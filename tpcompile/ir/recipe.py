@@ -6,6 +6,7 @@ is known before (`pieces.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -101,8 +102,19 @@ def take(recipe: Recipe, dim: int, start: int, stop: int) -> Recipe:
             return _take_concat(sources, dim, start, stop)
         case Concat(sources, inner):
             return Concat(tuple(take(source, dim, start, stop) for source in sources), inner)
+        case Permute(source, inner, view, order) if inner != dim:
+            return Permute(take(source, dim, start, stop), inner, view, order)
+        case Permute(source, _, view, order) if _whole_units(view, order, start, stop):
+            units = (stop - start) // math.prod(view[1:])
+            return Permute(take(source, dim, start, stop), dim, (units, *view[1:]), order)
         case _:
             return Slice(recipe, dim, start, stop)
+
+
+def _whole_units(view: tuple[int, ...], order: tuple[int, ...], start: int, stop: int) -> bool:
+    """Whether a part of what was permuted is whole units of the outermost axis, which stays."""
+    unit = math.prod(view[1:])
+    return order[0] == 0 and start % unit == stop % unit == 0
 
 
 def shard(recipe: Recipe, dim: int, intervals: Iterable[Interval]) -> Recipe:

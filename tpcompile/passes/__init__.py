@@ -3,6 +3,8 @@
 from tpcompile.passes.manager import Instrument, Pass, Stage, Stats, run_passes
 from tpcompile.passes.pipeline import (
     ALL_PASSES,
+    ALL_PIPELINES,
+    decode_pipeline,
     default_pipeline,
     for_ranks,
     parse_pipeline,
@@ -12,11 +14,13 @@ from tpcompile.passes.rewrite import Report, insert, insert_after, rewrite
 
 __all__ = [
     "ALL_PASSES",
+    "ALL_PIPELINES",
     "Instrument",
     "Pass",
     "Report",
     "Stage",
     "Stats",
+    "decode_pipeline",
     "default_pipeline",
     "for_ranks",
     "insert",

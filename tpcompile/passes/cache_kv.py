@@ -11,7 +11,7 @@ from torch import fx
 from tpcompile.errors import PassError, UsageError
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import operand, origin_of, value_type
-from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
+from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, SPECS
 from tpcompile.ir.ops.paged_attention import HEADS
 from tpcompile.ir.types import Dim, Partial, Shard, ValueType
 from tpcompile.passes.rewrite import Report, calls, insert, replace
@@ -102,5 +102,7 @@ def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.
 
 def block_size(gm: fx.GraphModule) -> int:
     """How many tokens a block of the graph's cache holds."""
-    place = SPECS[PAGED_ATTENTION].argument_names.index("block")
-    return next(int(node.args[place]) for node in calls(gm, PAGED_ATTENTION))  # type: ignore[arg-type]
+    for node in gm.graph.nodes:
+        if node.target in CACHE_WRITERS:
+            return int(SPECS[node.target].bind(node.args, dict(node.kwargs))["block"])
+    raise PassError("The graph keeps no keys and values", hint="Put cache-kv into the pipeline")

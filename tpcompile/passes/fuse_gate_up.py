@@ -36,7 +36,7 @@ class FuseGateUp:
                 fuse_linears(gm, [gate, up])
                 report.matches += 1
             except MissError as miss:
-                report.miss(miss)
+                report.miss(miss, node)
         drop_dead(gm.graph)
         drop_unused_parameters(gm)
         return report

@@ -12,8 +12,8 @@ from torch import fx
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, SWIGLU
 from tpcompile.passes.absorb import check_absorbed, normed_linear, way_back
-from tpcompile.passes.pattern import Bindings, Call, Number, Value, match
-from tpcompile.passes.rewrite import Report, insert, rewrite
+from tpcompile.passes.pattern import Call, Number, Value, match
+from tpcompile.passes.rewrite import Report, fuse_each, insert, replace
 
 aten = torch.ops.aten
 
@@ -34,14 +34,17 @@ class FuseNormGateUp:
     name: ClassVar[str] = "fuse-norm-gate-up"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        return rewrite(gm, PATTERN, _replacement)
+        return fuse_each(gm, SWIGLU, _fuse)
 
 
-def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
-    linear: fx.Node = match(_SPLIT, found["split"])["rows"]
+def _fuse(graph: fx.Graph, node: fx.Node) -> None:
+    linear: fx.Node = match(_SPLIT, match(PATTERN, node)["split"])["rows"]
     source = normed_linear(linear)
     gate, up = operand(node), operand(node, 1)
     inside = {*way_back(gate, operand(linear)), up}
     check_absorbed(inside, node)
     *operands, bias = source
-    return insert(node, NORM_GATE_UP_SWIGLU, *operands, *([bias] if bias else []))
+    with graph.inserting_before(node):
+        new = insert(node, NORM_GATE_UP_SWIGLU, *operands, *([bias] if bias else []))
+    replace(node, new)
+    graph.erase_node(node)

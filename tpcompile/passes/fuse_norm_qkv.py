@@ -32,7 +32,8 @@ def _heads(part: int) -> Call:
 
 
 def _rotated(part: int) -> Call:
-    return Call(ROPE, (Maybe(RMS_NORM, _heads(part)), Value("cos"), Value("sin")))
+    tables = Value("cos"), Value("sin")
+    return Call(ROPE, (Maybe(RMS_NORM, _heads(part)), *tables, Number(f"interleaved {part}")))
 
 
 PATTERN = (_rotated(0), _rotated(1), _heads(2))
@@ -72,6 +73,8 @@ def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
     scales = [_head_norm(side) for side in sides[:2]]
     inside = {node for side in sides for node in way_back(side, operand(linear))}
     check_absorbed(inside, attention)
+    interleaved = [found[f"interleaved {part}"] for part in (0, 1)]
+    check(len(set(interleaved)) == 1, attention, "queries and keys are rotated in two layouts")
     with graph.inserting_before(attention):
         queries = insert(
             sides[0],
@@ -81,6 +84,7 @@ def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
             _one_eps(attention, [eps for scale, eps in scales if scale is not None]),
             *(found["cos"], found["sin"], read["cache"], read["slots"]),
             *(read["layer"], read["block"], _head_counts(found)),
+            *([True] if interleaved[0] else []),
         )
         replace(sides[0], queries)
         names = SPECS[CACHED_ATTENTION].argument_names[1:-1]

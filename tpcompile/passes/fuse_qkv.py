@@ -40,7 +40,7 @@ class FuseQkv:
                 fuse_linears(gm, [block.query, block.key, block.value])
                 report.matches += 1
             except MissError as miss:
-                report.miss(miss)
+                report.miss(miss, block.attention)
         drop_dead(gm.graph)
         drop_unused_parameters(gm)
         return report

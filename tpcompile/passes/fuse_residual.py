@@ -29,6 +29,8 @@ class FuseResidual:
     %r = all_reduce(%o, dtype=f32)
     %s = %x + %r                      →     %h = tpc.all_reduce_residual(%o, %x)
     %h = to(%s, dtype=bf16)
+
+    A bias that is added to the sum, before the residual is, goes along.
     """
 
     name: ClassVar[str] = "fuse-residual"
@@ -36,11 +38,14 @@ class FuseResidual:
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()
         for node in calls(gm, aten.add.Tensor):
+            readers = {user.target for user in node.users}
+            if _sum_and_bias(node) is not None and aten.add.Tensor in readers:
+                continue  # it goes along with the addition that reads it
             try:
                 _fuse(gm.graph, node)
                 report.matches += 1
             except MissError as miss:
-                report.miss(miss)
+                report.miss(miss, node)
         drop_dead(gm.graph)
         return report
 
@@ -56,11 +61,13 @@ def _fuse(graph: fx.Graph, added: fx.Node) -> None:
         target = LINEAR_RESIDUAL
         operands = [operand(projected), weight_of(projected), bias_of(projected), residual]
     else:
-        partial = operand(projected)
+        total, bias = _sum_and_bias(projected) or (projected, None)
+        partial = operand(total)
         last = _rounded(added, residual, projected)
         _check_alike(added, residual, partial)
-        check_absorbed([partial], projected)
-        target, operands = ALL_REDUCE_RESIDUAL, [partial, residual]
+        check_absorbed({partial, total, projected}, added)
+        target = ALL_REDUCE_RESIDUAL
+        operands = [partial, residual, *([] if bias is None else [bias])]
     with graph.inserting_before(last):
         new = insert(added, target, *operands)
     replace(last, new)
@@ -69,12 +76,28 @@ def _fuse(graph: fx.Graph, added: fx.Node) -> None:
 def _terms(added: fx.Node) -> tuple[fx.Node, fx.Node]:
     """The residual, and what is projected: by habit the second."""
     for projected, residual in (added.args[1::-1], added.args[:2]):
-        if isinstance(projected, fx.Node) and projected.target in (LINEAR, ALL_REDUCE):
+        if isinstance(projected, fx.Node) and _is_projected(projected):
             check(isinstance(residual, fx.Node) and not added.kwargs, added, "it adds a number")
             assert isinstance(residual, fx.Node)
             check(projected is not residual, added, "it adds a projection to itself")
             return residual, projected
-    raise MissError(added, "it adds no projection", 1)
+    raise MissError(added, "it adds no projection", 0)
+
+
+def _is_projected(node: fx.Node) -> bool:
+    return node.target in (LINEAR, ALL_REDUCE) or _sum_and_bias(node) is not None
+
+
+def _sum_and_bias(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The two terms of a node that adds a bias to a sum across ranks."""
+    if node.target is not aten.add.Tensor or node.kwargs:
+        return None
+    for total, bias in (node.args[:2], node.args[1::-1]):
+        if not (isinstance(total, fx.Node) and isinstance(bias, fx.Node)):
+            return None
+        if total.target is ALL_REDUCE and value_type(bias).dims == 1:
+            return total, bias
+    return None
 
 
 def _check_alike(added: fx.Node, residual: fx.Node, projected: fx.Node) -> None:

@@ -1,11 +1,15 @@
-"""The passes in order, and pipelines as text: `canonicalize,plan-sharding{tp=2},shard-linears`."""
+"""The passes in order, and pipelines as text: `canonicalize,plan-sharding{tp=2},shard-linears`.
+
+A whole pipeline has a name too, with options of its own: `decode{spans=4}`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
@@ -19,6 +23,7 @@ from tpcompile.passes.fuse_qkv import FuseQkv
 from tpcompile.passes.fuse_residual import FuseResidual
 from tpcompile.passes.greedy_head import GreedyHead
 from tpcompile.passes.insert_collectives import InsertCollectives
+from tpcompile.passes.interleave_rotary import InterleaveRotary
 from tpcompile.passes.kv_heads import KvHeads
 from tpcompile.passes.manager import Pass, describe
 from tpcompile.passes.plan_sharding import PlanSharding
@@ -71,6 +76,7 @@ _DECODE: tuple[type[Pass], ...] = (
 )
 _OPTIONAL: tuple[type[Pass], ...] = (
     SequenceParallel,
+    InterleaveRotary,
     FuseNormQkv,
     SplitAttention,
     FuseNormGateUp,
@@ -81,21 +87,70 @@ _OPTIONAL: tuple[type[Pass], ...] = (
 ALL_PASSES: dict[str, type[Pass]] = {kind.name: kind for kind in (*_STANDARD, *_OPTIONAL)}
 
 
-def default_pipeline(tp: int = 1) -> list[Pass]:
+@dataclass(frozen=True)
+class Standard:
+    """From the captured graph to one that runs any mix of prompts and new tokens."""
+
+    name: ClassVar[str] = "standard"
+    block: int = CacheKv.block
+    """How many tokens a block of the KV cache holds."""
+    interleaved: bool = False
+    """Rotate neighbouring numbers of a head, not those half a head apart."""
+
+    def passes(self) -> list[Pass]:
+        return list(_made(_STANDARD, self.interleaved, CacheKv(self.block)))
+
+
+@dataclass(frozen=True)
+class Decode:
+    """From the captured graph to the instruction groups of a step: one new token a sequence."""
+
+    name: ClassVar[str] = "decode"
+    spans: int = SplitAttention.spans
+    """Into how many spans attention splits a sequence."""
+    block: int = CacheKv.block
+    """How many tokens a block of the KV cache holds."""
+    interleaved: bool = False
+    """Rotate neighbouring numbers of a head, not those half a head apart."""
+
+    def passes(self) -> list[Pass]:
+        options = CacheKv(self.block), SplitAttention(self.spans)
+        return list(_made(_DECODE, self.interleaved, *options))
+
+
+ALL_PIPELINES: dict[str, type[Standard | Decode]] = {kind.name: kind for kind in (Standard, Decode)}
+
+
+def _made(kinds: Sequence[type[Pass]], interleaved: bool, *given: Pass) -> Iterator[Pass]:
+    """A pass of each kind: the one that is given, or one with its default options."""
+    options = {type(current): current for current in given}
+    for kind in kinds:
+        yield options.get(kind) or kind()
+        if interleaved and kind is RaiseAttention:  # while heads have projections of their own
+            yield InterleaveRotary()
+
+
+def default_pipeline(tp: int = 1, interleaved: bool = False) -> list[Pass]:
     """The standard pipeline; it does the right thing for every tp, 1 included."""
-    return for_ranks([kind() for kind in _STANDARD], tp)
+    return for_ranks(Standard(interleaved=interleaved).passes(), tp)
 
 
-def decode_pipeline(tp: int = 1, spans: int = 1, block: int = CacheKv.block) -> list[Pass]:
+def decode_pipeline(
+    tp: int = 1, spans: int = 1, block: int = CacheKv.block, interleaved: bool = False
+) -> list[Pass]:
     """To a graph of the instruction groups of a decode step: one new token a sequence.
 
-    `spans` is into how many parts attention splits a sequence, `block` the tokens of a KV block.
+    `spans` is into how many parts attention splits a sequence, `block` the tokens of a KV block;
+    `interleaved` heads are rotated in neighbouring pairs.
     """
-    options: dict[type[Pass], Pass] = {
-        CacheKv: CacheKv(block),
-        SplitAttention: SplitAttention(spans),
-    }
-    return for_ranks([options.get(kind) or kind() for kind in _DECODE], tp)
+    return for_ranks(Decode(spans, block, interleaved).passes(), tp)
+
+
+def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
+    """To decode steps of the model that `passes` make: their weights, layouts and KV cache."""
+    behind = list(_DECODE[_DECODE.index(FuseNormQkv) :])
+    kept = [p for p in passes if type(p) not in (FuseAddNorm, SequenceParallel, *behind)]
+    return [*kept, *_made(behind, False, SplitAttention(spans))]
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:
@@ -118,7 +173,7 @@ _FORM = "pass,pass{option=value,option=value},…"
 
 
 def parse_pipeline(text: str) -> list[Pass]:
-    """The passes that a pipeline text names, with their options."""
+    """The passes that a text names, with their options; the name of a pipeline is all of its."""
     passes: list[Pass] = []
     place = 0
     while True:
@@ -132,7 +187,7 @@ def parse_pipeline(text: str) -> list[Pass]:
             unclosed = text[place] == "{" and "}" not in text[place:]
             missing = "a closing brace" if unclosed else "a comma or the end"
             raise _unreadable(text, place, f"{missing} is missing")
-        passes.append(_make(name.group(1), options.group(1) if options else ""))
+        passes += _make(name.group(1), options.group(1) if options else "")
         if place == len(text):
             return passes
         place += 1
@@ -146,25 +201,41 @@ def _unreadable(text: str, place: int, problem: str) -> UsageError:
     )
 
 
-def _make(name: str, options: str) -> Pass:
+def _make(name: str, options: str) -> list[Pass]:
+    if name in ALL_PIPELINES:
+        pipeline = ALL_PIPELINES[name]
+        return pipeline(**_values(f"pipeline {name}", pipeline, options)).passes()
     kind = ALL_PASSES.get(name)
     if kind is None:
-        raise UsageError(f"There is no pass {name!r}", hint=did_you_mean(name, ALL_PASSES))
+        known = did_you_mean(name, [*ALL_PASSES, *ALL_PIPELINES])
+        raise UsageError(f"There is no pass {name!r}", hint=known)
+    return [kind(**_values(f"pass {name}", kind, options))]
+
+
+def _values(whose: str, kind: type[Any], options: str) -> dict[str, Any]:
+    """The options of a pass or a pipeline, read as what they are by default."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for option in filter(None, (o.strip() for o in options.split(","))):
         key, _, value = (part.strip() for part in option.partition("="))
-        fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
         if key not in fields:
             known = did_you_mean(key, fields) if fields else "It has no options"
-            raise UsageError(f"The pass {name} has no option {key!r}", hint=known)
+            raise UsageError(f"The {whose} has no option {key!r}", hint=known)
         if key in values:
-            raise UsageError(f"The pass {name} has the option {key} twice", got=options)
-        default: Any = fields[key].default
+            raise UsageError(f"The {whose} has the option {key} twice", got=options)
+        expected: Any = type(fields[key].default)
+        meant = "true or false" if expected is bool else expected.__name__.upper()
         try:
-            values[key] = type(default)(value)
+            values[key] = _yes_or_no(value) if expected is bool else expected(value)
         except ValueError as error:
             raise UsageError(
-                f"The option {key} of the pass {name} cannot be {value!r}",
-                expected=f"{key}={type(default).__name__.upper()}",
+                f"The option {key} of the {whose} cannot be {value!r}",
+                expected=f"{key}={meant}",
             ) from error
-    return kind(**values)
+    return values
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from tpcompile.errors import PassError
+from tpcompile.ir.leftovers import keep_refusal, pass_refusals_on
 from tpcompile.ir.meta import captured_value, origin_of
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.text import format_node
@@ -23,7 +24,10 @@ class Report:
     matches: int = 0
     nearest: MissError | None = field(default=None)
 
-    def miss(self, miss: MissError) -> None:
+    def miss(self, miss: MissError, at: fx.Node | None = None) -> None:
+        """Keep what came nearest; `at` the node that is still to be fused, keep the reason too."""
+        if at is not None:
+            keep_refusal(at, miss.depth, str(miss))
         if self.nearest is None or miss.depth > self.nearest.depth:
             self.nearest = miss
 
@@ -71,7 +75,7 @@ def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node
             fuse(gm.graph, node)
             report.matches += 1
         except MissError as miss:
-            report.miss(miss)
+            report.miss(miss, node)
     drop_dead(gm.graph)
     return report
 
@@ -100,6 +104,7 @@ def replace(old: fx.Node, new: fx.Node) -> None:
     new.meta["type"] = old.meta["type"]
     if captured_value(new) is None:
         new.meta["value"] = captured_value(old)
+    pass_refusals_on(old, new)
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
 
 

@@ -14,6 +14,7 @@ from tests.ir.ranks import operand, random, refused, run, sound_or_refused
 from tests.ir.strategies import EXAMPLES, RANKS, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ROPE, ROTARY, SPECS, TABLES
+from tpcompile.ir.ops.rotary import interleave, split_halves
 from tpcompile.ir.types import ValueType
 
 HEADS = Layout("heads", 4, 1, even_runs(4, 2))
@@ -34,12 +35,44 @@ def test_the_bits_are_hugging_face_s(width: int, dtype: Any) -> None:
         assert torch.equal(ROPE(ours, cos, sin), expected[0].transpose(0, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [2, 16, 80, 128])
+def test_interleaved_bits_are_those_of_halves_in_another_order(width: int, dtype: Any) -> None:
+    """Also where the halves of a table differ: each number keeps its own column."""
+    x = random(5, 3, width).whole.to(dtype)
+    cos, sin = (random(5, width, seed=seed).whole.to(dtype) for seed in (2, 3))
+    found = ROPE(interleave(x), cos, sin, True)
+    assert torch.equal(found, interleave(ROPE(x, cos, sin)))
+    assert torch.equal(split_halves(found), ROPE(x, cos, sin))
+    assert width == 2 or not torch.equal(found, ROPE(interleave(x), cos, sin))
+
+
+def test_interleaved_pairs_are_neighbours_and_pair_i_reads_column_i() -> None:
+    """As complex numbers: every pair is turned by its angle. The tables are Hugging Face's."""
+    x, angles = random(5, 3, 8).whole, random(5, 4, seed=1).whole
+    cos, sin = (torch.cat((each, each), -1) for each in (angles.cos(), angles.sin()))
+    pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous())
+    turned = pairs * torch.complex(angles.cos(), angles.sin())[:, None]
+    expected = torch.view_as_real(turned).flatten(-2)
+    torch.testing.assert_close(ROPE(x, cos, sin, interleaved=True), expected)
+
+
+def test_interleaved_and_back() -> None:
+    x = torch.arange(8)
+    assert interleave(x).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert torch.equal(split_halves(interleave(x)), x)
+    nothing = torch.empty(0, 2, 8)
+    assert interleave(nothing).shape == split_halves(nothing).shape == nothing.shape
+    assert ROPE(nothing, nothing[:, 0], nothing[:, 0], True).shape == nothing.shape
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
 @EXAMPLES
 @given(st.data(), RANKS)
-def test_heads_on_ranks(data: st.DataObject, ranks: int) -> None:
+def test_heads_on_ranks(interleaved: bool, data: st.DataObject, ranks: int) -> None:
     layout = data.draw(layouts(ranks, overlapping=True, grain=1))
     x = random(3, layout.size, 8).sharded(1, layout)
-    run(ROPE, x, COS, SIN, ranks=ranks).assert_sound(exact=True)
+    run(ROPE, x, COS, SIN, interleaved, ranks=ranks).assert_sound(exact=True)
 
 
 @EXAMPLES
@@ -54,6 +87,12 @@ def test_tokens_on_ranks(tokens: int, ranks: int) -> None:
 def test_refuses_half_a_head() -> None:
     refused("whole-heads", ROPE, X.sharded(2, WIDTH), COS, SIN)
     refused("rope", ROPE, X, COS.sharded(1, WIDTH), SIN.sharded(1, WIDTH))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_refuses_a_number_without_a_partner(interleaved: bool) -> None:
+    tables = random(3, 7), random(3, 7)
+    refused("rope", ROPE, random(3, 4, 7), *tables, interleaved)
 
 
 def test_refuses_sums_not_taken() -> None:

@@ -1,4 +1,9 @@
-"""Rotary position embedding: the tables, which are the model's own, and the rotation."""
+"""Rotary position embedding: the tables, which are the model's own, and the rotation.
+
+A head is rotated in pairs of numbers. Hugging Face keeps the two of a pair half a head apart,
+`(i, i + half)`; interleaved heads have them side by side, `(2i, 2i + 1)`, so that a row block or
+a vector register holds whole pairs. The tables are Hugging Face's in both layouts.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +32,44 @@ def tables_rule(positions: ValueType, width: int, dtype: torch.dtype) -> tuple[V
     return table, table
 
 
-def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate every head of `x[T, heads, width]`; the halves of a head are its two axes."""
-    low, high = x.chunk(2, dim=-1)
-    turned = torch.cat((-high, low), dim=-1)
+def rope(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Rotate every head of `x[T, heads, width]` by tables `[T, width]`.
+
+    The pair `i` of a head is `(i, i + half)`, or `(2i, 2i + 1)` in interleaved heads. Of the tables
+    its first number takes column `i` and its second column `i + half` in either layout, so tables
+    whose halves differ mean the same in both.
+    """
+    if interleaved:
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        cos, sin = interleave(cos), interleave(sin)
+    else:
+        low, high = x.chunk(2, dim=-1)
+        turned = torch.cat((-high, low), dim=-1)
     return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
 
 
-def rope_rule(x: ValueType, cos: ValueType, sin: ValueType) -> ValueType:
+def interleave(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of each head, or of a table, with the two of a pair side by side."""
+    return x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2).transpose(-2, -1).flatten(-2)
+
+
+def split_halves(x: torch.Tensor) -> torch.Tensor:
+    """What was interleaved, as Hugging Face has it: the two of a pair half a head apart."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).transpose(-2, -1).flatten(-2)
+
+
+def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = False) -> ValueType:
     require(
         x.dims == 3 and cos == sin and cos.shape == (x.shape[0], x.shape[2]),
         "rope",
         f"{x} with {cos}",
         "x[T, heads, width] with tables [T, width]",
     )
+    width = x.shape[2]
+    pairs = isinstance(width, int) and width % 2 == 0
+    require(pairs, "rope", x, "heads of an even width, as they are rotated in pairs")
     if x.layout_of(2) is not None:
         refuse("whole-heads", x, "the whole head on one rank, to rotate it")
     require(x.layout_of(0) == cos.layout_of(0), "rope", f"{x} with {cos}", "the same tokens")
@@ -60,9 +89,9 @@ TABLES = define(
     cost=streaming_cost,
 )
 ROPE = define(
-    "rope(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
     reference=rope,
-    fake=lambda x, cos, sin: torch.empty_like(x),
+    fake=lambda x, cos, sin, interleaved=False: torch.empty_like(x),
     rule=rope_rule,
     cost=streaming_cost,
 )

@@ -41,6 +41,7 @@ def given(heads: Sequence[int] = (4, 2, 2), **changes: Any) -> dict[str, Any]:
         "layer": LAYER,
         "block": 2,
         "heads": tuple(heads),
+        "interleaved": False,
     }
     return {**found, **changes}
 
@@ -60,15 +61,18 @@ def by_hand(values: dict[str, Any]) -> list[torch.Tensor]:
     for place, name in enumerate(("q_norm", "k_norm")):
         if own[name] is not None:
             sides[place] = RMS_NORM(sides[place], own[name], own["head_eps"])
-        sides[place] = ROPE(sides[place], own["cos"], own["sin"])
+        sides[place] = ROPE(sides[place], own["cos"], own["sin"], own["interleaved"])
     return sides
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("left_out", [(), ("bias",), ("q_norm", "k_norm"), ("k_norm",)], ids=str)
 @pytest.mark.parametrize("heads", [(4, 2, 2), (3, 3, 3), (5, 1, 1)], ids=str)
-def test_the_same_bits_as_op_by_op(heads: tuple[int, ...], left_out: tuple[str, ...]) -> None:
+def test_the_same_bits_as_op_by_op(
+    heads: tuple[int, ...], left_out: tuple[str, ...], interleaved: bool
+) -> None:
     """Traps 5, 7, 9: bias and norms of heads in their place; keys once a head, rotated."""
-    values = given(heads, **dict.fromkeys(left_out))
+    values = given(heads, **dict.fromkeys(left_out), interleaved=interleaved)
     q, k, v = by_hand(values)
     cache = values["cache"].whole
     assert torch.equal(called(values), q)
@@ -87,6 +91,24 @@ def test_every_operand_counts(name: str) -> None:
     before, after = called(values), called(changed)
     kept = [side["cache"].whole[LAYER][:, PLACES.whole] for side in (values, changed)]
     assert not (torch.equal(before, after) and torch.equal(*kept))
+
+
+def test_the_layout_of_pairs_counts() -> None:
+    """For queries and for the keys that are kept."""
+    values, changed = given(), given(interleaved=True)
+    queries = [called(each) for each in (values, changed)]
+    keys, v = zip(
+        *(e["cache"].whole[LAYER][:, PLACES.whole] for e in (values, changed)), strict=True
+    )
+    assert not torch.equal(*queries) and not torch.equal(*keys)
+    assert torch.equal(*v)
+
+
+def test_a_tracer_sees_its_shape_without_options_too() -> None:
+    values = [getattr(value, "whole", value) for value in given().values()]
+    empty = [torch.empty_like(v, device="meta") if torch.is_tensor(v) else v for v in values]
+    for operands, named in ((empty, {}), (empty[:-1], {}), (empty[:-1], {"interleaved": True})):
+        assert NORM_QKV_ROPE_APPEND(*operands, **named).shape == (TOKENS, 4, WIDTH)
 
 
 def _shape(values: dict[str, Any], name: str) -> Sequence[int]:

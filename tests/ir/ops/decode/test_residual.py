@@ -47,6 +47,33 @@ def test_a_sum_across_ranks_and_the_residual_once() -> None:
         assert torch.equal(outcome.ranks[0], partial.whole + residual.whole)
 
 
+def test_a_bias_counts_once_too() -> None:
+    """Trap 6: beside the sum of any number of ranks."""
+    partial, residual = whole_numbers(3, 5).partial(), whole_numbers(3, 5, seed=1)
+    bias = whole_numbers(5, seed=2)
+    for ranks in (1, 2, 3, 5):
+        outcome = run(ALL_REDUCE_RESIDUAL, partial, residual, bias, ranks=ranks)
+        outcome.assert_sound(exact=True)
+        assert torch.equal(outcome.ranks[0], partial.whole + residual.whole + bias.whole)
+    called = ALL_REDUCE_RESIDUAL(partial.whole, residual.whole, bias.whole)
+    assert torch.equal(called, partial.whole + residual.whole + bias.whole)
+
+
+def test_a_bias_of_bf16_is_added_before_the_sum_is_rounded() -> None:
+    generator = torch.Generator().manual_seed(0)
+    terms = list(torch.randn(3, 40, 5, generator=generator).bfloat16())
+    residual = torch.randn(40, 5, generator=generator).bfloat16()
+    bias = torch.randn(5, generator=generator).bfloat16()
+    kind = ValueType((40, 5), torch.bfloat16)
+    across = SPECS[ALL_REDUCE_RESIDUAL].across
+    assert across is not None
+    found = across(terms, kind.placed(PARTIAL), kind, [residual] * 3, [bias] * 3)
+    expected = (residual + (tree_sum(terms, torch.float32) + bias)).bfloat16()
+    late = residual + (tree_sum(terms, torch.float32) + bias).bfloat16()
+    assert not torch.equal(expected, late)
+    assert all(torch.equal(each, expected) for each in found)
+
+
 def test_terms_of_bf16_are_rounded_once() -> None:
     """In fp32 until the residual is there too, as where the sum and the cast are ops of their
     own."""
@@ -116,6 +143,26 @@ REFUSALS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
         "residual-once",
         ALL_REDUCE_RESIDUAL,
         (RESIDUAL.partial(), RESIDUAL.sharded(1, ROWS)),
+    ),
+    "a bias in terms": (
+        "bias-once",
+        ALL_REDUCE_RESIDUAL,
+        (RESIDUAL.partial(), RESIDUAL, BIAS.partial()),
+    ),
+    "a bias split": (
+        "bias-once",
+        ALL_REDUCE_RESIDUAL,
+        (RESIDUAL.partial(), RESIDUAL, BIAS.sharded(0, ROWS)),
+    ),
+    "a bias for each row": (
+        "bias-shape",
+        ALL_REDUCE_RESIDUAL,
+        (RESIDUAL.partial(), RESIDUAL, random(3)),
+    ),
+    "a bias of another dtype": (
+        "bias-shape",
+        ALL_REDUCE_RESIDUAL,
+        (RESIDUAL.partial(), RESIDUAL, operand(BIAS.whole.double())),
     ),
     "terms of another shape": (
         "residual",

@@ -35,12 +35,14 @@ def norm_qkv_rope_append(
     layer: int,
     block: int,
     heads: Sequence[int],
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """The rotated queries `[T, heads[0], width]` of the normed tokens.
 
     `weight` holds the rows of `heads` query, key and value heads, one after the other. Keys are
     rotated like the queries, and kept with the values in `slots`, each head once (it is repeated
-    by whoever reads it). A head that is normed is normed before it is rotated.
+    by whoever reads it). A head that is normed is normed before it is rotated; `interleaved` says
+    where the pairs of a head lie, as for `rope`.
     """
     width = cos.shape[-1]
     rows = functional.linear(rms_norm(x, norm, eps), weight, bias)
@@ -48,9 +50,9 @@ def norm_qkv_rope_append(
     q, k, v = (part.reshape(len(x), -1, width) for part in parts)
     q = q if q_norm is None else rms_norm(q, q_norm, head_eps)
     k = k if k_norm is None else rms_norm(k, k_norm, head_eps)
-    for side, kept in enumerate((rope(k, cos, sin), v)):
+    for side, kept in enumerate((rope(k, cos, sin, interleaved), v)):
         cache[layer, side].index_copy_(0, slots, kept)
-    return rope(q, cos, sin)
+    return rope(q, cos, sin, interleaved)
 
 
 def _rule(
@@ -69,6 +71,7 @@ def _rule(
     layer: int,
     block: int,
     heads: tuple[int, ...],
+    interleaved: bool = False,
 ) -> ValueType:
     """Those of the ops that it is made of, one after the other."""
     require(x.dims == 2 and cos.dims == 2, "norm-qkv", f"{x} with {cos}", "x[T, hidden]")
@@ -85,7 +88,7 @@ def _rule(
     q, k, v = (unflatten_rule(part, 1, (-1, width)) for part in parts)
     q = q if q_norm is None else rms_norm_rule(q, q_norm, head_eps)
     k = k if k_norm is None else rms_norm_rule(k, k_norm, head_eps)
-    q, k = rope_rule(q, cos, sin), rope_rule(k, cos, sin)
+    q, k = (rope_rule(side, cos, sin, interleaved) for side in (q, k))
     _check_kept(k, v, cache, slots, layer, block)
     return q
 
@@ -130,8 +133,8 @@ def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     return Cost(flops=projected.flops, memory_bytes=projected.memory_bytes + kept)
 
 
-def _fake(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    given = dict(zip(_OPERANDS[1:], rest, strict=True))
+def _fake(x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    given = {**dict(zip(_OPERANDS[1:], rest, strict=False)), **named}
     return x.new_empty((len(x), given["heads"][0], given["cos"].shape[-1]))
 
 
@@ -140,7 +143,7 @@ _OPERANDS = tuple(inspect.signature(norm_qkv_rope_append).parameters)
 NORM_QKV_ROPE_APPEND = define(
     "norm_qkv_rope_append(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, "
     "Tensor? q_norm, Tensor? k_norm, float head_eps, Tensor cos, Tensor sin, Tensor(a!) cache, "
-    "Tensor slots, int layer, int block, int[] heads) -> Tensor",
+    "Tensor slots, int layer, int block, int[] heads, bool interleaved=False) -> Tensor",
     reference=norm_qkv_rope_append,
     fake=_fake,
     rule=_rule,

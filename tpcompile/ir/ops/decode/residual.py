@@ -21,17 +21,24 @@ def linear_residual(
     return residual + functional.linear(x, weight, bias)
 
 
-def all_reduce_residual(partial: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """The residual, which counts once, and the sum of all terms, in the residual's dtype.
+def all_reduce_residual(
+    partial: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The residual, the bias, and the sum of all terms, in the residual's dtype.
 
-    The sum is taken in fp32, and the residual added to it before it is rounded.
+    Bias and residual count once, however many ranks there are. The sum is taken in fp32, and both
+    are added to it, first the bias, before it is rounded.
     """
-    return _added([partial], residual)
+    return _added([partial], residual, bias)
 
 
-def _added(terms: Sequence[torch.Tensor], residual: torch.Tensor) -> torch.Tensor:
+def _added(
+    terms: Sequence[torch.Tensor], residual: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     wide = torch.promote_types(residual.dtype, torch.float32)
-    return (residual + tree_sum(terms, wide)).to(residual.dtype)
+    total = tree_sum(terms, wide)
+    total = total if bias is None else total + bias
+    return (residual + total).to(residual.dtype)
 
 
 def _linear_rule(
@@ -49,7 +56,9 @@ def _linear_rule(
     return ValueType(residual.shape, residual.dtype, sum_rule(residual, projected).placement)
 
 
-def _all_reduce_rule(partial: ValueType, residual: ValueType) -> ValueType:
+def _all_reduce_rule(
+    partial: ValueType, residual: ValueType, bias: ValueType | None = None
+) -> ValueType:
     require(
         isinstance(partial.placement, Partial),
         "all-reduce",
@@ -59,6 +68,10 @@ def _all_reduce_rule(partial: ValueType, residual: ValueType) -> ValueType:
     )
     require(residual.placement == REPLICATE, "residual-once", residual, "the same on every rank")
     _require_alike(partial, residual)
+    if bias is not None:
+        require(bias.placement == REPLICATE, "bias-once", bias, "the same on every rank")
+        fits = (bias.shape, bias.dtype) == (residual.shape[-1:], residual.dtype)
+        require(fits, "bias-shape", f"{bias} beside {residual}", "a number for each column")
     return residual
 
 
@@ -72,8 +85,10 @@ def _across(
     kind: ValueType,
     result: ValueType,
     residuals: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    return [_added(values, residual) for residual in residuals]
+    each: Sequence[torch.Tensor | None] = biases or [None] * len(residuals)
+    return [_added(values, residual, bias) for residual, bias in zip(residuals, each, strict=True)]
 
 
 def _all_reduce_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
@@ -90,9 +105,9 @@ LINEAR_RESIDUAL = define(
     cost=linear_cost,
 )
 ALL_REDUCE_RESIDUAL = define(
-    "all_reduce_residual(Tensor partial, Tensor residual) -> Tensor",
+    "all_reduce_residual(Tensor partial, Tensor residual, Tensor? bias=None) -> Tensor",
     reference=all_reduce_residual,
-    fake=lambda partial, residual: torch.empty_like(residual),
+    fake=lambda partial, residual, bias=None: torch.empty_like(residual),
     rule=_all_reduce_rule,
     cost=_all_reduce_cost,
     across=_across,

@@ -1,0 +1,213 @@
+"""What no instruction of a decode step stands for, and why: as the pass said that refused it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import fx
+from transformers import AutoConfig
+
+from tests.models import Pair, preset_pair
+from tests.passes.decoding import DECODE, decode_stages
+from tests.passes.test_fuse_residual_bias import biased_qwen3
+from tests.passes.test_shard_linears import biased_llama
+from tpcompile.errors import UnsupportedError
+from tpcompile.frontend import capture
+from tpcompile.ir.leftovers import Leftover, leftovers, verify_nothing_left
+from tpcompile.ir.meta import operand
+from tpcompile.ir.ops import (
+    ATTENTION,
+    CACHED_ATTENTION,
+    LINEAR,
+    PAGED_ATTENTION,
+    RMS_NORM,
+    SWIGLU,
+    op_name,
+)
+from tpcompile.passes import decode_pipeline, default_pipeline, run_passes
+from tpcompile.passes.rewrite import calls, insert_after
+from tpcompile.passes.structure import attention_blocks, weight_of
+from tpcompile.presets import preset
+
+aten = torch.ops.aten
+MODELS: dict[str, Callable[[], Pair]] = {
+    "tiny-qwen2": lambda: preset_pair("tiny-qwen2"),
+    "tiny-qwen3": lambda: preset_pair("tiny-qwen3"),
+    "biased qwen3": biased_qwen3,
+    "biased llama": biased_llama,
+}
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_nothing_is_left_of_a_decode_step(name: str, tp: int, interleaved: bool) -> None:
+    passes = decode_pipeline(tp, spans=2, interleaved=interleaved)
+    gm, stages = run_passes(MODELS[name]().captured.graph, passes)
+    assert leftovers(gm) == []
+    verify_nothing_left(gm)
+    verify_nothing_left(stages[-1].graph)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_nor_in_bf16(tp: int) -> None:
+    config = AutoConfig.for_model(**{**preset("tiny-qwen3"), "dtype": "bfloat16"})
+    graph = capture(config, dtype=torch.bfloat16).graph
+    verify_nothing_left(run_passes(graph, decode_pipeline(tp))[0])
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+def test_each_fusion_takes_what_is_left_before_it(tp: int) -> None:
+    stages = decode_stages("tiny-qwen3", tp, 2)[-1 - len(DECODE) :]
+    counts = [len(leftovers(stage.graph)) for stage in stages]
+    assert counts == sorted(counts, reverse=True)
+    assert len(set(counts)) == len(counts) and counts[-1] == 0
+    kinds = {op_name(left.node) for left in leftovers(stages[0].graph)}
+    assert {"tpc.rms_norm", "tpc.rope", "tpc.paged_attention", "tpc.swiglu"} < kinds
+
+
+def test_a_graph_of_the_standard_pipeline_is_refused() -> None:
+    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2))
+    with pytest.raises(UnsupportedError) as refused:
+        verify_nothing_left(gm)
+    said = str(refused.value)
+    assert "%rms_norm belongs to no instruction of a decode step" in said
+    assert "no fusion of a decode step looked at it" in said
+    assert "Lower what decode_pipeline (-p decode) makes of the model" in said
+    assert "model.layers.0.input_layernorm modeling_qwen3.py" in said
+    assert "more nodes are left" in said
+
+
+def changed(behind: str, change: Callable[[fx.GraphModule], None]) -> list[Leftover]:
+    """What is left of a decode step if the graph is changed behind a pass."""
+    passes = decode_pipeline()
+    place = [current.name for current in passes].index(behind) + 1
+    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, passes[:place])
+    change(gm)
+    gm, _ = run_passes(gm, passes[place:])
+    return leftovers(gm)
+
+
+def _values_by_the_weight_of_keys(gm: fx.GraphModule) -> None:
+    block = attention_blocks(gm.graph)[0]
+    unread = weight_of(block.value)
+    block.value.update_arg(1, weight_of(block.key))
+    gm.graph.erase_node(unread)
+
+
+def _queries_are_read(gm: fx.GraphModule) -> None:
+    attention = calls(gm, PAGED_ATTENTION)[1]
+    queries = operand(attention)
+    other = insert_after(queries, aten.neg.default, queries)
+    attention.update_arg(0, insert_after(other, aten.add.Tensor, queries, other))
+
+
+def _another_eps(gm: fx.GraphModule) -> None:
+    norm = operand(operand(calls(gm, ATTENTION)[1], 1))
+    norm.update_arg(2, 1e-3)
+
+
+def _keys_do_not_rotate(gm: fx.GraphModule) -> None:
+    attention = calls(gm, ATTENTION)[0]
+    attention.update_arg(1, operand(operand(attention, 1)))
+
+
+def _gate_is_up(gm: fx.GraphModule) -> None:
+    node = calls(gm, SWIGLU)[0]
+    node.args = (operand(node), operand(node))
+
+
+def _gate_is_scaled(gm: fx.GraphModule) -> None:
+    node = calls(gm, SWIGLU)[1]
+    node.update_arg(0, insert_after(operand(node), aten.mul.Tensor, operand(node), 2.0))
+
+
+def _norm_is_the_residual(gm: fx.GraphModule) -> None:
+    norm = calls(gm, RMS_NORM)[0]
+    calls(gm, aten.add.Tensor)[0].update_arg(0, norm)
+
+
+def _residual_is_scaled(gm: fx.GraphModule) -> None:
+    added = calls(gm, aten.add.Tensor)[1]
+    projected = operand(added, 1)
+    added.update_arg(1, insert_after(projected, aten.mul.Tensor, projected, 0.5))
+
+
+CHANGES: dict[str, tuple[str, Callable[[fx.GraphModule], None], str, str]] = {
+    "rows that cannot be joined": (
+        "raise-attention",
+        _values_by_the_weight_of_keys,
+        "tpc.rope",
+        "its weight is used elsewhere too",
+    ),
+    "norms of heads with two eps": (
+        "raise-attention",
+        _another_eps,
+        "tpc.paged_attention",
+        "its heads are normed with [1e-06, 0.001] added",
+    ),
+    "keys that do not rotate": (
+        "raise-attention",
+        _keys_do_not_rotate,
+        "tpc.rope",
+        "tpc.rms_norm where tpc.rope belongs",
+    ),
+    "queries that are added to": (
+        "cache-kv",
+        _queries_are_read,
+        "aten.neg",
+        "aten.add where tpc.rope belongs",
+    ),
+    "one linear as gate and up": (
+        "raise-swiglu",
+        _gate_is_up,
+        "tpc.swiglu",
+        "gate and up are one linear already",
+    ),
+    "a gate that is scaled": (
+        "fuse-gate-up",
+        _gate_is_scaled,
+        "tpc.swiglu",
+        "aten.mul where getitem belongs",
+    ),
+    "a norm that is the residual": (
+        "raise-attention",
+        _norm_is_the_residual,
+        "tpc.rms_norm",
+        "%add_5 reads it too",
+    ),
+    "a projection that is scaled": (
+        "raise-attention",
+        _residual_is_scaled,
+        "aten.mul",
+        "it adds no projection",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_left_has_the_reason_of_the_pass_that_refused(name: str) -> None:
+    behind, change, op, reason = CHANGES[name]
+    found = changed(behind, change)
+    own = [left for left in found if op_name(left.node) == op]
+    assert own, [str(left) for left in found]
+    for left in own:
+        assert reason in left.reason
+        assert left.refused
+        assert "another way than those that tpcompile knows" in left.hint
+        assert str(left).startswith(f"%{left.node.name} = {op}(")
+
+
+def test_spans_are_wanted() -> None:
+    gm = decode_stages("tiny-qwen3", 1, 2)[-len(DECODE)].graph
+    assert calls(gm, CACHED_ATTENTION) and not calls(gm, PAGED_ATTENTION)
+    left = next(left for left in leftovers(gm) if left.node.target is CACHED_ATTENTION)
+    assert not left.refused
+
+
+def test_a_row_parallel_linear_whose_sum_is_not_taken_with_the_residual_is_left() -> None:
+    gm = decode_stages("tiny-qwen3", 2, 2)[-2].graph
+    found = [left for left in leftovers(gm) if left.node.target is LINEAR]
+    assert len(found) == 4

@@ -1,0 +1,132 @@
+"""Trap 6: the bias of a projection that is summed across ranks counts once, behind the sum."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import fx
+from transformers import AutoConfig
+
+from tests.models import (
+    TOLERANCE,
+    Pair,
+    batch,
+    eager_logits,
+    pair_of,
+    relative_error,
+    stage_logits,
+)
+from tests.passes.graphs import GraphBuilder, nearest
+from tests.passes.test_fuse_norm_linear import numbered
+from tests.passes.test_shard_linears import biased_llama
+from tpcompile.frontend import capture
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.meta import operand, value_type
+from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL, SPECS
+from tpcompile.ir.types import PARTIAL
+from tpcompile.passes import decode_pipeline, run_passes
+from tpcompile.passes.fuse_residual import FuseResidual
+from tpcompile.passes.rewrite import calls
+from tpcompile.presets import preset
+
+aten = torch.ops.aten
+WIDTH = 6
+
+
+@lru_cache(maxsize=1)
+def biased_qwen3() -> Pair:
+    """Every linear of its attention has a bias, that of the output too."""
+    return pair_of(AutoConfig.for_model(**{**preset("tiny-qwen3"), "attention_bias": True}))
+
+
+BIASED = {"qwen3": (biased_qwen3, 2), "llama": (biased_llama, 4)}
+"""Models, and how many of the four projections into the residual have a bias."""
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
+    """Trap 6: beside the projection on one rank, behind the sum on several."""
+    made, expected = BIASED[name]
+    pair = made()
+    gm, stages = run_passes(pair.captured.graph, decode_pipeline(tp))
+    assert stages[-1].stats.matches == 4
+    assert not calls(gm, aten.add.Tensor)
+    target = LINEAR_RESIDUAL if tp == 1 else ALL_REDUCE_RESIDUAL
+    bound = [SPECS[target].bind(node.args, dict(node.kwargs)) for node in calls(gm, target)]
+    assert len(bound) == 4
+    assert sum(each["bias"] is not None for each in bound) == expected
+    packed = batch((1, 1, 1), pair.eager.config.vocab_size)
+    eager = eager_logits(pair.eager, (1, 1, 1))
+    for found in stages[-1].run(pair.read, **packed.inputs()):
+        assert relative_error(found, eager) < TOLERANCE
+
+
+def test_a_bias_on_every_rank_is_refused_and_wrong() -> None:
+    """Trap 6, put back: what each rank adds to its terms counts tp times."""
+    pair = biased_qwen3()
+    gm, _ = run_passes(pair.captured.graph, decode_pipeline(2))
+    for node in calls(gm, ALL_REDUCE_RESIDUAL):
+        if len(node.args) == 3:
+            partial, residual, bias = (operand(node, place) for place in range(3))
+            partial.prepend(bias)
+            partial.args = (*partial.args[:2], bias)
+            node.args = (partial, residual)
+    assert {problem.rule for problem in check_graph(gm)} == {"bias-once"}
+    packed = batch((1, 1, 1), pair.eager.config.vocab_size)
+    found = stage_logits(gm, pair, packed)
+    assert relative_error(found, eager_logits(pair.eager, (1, 1, 1))) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_a_bias_is_added_before_a_sum_of_bf16_is_rounded(tp: int) -> None:
+    config = AutoConfig.for_model(
+        **{**preset("tiny-qwen3"), "attention_bias": True, "dtype": "bfloat16"}
+    )
+    gm, stages = run_passes(capture(config, dtype=torch.bfloat16).graph, decode_pipeline(tp))
+    assert stages[-1].stats.matches == 4
+    assert not calls(gm, aten.add.Tensor) and not calls(gm, aten.to.dtype)
+    biased = [node for node in calls(gm, ALL_REDUCE_RESIDUAL) if len(node.args) == 3]
+    assert [value_type(operand(node, 2)).dtype for node in biased] == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("first", [False, True])
+def test_the_bits_are_those_of_the_steps(first: bool, dtype: torch.dtype) -> None:
+    gm = numbered(biased_graph(dtype, first=first)).to(dtype)
+    x, y = torch.randn(2, 3, WIDTH).to(dtype).unbind()
+    before = gm(x, y)
+    assert FuseResidual().apply(gm).matches == 1
+    gm.recompile()
+    assert torch.equal(gm(x, y), before)
+
+
+def test_a_bias_that_no_residual_meets_is_left() -> None:
+    gm = biased_graph(torch.float32, alone=True)
+    assert "its terms differ" in nearest(FuseResidual().apply(gm))
+
+
+def test_a_biased_sum_that_others_read_is_left() -> None:
+    gm = biased_graph(torch.float32, read=True)
+    assert "%add_2 reads it too" in nearest(FuseResidual().apply(gm))
+
+
+def biased_graph(
+    dtype: torch.dtype, *, first: bool = False, alone: bool = False, read: bool = False
+) -> fx.GraphModule:
+    """`x + (all_reduce(linear(y)) + bias)`, rounded if it must be."""
+    made = GraphBuilder()
+    x, y = (made.input(name, "T", WIDTH, dtype=dtype) for name in ("x", "y"))
+    projected = made.call(LINEAR, y, made.parameter("o.weight", WIDTH, WIDTH, dtype=dtype))
+    projected.meta["type"] = value_type(projected).placed(PARTIAL)
+    wide = [] if dtype == torch.float32 else [torch.float32]
+    terms = made.call(ALL_REDUCE, projected, *wide), made.parameter("o.bias", WIDTH, dtype=dtype)
+    biased = made.call(aten.add.Tensor, *terms[:: -1 if first else 1])
+    if alone:
+        return made.done(biased)
+    result = made.call(aten.add.Tensor, *(x, biased)[:: -1 if first else 1])
+    if wide:
+        result = made.call(aten.to.dtype, result, dtype)
+    return made.done(made.call(aten.add.Tensor, result, biased) if read else result)

@@ -1,0 +1,160 @@
+"""Pass `interleave-rotary`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.errors import PassError
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.meta import Parameter, operand, origin_of, parameter_of, set_parameter, value_type
+from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SPECS
+from tpcompile.ir.recipe import Permute
+from tpcompile.ir.text import format_node
+from tpcompile.passes.pattern import MissError
+from tpcompile.passes.rewrite import Report
+from tpcompile.passes.structure import bias_of, head_ops, weight_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class InterleaveRotary:
+    """Put the two numbers of each pair that is rotated side by side, in queries and keys.
+
+    %q = linear(%n, %wq)                 %q = linear(%n, %wq)    rows 0, half, 1, half + 1, … of
+    %h = unflatten(%q, 1, [-1, 16])  →   %h = unflatten(%q, …)   each head of wq; its bias alike
+    %m = rms_norm(%h, %g)                %m = rms_norm(%h, %g)   the numbers of g alike
+    %y = rope(%m, %cos, %sin)            %y = rope(%m, %cos, %sin, interleaved=True)
+
+    Scores are the same, as both sides of them change; the cache holds keys in the new order.
+    """
+
+    name: ClassVar[str] = "interleave-rotary"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        report = Report()
+        attentions = [n for n in gm.graph.nodes if n.target in (ATTENTION, PAGED_ATTENTION)]
+        sides: dict[fx.Node, _Side] = {}
+        for attention in attentions:
+            try:
+                found = [_side(attention, operand(attention, place)) for place in (0, 1)]
+            except MissError as miss:
+                report.miss(miss)
+                continue
+            both = {side.interleaved for side in found}
+            if len(both) > 1:
+                raise _refusal(found[1].nodes[0], "queries and keys are rotated in two layouts")
+            if both == {False}:
+                sides |= {side.nodes[0]: side for side in found}
+        _check_readers(sides, attentions)
+        for node, width in _parameters(sides).items():
+            set_parameter(node, _interleaved(parameter_of(node), width))
+        for side in sides.values():
+            _rotate_pairs(side)
+            report.matches += 1
+        done = any(_is_interleaved(node) for node in gm.graph.nodes)
+        return report if done else report.require(gm, "attention to rotated heads")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Queries or keys: from what attention reads back to their projection, both included."""
+
+    nodes: tuple[fx.Node, ...]
+    width: int
+
+    @property
+    def interleaved(self) -> bool:
+        return any(map(_is_interleaved, self.nodes))
+
+    @property
+    def parameters(self) -> Iterator[tuple[fx.Node, fx.Node]]:
+        """What has a number for each number of a head, with its reader."""
+        *norms, linear = (node for node in self.nodes if node.target in (RMS_NORM, LINEAR))
+        for norm in norms:
+            yield operand(norm, 1), norm
+        yield weight_of(linear), linear
+        bias = bias_of(linear)
+        if bias is not None:
+            yield bias, linear
+
+
+def _side(attention: fx.Node, rotated: fx.Node) -> _Side:
+    chain = head_ops(rotated)
+    if all(node.target is not ROPE for node in chain):
+        raise MissError(attention, f"%{rotated.name} is not rotated", len(chain))
+    made = chain[-1]
+    linear = operand(made) if made.target is aten.unflatten.int else made
+    if linear.target is not LINEAR:
+        hint = "Put interleave-rotary before fuse-qkv"
+        raise _refusal(linear, "its rows come from no linear of its own", hint)
+    width = value_type(rotated).shape[-1]
+    assert isinstance(width, int)
+    return _Side((*chain, linear), width)
+
+
+def _is_interleaved(node: fx.Node) -> bool:
+    bound = SPECS[ROPE].bind(node.args, dict(node.kwargs)) if node.target is ROPE else {}
+    return bool(bound.get("interleaved"))
+
+
+def _check_readers(sides: dict[fx.Node, _Side], attentions: list[fx.Node]) -> None:
+    """Nobody else may see the new order, and values keep the old one."""
+    for side in sides.values():
+        inside = {node: reader for reader, node in zip(side.nodes, side.nodes[1:], strict=False)}
+        for node, reader in inside.items():
+            for user in node.users:
+                if user is not reader:
+                    raise _refusal(node, f"%{user.name} reads it too")
+        rotated = side.nodes[0]
+        for user in rotated.users:
+            if user not in attentions or rotated in user.args[2:]:
+                raise _refusal(rotated, f"%{user.name} reads it too, and not to compare heads")
+
+
+def _parameters(sides: dict[fx.Node, _Side]) -> dict[fx.Node, int]:
+    """What is permuted, each once, with the width of its heads."""
+    readers = {(node, reader) for side in sides.values() for node, reader in side.parameters}
+    widths: dict[fx.Node, int] = {}
+    for side in sides.values():
+        for node, _ in side.parameters:
+            for user in node.users:
+                if (node, user) not in readers:
+                    raise _refusal(node, f"%{user.name} reads it too, in the order that it has")
+            if widths.setdefault(node, side.width) != side.width:
+                raise _refusal(node, f"heads of {side.width} and of {widths[node]} read it")
+    return widths
+
+
+def _interleaved(parameter: Parameter, width: int) -> Parameter:
+    """Each head's two halves become its even and its odd places; ranks hold the heads they held."""
+    rows = parameter.type.shape[0]
+    assert isinstance(rows, int)
+    view = (rows // width, 2, width // 2)
+    whole = Permute(parameter.whole, 0, view, (0, 2, 1))
+    made = Parameter.replicated(whole, parameter.type.dtype, len(parameter.shards))
+    layout = parameter.type.layout_of(0)
+    return made.sharded(0, layout) if isinstance(layout, Layout) else made
+
+
+def _rotate_pairs(side: _Side) -> None:
+    for node in side.nodes:
+        node.meta["value"] = None  # no value of the captured graph has this order
+        if node.target is ROPE:
+            node.args = (*node.args[:3], True)
+
+
+def _refusal(node: fx.Node, reason: str, hint: str = "") -> PassError:
+    named = parameter_of(node).describe() if node.op == "get_attr" else f"%{node.name}"
+    return PassError(
+        f"{named} cannot be interleaved: {reason}",
+        where=str(origin_of(node)),
+        got=format_node(node),
+        expected="queries and keys that attention alone reads, made by a linear of their own",
+        hint=hint or "Leave interleave-rotary out: half-split heads give the same numbers",
+    )
