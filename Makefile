@@ -39,6 +39,7 @@ check: $(READY)
 
 bench: $(READY)
 	$(PYTHON) -m benchmarks compile-time
+	$(PYTHON) -m benchmarks schedule
 	$(PYTHON) -m benchmarks mutants
 	$(PYTHON) -m benchmarks load
 	$(PYTHON) -m benchmarks decode
@@ -48,6 +49,7 @@ golden: $(READY)
 
 docs: $(READY)
 	$(PYTHON) docs/make_ir_page.py
+	$(PYTHON) docs/make_program_page.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 BENCHMARKS = {
     "mutants": ("benchmarks.mutants", "who notices mistakes in sharded graphs"),
     "compile-time": ("benchmarks.compile_time", "capture, passes, check and emission, cold"),
+    "schedule": ("benchmarks.schedule", "lowering, scheduling and verifying a decode step"),
     "decode": ("benchmarks.decode", "tokens per second beside Hugging Face"),
     "load": ("benchmarks.load", "memory and time of loading beside Hugging Face TP"),
 }

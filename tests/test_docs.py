@@ -18,16 +18,17 @@ def _python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_ir_page_is_what_the_tool_prints() -> None:
+@pytest.mark.parametrize("page", ["ir", "program"])
+def test_a_page_is_what_the_tool_prints(page: str) -> None:
     found = subprocess.run(
-        [sys.executable, "docs/make_ir_page.py", "--print"],
+        [sys.executable, f"docs/make_{page}_page.py", "--print"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    expected = (ROOT / "docs" / "ir.md").read_text(encoding="utf-8")
-    assert found.stdout == expected, "docs/ir.md is stale: run `make docs`"
+    expected = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert found.stdout == expected, f"docs/{page}.md is stale: run `make docs`"
 
 
 def test_the_worked_pass_of_the_page_works() -> None:

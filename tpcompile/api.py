@@ -15,14 +15,17 @@ from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, 
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.joined import find_group
+from tpcompile.runtime.ranks.machine import MachineRanks
 from tpcompile.runtime.ranks.rank import rank_programs
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
+from tpcompile.vm.targets import target_of
 
-BACKENDS = ("auto", "torch")
+BACKENDS = ("auto", "torch", "reference")
 _LONGEST_S = 7 * 24 * 3600
-PLANNED = ("reference", "native", "triton")
+PLANNED = ("native", "triton")
 
 
 def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphModule:
@@ -51,16 +54,23 @@ def compile(
     by default their number; in a plain script it is 1, and more are started as processes of
     their own. `simulate` keeps all ranks in this process.
 
+    `backend` is what runs decode steps: "torch" the modules of the ranks, "reference" a machine
+    that follows the verified program instruction by instruction, slowly, with all ranks in this
+    process. "auto" is "torch".
+
     `max_seq_len` (default: the configuration's) and `max_batch` limit what the KV cache may
     hold. `pipeline` is a pass pipeline as text, or passes; the standard one by default.
     `random_weights` is a seed for a model that has no weights. A rank that says nothing for
     `rank_timeout` seconds is taken for dead.
     """
     _check_backend(backend)
+    simulate = simulate or backend == "reference"
     _check_limit("max_seq_len", max_seq_len)
     _check_limit("max_batch", max_batch)
     _check_seconds(rank_timeout)
     place = _device_of(device)
+    if backend == "reference" and place.type != "cpu":
+        raise UnsupportedError(f"The reference machine on {place}", expected="the CPU")
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
@@ -74,12 +84,17 @@ def compile(
         captured = captured_of(model, dtype=dtype_of(dtype))
         weights = weights_of(captured, model, random_weights)
         graph, stages = run_passes(captured.graph, passes)
+        longest = max_seq_len or captured.config.max_position_embeddings
+        programs = _programs(backend, captured.graph, passes, longest, max_batch or 1)
         ranks = load(rank_programs(graph), weights, captured.rotary.fresh)
+        if programs is not None:
+            ranks = MachineRanks(ranks, programs, captured.rotary.fresh)
         return CompiledModel(
             captured,
             graph,
             stages,
             ranks,
+            programs=programs,
             generation_config=generation_config_of(captured, weights),
             max_seq_len=max_seq_len,
             max_batch=max_batch,
@@ -87,9 +102,20 @@ def compile(
         )
 
 
+def _programs(
+    backend: str, captured: fx.GraphModule, passes: Sequence[Pass], longest: int, batch: int
+) -> StepPrograms | None:
+    """What a machine runs; modules need none."""
+    if backend != "reference":
+        return None
+    return StepPrograms(captured, passes, target_of("cpu"), longest, batch)
+
+
 def _check_backend(backend: str) -> None:
     if backend in PLANNED:
-        raise UnsupportedError(f"backend={backend!r}", expected="torch, the only backend yet")
+        raise UnsupportedError(
+            f"backend={backend!r}", expected="torch or reference, the backends so far"
+        )
     if backend not in BACKENDS:
         raise UsageError(
             f"There is no backend {backend!r}", hint=did_you_mean(str(backend), BACKENDS)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 from tests.cli.conftest import Cli
-from tpcompile.passes import default_pipeline
+from tpcompile.passes import decode_pipeline, default_pipeline
+from tpcompile.vm.lowering import LOWERINGS
+from tpcompile.vm.schedule import POLICIES
 
-PASS_KEYS = {"name", "ms", "matches", "nodes_before", "nodes_after", "ok"}
+PASS_KEYS = {"name", "ms", "matches", "nodes_before", "nodes_after", "ok", "pipeline"}
 ERROR_KEYS = {"pass", "node", "source", "rule", "got", "expected", "hint"}
 
 
@@ -15,19 +17,54 @@ def test_good(cli: Cli) -> None:
     ran = cli("check preset:tiny-qwen2 --tp 5 --json")
     found = json.loads(ran.out)
     assert (ran.status, found["ok"], found["errors"]) == (0, True, [])
-    assert [row["name"] for row in found["passes"]] == [p.name for p in default_pipeline()]
-    for row in found["passes"]:
-        assert set(row) >= PASS_KEYS
-        assert row["ok"]
-    nodes = [(row["nodes_before"], row["nodes_after"]) for row in found["passes"]]
-    assert [after for _, after in nodes[:-1]] == [before for before, _ in nodes[1:]]
+    for name, passes in (("standard", default_pipeline()), ("decode", decode_pipeline())):
+        rows = [row for row in found["passes"] if row["pipeline"] == name]
+        assert [row["name"] for row in rows] == [p.name for p in passes]
+        for row in rows:
+            assert set(row) >= PASS_KEYS
+            assert row["ok"]
+        nodes = [(row["nodes_before"], row["nodes_after"]) for row in rows]
+        assert [after for _, after in nodes[:-1]] == [before for before, _ in nodes[1:]]
+
+
+def test_every_schedule_is_verified(cli: Cli) -> None:
+    found = json.loads(cli("check preset:tiny-qwen3 --tp 3 --json").out)
+    made = {(each["lowering"], each["policy"]) for each in found["schedules"]}
+    assert made == {(lowering, policy) for lowering in LOWERINGS for policy in POLICIES}
+    assert all(each["ok"] for each in found["schedules"])
+    assert all(each["instructions"] > 0 < each["counters"] for each in found["schedules"])
+    assert found["unscheduled"] is None
+
+
+def test_a_pipeline_of_ones_own(cli: Cli) -> None:
+    """Only what makes a decode step is scheduled."""
+    found = json.loads(cli("check preset:tiny-qwen3 --tp 2 --json -p standard").out)
+    assert (found["ok"], found["schedules"]) == (True, [])
+    assert {row["pipeline"] for row in found["passes"]} == {"given"}
+    found = json.loads(cli("check preset:tiny-qwen3 --tp 2 --json -p decode").out)
+    assert (found["ok"], len(found["schedules"])) == (True, len(LOWERINGS) * len(POLICIES))
+
+
+def test_why_there_is_no_schedule(cli: Cli) -> None:
+    names = [p.name for p in decode_pipeline() if p.name != "fuse-norm-gate-up"]
+    line = "check preset:tiny-qwen3 --tp 2"
+    found = json.loads(cli(f"{line} --json -p", ",".join(names)).out)
+    assert (found["ok"], found["schedules"]) == (True, [])
+    assert "belongs to no instruction of a decode step" in found["unscheduled"]
+    table = cli(f"{line} -p", ",".join(names))
+    assert table.status == 0
+    assert "preset:tiny-qwen3, tp=2: no schedule. %" in table.out
 
 
 def test_good_as_a_table(cli: Cli) -> None:
     ran = cli("check preset:tiny-qwen3 --tp 2")
     assert (ran.status, ran.err) == (0, "")
-    assert ran.out.endswith("preset:tiny-qwen3, tp=2: the graph is valid after each pass\n")
-    assert ran.out.count(" valid ") == len(default_pipeline()) + 1
+    count = len(LOWERINGS) * len(POLICIES)
+    assert ran.out.endswith(
+        "preset:tiny-qwen3, tp=2: the graph is valid after each pass\n"
+        f"preset:tiny-qwen3, tp=2: {count} schedules of a decode step are verified\n"
+    )
+    assert ran.out.count(" valid ") == len(default_pipeline()) + len(decode_pipeline()) + 1
     assert max(map(len, ran.out.splitlines())) <= 80
 
 

@@ -82,6 +82,36 @@ def test_it_can_fail(cli: Cli) -> None:
     assert "FIRST DIVERGENCE" in ran.out
 
 
+PROGRAM = "compare preset:tiny-qwen3 --tp 3 --random-weights 0 --backend reference"
+
+
+@pytest.mark.parametrize("options", ["", "--lowering rows --workers 7", "-p decode{spans=3}"])
+def test_programs_agree(cli: Cli, options: str) -> None:
+    ran = cli(f"{PROGRAM} --lengths 9,1 {options}")
+    assert ran.status == 0, ran.out
+    assert "152 values compared" in ran.out
+    assert "token      │ program step 2" in ran.out
+
+
+def test_json_of_a_program(cli: Cli) -> None:
+    found = json.loads(cli(f"{PROGRAM} --steps 1 --json").out)
+    assert list(found) == KEYS
+    sides = {"side", "step", "sequences", "heads", "spans", "rows", "ranks", "by"}
+    assert all(set(row) >= ROW_KEYS | sides for row in found["rows"])
+    names = [(row["node"], row["layer"], row["side"]) for row in found["rows"]]
+    assert len(set(names)) == len(names) == 76
+    assert ("q_rotated", 1, "program") in names
+    assert found["tokens_equal"] and found["first_divergence"] is None
+    assert list(found["top5"]) == ["eager", "torch module", "program"]
+
+
+def test_the_comparison_of_a_program_can_fail(cli: Cli) -> None:
+    ran = cli(f"{PROGRAM} --tolerance 0 --json")
+    first = json.loads(ran.out)["first_divergence"]
+    assert (ran.status, first["node"], first["layer"]) == (1, "norm", 0)
+    assert first["by"][0].startswith("norm_qkv_rope_append ")
+
+
 @dataclass(frozen=True)
 class Wrong:
     """A pass with a mistake that leaves a valid graph behind."""
@@ -144,6 +174,11 @@ def test_a_mistake_in_a_pass_is_found(
         ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --tolerance 2", "relative error"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 -p canonicalize", "shards nothing"),
         ("compare preset:tiny-qwen3 --tp 7 --random-weights 0", "6 query heads"),
+        ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --steps 2", "--backend reference"),
+        (f"{PROGRAM} --steps 0", "not a number of steps"),
+        (f"{PROGRAM} --lowering row", "Did you mean rows"),
+        (f"{PROGRAM} -p standard", "makes no program"),
+        (f"{PROGRAM} --backend referenz", "Did you mean reference"),
     ],
 )
 def test_bad_input(cli: Cli, line: str, said: str) -> None:

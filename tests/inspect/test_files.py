@@ -1,13 +1,14 @@
-"""A directory with one file a stage."""
+"""Directories with one file a stage, and files."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from tpcompile.errors import UsageError
-from tpcompile.inspect.files import write_stages
+from tpcompile.inspect.files import check_file, write_file, write_stages
 
 STAGES = [("capture", "a\n"), ("raise-norm", "b → c\n")]
 
@@ -47,4 +48,29 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         write_stages(tmp_path / "d", [*STAGES, ("no/name", "x")], "txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    write_file(path, lambda file: file.write("first → "))
+    assert path.read_text(encoding="utf-8") == "first → "
+
+    def fails(file: TextIO) -> None:
+        file.write("second")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        write_file(path, fails)
+    assert path.read_text(encoding="utf-8") == "first → "
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_places_for_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"):
+        check_file(tmp_path)
+    with pytest.raises(UsageError, match=r"There is no directory .*none for a\.svg"):
+        write_file(tmp_path / "none" / "a.svg", lambda file: None)
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_file(tmp_path / ("long" * 100), lambda file: None)
     assert list(tmp_path.iterdir()) == []

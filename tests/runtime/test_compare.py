@@ -17,7 +17,7 @@ from tpcompile.inspect.rows import TOLERANCES
 from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.passes.rewrite import calls
-from tpcompile.runtime import compare
+from tpcompile.runtime import compare, sides
 from tpcompile.runtime.ranks.rank import RankProgram, rank_programs
 
 
@@ -62,7 +62,7 @@ def test_a_mistake_in_bf16_is_found(layer: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_graph_that_is_another_in_fp32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    capture = compare.capture
+    capture = sides.capture
 
     def other(model: Any, dtype: torch.dtype | None = None) -> Any:
         found = capture(model, dtype=dtype)
@@ -70,7 +70,7 @@ def test_a_graph_that_is_another_in_fp32_is_refused(monkeypatch: pytest.MonkeyPa
             next(iter(found.graph.graph.nodes)).name = "something"
         return found
 
-    monkeypatch.setattr(compare, "capture", other)
+    monkeypatch.setattr(sides, "capture", other)
     with pytest.raises(UnsupportedError, match="another graph in fp32"):
         _compared(torch.bfloat16)
 

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.vm.programs import Touch, program_of, programs
-from tests.vm.test_verify import MANY
+from tests.vm.programs import MANY, Touch, steps
 from tpcompile.errors import UsageError
-from tpcompile.vm.counters import assign_counters
+from tpcompile.vm.assemble import assemble
 from tpcompile.vm.dependencies import dependencies
-from tpcompile.vm.program import Program
+from tpcompile.vm.list_scheduling import tails
 from tpcompile.vm.region import Buffer, Region
-from tpcompile.vm.schedule import POLICIES, depths, schedule, tails
+from tpcompile.vm.schedule import POLICIES, depths, schedule
 from tpcompile.vm.timing import timing
 from tpcompile.vm.verify import check_program
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_makes_valid_programs(policy: str) -> None:
-    @MANY
-    @given(programs(), st.integers(1, 5), st.data())
-    def check(program: Program, workers: int, data: st.DataObject) -> None:
-        groups = dependencies(program.buffers, program.instructions)
-        count = len(program.instructions)
-        costs = data.draw(st.lists(st.floats(0.5, 4), min_size=count, max_size=count))
-        queues = schedule(policy, groups, costs, workers)
-        assert len(queues) == workers
-        ordering = assign_counters(groups, queues)
-        made = Program(
-            program.buffers, program.instructions, queues, ordering.waits, ordering.signals
-        )
-        assert check_program(made) == []
-        found = timing(made, costs)
-        assert found.makespan >= max(tails(groups, costs)) - 1e-9
-        assert found.makespan * workers >= sum(costs) - 1e-9
-        assert all(idle >= -1e-9 for idle in found.idle)
+    @settings(MANY, max_examples=150)
+    @given(steps(ranks=3), st.integers(1, 5), st.booleans(), st.data())
+    def check(made: Any, workers: int, repeats: bool, data: st.DataObject) -> None:
+        buffers, instructions = made
+        count = len(instructions)
+        costs = data.draw(st.lists(st.floats(0, 4), min_size=count, max_size=count))
+        found = assemble("", buffers, instructions, costs, policy, workers, 3, repeats)
+        assert check_program(found.program) == []
+        times = timing(found.program, costs)
+        assert times.makespan >= max(tails(found.groups, costs)) - 1e-9
+        assert times.makespan * workers * 3 >= sum(costs) - 1e-9
+        assert len(times.idle) == workers * 3 and min(times.idle) >= -1e-9
 
     check()
 
@@ -51,28 +47,39 @@ def chain_and_rest() -> tuple[tuple[Buffer, ...], tuple[Touch, ...], list[float]
 
 
 def test_the_critical_path_comes_first() -> None:
-    buffers, steps, costs = chain_and_rest()
-    groups = dependencies(buffers, steps)
+    buffers, chain, costs = chain_and_rest()
+    groups = dependencies(chain)
     spans = {}
     for policy in POLICIES:
-        queues = schedule(policy, groups, costs, 2)
-        spans[policy] = timing(program_of(buffers, steps, queues), costs).makespan
-    assert spans["critical-path"] == 6.0 == max(tails(groups, costs))
+        program = assemble("", buffers, chain, costs, policy, 2).program
+        spans[policy] = timing(program, costs).makespan
+    assert spans["dynamic"] == spans["critical-path"] == 6.0 == max(tails(groups, costs))
     assert min(spans.values()) == 6.0 < spans["round-robin"]
 
 
 def test_31_nothing_is_given_out_before_its_inputs_are_there() -> None:
     """The second of a chain must not block a worker that has other work to do meanwhile."""
-    buffers, steps, costs = chain_and_rest()
-    groups = dependencies(buffers, steps)
+    _, chain, costs = chain_and_rest()
+    groups = dependencies(chain)
     queues = schedule("critical-path", groups, costs, 2)
     assert queues[0] == (6, 7, 8)
     assert sorted(queues[1]) == list(range(6))
 
 
+def test_each_rank_works_for_itself() -> None:
+    """The workers of a rank take its own instructions, in the order of all ranks' time."""
+    groups = dependencies([Touch()] * 6)
+    ranks_of, costs = [0, 1, 0, 1, 0, 1], [3.0, 1.0, 2.0, 1.0, 1.0, 1.0]
+    queues = {p: schedule(p, groups, costs, 2, ranks_of, 2) for p in POLICIES}
+    assert queues["round-robin"] == ((0, 4), (2,), (1, 5), (3,))
+    assert queues["zigzag"] == ((0,), (2, 4), (1,), (3, 5))
+    assert queues["wave"] == queues["critical-path"] == ((0,), (2, 4), (1, 5), (3,))
+    assert queues["dynamic"] == ((0, 2, 4), (1, 3, 5))
+
+
 def test_depths_and_tails() -> None:
-    buffers, steps, costs = chain_and_rest()
-    groups = dependencies(buffers, steps)
+    _, chain, costs = chain_and_rest()
+    groups = dependencies(chain)
     assert depths(groups) == [0] * 6 + [0, 1, 2]
     assert tails(groups, costs) == [1.0] * 6 + [6.0, 4.0, 2.0]
 

@@ -7,130 +7,49 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.vm.programs import Touch, program_of, programs
+from tests.vm.mutations import MUTATIONS, Mutation, changed, step_wait_dropped
+from tests.vm.programs import MANY, Touch, program_of, programs
 from tpcompile.errors import VerifyError
-from tpcompile.vm.oracle import deadlocked, overtaken
+from tpcompile.vm.oracle import broken
 from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.region import Buffer, Region
+from tpcompile.vm.region import Buffer, Join, Region
 from tpcompile.vm.verify import check_program, verify_program
-
-MANY = settings(
-    max_examples=300,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
 
 
 @MANY
 @given(programs())
 def test_what_is_derived_is_right_and_is_accepted(program: Program) -> None:
-    assert not deadlocked(program)
-    assert overtaken(program) is None
+    assert not broken(program)
     assert check_program(program) == []
     verify_program(program)
 
 
-def _changed(own: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
-    return (*own[:place], value, *own[place + 1 :])
-
-
-def wait_dropped(program: Program, draw: Callable[..., Any]) -> Program:
-    number, place = draw(_place_in(program.waits))
-    own = program.waits[number]
-    return replace(program, waits=_changed(program.waits, number, own[:place] + own[place + 1 :]))
-
-
-def threshold_off_by_one(program: Program, draw: Callable[..., Any]) -> Program:
-    number, place = draw(_place_in(program.waits))
-    own = program.waits[number]
-    wait = Wait(own[place].counter, own[place].until + draw(st.sampled_from([-1, 1])))
-    return replace(program, waits=_changed(program.waits, number, _changed(own, place, wait)))
-
-
-def signal_dropped(program: Program, draw: Callable[..., Any]) -> Program:
-    number, _ = draw(_place_in(program.signals))
-    return replace(program, signals=_changed(program.signals, number, ()))
-
-
-def signal_doubled(program: Program, draw: Callable[..., Any]) -> Program:
-    number, _ = draw(_place_in(program.signals))
-    return replace(program, signals=_changed(program.signals, number, program.signals[number] * 2))
-
-
-def signal_moved(program: Program, draw: Callable[..., Any]) -> Program:
-    number, _ = draw(_place_in(program.signals))
-    other = draw(st.integers(0, len(program.instructions) - 1))
-    signals = _changed(program.signals, number, ())
-    return replace(
-        program, signals=_changed(signals, other, signals[other] + program.signals[number])
-    )
-
-
-def queue_order_swapped(program: Program, draw: Callable[..., Any]) -> Program:
-    long = [worker for worker, queue in enumerate(program.queues) if len(queue) > 1]
-    worker = draw(st.sampled_from(long)) if long else 0
-    queue = program.queues[worker]
-    place = draw(st.integers(0, max(0, len(queue) - 2)))
-    swapped = (*queue[:place], *reversed(queue[place : place + 2]), *queue[place + 2 :])
-    return replace(program, queues=_changed(program.queues, worker, swapped))
-
-
-def counter_shared(program: Program, draw: Callable[..., Any]) -> Program:
-    """Two counters become one, each wait still for as many as before."""
-    one, other = (draw(st.integers(0, max(0, program.counters - 1))) for _ in range(2))
-
-    def moved(counter: int) -> int:
-        return one if counter == other else counter
-
-    return replace(
-        program,
-        waits=tuple(tuple(Wait(moved(w.counter), w.until) for w in own) for own in program.waits),
-        signals=tuple(tuple(map(moved, own)) for own in program.signals),
-    )
-
-
-def worker_changed(program: Program, draw: Callable[..., Any]) -> Program:
-    """An instruction goes to the end of another queue."""
-    number = draw(st.integers(0, len(program.instructions) - 1))
-    target = draw(st.integers(0, len(program.queues) - 1))
-    rest = [tuple(n for n in queue if n != number) for queue in program.queues]
-    rest[target] = (*rest[target], number)
-    return replace(program, queues=tuple(rest))
-
-
-def _place_in(lists: tuple[tuple[Any, ...], ...]) -> st.SearchStrategy[tuple[int, int]]:
-    places = [(n, place) for n, own in enumerate(lists) for place in range(len(own))]
-    return st.sampled_from(places) if places else st.nothing()
-
-
-MUTATIONS = (
-    wait_dropped,
-    threshold_off_by_one,
-    signal_dropped,
-    signal_doubled,
-    signal_moved,
-    queue_order_swapped,
-    counter_shared,
-    worker_changed,
-)
-
-
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_the_verifier_says_what_the_adversary_says(mutation: Any) -> None:
+def test_the_verifier_says_what_the_adversary_says(mutation: Mutation) -> None:
+    assert len(MUTATIONS) * 120 >= 2000
+    _judge(mutation, 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_and_so_it_does_of_ten_thousand(mutation: Mutation) -> None:
+    _judge(mutation, 10_000 // len(MUTATIONS) + 1)
+
+
+def _judge(mutation: Mutation, count: int) -> None:
     seen = {"broken": 0, "safe": 0, "refused although safe": 0}
 
-    @MANY
+    @settings(MANY, max_examples=count)
     @given(st.data())
     def judge(data: st.DataObject) -> None:
-        program = data.draw(programs())
+        program = data.draw(programs(repeats=True if mutation is step_wait_dropped else None))
         mutant = mutation(program, data.draw)
-        broken = deadlocked(mutant) or overtaken(mutant) is not None
+        spoilt = broken(mutant)
         faults = check_program(mutant)
-        if broken:
+        if spoilt:
             seen["broken"] += 1
             assert faults, "the adversary breaks what the verifier accepts"
         else:
@@ -212,6 +131,18 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         lambda p: replace(p, waits=(*p.waits[:5], (Wait(1, 3),))),
         "waits for 3 signals of counter 1, which gets 2",
     ),
+    "a threshold below nothing": (
+        lambda p: replace(p, waits=(*p.waits[:5], (Wait(1, -1),))),
+        "waits for -1 signals of counter 1",
+    ),
+    "a wait for no counter": (
+        lambda p: replace(p, waits=(*p.waits[:5], (Wait(-1, 1),))),
+        "down 3 (instruction 5) waits for counter -1",
+    ),
+    "a signal of no counter": (
+        lambda p: replace(p, signals=((-1,), *p.signals[1:])),
+        "down 0 (instruction 0) signals counter -1",
+    ),
     "a circle": (
         lambda p: replace(p, waits=((Wait(1, 1),), *p.waits[1:]), queues=((0, 2, 4), (1, 5, 3))),
         "never run",
@@ -224,3 +155,89 @@ def test_faults_say_what_is_wrong(name: str) -> None:
     change, said = BROKEN[name]
     faults = check_program(change(residual()))
     assert any(said in fault.said for fault in faults), faults
+
+
+Q = Buffer("q", (8,))
+HEAD, NEXT = Region(0, ((0, 4),)), Region(0, ((4, 8),))
+
+
+def heads() -> Program:
+    """Two heads of two blocks, and a reader of each, all on workers of their own."""
+    blocks = [
+        Touch(joins=(Join(region, part, 4, 2),), label=f"block {part}")
+        for region in (HEAD, NEXT)
+        for part in ((0, 2), (2, 4))
+    ]
+    readers = [Touch(reads=(region,), label="partial") for region in (HEAD, NEXT)]
+    steps = (*blocks, *readers)
+    return program_of((Q,), steps, tuple((n,) for n in range(6)), repeats=True)
+
+
+def _with_join(program: Program, number: int, **change: Any) -> Program:
+    old: Any = program.instructions[number]
+    new = replace(old, joins=tuple(join._replace(**change) for join in old.joins))
+    return replace(program, instructions=changed(program.instructions, number, new))
+
+
+SPLIT: dict[str, tuple[Callable[[Program], Program], str, str]] = {
+    "rows that nobody computes": (
+        lambda p: _with_join(p, 0, part=(1, 2)),
+        "heads",
+        "rows 0 to 1 of the head q[0:4] are computed by nobody",
+    ),
+    "rows that two compute": (
+        lambda p: _with_join(p, 1, part=(1, 4)),
+        "heads",
+        "rows 1 to 2 of the head q[0:4] are computed twice",
+    ),
+    "a head that ends early": (
+        lambda p: _with_join(p, 1, part=(2, 3)),
+        "heads",
+        "the head q[0:4] has 4 rows, its blocks end at 3",
+    ),
+    "a block that counts wrongly": (
+        lambda p: _with_join(p, 1, arrivals=1),
+        "heads",
+        "block (2, 4) (instruction 1) finishes the head q[0:4] of 4 rows as number 1; 2 arrive",
+    ),
+    "two heads that count in one place": (
+        lambda p: _with_join(_with_join(p, 2, region=HEAD), 3, region=HEAD),
+        "order",
+        "block (2, 4) (instruction 1) joins in q[0:4] and block (0, 2) (instruction 2) joins in",
+    ),
+    "a reader that does not wait for the last block": (
+        lambda p: replace(p, waits=changed(p.waits, 4, ())),
+        "order",
+        "block (2, 4) (instruction 1) joins in q[0:4] and partial (instruction 4) reads q[0:4]",
+    ),
+    "a block that does not wait for the step before": (
+        lambda p: replace(p, waits=changed(p.waits, 2, ())),
+        "steps",
+        "block (0, 2) (instruction 2) can start before the step before is done",
+    ),
+    "another rank's worker": (
+        lambda p: replace(p, ranks=2),
+        "rank",
+        "block (2, 4) (instruction 3) belongs to rank 0 and is in queue 3, which is one of rank 1",
+    ),
+    "queues that do not divide": (
+        lambda p: replace(p, ranks=4),
+        "shape",
+        "6 queues of 1 workers for 4 ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_heads_steps_and_ranks(name: str) -> None:
+    assert check_program(heads()) == []
+    change, rule, said = SPLIT[name]
+    faults = check_program(change(heads()))
+    assert any(fault.rule == rule and said in fault.said for fault in faults), faults
+
+
+def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
+    program = program_of((X,), (Touch(writes=(WHOLE,)), Touch(reads=(WHOLE,))), ((0, 1),))
+    assert check_program(program) == []
+    (fault,) = check_program(replace(program, sharing=2))
+    assert fault.rule == "order"

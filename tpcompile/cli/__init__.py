@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tpcompile import __version__
-from tpcompile.cli import check, compare, dump, generate, make_demo, passes, plan
+from tpcompile.cli import check, compare, dump, generate, make_demo, passes, plan, schedule
 from tpcompile.cli.command import (
     Command,
     FailedError,
@@ -24,6 +24,7 @@ COMMANDS: dict[str, Command] = {
     "passes": passes.COMMAND,
     "plan": plan.COMMAND,
     "check": check.COMMAND,
+    "schedule": schedule.COMMAND,
     "compare": compare.COMMAND,
     "generate": generate.COMMAND,
     "make-demo": make_demo.COMMAND,
@@ -36,6 +37,7 @@ examples:
   tpcompile dump preset:tiny-qwen3 --tp 2         the sharded graph
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff  what each pass changed
   tpcompile plan preset:qwen3-8b --tp 6           who holds what
+  tpcompile schedule preset:qwen3-8b --target h200 --svg step.svg
   tpcompile generate ./checkpoint --tp 2 --prompt "Once upon a time"
 
 MODEL is a directory with a config.json, a hub id, or preset:NAME.

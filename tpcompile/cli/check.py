@@ -1,8 +1,10 @@
-"""`tpcompile check`: every pass, with the checker behind each."""
+"""`tpcompile check`: every pass, with the checker behind each, and every schedule verified."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import (
@@ -13,18 +15,51 @@ from tpcompile.cli.command import (
     add_model_arguments,
     json_text,
 )
-from tpcompile.cli.compiling import lower_model, passes_of, progress, warn_unsharded
+from tpcompile.cli.compiling import (
+    Say,
+    capture_model,
+    passes_of,
+    progress,
+    run_pipeline,
+    warn_unsharded,
+)
+from tpcompile.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from torch import fx
+
+    from tpcompile.frontend import Captured
     from tpcompile.inspect.instruments import PassLog
     from tpcompile.ir.checker import Problem
+    from tpcompile.passes import Pass
+    from tpcompile.vm.scheduling import Verdict
 
 _EXAMPLES = """\
   tpcompile check preset:qwen3-0.6b --tp 3
   tpcompile check preset:qwen2.5-72b --tp 8 --json
   tpcompile check ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
 
-The exit status is 0 if all graphs are valid, 1 if one is not, 2 for bad input."""
+Without -p the decode pipeline is checked too, and what it makes is scheduled,
+by every policy and with both lowerings, and verified.
+The exit status is 0 if all is valid, 1 if something is not, 2 for bad input."""
+
+
+@dataclass
+class _Checked:
+    """What came of each pipeline, and of the schedules."""
+
+    logs: dict[str, PassLog] = field(default_factory=dict)
+    """By the name of the pipeline."""
+    failed: str = ""
+    """The pass that left an invalid graph."""
+    problems: Sequence[Problem] = ()
+    verdicts: Sequence[Verdict] = ()
+    unscheduled: str = ""
+    """Why there is no schedule, if there should be one."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and all(verdict.ok for verdict in self.verdicts)
 
 
 def _add_arguments(parser: Parser) -> None:
@@ -35,44 +70,113 @@ def _add_arguments(parser: Parser) -> None:
 def _run(args: argparse.Namespace) -> Result:
     with progress() as say:
         passes = passes_of(args)
-        from tpcompile.inspect.instruments import PassLog
-
-        log = PassLog()
-        problems: list[Problem] = []
-        try:
-            lower_model(args, passes, [log], say)
-        except FailedError as error:
-            problems = error.problems
-            log.failed(error.name, error.stats)
+        found = _check(args, passes, say)
         warn_unsharded(args, passes)
-    text = _json(args, log, problems) if args.json else _report(args, log, problems)
-    return Result(text, status=1 if problems else 0)
+    text = _json(args, found) if args.json else _report(args, found)
+    return Result(text, status=0 if found.ok else 1)
 
 
-def _json(args: argparse.Namespace, log: PassLog, problems: list[Problem]) -> str:
-    failed = log.rows[-1].name if problems else ""
+def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Checked:
+    """The first pipeline that fails is the last that is looked at."""
+    from tpcompile.passes import decode_pipeline
+    from tpcompile.vm.scheduling import is_decode_step
+
+    found = _Checked()
+    captured = capture_model(args, say)
+    name = "standard" if args.pipeline is None else "given"
+    graph = _run_checked(args, captured, name, passes, found, say)
+    if graph is not None and args.pipeline is None:
+        graph = _run_checked(args, captured, "decode", decode_pipeline(args.tp), found, say)
+    if graph is not None and is_decode_step(graph):
+        _check_schedules(graph, found, say)
+    return found
+
+
+def _run_checked(
+    args: argparse.Namespace,
+    captured: Captured,
+    name: str,
+    passes: Sequence[Pass],
+    found: _Checked,
+    say: Say,
+) -> fx.GraphModule | None:
+    from tpcompile.inspect.instruments import PassLog
+
+    log = found.logs[name] = PassLog()
+    try:
+        return run_pipeline(args, captured, passes, [log], say)
+    except FailedError as error:
+        found.failed, found.problems = error.name, error.problems
+        log.failed(error.name, error.stats)
+        return None
+
+
+def _check_schedules(graph: fx.GraphModule, found: _Checked, say: Say) -> None:
+    from tpcompile.vm.scheduling import verdicts
+
+    say("verifying schedules")
+    try:
+        found.verdicts = verdicts(graph)
+    except UnsupportedError as error:
+        found.unscheduled = str(error)
+
+
+def _json(args: argparse.Namespace, found: _Checked) -> str:
+    errors = [{"pass": found.failed, **problem.to_json()} for problem in found.problems]
+    errors += [
+        {
+            "pass": "schedule",
+            "node": "",
+            "source": verdict.name,
+            "rule": fault.rule,
+            "got": fault.said,
+            "expected": "a program that is proved free of races and deadlocks",
+            "hint": "",
+        }
+        for verdict in found.verdicts
+        for fault in verdict.faults
+    ]
     data: dict[str, Any] = {
-        "ok": not problems,
+        "ok": found.ok,
         "model": args.model,
         "tp": args.tp,
-        "passes": [row.to_json() for row in log.rows],
-        "errors": [{"pass": failed, **problem.to_json()} for problem in problems],
+        "passes": [
+            {**row.to_json(), "pipeline": name}
+            for name, log in found.logs.items()
+            for row in log.rows
+        ],
+        "schedules": [verdict.to_json() for verdict in found.verdicts],
+        "unscheduled": found.unscheduled or None,
+        "errors": errors,
     }
     return json_text(data)
 
 
-def _report(args: argparse.Namespace, log: PassLog, problems: list[Problem]) -> str:
+def _report(args: argparse.Namespace, found: _Checked) -> str:
     whose = f"{args.model}, tp={args.tp}"
-    if not problems:
-        return f"{log.table(verdict=True)}{whose}: the graph is valid after each pass\n"
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    listed = "".join(f"  {problem}\n" for problem in problems)
-    failed = f"{whose}: {count} after {log.rows[-1].name}\n"
-    return log.table(verdict=True) + failed + listed
+    tables = [f"{name} pipeline\n{log.table(verdict=True)}" for name, log in found.logs.items()]
+    return "".join(tables) + _verdict(whose, found)
+
+
+def _verdict(whose: str, found: _Checked) -> str:
+    from tpcompile.inspect.schedule import count_of, fault_lines
+
+    if found.problems:
+        count = "1 problem" if len(found.problems) == 1 else f"{len(found.problems)} problems"
+        listed = "".join(f"  {problem}\n" for problem in found.problems)
+        return f"{whose}: {count} after {found.failed}\n{listed}"
+    valid = f"{whose}: the graph is valid after each pass\n"
+    if found.unscheduled:
+        return f"{valid}{whose}: no schedule. {found.unscheduled}\n"
+    wrong = [verdict for verdict in found.verdicts if not verdict.ok]
+    lines = [f"{v.name}: {count_of(v.faults)}\n{fault_lines(v.faults)}" for v in wrong]
+    if found.verdicts and not wrong:
+        lines = [f"{whose}: {len(found.verdicts)} schedules of a decode step are verified\n"]
+    return valid + "".join(lines)
 
 
 COMMAND = Command(
-    "run every pass and check the graph behind each",
+    "run every pass, check the graph behind each, and verify schedules",
     _EXAMPLES,
     _add_arguments,
     _run,

@@ -99,7 +99,14 @@ def number(least: int, what: str) -> Callable[[str], int]:
     return read
 
 
-def add_model_arguments(parser: Parser, tp_required: bool = True, timing: bool = True) -> None:
+def add_model_arguments(
+    parser: Parser,
+    tp_required: bool = True,
+    timing: bool = True,
+    *,
+    tp_default: str = "1, or all that torchrun started",
+    pipeline_default: str = "the standard pipeline",
+) -> None:
     """What every command that compiles a model takes."""
     parser.add_argument(
         "model", metavar="MODEL", help="a directory with a config.json, a hub id, or preset:NAME"
@@ -110,13 +117,13 @@ def add_model_arguments(parser: Parser, tp_required: bool = True, timing: bool =
         required=tp_required,
         type=number(1, "a number of ranks"),
         help="ranks to shard for: 1 up to the query heads of the model"
-        + ("" if tp_required else "; default: 1, or all that torchrun started"),
+        + ("" if tp_required else f"; default: {tp_default}"),
     )
     parser.add_argument(
         "-p",
         "--pipeline",
         metavar="PIPELINE",
-        help='passes as text, e.g. "canonicalize,raise-norm"; default: the standard pipeline '
+        help=f'passes as text, e.g. "canonicalize,raise-norm"; default: {pipeline_default} '
         "(see tpcompile passes)",
     )
     parser.add_argument(

@@ -15,6 +15,7 @@ from tpcompile.presets import check_model_name
 if TYPE_CHECKING:
     from torch import fx
 
+    from tpcompile.frontend import Captured
     from tpcompile.passes import Instrument, Pass
 
 Say = Callable[[str], None]
@@ -40,8 +41,30 @@ def lower_model(
     args: argparse.Namespace, passes: Sequence[Pass], instruments: Sequence[Instrument], say: Say
 ) -> fx.GraphModule:
     """Capture the model and run the passes; a summary of the time goes to stderr."""
+    return run_pipeline(args, capture_model(args, say), passes, instruments, say)
+
+
+def capture_model(args: argparse.Namespace, say: Say) -> Captured:
+    """The model of the arguments as a graph."""
     from tpcompile.api import dtype_of
     from tpcompile.frontend import capture
+
+    started = time.perf_counter()
+    say(f"capturing {args.model}")
+    captured = capture(args.model, dtype=dtype_of(args.dtype))
+    if args.timing or sys.stderr.isatty():
+        sys.stderr.write(f"captured in {time.perf_counter() - started:.1f} s\n")
+    return captured
+
+
+def run_pipeline(
+    args: argparse.Namespace,
+    captured: Captured,
+    passes: Sequence[Pass],
+    instruments: Sequence[Instrument],
+    say: Say,
+) -> fx.GraphModule:
+    """The graph behind these passes; a summary of the time goes to stderr."""
     from tpcompile.inspect.instruments import PassLog
     from tpcompile.passes.manager import FailedPassError, run_passes
 
@@ -49,10 +72,6 @@ def lower_model(
         say(f"{name} is done")
 
     log = PassLog()
-    started = time.perf_counter()
-    say(f"capturing {args.model}")
-    captured = capture(args.model, dtype=dtype_of(args.dtype))
-    seconds = time.perf_counter() - started
     try:
         graph, _ = run_passes(captured.graph, passes, [log, follow, *instruments])
     except FailedPassError as error:
@@ -61,7 +80,7 @@ def lower_model(
         sys.stderr.write(log.table())
     if args.timing or sys.stderr.isatty():
         spent = sum(row.ms + row.check_ms for row in log.rows)
-        sys.stderr.write(f"captured in {seconds:.1f} s, passes and checks {spent:.0f} ms\n")
+        sys.stderr.write(f"passes and checks took {spent:.0f} ms\n")
     result: fx.GraphModule = graph
     return result
 

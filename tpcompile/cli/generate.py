@@ -39,8 +39,13 @@ The exit status is 0, 1 if a rank failed, 2 for bad input."""
 
 def _add_arguments(parser: Parser) -> None:
     add_model_arguments(parser, tp_required=False, timing=False)
-    parser.add_argument("--backend", metavar="B", type=choice("auto", "torch"), default="auto",
-                        help="torch")  # fmt: skip
+    parser.add_argument(
+        "--backend",
+        metavar="B",
+        type=choice("auto", "torch", "reference"),
+        default="auto",
+        help="torch, or reference, which is slow and follows the program; default: torch",
+    )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")

@@ -87,7 +87,8 @@ class Comparison:
             why = f": {first.problem}" if first.problem else f", off by {first.error:.1e}"
             if first.beside_fp32 and not first.problem:
                 why += f" from fp32, of which rounding explains {first.limit:.1e}"
-            said.append(f"FIRST DIVERGENCE at %{first.node} ({first.source}) {layer}{why}")
+            where = f" ({first.place})" if first.place else ""
+            said.append(f"FIRST DIVERGENCE at %{first.node} ({first.source}) {layer}{why}{where}")
         same = "the same" if self.tokens_equal else "NOT the same"
         tops = "; ".join(f"{name} {ids}" for name, ids in self.top5.items())
         said.append(f"next tokens are {same}; the five likeliest of the last row: {tops}")
@@ -114,13 +115,13 @@ def compare(
         for name, logits in (("eager", eager), ("compiled", compiled))
     }
     margin = token_margin(eager, logits_of(exact)[0] if exact else None, tolerance)
-    return Comparison(rows, _same_tokens(eager, compiled, margin), top5)
+    chosen = compiled.argmax(-1, keepdim=True)
+    return Comparison(rows, same_tokens(eager, chosen, margin), top5)
 
 
-def _same_tokens(eager: torch.Tensor, compiled: torch.Tensor, margin: float) -> bool:
-    """Each row's best token is eager's, or one that eager cannot tell from its best either."""
-    best, chosen = eager.argmax(-1, keepdim=True), compiled.argmax(-1, keepdim=True)
-    behind = (eager.gather(-1, best) - eager.gather(-1, chosen)).double()
+def same_tokens(eager: torch.Tensor, chosen: torch.Tensor, margin: float) -> bool:
+    """Each row's token is eager's best, or one that eager cannot tell from its best either."""
+    behind = (eager.amax(-1, keepdim=True) - eager.gather(-1, chosen)).double()
     return bool((behind <= margin * eager.abs().max().double()).all())
 
 

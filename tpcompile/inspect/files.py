@@ -1,11 +1,13 @@
-"""A directory with one file a stage, which is there whole or not at all."""
+"""Files and directories of results, which are there whole or not at all."""
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from tpcompile.errors import UsageError
 
@@ -51,6 +53,31 @@ def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str
             hint="Give a directory that can be written to",
         ) from error
     return [directory / name for name in names]
+
+
+def check_file(path: Path) -> None:
+    """Refuse a place where no file can be."""
+    if os.path.isdir(path):  # as Path.is_dir, which raises if a name is too long
+        raise UsageError(f"{path} is a directory", hint="Give the name of a file")
+    if not os.path.isdir(path.absolute().parent):
+        raise UsageError(
+            f"There is no directory {path.parent} for {path.name}", hint="Make it first"
+        )
+
+
+def write_file(path: Path, write: Callable[[TextIO], object]) -> None:
+    """What `write` writes, in place of what was there."""
+    check_file(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".file-", dir=path.absolute().parent) as outer:
+            staging = Path(outer) / "whole"
+            with staging.open("w", encoding="utf-8") as file:
+                write(file)
+            staging.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written", got=str(error), hint="Give a place that can be written to"
+        ) from error
 
 
 def _replace_files(directory: Path, staging: Path) -> None:

@@ -32,6 +32,11 @@ class Row:
     beside_fp32: bool = False
 
     @property
+    def place(self) -> str:
+        """Where in the value it is off, if that is known."""
+        return ""
+
+    @property
     def severity(self) -> float:
         """How near the error comes to its limit, where values have limits of their own."""
         return self.error / self.limit if self.beside_fp32 and self.limit else self.rel

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
 from tpcompile.inspect.compare import Comparison, compare
 from tpcompile.inspect.rows import Row, row_of, token_margin
 from tpcompile.ir.meta import info_of
-from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.runtime.model import CompiledModel
@@ -29,6 +27,7 @@ from tpcompile.runtime.ranks.agreement import WatchedRanks, same_bits
 from tpcompile.runtime.ranks.rank import rank_programs
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.start import starting
+from tpcompile.runtime.sides import Source, eager_model, in_fp32
 from tpcompile.runtime.weights import opened, weights_of
 
 _DECODE_STEPS = 4
@@ -57,12 +56,12 @@ def compare_with_eager(
     tp = info_of(graph).tp
     ranks = starting(tp, None, torch.device("cpu"), simulate=simulate, timeout=_RANK_TIMEOUT_S)
     with ranks as load, opened(weights) as read:
-        exact = _in_fp32(captured, read) if tolerance is None else None
+        side = Source(captured, read)
+        exact = in_fp32(side) if tolerance is None else None
         truth = _values(exact, packed) if exact else None
-        side = _Side(captured, read)
         reference, values = _values(side, packed), _values(side, packed, graph)
         found = compare(reference, graph, values, tolerance, truth)
-        theirs = [_eager_model(each) for each in (side, exact) if each]
+        theirs = [eager_model(each) for each in (side, exact) if each]
         loaded = load(rank_programs(graph), weights, captured.rotary.fresh)
         watched = WatchedRanks(loaded)
         with CompiledModel(captured, graph, stages, watched) as compiled:
@@ -72,14 +71,6 @@ def compare_with_eager(
     ends += [_agreement(watched)] if tp > 1 else []
     shown = tuple(row.node for row in ends)
     return replace(found, rows=(ends[0], *found.rows, *ends[1:]), shown=shown)
-
-
-@dataclass(frozen=True)
-class _Side:
-    """A captured model and its weights."""
-
-    captured: Captured
-    read: Read
 
 
 @dataclass(frozen=True)
@@ -200,40 +191,12 @@ def _tokens(
     return pack(ids, mask), ids, mask
 
 
-def _in_fp32(captured: Captured, read: Read) -> _Side | None:
-    """The same model with the same weights in fp32, to tell rounding from mistakes."""
-    dtype = next(iter(captured.graph.parameters())).dtype
-    if dtype.itemsize >= torch.float32.itemsize:
-        return None
-    exact = capture(captured.config, dtype=torch.float32)
-    names, wanted = ([node.name for node in c.graph.graph.nodes] for c in (exact, captured))
-    if names != wanted:
-        raise UnsupportedError(
-            f"The model is another graph in fp32 than in {dtype}, so its values have no exact ones",
-            hint="Give a tolerance: then both sides are compared as they are",
-        )
-    return _Side(exact, lambda name, index: read(name, index).to(dtype).float())
-
-
-def _eager_model(side: _Side) -> Any:
-    """The user's own model, or Hugging Face's with the same weights."""
-    if side.captured.model is not None:
-        return side.captured.model
-    dtype = next(iter(side.captured.graph.parameters())).dtype
-    make: Any = AutoModelForCausalLM.from_config
-    model = make(side.captured.config, dtype=dtype).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(side.read(name, tuple(slice(0, n) for n in parameter.shape)))
-    return model
-
-
-def _values(side: _Side, packed: Packed, graph: Any = None) -> Values:
+def _values(source: Source, packed: Packed, graph: Any = None) -> Values:
     """Every value of a graph, or else of the captured one."""
-    chosen = side.captured.graph if graph is None else graph
+    chosen = source.captured.graph if graph is None else graph
     with torch.inference_mode():
-        weights = materialise(chosen, side.read)
-        return run_ranks(chosen, packed.inputs(), weights, side.captured.rotary.fresh())
+        weights = materialise(chosen, source.read)
+        return run_ranks(chosen, packed.inputs(), weights, source.captured.rotary.fresh())
 
 
 def _logits(values: Values) -> torch.Tensor:

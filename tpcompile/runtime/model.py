@@ -24,6 +24,7 @@ from tpcompile.runtime.cache import PagedCache
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
 from tpcompile.runtime.packing import Packed, pack
+from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.rank import Ranks, Step, rank_programs
 
@@ -48,6 +49,7 @@ class CompiledModel(CausalLM, nn.Module):
         max_seq_len: int | None = None,
         max_batch: int | None = None,
         device: torch.device | None = None,
+        programs: StepPrograms | None = None,
     ) -> None:
         super().__init__()
         self.config = captured.config
@@ -63,6 +65,7 @@ class CompiledModel(CausalLM, nn.Module):
         self._aliases = captured.aliases
         self._ranks = ranks
         self._device = device or torch.device("cpu")
+        self._step_programs = programs
         kept = self._programs[0].cache
         self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
         self.eval()
@@ -112,6 +115,16 @@ class CompiledModel(CausalLM, nn.Module):
     def plan(self) -> PlanReport:
         """Who holds what, and what crosses between ranks."""
         return plan_report(self.graph)
+
+    @property
+    def program(self) -> StepProgram:
+        """What runs decode steps: `.text()`, and how it is scheduled: `.schedule`."""
+        if self._step_programs is None:
+            raise UnsupportedError(
+                "Modules run this model, and no program",
+                hint='Compile it with backend="reference"',
+            )
+        return self._step_programs.for_batch(self._step_programs.batch)
 
     def source(self, rank: int = 0) -> str:
         """The generated module of a rank, as Python."""

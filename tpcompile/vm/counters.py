@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
 from tpcompile.vm.dependencies import Group
-from tpcompile.vm.program import Wait, worker_by_instruction
+from tpcompile.vm.known import NOTHING, Known, Several, missing, several, union, with_one
+from tpcompile.vm.program import Wait, queue_by_instruction
+from tpcompile.vm.waiting import Groups, Waiting
+
+Queues = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -24,81 +28,128 @@ class Ordering:
 
 
 def assign_counters(
-    groups: Sequence[tuple[Group, ...]], queues: Sequence[Sequence[int]]
+    groups: Groups, queues: Queues, sharing: int = 1, repeats: bool = False
 ) -> Ordering:
-    """Waits and signals for instructions with these dependencies, run in these queues."""
-    waited = _thinned(groups, queues)
+    """Waits and signals for instructions with these dependencies, run in these queues.
+
+    Of a program that `repeats` nothing starts before all of the step before is done.
+    """
+    waited = _gathered(_thinned(groups, queues, sharing))
+    ordering = _numbered(waited)
+    return _between_steps(groups, queues, sharing, ordering) if repeats else ordering
+
+
+def _numbered(waited: Groups) -> Ordering:
+    """A counter for each group, in the order in which they are first waited for."""
     numbers: dict[Group, int] = {}
     waits: list[tuple[Wait, ...]] = []
     for own in waited:
-        waits.append(tuple(Wait(numbers.setdefault(g, len(numbers)), len(g)) for g in own))
-    signals: list[list[int]] = [[] for _ in groups]
+        waits.append(tuple(Wait(numbers.setdefault(g, len(numbers)), len(g.members)) for g in own))
+    signals: list[list[int]] = [[] for _ in waited]
     for group, counter in numbers.items():
-        for number in group:
+        for number in group.members:
             signals[number].append(counter)
     return Ordering(tuple(waits), tuple(map(tuple, signals)))
 
 
-def _thinned(
-    groups: Sequence[tuple[Group, ...]], queues: Sequence[Sequence[int]]
-) -> list[list[Group]]:
-    """The groups that each instruction must wait for, those left out that are known to be done.
-
-    A set of instructions is an integer, a bit for each.
-    """
-    worker_of = worker_by_instruction(queues)
-    front = [0] * len(queues)
-    done = [0] * len(groups)
-    """Behind each instruction: what is done then, itself too."""
-    behind: dict[Group, int] = {}
-    masks: dict[Group, int] = {}
-    waited: list[list[Group]] = [[] for _ in groups]
-    for number in _in_some_order(groups, queues):
-        known = front[worker_of[number]]
-        for group in sorted(groups[number], key=max, reverse=True):  # the latest imply the most
-            if group not in masks:
-                masks[group] = sum(1 << early for early in group)
-            if not masks[group] & ~known:
+def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, ...]]:
+    """The groups that each instruction must wait for, less those that are known to be done."""
+    waiting = Waiting(groups)
+    queue_of = queue_by_instruction(queues)
+    front: list[Known] = [NOTHING] * len(queues)
+    behind: dict[Group, Known] = {}
+    """What is done once all of a group is."""
+    members: dict[Group, Several] = {}
+    waited: list[tuple[Group, ...]] = [()] * len(groups)
+    for number in _in_some_order(waiting, queues, queue_of):
+        known = front[queue_of[number]] if sharing == 1 else NOTHING
+        own, kept = groups[number], []
+        if len(own) > 1:  # the latest imply the most
+            own = tuple(sorted(own, key=_latest, reverse=True))
+        for group in own:
+            if group.members[-1] < known[0]:
                 continue
-            if group not in behind:
-                behind[group] = _union(done[early] for early in group)
-            known |= behind[group]
-            waited[number].append(group)
-        done[number] = front[worker_of[number]] = known | 1 << number
+            if group not in members:
+                members[group] = several(group.members)
+            if missing(members[group], known) is not None:
+                known = union(known, behind[group])
+                kept.append(group)
+        waited[number] = tuple(kept)
+        done = front[queue_of[number]] = with_one(known, number)
+        for group in waiting.inside[number]:
+            behind[group] = union(behind[group], done) if group in behind else done
     return waited
 
 
-def _union(sets: Iterator[int]) -> int:
-    found = 0
-    for one in sets:
-        found |= one
-    return found
+def _latest(group: Group) -> int:
+    return group.members[-1]
 
 
-def _in_some_order(
-    groups: Sequence[tuple[Group, ...]], queues: Sequence[Sequence[int]]
-) -> Iterator[int]:
+def _in_some_order(waiting: Waiting, queues: Queues, queue_of: dict[int, int]) -> Iterator[int]:
     """An order that both the queues and the dependencies allow."""
-    done = [False] * len(groups)
-    complete: set[Group] = set()
     place = [0] * len(queues)
-    left = len(groups)
-    while left:
-        before = left
-        for worker, queue in enumerate(queues):
-            while place[worker] < len(queue):
-                number = queue[place[worker]]
-                waiting = [group for group in groups[number] if group not in complete]
-                if not all(done[early] for group in waiting for early in group):
-                    break
-                complete.update(waiting)
-                yield number
-                done[number] = True
-                place[worker] += 1
-                left -= 1
-        if left == before:
-            raise VerifyError(
-                "The queues contradict the dependencies",
-                got=f"{left} instructions that wait for others behind them",
-                expected="queues in an order that the dependencies allow",
-            )
+    awake = list(range(len(queues)))
+    while awake:
+        at = awake.pop()
+        queue = queues[at]
+        while place[at] < len(queue) and not waiting.left[queue[place[at]]]:
+            number = queue[place[at]]
+            yield number
+            place[at] += 1
+            for user in waiting.released_by(number):
+                other = queue_of[user]
+                if other != at and queues[other][place[other]] == user:
+                    awake.append(other)
+    stuck = sum(map(len, queues)) - sum(place)
+    if stuck:
+        raise VerifyError(
+            "The queues contradict the dependencies",
+            got=f"{stuck} instructions that wait for others behind them",
+            expected="queues in an order that the dependencies allow",
+        )
+
+
+def _gathered(waited: Sequence[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
+    """Groups that the very same instructions wait for become one."""
+    users: dict[Group, list[int]] = {}
+    for number, own in enumerate(waited):
+        for group in own:
+            users.setdefault(group, []).append(number)
+    alike: dict[tuple[int, ...], list[Group]] = {}
+    for group, who in users.items():
+        alike.setdefault(tuple(who), []).append(group)
+    found: list[list[Group]] = [[] for _ in waited]
+    for together, groups in alike.items():
+        one = groups[0]
+        if len(groups) > 1:
+            one = Group(tuple(sorted({n for group in groups for n in group.members})))
+        for number in together:
+            found[number].append(one)
+    return list(map(tuple, found))
+
+
+def _between_steps(groups: Groups, queues: Queues, sharing: int, ordering: Ordering) -> Ordering:
+    """Those that nothing precedes wait for those that nothing follows, of the step before.
+
+    Where one worker has a queue, what comes later in it follows what comes before, and its next
+    step follows all of that.
+    """
+    ends = set(range(len(groups)))
+    for group in {group for own in groups for group in own}:
+        ends.difference_update(group.members)
+    begins = {number for number, own in enumerate(groups) if not own}
+    if sharing == 1:
+        ends -= {number for queue in queues for number in queue[:-1]}
+        begins -= {number for queue in queues for number in queue[1:]}
+        for queue in queues:
+            if ends == set(queue[-1:]):
+                begins -= set(queue)
+    if not begins:
+        return ordering
+    counter = 1 + max((c for own in ordering.signals for c in own), default=-1)
+    waits, signals = list(ordering.waits), list(ordering.signals)
+    for number in begins:
+        waits[number] = (Wait(counter, 0), *waits[number])
+    for number in ends:
+        signals[number] = (*signals[number], counter)
+    return Ordering(tuple(waits), tuple(signals))

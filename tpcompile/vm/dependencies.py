@@ -2,128 +2,172 @@
 
 Read after write, write after read, write after write: for each part of a buffer the last who
 wrote it and those who have read it since. Groups of instructions are shared, because all who
-read one value wait for the same ones.
+read one value wait for the same ones; blocks that join in one head are one writer.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import networkx as nx
 
+from tpcompile.vm.cells import Parts
 from tpcompile.vm.program import Instruction
-from tpcompile.vm.region import Box, Buffer, overlap
-
-Group = tuple[int, ...]
-"""Instructions that are waited for together, in rising order."""
 
 
-@dataclass
-class _Part:
-    """One part of a buffer: its last writer, who has read it since, and what was written over."""
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Instructions that are waited for together, in rising order; each group is made once."""
 
-    writer: int | None = None
-    readers: dict[Box, list[int]] = field(default_factory=dict)
-    """By what they read, which may be less than the part, or more."""
-    covered: dict[Box, int] = field(default_factory=dict)
-    """Later writes that do not overlap each other, and how many elements each took away."""
+    members: tuple[int, ...]
 
 
-class _Parts:
-    """The parts of one buffer as they were last written or read."""
+@dataclass(eq=False, slots=True)
+class _Access:
+    """Who has read, or written, a part since it was last written."""
 
-    def __init__(self) -> None:
-        self._parts: dict[Box, _Part] = {}
-        self._near: dict[Box, list[Box]] = {}
-        self._asked: dict[Box, Group] = {}
+    numbers: list[int]
+    left: int
+    """Its cells that nobody has written since."""
+    before: tuple[Group, ...] = ()
+    """What those who read it wait for."""
+    group: Group | None = None
+    """Once asked for, and nobody is added any more."""
 
-    def read(self, box: Box, number: int) -> Group:
-        """The last writers of what `box` overlaps; `number` is a reader from now on."""
-        near = self._overlapping(box)
-        if box not in self._asked:
-            writers = (self._parts[other].writer for other in near)
-            self._asked[box] = _group(writer for writer in writers if writer is not None)
-        if box not in self._parts:
-            self._parts[box] = _Part(readers=self._readers_of(near, box))
-        for other in self._overlapping(box):
-            self._parts[other].readers.setdefault(box, []).append(number)
-        return self._asked[box]
 
-    def write(self, box: Box, number: int) -> Group:
-        """Readers and writers of what `box` overlaps; `number` has written it from now on.
+@dataclass(eq=False, slots=True)
+class _Head:
+    """A head that some blocks have joined, and more are to."""
 
-        Whoever read a part around `box` is among the readers of `box` too, if that was known by
-        then; if not, its first writer has waited for them.
-        """
-        known = box in self._parts
-        before: list[int] = []
-        for other in self._overlapping(box):
-            part = self._parts[other]
-            if known and part.writer is None and other != box:
-                continue
-            readers = [r for read, who in part.readers.items() if overlap(read, box) for r in who]
-            if readers:
-                before += readers
-            elif part.writer is not None:  # or the readers have waited for it
-                before.append(part.writer)
-        self._parts[box] = _Part(number)
-        for other in self._overlapping(box):
-            self._asked.pop(other, None)
-            if other != box:
-                self._cover(other, box)
-        return _group(before)
+    access: _Access
+    arrivals: int
+    touched: list[_Access]
+    """By others, before the first block."""
+    before: tuple[Group, ...] | None = None
+    """What all blocks but the first wait for, which may have touched it in another way too."""
 
-    def _readers_of(self, parts: Iterable[Box], box: Box) -> dict[Box, list[int]]:
-        found: dict[Box, list[int]] = {}
-        for part in parts:
-            for read, who in self._parts[part].readers.items():
-                if overlap(read, box):
-                    found[read] = sorted({*found.get(read, []), *who})
+
+class _Memory:
+    """The parts of all buffers as they were last written or read."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._cells, self._near = parts.cells, parts.near
+        count = len(parts.near)
+        self._wrote: list[_Access | None] = [None] * count
+        """By part, who has written it."""
+        self._read: list[list[_Access]] = [[] for _ in range(count)]
+        self._reading: list[_Access | None] = [None] * count
+        """The last of those, as long as nothing of the part is written again."""
+        self._heads: dict[int, _Head] = {}
+        self._groups: dict[tuple[int, ...], Group] = {}
+
+    def read(self, part: int, number: int) -> tuple[Group, ...]:
+        """The last writers of what `part` overlaps; `number` is a reader from now on."""
+        access = self._reading[part]
+        if access is None:
+            self._close_heads(part)
+            cells = self._cells[part]
+            writers = (self._wrote[other] for other in self._near[part])
+            before = self._together([w for w in writers if w and w.left & cells], number)
+            access = self._reading[part] = _Access([], cells, before)
+            self._read[part].append(access)
+        if not access.numbers or access.numbers[-1] != number:
+            access.numbers.append(number)
+        return access.before
+
+    def write(self, part: int, number: int) -> tuple[Group, ...]:
+        """Readers and writers of what `part` overlaps; `number` has written it from now on."""
+        self._close_heads(part)
+        return self._together(self._put(part, _Access([number], self._cells[part])), number)
+
+    def join(self, part: int, arrivals: int, number: int) -> tuple[Group, ...]:
+        """What all blocks of a head wait for; `number` is one of them."""
+        if part not in self._heads:
+            self._close_heads(part)
+            access = _Access([], self._cells[part])
+            self._heads[part] = _Head(access, arrivals, self._put(part, access))
+        head = self._heads[part]
+        blocks = head.access.numbers
+        blocks.append(number)
+        if len(blocks) == head.arrivals:
+            del self._heads[part]
+        if blocks[0] == number:
+            return self._together(head.touched, number)
+        if head.before is None:
+            head.before = self._together(head.touched, number)
+        return head.before
+
+    def _close_heads(self, part: int) -> None:
+        if self._heads:
+            for other in self._near[part]:
+                self._heads.pop(other, None)
+
+    def _put(self, part: int, access: _Access) -> list[_Access]:
+        """Written over: who has read that, or written what nobody has read since."""
+        cells, seen = self._cells[part], 0
+        found: list[_Access] = []
+        for other in self._near[part]:
+            self._reading[other] = None
+            if self._read[other]:
+                for reader in self._read[other]:
+                    if reader.left & cells:
+                        seen |= reader.left
+                        found.append(reader)
+                        reader.left &= ~cells
+                self._read[other] = [reader for reader in self._read[other] if reader.left]
+        for other in self._near[part]:
+            writer = self._wrote[other]
+            if writer is not None:
+                if writer.left & cells & ~seen:
+                    found.append(writer)
+                writer.left &= ~cells
+        self._wrote[part] = access
         return found
 
-    def _cover(self, part: Box, by: Box) -> None:
-        """Forget a part once all of it has been written over."""
-        covered = self._parts[part].covered
-        if by in covered or any(overlap(by, other) for other in covered):
-            return
-        covered[by] = _volume(_common(part, by))
-        if sum(covered.values()) == _volume(part):
-            del self._parts[part]
+    def _together(self, accesses: Sequence[_Access], number: int) -> tuple[Group, ...]:
+        """What they come to for `number`: who is alone in one group, who are several in theirs."""
+        alone: list[int] = []
+        found: list[Group] = []
+        for access in accesses:
+            numbers = access.numbers
+            if numbers[-1] == number:  # itself, which touches it in another way too
+                numbers = [other for other in numbers if other != number]
+                if len(numbers) > 1:
+                    found.append(self._group(numbers))
+                    continue
+            if len(numbers) > 1:
+                if access.group is None:
+                    access.group = self._group(numbers)
+                found.append(access.group)
+            else:
+                alone += numbers
+        if alone:
+            found.append(self._group(alone if len(alone) == 1 else sorted(set(alone))))
+        return tuple(found)
 
-    def _overlapping(self, box: Box) -> list[Box]:
-        if box not in self._near:
-            self._near[box] = [other for other in self._near if overlap(box, other)] + [box]
-            for other in self._near[box][:-1]:
-                self._near[other].append(box)
-        return [other for other in self._near[box] if other in self._parts]
+    def _group(self, numbers: Sequence[int]) -> Group:
+        members = tuple(dict.fromkeys(numbers))
+        found = self._groups.get(members)
+        if found is None:
+            found = self._groups[members] = Group(members)
+        return found
 
 
-def _common(one: Box, other: Box) -> Box:
-    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def _volume(box: Box) -> int:
-    return math.prod(stop - start for start, stop in box)
-
-
-def _group(numbers: Iterable[int]) -> Group:
-    return tuple(sorted(set(numbers)))
-
-
-def dependencies(
-    buffers: Sequence[Buffer], instructions: Sequence[Instruction]
-) -> list[tuple[Group, ...]]:
+def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]:
     """For each instruction the groups that must be done before it starts."""
-    parts = [_Parts() for _ in buffers]
-    shared: dict[Group, Group] = {}
+    parts = Parts(instructions)
+    memory = _Memory(parts)
     found: list[tuple[Group, ...]] = []
     for number, instruction in enumerate(instructions):
-        groups = [parts[r.buffer].read(r.box, number) for r in instruction.reads]
-        groups += [parts[r.buffer].write(r.box, number) for r in instruction.writes]
-        own = (tuple(n for n in group if n != number) for group in groups)
-        found.append(tuple(dict.fromkeys(shared.setdefault(g, g) for g in own if g)))
+        groups: list[Group] = []
+        for part in parts.reads[number]:
+            groups += memory.read(part, number)
+        for part in parts.writes[number]:
+            groups += memory.write(part, number)
+        for part, join in zip(parts.joins[number], instruction.joins, strict=True):
+            groups += memory.join(part, join.arrivals, number)
+        found.append(tuple(dict.fromkeys(groups) if len(groups) > 1 else groups))
     return found
 
 
@@ -132,5 +176,5 @@ def graph_of(groups: Sequence[tuple[Group, ...]]) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(groups)))
     for number, own in enumerate(groups):
-        graph.add_edges_from((early, number) for group in own for early in group)
+        graph.add_edges_from((early, number) for group in own for early in group.members)
     return graph

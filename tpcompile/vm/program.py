@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from tpcompile.vm.region import Buffer, Region, overlap
+from tpcompile.vm.region import Buffer, Join, Region
 
 
 class Instruction(Protocol):
     """What every instruction tells: what it touches, and what it is called in messages."""
 
     @property
+    def rank(self) -> int: ...
+
+    @property
     def reads(self) -> Sequence[Region]: ...
 
     @property
     def writes(self) -> Sequence[Region]: ...
+
+    @property
+    def joins(self) -> Sequence[Join]: ...
 
     @property
     def label(self) -> str: ...
@@ -41,12 +47,30 @@ class Program:
     buffers: tuple[Buffer, ...]
     instructions: tuple[Instruction, ...]
     queues: tuple[tuple[int, ...], ...]
-    """The instructions of each worker, by number, in the order in which it runs them."""
+    """The instructions of each worker, by number, in the order in which it runs them.
+
+    The queues are dealt evenly to the ranks, the first ones to rank 0.
+    """
     waits: tuple[tuple[Wait, ...], ...]
     signals: tuple[tuple[int, ...], ...]
     """The counters that an instruction raises by one when it is done."""
+    ranks: int = 1
+    sharing: int = 1
+    """How many workers take from each queue.
 
-    @property
+    Where there are several, each takes the next instruction from the front, and only then waits
+    for what that must wait for: the next ones may overtake it, and counters alone order them.
+    """
+    repeats: bool = False
+    """Whether step follows step in one launch.
+
+    Counters are never cleared: in step s an instruction waits until a counter has come to `until`
+    and s times the signals that it gets in one step. `Wait(counter, 0)` is met at once in the
+    first step; in each later one it waits for all signals of the step before.
+    """
+    name: str = ""
+
+    @cached_property
     def counters(self) -> int:
         """How many there are."""
         used = [counter for own in self.signals for counter in own]
@@ -54,23 +78,6 @@ class Program:
         return 1 + max(used, default=-1)
 
 
-def worker_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:
+def queue_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:
     """Which queue each instruction is in."""
-    return {number: worker for worker, queue in enumerate(queues) for number in queue}
-
-
-def conflict(program: Program, one: int, other: int) -> tuple[Region, Region] | None:
-    """What both touch and at least one of them writes."""
-    first, second = program.instructions[one], program.instructions[other]
-    pairs: Iterator[tuple[Region, Region]] = (
-        pair
-        for groups in (
-            (first.writes, second.reads),
-            (first.reads, second.writes),
-            (first.writes, second.writes),
-        )
-        for pair in product(*groups)
-    )
-    return next(
-        (p for p in pairs if p[0].buffer == p[1].buffer and overlap(p[0].box, p[1].box)), None
-    )
+    return {number: place for place, queue in enumerate(queues) for number in queue}

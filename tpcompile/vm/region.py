@@ -19,6 +19,11 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     rank: int = 0
+    kind: str = "scratch"
+    """`weight` and `input` come from outside, `state` goes from step to step, and so does a
+    `cache`; `scratch` holds nothing before the step."""
+    storage: tuple[int, ...] | None = None
+    """How it lies in memory, where regions count in other dimensions than tensors do."""
 
     @property
     def box(self) -> Box:
@@ -33,9 +38,36 @@ class Region(NamedTuple):
     box: Box
 
 
+class Join(NamedTuple):
+    """One of several blocks of a head: the last of them to arrive, whichever it is, finishes it.
+
+    All blocks name the same region. They compute it together, so they are in no order among
+    themselves; for everything else that touches the region they are one write.
+    """
+
+    region: Region
+    part: tuple[int, int]
+    """The rows of the head that this block computes, from and to."""
+    whole: int
+    """How many rows the head has."""
+    arrivals: int
+    """How many blocks there are."""
+
+
 def overlap(one: Box, other: Box) -> bool:
     """Whether two parts of one buffer share an element."""
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def fits(box: Box, shape: tuple[int, ...]) -> bool:
+    """Whether a buffer of this shape has such a part."""
+    if len(box) != len(shape):
+        return False
+    for dim, extent in enumerate(shape):
+        start, stop = box[dim]
+        if not 0 <= start < stop <= extent:
+            return False
+    return True
 
 
 def refusal(box: Box, shape: tuple[int, ...]) -> str:

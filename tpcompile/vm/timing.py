@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpcompile.vm.execution import run_all
-from tpcompile.vm.program import Program, Wait, worker_by_instruction
+from tpcompile.vm.program import Program
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Timing:
     finishes: tuple[float, ...]
     idle: tuple[float, ...]
     """The time that each worker has nothing to do before the program is over."""
+    workers: tuple[int, ...] = ()
+    """Who runs each instruction: those who share the first queue are counted first."""
 
     @property
     def makespan(self) -> float:
@@ -24,26 +26,59 @@ class Timing:
 
 
 def timing(program: Program, costs: Sequence[float]) -> Timing:
-    """The clock of a program that ends, and that waits for all signals of a counter or for none.
+    """The clock of one step of a program that ends.
 
-    Each instruction starts when its worker is free and its waits are over.
+    A worker takes the next instruction of its queue when it is free, and starts it when its waits
+    are over.
     """
-    order: list[int] = []
-    run_all(program, order.append)
-    worker_of = worker_by_instruction(program.queues)
-    free = [0.0] * len(program.queues)
-    raised: list[list[float]] = [[] for _ in range(program.counters)]
-    over: dict[Wait, float] = {}
-    starts, finishes = [0.0] * len(order), [0.0] * len(order)
-    for number in order:
-        for wait in program.waits[number]:
-            if wait not in over:
-                over[wait] = max(raised[wait.counter], default=0.0)
-        begin = max([free[worker_of[number]], *(over[w] for w in program.waits[number])])
-        starts[number] = begin
-        finishes[number] = free[worker_of[number]] = begin + costs[number]
-        for counter in program.signals[number]:
-            raised[counter].append(finishes[number])
-    end = max(finishes, default=0.0)
-    busy = [sum(costs[number] for number in queue) for queue in program.queues]
-    return Timing(tuple(starts), tuple(finishes), tuple(end - time for time in busy))
+    clock = _Clock(program, costs)
+    clock.run()
+    end = max(clock.finishes, default=0.0)
+    idle = tuple(end - time for time in clock.busy)
+    return Timing(tuple(clock.starts), tuple(clock.finishes), idle, tuple(clock.workers))
+
+
+class _Clock:
+    """What every worker is at, from finish to finish."""
+
+    def __init__(self, program: Program, costs: Sequence[float]) -> None:
+        count = len(program.instructions)
+        self.starts, self.finishes, self.workers = [0.0] * count, [0.0] * count, [0] * count
+        self.busy = [0.0] * (len(program.queues) * program.sharing)
+        self._program, self._costs = program, costs
+        self._taken = [0] * len(program.queues)
+        self._counts = [0] * program.counters
+        self._waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """By counter and what it must come to: workers, each with its instruction."""
+        self._running: list[tuple[float, int, int]] = []
+
+    def run(self) -> None:
+        for worker in range(len(self.busy)):
+            self._take(worker, 0.0)
+        while self._running:
+            now, worker, number = heapq.heappop(self._running)
+            for counter in self._program.signals[number]:
+                self._counts[counter] += 1
+                for waiting in self._waiting.pop((counter, self._counts[counter]), ()):
+                    self._start(*waiting, now)
+            self._take(worker, now)
+
+    def _take(self, worker: int, now: float) -> None:
+        place = worker // self._program.sharing
+        queue = self._program.queues[place]
+        if self._taken[place] < len(queue):
+            number = queue[self._taken[place]]
+            self._taken[place] += 1
+            self._start(worker, number, now)
+
+    def _start(self, worker: int, number: int, now: float) -> None:
+        """Now, or when the first of the waits that are not met is over, and so on."""
+        for wait in self._program.waits[number]:
+            if self._counts[wait.counter] < wait.until:
+                self._waiting.setdefault(wait, []).append((worker, number))
+                return
+        cost = self._costs[number]
+        self.starts[number], self.finishes[number] = now, now + cost
+        self.workers[number] = worker
+        self.busy[worker] += cost
+        heapq.heappush(self._running, (now + cost, worker, number))

@@ -1,19 +1,23 @@
 """Proves that a program means what its instructions mean one after the other, whoever is first.
 
-Every instruction is in one queue, nothing waits for ever, and every two that conflict are
-ordered: by their queue, or by counters. Sets of instructions are integers, a bit for each, so a
-program of tens of thousands is checked in about a second.
+Every instruction is in one queue of its rank, nothing waits for ever, heads are made of all their
+blocks, every two that conflict are ordered, by their queue or by counters, and so are steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
-from tpcompile.vm.execution import run_all
-from tpcompile.vm.program import Program, Wait, conflict, worker_by_instruction
-from tpcompile.vm.region import Box, Region, box_text, overlap, refusal
+from tpcompile.pause import paused_collector
+from tpcompile.vm.conflict import Heads, conflict, heads_of
+from tpcompile.vm.done import Done
+from tpcompile.vm.earlier import Earlier
+from tpcompile.vm.execution import run_order
+from tpcompile.vm.known import Known, Several, missing, with_one
+from tpcompile.vm.program import Instruction, Program
+from tpcompile.vm.region import Region, box_text, fits, refusal
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,20 @@ def verify_program(program: Program) -> None:
         raise VerifyError(f"The program is not valid: {faults[0].rule}{more}", got=faults[0].said)
 
 
+@paused_collector()
 def check_program(program: Program) -> list[Fault]:
     """Everything that is wrong; what rests on a broken part is not looked at."""
-    return (
-        list(_check_queues(program))
-        or list(_check_regions(program))
-        or list(_check_counters(program))
-        or list(_check_order(program))
-    )
+    faults = list(_check_queues(program)) or list(_check_regions(program))
+    if faults:
+        return faults
+    heads = heads_of(program.instructions)
+    faults = list(_check_heads(program, heads)) + list(_check_thresholds(program))
+    if faults:
+        return faults
+    order = list(run_order(program))
+    if len(order) < len(program.instructions):
+        return [_deadlock(program, order)]
+    return list(_check_order(program, heads, order))
 
 
 def _check_queues(program: Program) -> Iterator[Fault]:
@@ -47,68 +57,139 @@ def _check_queues(program: Program) -> Iterator[Fault]:
     if not len(program.waits) == len(program.signals) == count:
         yield Fault("shape", f"{count} instructions, not so many waits and signals")
         return
+    if program.ranks < 1 or program.sharing < 1 or len(program.queues) % program.ranks:
+        queues, ranks = len(program.queues), program.ranks
+        yield Fault("shape", f"{queues} queues of {program.sharing} workers for {ranks} ranks")
+        return
     seen = [0] * count
-    for worker, queue in enumerate(program.queues):
+    each = len(program.queues) // program.ranks
+    for place, queue in enumerate(program.queues):
         for number in queue:
             if not 0 <= number < count:
-                yield Fault("queue", f"worker {worker} runs {number}, which is no instruction")
-            else:
-                seen[number] += 1
+                yield Fault("queue", f"queue {place} has {number}, which is no instruction")
+                continue
+            seen[number] += 1
+            rank = program.instructions[number].rank
+            if rank != place // each:
+                yield Fault(
+                    "rank",
+                    f"{_name(program, number)} belongs to rank {rank} and is in queue {place}, "
+                    f"which is one of rank {place // each}",
+                )
     for number, times in enumerate(seen):
         if times != 1:
             yield Fault("queue", f"{_name(program, number)} is in the queues {times} times")
 
 
 def _check_regions(program: Program) -> Iterator[Fault]:
+    shapes = [buffer.shape for buffer in program.buffers]
+    good: set[Region] = set()
     for number, instruction in enumerate(program.instructions):
-        for region in (*instruction.reads, *instruction.writes):
-            if not 0 <= region.buffer < len(program.buffers):
-                yield Fault("bounds", f"{_name(program, number)} touches buffer {region.buffer}")
+        for region in (*instruction.reads, *instruction.writes, *_joined(instruction)):
+            if region in good:
                 continue
-            buffer = program.buffers[region.buffer]
-            wrong = refusal(region.box, buffer.shape)
-            if wrong:
-                yield Fault("bounds", f"{_name(program, number)} touches {buffer.name}, {wrong}")
+            buffer, box = region
+            if not 0 <= buffer < len(shapes):
+                yield Fault("bounds", f"{_name(program, number)} touches buffer {buffer}")
+            elif not fits(box, shapes[buffer]):
+                name, wrong = program.buffers[buffer].name, refusal(box, shapes[buffer])
+                yield Fault("bounds", f"{_name(program, number)} touches {name}, {wrong}")
+            else:
+                good.add(region)
 
 
-def _check_counters(program: Program) -> Iterator[Fault]:
+def _joined(instruction: Instruction) -> list[Region]:
+    return [join.region for join in instruction.joins]
+
+
+def _check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
+    """The parts of a head are all of it, each once, and it is finished when the last arrives."""
+    for head in heads.all:
+        (first, join), count = head.blocks[0], len(head.blocks)
+        where = program.buffers[head.region.buffer].name + box_text(head.region.box)
+        end = 0
+        for start, stop in sorted(block.part for _, block in head.blocks):
+            if start != end or stop <= start:
+                said = "twice" if start < end else "by nobody"
+                rows = f"{min(start, end)} to {max(start, end)}"
+                yield Fault("heads", f"rows {rows} of the head {where} are computed {said}")
+            end = max(end, stop)
+        for number, block in head.blocks:
+            if (block.whole, block.arrivals) != (join.whole, count):
+                yield Fault(
+                    "heads",
+                    f"{_name(program, number)} finishes the head {where} of {block.whole} rows as "
+                    f"number {block.arrivals}; {count} arrive before anything else touches it, "
+                    f"first {_name(program, first)}, for {join.whole} rows",
+                )
+        if end != join.whole:
+            yield Fault("heads", f"the head {where} has {join.whole} rows, its blocks end at {end}")
+
+
+def _check_thresholds(program: Program) -> Iterator[Fault]:
     raised = [0] * program.counters
-    for own in program.signals:
+    for number, own in enumerate(program.signals):
         for counter in own:
+            if counter < 0:
+                yield Fault("counter", f"{_name(program, number)} signals counter {counter}")
             raised[counter] += 1
     for number, waits in enumerate(program.waits):
         for wait in waits:
-            if wait.until > raised[wait.counter]:
+            if wait.counter < 0:
+                yield Fault("counter", f"{_name(program, number)} waits for counter {wait.counter}")
+            elif not 0 <= wait.until <= raised[wait.counter]:
                 yield Fault(
                     "threshold",
                     f"{_name(program, number)} waits for {wait.until} signals of counter "
                     f"{wait.counter}, which gets {raised[wait.counter]}",
                 )
-    left = run_all(program)
-    if left:
-        waits_for = ", ".join(f"counter {w.counter} ≥ {w.until}" for w in program.waits[left[0]])
-        yield Fault(
-            "deadlock",
-            f"{len(left)} instructions never run; {_name(program, left[0])} waits for {waits_for}",
-        )
 
 
-def _check_order(program: Program) -> Iterator[Fault]:
+def _deadlock(program: Program, order: list[int]) -> Fault:
+    ran = set(order)
+    stuck = [next((n for n in queue if n not in ran), None) for queue in program.queues]
+    first = next(number for number in stuck if number is not None)
+    waits_for = ", ".join(f"counter {w.counter} ≥ {w.until}" for w in program.waits[first])
+    return Fault(
+        "deadlock",
+        f"{len(program.instructions) - len(order)} instructions never run; "
+        f"{_name(program, first)} waits for {waits_for}",
+    )
+
+
+def _check_order(program: Program, heads: Heads, order: list[int]) -> Iterator[Fault]:
     """Every earlier conflicting instruction is among those known to be done."""
-    conflicts = _Conflicts(program)
-    for number, known in _known_before(program):
-        missing = conflicts.before[number] & ~known
-        if missing:
-            early = missing.bit_length() - 1
-            yield Fault("order", _unordered(program, early, number))
+    earlier = Earlier(program, heads)
+    done = Done(program, order)
+    for number, known in done.walk():
+        early = _missing(earlier.of[number], with_one(known, number))
+        if early is not None:
+            yield Fault("order", _unordered(program, heads, early, number))
+    if program.repeats:
+        for number in done.unguarded():
+            yield Fault(
+                "steps",
+                f"{_name(program, number)} can start before the step before is done: neither it "
+                "nor anything that it comes behind waits for the end of that step",
+            )
 
 
-def _unordered(program: Program, early: int, late: int) -> str:
-    found = conflict(program, early, late)
+def _missing(earlier: list[Several], known: Known) -> int | None:
+    """The last of them that is not known to be done."""
+    found: int | None = None
+    for some in earlier:
+        if some[1] >= known[0]:
+            number = missing(some, known)
+            if number is not None:
+                found = number if found is None else max(found, number)
+    return found
+
+
+def _unordered(program: Program, heads: Heads, early: int, late: int) -> str:
+    found = conflict(program, heads, early, late)
     assert found is not None
     first, second = found
-    did = "writes" if first in program.instructions[early].writes else "reads"
-    does = "writes" if second in program.instructions[late].writes else "reads"
+    did, does = _verb(program, early, first), _verb(program, late, second)
     buffer = program.buffers[first.buffer].name
     return (
         f"{_name(program, early)} {did} {buffer}{box_text(first.box)} and "
@@ -117,116 +198,11 @@ def _unordered(program: Program, early: int, late: int) -> str:
     )
 
 
-def _known_before(program: Program) -> Iterator[tuple[int, int]]:
-    """Each instruction with the set of those that are done, whatever happens, when it starts."""
-    order: list[int] = []
-    run_all(program, order.append)
-    signallers: list[list[int]] = [[] for _ in range(program.counters)]
-    for number, own in enumerate(program.signals):
-        for counter in own:
-            signallers[counter].append(number)
-    early = {
-        w.counter for own in program.waits for w in own if w.until < len(signallers[w.counter])
-    }
-    worker_of = worker_by_instruction(program.queues)
-    front = [0] * len(program.queues)
-    gathered = [0] * program.counters
-    """What is done when all signals of a counter have come."""
-    apart: dict[int, int] = {}
-    """What is done behind each signaller of a counter that some do not wait for to the end."""
-    for number in order:
-        known = front[worker_of[number]]
-        for wait in program.waits[number]:
-            if wait.until >= len(signallers[wait.counter]):
-                known |= gathered[wait.counter]
-            else:
-                for signaller in _needed(program, wait, signallers[wait.counter]):
-                    known |= apart[signaller]
-        yield number, known
-        done = front[worker_of[number]] = known | 1 << number
-        for counter in program.signals[number]:
-            gathered[counter] |= done
-            if counter in early:
-                apart[number] = done
-
-
-def _needed(program: Program, wait: Wait, signallers: list[int]) -> list[int]:
-    """The signallers without which the wait cannot be over."""
-    return [s for s in signallers if not _reached(program, wait, without=s)]
-
-
-def _reached(program: Program, wait: Wait, without: int) -> bool:
-    count = 0
-
-    def visit(number: int) -> None:
-        nonlocal count
-        count += program.signals[number].count(wait.counter)
-
-    run_all(program, visit, without)
-    return count >= wait.until
-
-
-@dataclass
-class _Touched:
-    """Who has read and written each part of one buffer so far."""
-
-    readers: dict[Box, int] = field(default_factory=dict)
-    writers: dict[Box, int] = field(default_factory=dict)
-    near: dict[Box, list[Box]] = field(default_factory=dict)
-    """For each part the parts that overlap it."""
-
-    def union(self, sets: dict[Box, int], box: Box) -> int:
-        found = 0
-        for other in self.near[box]:
-            found |= sets.get(other, 0)
-        return found
-
-
-class _Conflicts:
-    """For every instruction the set of earlier ones that it conflicts with."""
-
-    def __init__(self, program: Program) -> None:
-        self._touched = [_Touched() for _ in program.buffers]
-        for buffer, boxes in enumerate(_boxes(program)):
-            near = self._touched[buffer].near
-            for box in boxes:
-                near[box] = [other for other in boxes if overlap(box, other)]
-        self._written: dict[Region, int] = {}
-        """Who wrote what overlaps a region, for as long as nothing more is written there."""
-        self.before = [self._visit(program, n) for n in range(len(program.instructions))]
-
-    def _visit(self, program: Program, number: int) -> int:
-        instruction = program.instructions[number]
-        found = 0
-        for region in instruction.reads:
-            found |= self._writers(region)
-        for region in instruction.writes:
-            touched = self._touched[region.buffer]
-            found |= self._writers(region) | touched.union(touched.readers, region.box)
-        for region in instruction.reads:
-            readers = self._touched[region.buffer].readers
-            readers[region.box] = readers.get(region.box, 0) | 1 << number
-        for region in instruction.writes:
-            touched = self._touched[region.buffer]
-            touched.writers[region.box] = touched.writers.get(region.box, 0) | 1 << number
-            for box in touched.near[region.box]:
-                self._written.pop(Region(region.buffer, box), None)
-        return found
-
-    def _writers(self, region: Region) -> int:
-        if region not in self._written:
-            touched = self._touched[region.buffer]
-            self._written[region] = touched.union(touched.writers, region.box)
-        return self._written[region]
-
-
-def _boxes(program: Program) -> list[list[Box]]:
-    """The distinct parts of each buffer that are touched."""
-    found: list[dict[Box, None]] = [{} for _ in program.buffers]
-    for instruction in program.instructions:
-        for region in (*instruction.reads, *instruction.writes):
-            found[region.buffer][region.box] = None
-    return [list(boxes) for boxes in found]
+def _verb(program: Program, number: int, region: Region) -> str:
+    instruction = program.instructions[number]
+    if region in instruction.writes:
+        return "writes"
+    return "joins in" if region in _joined(instruction) else "reads"
 
 
 def _name(program: Program, number: int) -> str:

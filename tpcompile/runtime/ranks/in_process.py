@@ -45,6 +45,10 @@ class InProcessRanks:
         """The result of every rank."""
         return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
+    def caches_for(self, step: Step) -> list[torch.Tensor]:
+        """Each rank's KV cache, with the room that a step needs and its blocks copied."""
+        return [rank.cache_for(step) for rank in self._ranks]
+
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as a rank holds it."""
         return self._ranks[rank].parameter(name)

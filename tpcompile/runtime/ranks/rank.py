@@ -171,14 +171,19 @@ class Rank:
             for name, value in step.inputs.items()
         }
         if self._cache is not None:
-            self._make_room(step.blocks)
-            self._copy(step.copies)
-            inputs[CACHE] = self._cache
+            inputs[CACHE] = self.cache_for(step)
         if len(self.program.outputs) > 1:
             inputs["output"] = step.output
         with torch.inference_mode():
             result: torch.Tensor = self.module(**inputs)
         return result
+
+    def cache_for(self, step: Step) -> torch.Tensor:
+        """The KV cache, with the room that a step needs and its blocks copied."""
+        self._make_room(step.blocks)
+        self._copy(step.copies)
+        assert self._cache is not None
+        return self._cache
 
     def _make_room(self, blocks: int) -> None:
         assert self.program.cache is not None and self._cache is not None

@@ -1,0 +1,245 @@
+"""`python -m benchmarks schedule`: how long it takes to lower, schedule and verify a decode step.
+
+Each case runs in a fresh interpreter on one thread, several times. Capture and the passes before
+are shown and not counted: they are what `compile-time` measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.compile_time import _spread as spread
+from benchmarks.counts import positive
+from benchmarks.report import write_json
+
+TARGET = "h200"
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on some ranks of the target, with all of its layers or the first ones."""
+
+    preset: str
+    tp: int
+    layers: int
+    most_seconds: float | None = None
+    most_verify: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.preset} tp={self.tp}, {self.layers} layers"
+
+
+CASES = (
+    Case("qwen3-8b", 1, 9),
+    Case("qwen3-8b", 1, 18),
+    Case("qwen3-8b", 1, 36, most_seconds=4.0, most_verify=2.0),
+    Case("qwen2.5-72b", 8, 80, most_seconds=15.0),
+)
+FEW, MANY = CASES[0], CASES[2]
+"""Between them growth is measured."""
+
+MOST_GROWTH = 1.1
+"""Time for each layer, of many over of few: linear is 1, and clocks are not exact."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds of one cold run, what came of it, and its peak of memory."""
+
+    capture: float
+    passes: float
+    lower: float
+    dependencies: float
+    schedule: float
+    counters: float
+    verify: float
+    instructions: int
+    waited_on: int
+    """Counters of the program."""
+    faults: int
+    peak_bytes: int
+
+    @property
+    def all(self) -> float:
+        """What the targets are about."""
+        return self.lower + self.dependencies + self.schedule + self.counters + self.verify
+
+
+COUNTED = ("lower", "dependencies", "schedule", "counters", "verify", "all")
+
+
+def run_cold(preset: str, tp: int, layers: int, policy: str, target: str = TARGET) -> Run:
+    """One schedule, in this process."""
+    import torch
+    from transformers import AutoConfig
+
+    from tpcompile import presets
+    from tpcompile.frontend import capture
+    from tpcompile.passes import run_passes
+    from tpcompile.passes.pipeline import decode_pipeline
+    from tpcompile.vm.lowering import StepPlan
+    from tpcompile.vm.scheduling import scheduled
+    from tpcompile.vm.targets import target_of
+
+    torch.set_num_threads(1)
+    machine = target_of(target)
+    config = AutoConfig.for_model(**{**presets.preset(preset), "num_hidden_layers": layers})
+    clock = [time.perf_counter()]
+    captured = capture(config)
+    clock.append(time.perf_counter())
+    graph, _ = run_passes(captured.graph, decode_pipeline(tp, machine.spans))
+    clock.append(time.perf_counter())
+    found = scheduled(graph, machine, StepPlan(machine.workers, grain=machine.grain), policy)
+    return Run(
+        capture=clock[1] - clock[0],
+        passes=clock[2] - clock[1],
+        **found.seconds,
+        instructions=len(found.program.instructions),
+        waited_on=found.program.counters,
+        faults=len(found.faults),
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _run_apart(case: Case, policy: str) -> Run:
+    child = [case.preset, str(case.tp), str(case.layers)]
+    command = [sys.executable, "-m", "benchmarks", "schedule", "--policy", policy]
+    done = subprocess.run(
+        [*command, "--child", *child], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return Run(**json.loads(done.stdout))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured, by case."""
+
+    policy: str
+    cases: dict[Case, list[Run]]
+
+    def median(self, case: Case, column: str) -> float:
+        found: float = median(getattr(run, column) for run in self.cases[case])
+        return found
+
+    @property
+    def growth(self) -> float:
+        few, many = (self.median(case, "all") / case.layers for case in (FEW, MANY))
+        return many / few
+
+    def targets(self) -> Iterator[tuple[str, float, float, str]]:
+        """What, measured, allowed, unit."""
+        for case, runs in self.cases.items():
+            if case.most_seconds is not None:
+                yield f"{case.name}: all", self.median(case, "all"), case.most_seconds, "s"
+            if case.most_verify is not None:
+                yield f"{case.name}: verify", self.median(case, "verify"), case.most_verify, "s"
+            yield f"{case.name}: faults", max(run.faults for run in runs), 0, ""
+        layers = f"{MANY.layers} layers over {FEW.layers}"
+        yield f"time for each layer, {layers}", self.growth, MOST_GROWTH, "×"
+
+    @property
+    def ok(self) -> bool:
+        return all(found <= allowed for _, found, allowed, _ in self.targets())
+
+
+def measure(runs: int, policy: str, progress: Console) -> Measured:
+    """The cases by turns, so that a slow minute of the machine hits all of them."""
+    cases: dict[Case, list[Run]] = {case: [] for case in CASES}
+    for _ in track(range(runs), "cold runs", console=progress):
+        for case, found in cases.items():
+            found.append(_run_apart(case, policy))
+    return Measured(policy, cases)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 if a target is missed."""
+    from tpcompile.vm.schedule import POLICIES
+    from tpcompile.vm.scheduling import DEFAULT_POLICY
+
+    parser = argparse.ArgumentParser("python -m benchmarks schedule", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--runs", type=positive, default=5, help="cold runs of each case")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default=DEFAULT_POLICY, help="who runs what, in which order"
+    )
+    parser.add_argument(
+        "--child",
+        nargs=3,
+        metavar=("PRESET", "TP", "LAYERS"),
+        help="one run in this process, as JSON",
+    )
+    options = parser.parse_args(arguments)
+    if options.child:
+        preset, tp, layers = options.child
+        write_json(asdict(run_cold(preset, int(tp), int(layers), options.policy)))
+        return 0
+    measured = measure(options.runs, options.policy, Console(stderr=True))
+    if options.json:
+        write_json(_json(measured))
+    else:
+        _print(measured)
+    return 0 if measured.ok else 1
+
+
+def _json(measured: Measured) -> dict[str, Any]:
+    return {
+        "ok": measured.ok,
+        "target": TARGET,
+        "policy": measured.policy,
+        "cases": {
+            case.name: [{**asdict(run), "all": run.all} for run in runs]
+            for case, runs in measured.cases.items()
+        },
+        "targets": [
+            {"what": what, "measured": found, "most": most, "unit": unit, "ok": found <= most}
+            for what, found, most, unit in measured.targets()
+        ],
+    }
+
+
+def _print(measured: Measured) -> None:
+    console = Console(width=130, highlight=False)
+    console.print(_table(measured))
+    console.print("all = lower to verify; capture and passes are not in it.\n")
+    for what, found, most, unit in measured.targets():
+        verdict = "met" if found <= most else "MISSED"
+        console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")
+
+
+def _table(measured: Measured) -> Table:
+    runs = max(map(len, measured.cases.values()))
+    table = Table(
+        title=f"Schedules for {TARGET}, {measured.policy}, one thread: seconds, median "
+        f"(min to max) of {runs} cold runs"
+    )
+    table.add_column("")
+    for case in measured.cases:
+        table.add_column(case.name, justify="right")
+    every = list(measured.cases.values())
+    for column in ("capture", "passes", *COUNTED):
+        table.add_row(column, *(spread([getattr(run, column) for run in own]) for own in every))
+        if column == "passes":
+            table.add_section()
+    table.add_section()
+    table.add_row("instructions", *(f"{own[0].instructions:,}" for own in every))
+    table.add_row("counters of it", *(f"{own[0].waited_on:,}" for own in every))
+    table.add_row(
+        "peak memory", *(f"{max(r.peak_bytes for r in own) / 1e9:.2f} GB" for own in every)
+    )
+    return table

@@ -1,0 +1,228 @@
+"""Decode steps of a small real model on the reference machine, behind a prefilled cache.
+
+The cache is filled by the graph of the torch backend, in blocks that lie scattered; what comes
+then is given token by token, so that Hugging Face says with one forward pass what every step
+should come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import fx
+from transformers import AutoConfig
+
+from tests.models import Pair, padded, pair_of, preset_pair
+from tpcompile.backends.reference import Machine
+from tpcompile.backends.reference.orders import Order, in_program_order
+from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.simulate import materialise, run_ranks
+from tpcompile.passes import run_passes
+from tpcompile.passes.cache_kv import CACHE
+from tpcompile.passes.manager import clone
+from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.presets import preset
+from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.program import Program
+from tpcompile.vm.scheduling import scheduled
+from tpcompile.vm.targets import target_of
+
+BLOCK = 4
+STEPS = 32
+EDGES = (1, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK - 2)
+"""Lengths with the first new token: around the edges of blocks, and some blocks long."""
+LONGEST = 64
+"""The tokens that a program has room for."""
+
+
+EVEN = "even"
+"""A model whose heads, widths and vocabulary 8 ranks share evenly, with bias and head norms."""
+
+
+@lru_cache(maxsize=32)
+def pair_named(model: str) -> Pair:
+    """A preset, small, or the model that ranks share evenly."""
+    if model != EVEN:
+        return preset_pair(model)
+    changes = {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "vocab_size": 1024,
+        "attention_bias": True,
+    }
+    return pair_of(AutoConfig.for_model(**{**preset("tiny-qwen3"), **changes}))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compiled, and how it is lowered and scheduled."""
+
+    model: str
+    tp: int = 1
+    lengths: tuple[int, ...] = EDGES
+    spans: int = 2
+    lowering: str = "heads"
+    interleaved: bool = False
+    policy: str = "critical-path"
+    workers: int = 3
+    column_splits: int = 1
+
+    @property
+    def pair(self) -> Pair:
+        return pair_named(self.model)
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        return _graphs(self.model, self.tp, self.spans, self.interleaved)[1]
+
+    @property
+    def plan(self) -> StepPlan:
+        return StepPlan(
+            self.workers,
+            batch=len(self.lengths),
+            max_seq_len=LONGEST,
+            context=LONGEST,
+            lowering=self.lowering,
+            column_splits=self.column_splits,
+            grain=4,
+            steps=STEPS,
+        )
+
+    @property
+    def program(self) -> Program:
+        return _program(self)
+
+    def machine(self) -> Machine:
+        """With a cache of all but the tokens to come."""
+        weights = _weights(self.model, self.tp, self.interleaved)
+        kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved)
+        rotary = self.pair.captured.rotary.fresh()
+        caches = [cache.clone() for cache in kept]
+        return Machine(self.program, lambda rank, name: weights[name][rank], rotary, caches)
+
+
+@lru_cache(maxsize=64)
+def _program(case: Case) -> Program:
+    found = scheduled(case.graph, target_of("cpu", case.workers), case.plan, case.policy)
+    assert not found.faults, found.faults[0]
+    return found.program
+
+
+@lru_cache(maxsize=64)
+def _graphs(
+    model: str, tp: int, spans: int, interleaved: bool
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """One that can prefill, and the decode graph that it becomes."""
+    passes = decode_pipeline(tp, spans, BLOCK, interleaved)
+    _, stages = run_passes(pair_named(model).captured.graph, passes)
+    return next(s.graph for s in stages if s.name == "cache-kv"), stages[-1].graph
+
+
+@lru_cache(maxsize=8)
+def _weights(model: str, tp: int, interleaved: bool) -> dict[str, list[torch.Tensor]]:
+    return materialise(_graphs(model, tp, 1, interleaved)[1], pair_named(model).read)
+
+
+def texts(model: str, lengths: Sequence[int], steps: int = STEPS) -> list[torch.Tensor]:
+    """The tokens of each sequence, those of all steps too."""
+    vocabulary = pair_named(model).captured.config.vocab_size
+    longer = [length + steps - 1 for length in lengths]
+    ids, mask = padded(longer, vocabulary)
+    return [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+
+
+def tables_of(lengths: Sequence[int], steps: int = STEPS) -> torch.Tensor:
+    """Blocks for every sequence and all that it grows by, dealt like cards."""
+    held = [-(-(length + steps) // BLOCK) for length in lengths]
+    tables = torch.full((len(lengths), max(held)), -1)
+    block = 0
+    for place in range(max(held)):
+        for row, count in enumerate(held):
+            if place < count:
+                tables[row, place] = block
+                block += 1
+    return tables.where(tables < 0, block - 1 - tables)
+
+
+@lru_cache(maxsize=16)
+def _prefilled(
+    model: str, tp: int, lengths: tuple[int, ...], interleaved: bool
+) -> list[torch.Tensor]:
+    """Each rank's cache of all but the last of so many tokens; the rest of it is no number."""
+    pair = pair_named(model)
+    gm = clone(_graphs(model, tp, 1, interleaved)[0])
+    node = next(node for node in gm.graph.nodes if node.name == CACHE)
+    kind = value_type(node)
+    slots = (int(tables_of(lengths).max()) + 1) * BLOCK
+    caches = []
+    for rank in range(info_of(gm).tp):
+        shape = [extent if isinstance(extent, int) else slots for extent in kind.local_shape(rank)]
+        caches.append(torch.full(shape, torch.nan, dtype=kind.dtype))
+    inputs = _prompt(model, lengths)
+    if len(inputs["input_ids"]):
+        weights = materialise(gm, pair.read) | {str(node.target): caches}
+        node.op = "get_attr"  # a cache lies on the ranks, as their weights do
+        with torch.inference_mode():
+            run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
+    return caches
+
+
+def _prompt(model: str, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+    rows = [row[: length - 1] for row, length in zip(texts(model, lengths), lengths, strict=True)]
+    counts = torch.tensor([len(row) for row in rows])
+    places = [torch.arange(len(row)) for row in rows]
+    slots = [
+        table[place // BLOCK] * BLOCK + place % BLOCK
+        for table, place in zip(tables_of(lengths), places, strict=True)
+    ]
+    return {
+        "input_ids": torch.cat(rows),
+        "positions": torch.cat(places),
+        "starts": torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]),
+        "logit_rows": torch.arange(int(counts.sum())),
+        "slots": torch.cat(slots),
+        "tables": tables_of(lengths),
+        "lengths": counts,
+    }
+
+
+@lru_cache(maxsize=16)
+def eager_logits(model: str, lengths: tuple[int, ...]) -> list[torch.Tensor]:
+    """Hugging Face's logits of every token of each sequence."""
+    with torch.inference_mode():
+        return [pair_named(model).eager(row[None]).logits[0] for row in texts(model, lengths)]
+
+
+def steps_of(
+    case: Case,
+    steps: int = STEPS,
+    order: Callable[[int], Order] = lambda step: in_program_order,
+) -> list[torch.Tensor]:
+    """The logits of each step, `[batch, vocabulary]`."""
+    machine, found = case.machine(), []
+    rows, tables = texts(case.model, case.lengths), tables_of(case.lengths)
+    for step in range(steps):
+        lengths = torch.tensor(case.lengths) + step
+        tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
+        machine.place(torch.stack(tokens), lengths, tables)
+        machine.run(1, order(step))
+        found.append(machine.logits.clone())
+    return found
+
+
+def worst_error(case: Case, found: Sequence[torch.Tensor]) -> float:
+    """The largest error of any step, over the largest logit of that step."""
+    eager = eager_logits(case.model, case.lengths)
+    worst = 0.0
+    for step, logits in enumerate(found):
+        places = [length - 1 + step for length in case.lengths]
+        wanted = torch.stack([row[at] for row, at in zip(eager, places, strict=True)])
+        error = float((logits - wanted).abs().max() / wanted.abs().max())
+        assert error == error, f"step {step} is no number"
+        worst = max(worst, error)
+    return worst

@@ -1,0 +1,218 @@
+"""The reference machine beside Hugging Face eager: every preset's heads, and every way to lower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from tests.backends.reference.stepping import (
+    EDGES,
+    STEPS,
+    Case,
+    eager_logits,
+    steps_of,
+    tables_of,
+    texts,
+    worst_error,
+)
+from tests.models import TOLERANCE
+from tpcompile.backends.reference import held_back, shuffled
+from tpcompile.errors import UsageError
+from tpcompile.presets import PRESETS
+from tpcompile.vm.schedule import POLICIES
+
+TINY = ("tiny-qwen2", "tiny-qwen3")
+OFFICIAL = sorted(name for name in PRESETS if not name.startswith("tiny"))
+SEVERAL_RANKS = (
+    "qwen2.5-0.5b",  # 14 heads, 2 KV heads
+    "qwen2.5-3b",
+    "qwen2.5-7b",  # 28 heads, 4 KV heads
+    "qwen3-0.6b",
+    "qwen3-14b",  # 40 heads, 8 KV heads
+    "qwen3-32b",
+)
+WAYS = list(product(POLICIES, ("heads", "rows"), (False, True), (1, 2, 3, 7)))
+"""Policy, lowering, interleaved, spans: more than a model needs to meet, so each meets another."""
+
+
+def _on_the_way(case: Case, number: int) -> Case:
+    """A case that is lowered and scheduled in one of all the ways; 7 has no divisor with them."""
+    policy, lowering, interleaved, spans = WAYS[number * 7 % len(WAYS)]
+    return replace(case, policy=policy, lowering=lowering, interleaved=interleaved, spans=spans)
+
+
+@pytest.mark.parametrize("model", OFFICIAL)
+def test_heads_of_every_preset(model: str) -> None:
+    case = _on_the_way(Case(model), OFFICIAL.index(model))
+    assert worst_error(case, steps_of(case)) < TOLERANCE
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+@pytest.mark.parametrize("model", SEVERAL_RANKS)
+def test_heads_on_several_ranks(model: str, tp: int) -> None:
+    case = _on_the_way(Case(model, tp), SEVERAL_RANKS.index(model) * 3 + tp)
+    assert worst_error(case, steps_of(case)) < TOLERANCE
+
+
+@pytest.mark.parametrize("spans", [1, 2, 3, 7])
+@pytest.mark.parametrize("length", EDGES)
+@pytest.mark.parametrize("model", TINY)
+def test_one_sequence(model: str, length: int, spans: int) -> None:
+    case = Case(model, lengths=(length,), spans=spans)
+    assert worst_error(case, steps_of(case)) < TOLERANCE
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("lowering", ["heads", "rows"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", TINY)
+def test_every_way(model: str, policy: str, lowering: str, interleaved: bool) -> None:
+    case = Case(
+        model, tp=2, spans=3, lowering=lowering, interleaved=interleaved, policy=policy, workers=4
+    )
+    assert worst_error(case, steps_of(case)) < TOLERANCE
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+@pytest.mark.parametrize("model", TINY)
+def test_bits_do_not_depend_on_the_schedule(model: str, tp: int) -> None:
+    """Nor on how many workers there are, where work is cut, or in which order it is done."""
+    case = Case(model, tp, spans=3)
+    wanted = steps_of(case, 2)
+    for number, policy in enumerate(POLICIES):
+        for workers, lowering in product((1, 2, 5, 16), ("heads", "rows")):
+            other = replace(case, policy=policy, workers=workers, lowering=lowering)
+            _assert_same(steps_of(other, 2, lambda step: shuffled(step)), wanted)
+        split = replace(case, policy=policy, column_splits=2)
+        _assert_same(steps_of(split, 2, lambda step: shuffled(number)), wanted)  # noqa: B023
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bits_with_an_adversary(policy: str) -> None:
+    """Whichever instruction is held back for as long as it can be."""
+    case = Case("tiny-qwen3", 2, lengths=(3, 9), policy=policy, lowering="rows", workers=3)
+    wanted = steps_of(case, 1)
+    for number in range(0, len(case.program.instructions), 3):
+        _assert_same(steps_of(case, 1, lambda step: held_back(number)), wanted)  # noqa: B023
+
+
+def _assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def _placed(case: Case, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
+    lengths = torch.tensor(case.lengths)
+    rows = texts(case.model, case.lengths)
+    tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
+    given = {"tokens": torch.stack(tokens), "lengths": lengths, "tables": tables_of(case.lengths)}
+    return {**given, **changes}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_many_tokens_in_one_launch(tp: int) -> None:
+    """What a launch of many steps says is what as many launches of one step say, and eager."""
+    case = Case("tiny-qwen3", tp, policy="dynamic")
+    machine, single = case.machine(), case.machine()
+    for each in (machine, single):
+        each.place(**_placed(case))
+    found = machine.run(STEPS, shuffled(1))
+    assert torch.equal(found, torch.cat([single.run(1) for _ in range(STEPS)]))
+    first = torch.stack([row[n - 1] for n, row in zip(case.lengths, _eager(case), strict=True)])
+    assert torch.equal(found[0].long(), first.argmax(-1))
+    _assert_eager_agrees(case, found)
+
+
+def _eager(case: Case) -> list[torch.Tensor]:
+    return eager_logits(case.model, case.lengths)
+
+
+def _assert_eager_agrees(case: Case, found: torch.Tensor) -> None:
+    """Every token has the highest of eager's logits behind the tokens before it."""
+    rows = texts(case.model, case.lengths)
+    for row, length, said in zip(rows, case.lengths, found.t(), strict=True):
+        text = torch.cat([row[:length], said.long()])
+        with torch.inference_mode():
+            logits = case.pair.eager(text[None]).logits[0, length - 1 : -1]
+        chosen = logits.gather(1, said.long()[:, None])[:, 0]
+        assert bool((chosen >= logits.amax(1) - TOLERANCE * logits.abs().amax()).all())
+
+
+def test_a_sequence_ends_at_a_stop() -> None:
+    """The others go on; when all have ended the launch is over."""
+    case = Case("tiny-qwen3", 2)
+    free = case.machine()
+    free.place(**_placed(case))
+    tokens = free.run(6)
+    machine = case.machine()
+    machine.place(**_placed(case), stops=[int(tokens[2, 1])])
+    found = machine.run(6)
+    for said, wanted in zip(found.t().tolist(), tokens.t().tolist(), strict=True):
+        last = wanted.index(int(tokens[2, 1])) + 1 if int(tokens[2, 1]) in wanted else 6
+        assert said == wanted[:last] + [-1] * (len(said) - last)
+    machine.place(**_placed(case), stops=sorted(set(tokens[0].tolist())))
+    assert len(machine.run(6)) == 1
+
+
+def test_room_for_more_sequences_than_there_are() -> None:
+    case = Case("tiny-qwen2", 2, lengths=(3, 9, 14))
+    wanted = steps_of(case, 1)[0]
+    machine = case.machine()
+    given = {name: value[1:] for name, value in _placed(case).items()}
+    machine.place(**given)
+    tokens = machine.run(1)
+    assert torch.equal(machine.logits[:2], wanted[1:])
+    assert tokens[0, :2].tolist() == wanted[1:].argmax(-1).tolist()
+    assert int(tokens[0, 2]) == -1
+
+
+def test_what_runs_too_early_is_no_number() -> None:
+    """Scratch memory is poisoned: put the last instruction but the token first, and see."""
+    case = Case("tiny-qwen3")
+    machine = case.machine()
+    machine.place(**_placed(case))
+    count = len(case.program.instructions)
+    machine.run(1, lambda program: iter([count - 2, *range(count - 2), count - 1]))
+    assert bool(machine.logits.isnan().any())
+
+
+def test_tokens_of_nobody_are_no_numbers() -> None:
+    """A length that is one too long reads a slot that nobody has written."""
+    case = Case("tiny-qwen3", lengths=(9,))
+    machine = case.machine()
+    placed = _placed(case)
+    machine.place(**{**placed, "lengths": placed["lengths"] + 1})
+    machine.run(1)
+    assert bool(machine.logits.isnan().any())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lengths": torch.tensor([65])}, "at most 64, the max_seq_len"),
+        ({"lengths": torch.tensor([0])}, "A sequence of no tokens"),
+        ({"tables": torch.zeros(1, 99, dtype=torch.long)}, "99 blocks of a sequence"),
+        ({"tokens": torch.tensor([1, 2])}, "one token of each sequence"),
+    ],
+)
+def test_beyond_the_buffers(changes: dict[str, torch.Tensor], said: str) -> None:
+    case = Case("tiny-qwen3", lengths=(9,))
+    with pytest.raises(UsageError, match=said):
+        case.machine().place(**_placed(case, **changes))
+
+
+def test_a_batch_beyond_the_buffers() -> None:
+    case, more = Case("tiny-qwen3", lengths=(9,)), Case("tiny-qwen3", lengths=(9, 9))
+    with pytest.raises(UsageError, match=r"2 sequences\. Expected at most 1, the batch"):
+        case.machine().place(**_placed(more))
+
+
+def test_steps_beyond_the_buffers() -> None:
+    machine = Case("tiny-qwen3", lengths=(9,)).machine()
+    machine.place(**_placed(Case("tiny-qwen3", lengths=(9,))))
+    with pytest.raises(UsageError, match=r"33 steps in one launch\. Expected at most 32"):
+        machine.run(33)
+    with pytest.raises(UsageError, match="0 steps mean nothing"):
+        machine.run(0)

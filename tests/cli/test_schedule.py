@@ -1,0 +1,225 @@
+"""`tpcompile schedule`: what it prints and writes, that it can fail, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.inspect.test_trace import check_trace
+from tpcompile.vm import scheduling
+from tpcompile.vm.assemble import Assembled, assemble
+from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.targets import TARGETS
+from tpcompile.vm.text import parse_program
+
+KEYS = [
+    "model",
+    "tp",
+    "target",
+    "workers",
+    "policy",
+    "lowering",
+    "spans",
+    "batch",
+    "context",
+    "max_seq_len",
+    "instructions",
+    "counters",
+    "makespan_us",
+    "critical_path_us",
+    "idle",
+    "verified",
+    "errors",
+    "kinds",
+    "seconds",
+]
+CPU = "schedule preset:tiny-qwen3 --target cpu --workers 3"
+
+
+def as_json(cli: Cli, line: str, *more: str) -> dict[str, Any]:
+    ran = cli(line, *more, "--json")
+    assert (ran.status, ran.err) == (0, "")
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_json(cli: Cli, policy: str, tp: int) -> None:
+    found = as_json(cli, f"{CPU} --policy {policy} --tp {tp}")
+    assert list(found) == KEYS
+    assert (found["target"], found["workers"], found["policy"]) == ("cpu", 3, policy)
+    assert (found["verified"], found["errors"]) == (True, [])
+    assert found["makespan_us"] >= found["critical_path_us"] > 0
+    assert sum(kind["count"] for kind in found["kinds"]) == found["instructions"]
+    work = sum(kind["us"] for kind in found["kinds"])
+    assert found["makespan_us"] * 3 * tp * (1 - found["idle"]) == pytest.approx(work, rel=1e-3)
+    assert ("AllReduce" in [kind["kind"] for kind in found["kinds"]]) == (tp > 1)
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+@pytest.mark.parametrize("lowering", ["heads", "rows"])
+@pytest.mark.parametrize("rotary", ["half", "interleaved"])
+def test_lowerings_and_rotary_layouts(cli: Cli, model: str, lowering: str, rotary: str) -> None:
+    found = as_json(
+        cli,
+        f"schedule preset:{model} --target cpu --workers 24 --tp 2 --batch 2 --spans 2",
+        "--lowering",
+        lowering,
+        "--rotary",
+        rotary,
+    )
+    assert found["verified"]
+    assert (found["lowering"], found["batch"], found["spans"]) == (lowering, 2, 2)
+    kinds = [kind["kind"] for kind in found["kinds"]]
+    assert ("NormQkvRows" in kinds) == (lowering == "rows")
+    assert ("NormQkvRopeAppend" in kinds) == (lowering == "heads")
+
+
+def test_table(cli: Cli) -> None:
+    ran = cli(f"{CPU} --tp 2 --policy zigzag")
+    assert (ran.status, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= 80
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in ran.out.splitlines()]
+    figures = {row[0]: row[1] for row in rows if len(row) == 2}
+    found = as_json(cli, f"{CPU} --tp 2 --policy zigzag")
+    assert figures["policy"] == "zigzag"
+    assert figures["verified"] == "yes"
+    assert figures["makespan"] == f"{found['makespan_us']:,.1f} µs"
+    assert figures["critical path"] == f"{found['critical_path_us']:,.1f} µs"
+    kinds = {row[0]: row[1] for row in rows if len(row) == 5}
+    assert kinds == {kind["kind"]: str(kind["count"]) for kind in found["kinds"]}
+
+
+def test_targets_differ_in_workers_and_speed(cli: Cli) -> None:
+    found = {
+        name: as_json(cli, f"schedule preset:tiny-qwen3 --target {name}")
+        for name in ("a100", "h200")
+    }
+    assert {name: each["workers"] for name, each in found.items()} == {"a100": 108, "h200": 132}
+    assert found["a100"]["spans"] == TARGETS["a100"].spans
+    assert found["a100"]["makespan_us"] > found["h200"]["makespan_us"]
+
+
+def test_a_target_of_ones_own(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"workers": 5, "instruction_us": 7.0, "spans": 3}))
+    found = as_json(cli, "schedule preset:tiny-qwen3 --target", str(path))
+    assert (found["workers"], found["spans"]) == (5, 3)
+    assert found["kinds"][0]["us"] / found["kinds"][0]["count"] > 7.0
+
+
+def test_text(cli: Cli) -> None:
+    ran = cli(f"{CPU} --tp 2 --text")
+    assert (ran.status, ran.err) == (0, "")
+    program = parse_program(ran.out)
+    found = as_json(cli, f"{CPU} --tp 2")
+    assert len(program.instructions) == found["instructions"]
+    assert (program.counters, program.ranks, program.repeats) == (found["counters"], 2, True)
+
+
+def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
+    trace, picture = tmp_path / "a.json", tmp_path / "a.svg"
+    files = ("--trace", str(trace), "--svg", str(picture))
+    ran = cli(f"{CPU} --tp 2 --json", *files)
+    assert (ran.status, ran.err) == (0, f"wrote {trace}\nwrote {picture}\n")
+    found = json.loads(ran.out)
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    check_trace(events)
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == found["instructions"]
+    assert {(e["pid"], e["tid"]) for e in slices} == {(r, w) for r in (0, 1) for w in (0, 1, 2)}
+    last = max(event["ts"] + event["dur"] for event in slices)
+    assert last == pytest.approx(found["makespan_us"], abs=0.01)
+    words = {text.text for text in ElementTree.parse(picture).iter() if text.text}
+    title = "preset:tiny-qwen3, tp=2, batch 1, 1,024 tokens, on cpu: critical-path"
+    assert {title, "rank 0", "rank 1", "worker 2", "AllReduce"} <= words
+    before = picture.read_bytes()
+    assert cli(CPU + " --tp 2", *files).status == 0
+    assert picture.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.svg"]
+
+
+@pytest.fixture
+def lost_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs whose last instruction waits for nothing."""
+
+    def broken(*args: Any, **options: Any) -> Assembled:
+        made = assemble(*args, **options)
+        waits = (*made.program.waits[:-1], ())
+        return dataclasses.replace(made, program=dataclasses.replace(made.program, waits=waits))
+
+    monkeypatch.setattr(scheduling, "assemble", broken)
+
+
+@pytest.mark.usefixtures("lost_waits")
+def test_a_program_that_is_not_proved(cli: Cli, tmp_path: Path) -> None:
+    ran = cli(f"{CPU} --json --svg", str(tmp_path / "a.svg"))
+    found = json.loads(ran.out)
+    assert (ran.status, found["verified"], found["makespan_us"]) == (1, False, None)
+    assert any("argmax" in error["got"] for error in found["errors"])
+    assert ran.err == f"warning: {tmp_path}/a.svg is not written: the program is not valid\n"
+    assert list(tmp_path.iterdir()) == []
+    table = cli(CPU)
+    assert (table.status, table.err) == (1, "")
+    assert "│ NO: " in table.out and found["errors"][0]["rule"] in table.out
+
+
+@pytest.mark.usefixtures("lost_waits")
+def test_check_sees_it_too(cli: Cli) -> None:
+    ran = cli("check preset:tiny-qwen3 --tp 2 --json")
+    found = json.loads(ran.out)
+    assert (ran.status, found["ok"]) == (1, False)
+    assert not any(schedule["ok"] for schedule in found["schedules"])
+    assert {error["pass"] for error in found["errors"]} == {"schedule"}
+    table = cli("check preset:tiny-qwen3 --tp 2")
+    assert table.status == 1
+    assert "policy zigzag, lowering rows, 2 workers: " in table.out
+
+
+REFUSED = {
+    "--target h20": "Did you mean",
+    "--target h200 --workers 0": "'0' is not a number of workers",
+    "--target zero.json": "workers=0",
+    "--target none.json": "cannot be read",
+    "--target cpu --policy zigzog": "Did you mean zigzag",
+    "--target cpu --lowering head": "Did you mean heads",
+    "--target cpu --rotary full": "'full' is none",
+    "--target cpu --batch 0": "'0' is not a batch",
+    "--target cpu --context 600 --max-seq-len 512": "600 tokens has no room in 512",
+    "--target cpu --tp 7": "Expected tp of 1 to 6",
+    "--target cpu --svg none/a.svg": "There is no directory none for a.svg",
+    "--target cpu --svg . --trace a.json": ". is a directory",
+    "--target cpu --svg a --trace a": "one file",
+    "--target cpu --text --json": "not allowed with",
+    "--target cpu -p decode --spans 2": "options of the decode pipeline",
+    "--target cpu -p standard": "belongs to no instruction of a decode step",
+    "--tp 2": "--target",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_bad_input(cli: Cli, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("zero.json").write_text('{"workers": 0}')
+    ran = cli(f"schedule preset:tiny-qwen3 {options}")
+    assert (ran.status, ran.out) == (2, ""), ran.err
+    assert REFUSED[options] in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["zero.json"]
+
+
+def test_a_pipeline_of_ones_own(cli: Cli) -> None:
+    found = as_json(cli, f"{CPU} -p decode{{spans=2}}")
+    assert (found["spans"], found["verified"]) == (2, True)
+
+
+def test_the_help_names_what_there_is(cli: Cli) -> None:
+    text = " ".join(cli("schedule --help").out.split())
+    for name in (*POLICIES, *TARGETS):
+        assert name in text

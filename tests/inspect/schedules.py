@@ -1,0 +1,109 @@
+"""Abstract programs in the shape of a decode step: kinds of instructions, layers, ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from tpcompile.inspect.timeline import Timeline
+from tpcompile.vm.assemble import assemble
+from tpcompile.vm.region import Buffer, Region
+from tpcompile.vm.timing import timing
+
+
+@dataclass(frozen=True)
+class Step:
+    """Touches, and says where it belongs."""
+
+    label: str
+    layer: int = -1
+    reads: tuple[Region, ...] = ()
+    writes: tuple[Region, ...] = ()
+    cost: float = 1.0
+    rank: int = 0
+    joins: tuple[()] = ()
+
+
+class Embed(Step):
+    """The first of all."""
+
+
+class NormQkv(Step):
+    """One for each head."""
+
+
+class PartialAttention(Step):
+    """One for each head."""
+
+
+class LinearResidual(Step):
+    """One for each block of rows."""
+
+
+class Argmax(Step):
+    """The last of all."""
+
+
+HEADS, BLOCKS = 4, 6
+_X, _QKV, _ATTENDED = range(3)
+BUFFERS = (Buffer("x", (BLOCKS,)), Buffer("q<k>&v", (HEADS,)), Buffer("attended", (HEADS,)))
+
+
+def _part(buffer: int, place: int) -> tuple[Region, ...]:
+    return (Region(buffer, ((place, place + 1),)),)
+
+
+def _all(buffer: int) -> tuple[Region, ...]:
+    return (Region(buffer, BUFFERS[buffer].box),)
+
+
+def steps(layers: int) -> tuple[Step, ...]:
+    """In program order."""
+    found: list[Step] = [Embed("embed", -1, (), _all(_X), 0.5)]
+    for layer in range(layers):
+        for h in range(HEADS):
+            name = f"layer {layer} qkv <{h}>"
+            found.append(NormQkv(name, layer, _all(_X), _part(_QKV, h), 2.0))
+        for h in range(HEADS):
+            name = f'layer {layer} attention & "{h}"'
+            reads, writes = _part(_QKV, h), _part(_ATTENDED, h)
+            found.append(PartialAttention(name, layer, reads, writes, 1.25 + h))
+        for b in range(BLOCKS):
+            name = f"layer {layer} rows {b}"
+            reads = (*_all(_ATTENDED), *_part(_X, b))
+            found.append(LinearResidual(name, layer, reads, _part(_X, b), 1.5))
+    return (*found, Argmax("argmax", -1, _all(_X), (), 0.75))
+
+
+def step_timeline(layers: int, workers: int = 3, policy: str = "critical-path") -> Timeline:
+    """Such a program on so many workers of one rank."""
+    instructions = steps(layers)
+    costs = [step.cost for step in instructions]
+    program = assemble("steps", BUFFERS, instructions, costs, policy, workers).program
+    return Timeline(program, timing(program, costs))
+
+
+def ranked(layers: int, workers: int, ranks: int) -> Timeline:
+    """The workers of one rank, dealt out to several."""
+    one = step_timeline(layers, workers * ranks, "round-robin")
+    return Timeline(dataclasses.replace(one.program, ranks=ranks), one.timing)
+
+
+def without_layers(timeline: Timeline) -> Timeline:
+    plain = tuple(dataclasses.replace(i, layer=-1) for i in timeline.program.instructions)
+    return Timeline(dataclasses.replace(timeline.program, instructions=plain), timeline.timing)
+
+
+def many_kinds() -> Timeline:
+    """More of them than a line of the legend can hold."""
+    timeline = step_timeline(2, 3)
+    steps = tuple(
+        type(f"AKindOfInstruction{place}", (Step,), {})(instruction.label)
+        for place, instruction in enumerate(timeline.program.instructions)
+    )
+    return Timeline(dataclasses.replace(timeline.program, instructions=steps), timeline.timing)
+
+
+SHORT = (step_timeline(2, 3), step_timeline(8, 6, "round-robin"), ranked(2, 2, 2))
+LONG = (step_timeline(60, 2), step_timeline(60, 20, "round-robin"), ranked(40, 20, 16))
+CUT = without_layers(step_timeline(60, 3))

@@ -1,0 +1,157 @@
+"""The picture: every instruction once, in its place and colour, words that stand clear."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.inspect.schedules import CUT, LONG, SHORT, many_kinds
+from tpcompile.inspect import svg
+from tpcompile.inspect.gantt import gantt_svg
+from tpcompile.inspect.timeline import Timeline, kind_of
+from tpcompile.inspect.window import MOST_SLICES, SLICES_A_ROW, window_of
+
+Element = ElementTree.Element
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(timeline: Timeline, title: str = "a title") -> Element:
+    return ElementTree.fromstring(gantt_svg(timeline, title, 12.5))
+
+
+def slices(root: Element) -> dict[str, Element]:
+    """The rectangles of instructions, by label."""
+    found = {}
+    for rect in root.iter(f"{_SVG}rect"):
+        tooltip = rect.find(f"{_SVG}title")
+        if tooltip is not None:
+            assert tooltip.text is not None
+            found[tooltip.text.split("\n")[0]] = rect
+    return found
+
+
+def box_of(rect: Element) -> Box:
+    x, y, wide, high = (float(rect.attrib[side]) for side in ("x", "y", "width", "height"))
+    return x, y, x + wide, y + high
+
+
+def text_box(text: Element) -> Box:
+    size, x, y = (float(text.attrib[key]) for key in ("font-size", "x", "y"))
+    wide = svg.text_width(text.text or "", size)
+    left = x - {"start": 0.0, "middle": wide / 2, "end": wide}[text.attrib["text-anchor"]]
+    return left, y - 0.75 * size, left + wide, y + 0.2 * size
+
+
+def overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+@pytest.mark.parametrize("timeline", SHORT)
+def test_every_instruction_is_drawn_where_and_when_it_runs(timeline: Timeline) -> None:
+    root = drawn(timeline)
+    found = slices(root)
+    instructions = timeline.program.instructions
+    assert found.keys() == {i.label for i in instructions}
+    scale = (box_of(found["argmax"])[2] - box_of(found["embed"])[0]) / timeline.timing.makespan
+    left = box_of(found["embed"])[0]
+    for row in timeline.rows:
+        boxes = [box_of(found[instructions[number].label]) for number in row]
+        assert len({(top, bottom) for _, top, _, bottom in boxes}) == 1
+        for number, (start, _, stop, _) in zip(row, boxes, strict=True):
+            assert start == pytest.approx(left + scale * timeline.timing.starts[number], abs=0.2)
+            assert stop == pytest.approx(left + scale * timeline.timing.finishes[number], abs=0.2)
+    tops = {box_of(found[instructions[row[0]].label])[1] for row in timeline.rows}
+    assert len(tops) == len(timeline.tracks)
+
+
+def test_colours_are_those_of_the_legend() -> None:
+    timeline = SHORT[0]
+    root = drawn(timeline)
+    kinds = dict.fromkeys(map(kind_of, timeline.program.instructions))
+    paint = svg.colours(kinds)
+    found = slices(root)
+    groups = {group.attrib.get("fill"): set(group) for group in root.iter(f"{_SVG}g")}
+    for instruction in timeline.program.instructions:
+        assert found[instruction.label] in groups[paint[kind_of(instruction)]]
+    words = [text.text for text in root.iter(f"{_SVG}text")]
+    assert set(kinds) <= set(words)
+
+
+def test_what_the_end_waited_for_is_outlined() -> None:
+    timeline = SHORT[0]
+    root = drawn(timeline)
+    group = next(g for g in root.iter(f"{_SVG}g") if g.attrib.get("fill") == "none")
+    outlines = [box_of(rect) for rect in group]
+    found = slices(root)
+    chain = [timeline.program.instructions[number].label for number in timeline.chain]
+    assert len(outlines) == len(chain)
+    for label in chain:
+        left, top, right, bottom = box_of(found[label])
+        inner = (left + 0.6, top + 0.6, right - 0.6, bottom - 0.6)
+        assert any(o == pytest.approx(inner, abs=0.2) for o in outlines)
+
+
+@pytest.mark.parametrize("timeline", [*SHORT, *LONG, many_kinds(), CUT])
+@pytest.mark.parametrize("title", ["a title", "preset:tiny <long> & " * 20])
+def test_words_stand_clear(timeline: Timeline, title: str) -> None:
+    root = drawn(timeline, title)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    boxes = [(text.text, text_box(text)) for text in root.iter(f"{_SVG}text")]
+    for said, (left, top, right, bottom) in boxes:
+        assert left >= 0 and top >= 0 and right <= width and bottom <= height, said
+    for (one, first), (other, second) in combinations(boxes, 2):
+        assert not overlap(first, second), (one, other)
+    inside = [box_of(rect) for rect in slices(root).values()]
+    for said, box in boxes:
+        for left, top, right, bottom in inside:
+            if overlap(box, (left, top, right, bottom)):
+                assert left <= box[0] and box[2] <= right and top <= box[1], said
+
+
+def test_figures() -> None:
+    timeline = SHORT[0]
+    words = [text.text or "" for text in drawn(timeline).iter(f"{_SVG}text")]
+    assert words[0] == "a title"
+    for figure in (
+        "30 instructions",
+        "3 workers",
+        f"{timeline.program.counters} counters",
+        f"makespan {timeline.timing.makespan:.1f} µs",
+        "critical path 12.5 µs",
+        f"idle {100 * timeline.idle:.1f} %",
+    ):
+        assert figure in words[1].split(" · ")
+    assert {"worker 0", "worker 1", "worker 2", "0 µs", "5 µs", "20 µs"} <= set(words)
+
+
+def test_a_tooltip_tells_when_and_after_what() -> None:
+    timeline = SHORT[0]
+    tooltips = [t.text or "" for t in drawn(timeline).iter(f"{_SVG}title")]
+    assert "layer 0 qkv <2>\n0.50 to 2.50 µs (2.00)\nwaited for embed" in tooltips
+    assert "embed\n0.00 to 0.50 µs (0.50)" in tooltips
+
+
+@pytest.mark.parametrize("timeline", [*LONG, CUT])
+def test_of_a_long_program_the_first_layers(timeline: Timeline) -> None:
+    window = window_of(timeline)
+    text = gantt_svg(timeline, "long", 1.0)
+    assert len(text.encode()) < 2_000_000
+    root = ElementTree.fromstring(text)
+    found = slices(root)
+    assert 0 < len(found) <= min(MOST_SLICES, SLICES_A_ROW * window.rows)
+    shown = {n for row in timeline.rows[: window.rows] for n in row}
+    instructions = timeline.program.instructions
+    starts = timeline.timing.starts
+    assert found.keys() == {instructions[n].label for n in shown if starts[n] < window.stop}
+    words = [t.text or "" for t in root.iter(f"{_SVG}text")]
+    assert f"Shown below: {window.said}" in words
+    assert "The whole program: workers at work" in words
+    ends = max(box_of(rect)[2] for rect in found.values())
+    rects = list(root.iter(f"{_SVG}rect"))
+    strips = [box_of(rect)[2] for rect in rects if rect.attrib.get("stroke") == svg.GRID]
+    assert ends <= strips[0] + 0.2, "what goes on is cut where the strips of the overview end"

@@ -1,0 +1,55 @@
+"""What a schedule comes to, in figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.inspect.schedules import step_timeline
+from tpcompile.inspect.schedule import ScheduleReport, fault_lines
+from tpcompile.vm.scheduling import Scheduled
+from tpcompile.vm.verify import Fault
+
+
+def report(*faults: Fault) -> ScheduleReport:
+    timeline = step_timeline(2, 3)
+    costs = tuple(step.cost for step in timeline.program.instructions)
+    asked = {"model": "tiny", "max_seq_len": 4096}
+    clock = None if faults else timeline.timing
+    seconds = {"verify": 0.5}
+    return ScheduleReport(asked, Scheduled(timeline.program, costs, 9.25, faults, clock, seconds))
+
+
+def test_kinds_are_counted_and_added_up() -> None:
+    found = report().to_json()
+    assert found["kinds"] == [
+        {"kind": "Embed", "count": 1, "us": 0.5},
+        {"kind": "NormQkv", "count": 8, "us": 16.0},
+        {"kind": "PartialAttention", "count": 8, "us": 22.0},
+        {"kind": "LinearResidual", "count": 12, "us": 18.0},
+        {"kind": "Argmax", "count": 1, "us": 0.75},
+    ]
+    busy = sum(kind["us"] for kind in found["kinds"])
+    assert found["idle"] == pytest.approx(1 - busy / (3 * found["makespan_us"]), abs=1e-6)
+    assert found["seconds"] == {"verify": 0.5}
+
+
+def test_a_program_with_faults_has_no_time() -> None:
+    found = report(Fault("order", "a can come before b"))
+    data = found.to_json()
+    assert (data["verified"], data["makespan_us"], data["idle"]) == (False, None, None)
+    assert data["errors"] == [{"rule": "order", "got": "a can come before b"}]
+    table = found.table()
+    assert "NO: 1 fault" in table and "  order: a can come before b\n" in table
+    assert "makespan" not in table
+
+
+def test_the_table_of_a_good_one() -> None:
+    table = report().table()
+    for words in ("max seq len", "4,096", "9.2 µs", "yes", "22.0", "38.4%"):
+        assert words in table
+
+
+def test_of_many_faults_the_first() -> None:
+    lines = fault_lines([Fault("order", f"fault {number}") for number in range(1200)])
+    assert lines.count("\n") == 11
+    assert lines.endswith("  order: fault 9\n  and 1,190 faults more\n")

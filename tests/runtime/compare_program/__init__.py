@@ -1,0 +1,1 @@
+"""Tests of programs beside eager and the torch module."""

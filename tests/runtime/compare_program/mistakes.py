@@ -1,0 +1,226 @@
+"""The mistakes themselves: what instructions do, or work on, that they should not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tests.runtime.compare_program.cases import QWEN3, case_of, lowered_of
+from tests.runtime.compare_program.wrong import Mistaken, Spoilt
+from tpcompile.ir.ops.decode import span_of
+from tpcompile.ir.ops.rotary import rope
+from tpcompile.vm.arithmetic import rms_norm
+from tpcompile.vm.instructions import NONE, AllReduce, PartialAttention, Range, attention
+from tpcompile.vm.instructions.project import Site
+from tpcompile.vm.instructions.qkv import QkvOperands
+
+Tensors = list[torch.Tensor]
+
+
+def site(which: Site) -> Callable[[Any], bool]:
+    return lambda one: one.at.site == which
+
+
+def eps(number: float) -> Callable[[Any], Any]:
+    return lambda at: replace(at.normed, eps=number)
+
+
+def normed_with(name: str, model: str = QWEN3, tp: int = 3) -> Callable[[Any], Any]:
+    """The scale of this weight."""
+    first = lowered_of(model, tp).numbers(name)[0]
+    return lambda at: replace(at.normed, weight=first + at.rank)
+
+
+def norm_of_slices(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Of eight rows of a head at a time."""
+    parts = zip(x.split(8, -1), weight.split(8), strict=True)
+    return torch.cat([rms_norm(part, scale, eps) for part, scale in parts], -1)
+
+
+def not_turned(x: torch.Tensor, *tables: torch.Tensor, **options: Any) -> torch.Tensor:
+    return x
+
+
+def turned_back(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    return rope(x, cos, -sin, **options)
+
+
+def other_positions(by: int) -> Callable[[Tensors, Any], None]:
+    def change(memory: Tensors, at: Any) -> None:
+        memory[at.positions] = memory[at.positions] + by
+
+    return change
+
+
+def one_slot_off(at: QkvOperands, memory: Tensors) -> Any:
+    for row, length in enumerate(memory[at.lengths].tolist()):
+        held, place = divmod(length, at.block)
+        yield row, int(memory[at.tables][row, held]) * at.block + place
+
+
+def sides_swapped(memory: Tensors, at: Any) -> None:
+    memory[at.out] = memory[at.out].flip(1)
+
+
+def swapped_back(memory: Any, other: Tensors, at: Any) -> None:
+    memory[at.out].copy_(other[at.out].flip(1))
+
+
+def layers_swapped(memory: Tensors, at: Any) -> None:
+    memory[at.out] = memory[at.out].flip(0)
+
+
+def layers_back(memory: Any, other: Tensors, at: Any) -> None:
+    memory[at.out].copy_(other[at.out].flip(0))
+
+
+def spanned(change: Callable[..., Any]) -> Callable[..., Any]:
+    """`attend_span` with other partials."""
+    right = attention.attend_span
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:
+        values, lse = right(q, k, v, scale)
+        return change(values, lse, q, k, scale)
+
+    return attend
+
+
+def without_maximum(values: Any, lse: Any, q: Any, k: Any, scale: float) -> Any:
+    return values, lse - (q @ k.transpose(0, 1) * scale).amax(-1)
+
+
+def in_base_two(values: Any, lse: Any, *rest: Any) -> Any:
+    return values, lse / torch.tensor(2.0).log()
+
+
+def without_the_new(length: int, block: int, span: int, spans: int, window: int | None) -> Any:
+    first, last = span_of(length, block, span, spans, window)
+    return first, last - (last == length and last > first)
+
+
+def one_token_twice(length: int, block: int, span: int, spans: int, window: int | None) -> Any:
+    first, last = span_of(length, block, span, spans, window)
+    return first, last + (span == 0 and first < last < length)
+
+
+@dataclass(frozen=True)
+class CountsEmpty(PartialAttention):
+    """An empty span that has a weight."""
+
+    def run(self, memory: Any, probe: Any = None) -> None:
+        def show(name: str, rows: Range, columns: Range, values: torch.Tensor) -> None:
+            if name == "partial_lse":
+                values = memory[self.at.lse][self.sequence, self.heads.start, self.span]
+                probe(name, rows, columns, values.view(1, 1))
+            else:
+                probe(name, rows, columns, values)
+
+        super().run(memory, lambda *args: None)
+        lse = memory[self.at.lse][self.sequence, self.heads.slice, self.span]
+        lse.nan_to_num_(neginf=0.0)
+        self._show(memory[self.at.values][self.sequence, self.heads.slice, self.span], lse, probe)
+
+
+def equal_weights(a: torch.Tensor, a_lse: Any, b: torch.Tensor, b_lse: Any) -> Any:
+    return (a + b) / 2, torch.maximum(a_lse, b_lse)
+
+
+def overwritten(a: torch.Tensor, a_lse: Any, b: torch.Tensor, b_lse: Any) -> Any:
+    """Only the last span counts."""
+    return b, b_lse
+
+
+def plus_residual(share: float) -> Callable[[Any], Any]:
+    """Terms that hold a share of the residual already."""
+
+    def change(one: Any) -> Any:
+        summed = next(
+            other
+            for other in lowered_of(QWEN3, 3).instructions
+            if isinstance(other, AllReduce)
+            and (other.layer, other.rank, other.at.site) == (one.layer, one.rank, one.at.site)
+        )
+        return WithResidual(one, summed.at.residual, share)
+
+    return change
+
+
+@dataclass(frozen=True)
+class WithResidual(Mistaken):
+    """Terms to which a share of the residual is added."""
+
+    residual: int = NONE
+    share: float = 1.0
+
+    def run(self, memory: Any, probe: Any = None) -> None:
+        self.one.run(memory, probe)
+        one: Any = self.one
+        out = memory[one.at.out]
+        out[one._terms.slice, one.rows.slice] += (
+            self.share * memory[self.residual][:, one.rows.slice]
+        )
+
+
+def halves_swapped(held: Tensors) -> Tensors:
+    return [torch.cat(weight.chunk(2)[::-1]) for weight in held]
+
+
+def ranks_swapped(held: Tensors) -> Tensors:
+    return [held[1], held[0], *held[2:]]
+
+
+def scrambled(held: Tensors) -> Tensors:
+    """Read along the other dimension: shapes fit, values are noise."""
+    return [weight.t().reshape(weight.shape) for weight in held]
+
+
+def straight(held: Tensors) -> Tensors:
+    """As in the checkpoint, where interleaved heads want it permuted."""
+    return case_of(QWEN3, 3).weights["l1_q_norm_weight"]
+
+
+def as_often_as_ranks(held: Tensors) -> Tensors:
+    return [bias * len(held) for bias in held]
+
+
+def one_row_off(memory: Tensors, at: Any) -> None:
+    memory[at.weight] = memory[at.weight].roll(1, 0)
+
+
+def last_of_equals(memory: Tensors, at: Any) -> None:
+    """All slots in the opposite order, so that the first of the highest is the last."""
+    for rank in range(at.ranks):
+        for first in (at.best, at.ids):
+            memory[first + rank] = memory[first + rank].flip(1)
+    for first in (at.best, at.ids):
+        held = memory[first : first + at.ranks]
+        memory[first : first + at.ranks] = held[::-1]
+
+
+def fewer_columns(one: Any) -> Any:
+    """The width in blocks of eight, and what is left over is forgotten."""
+    return replace(one, columns=Range(one.columns.start, one.columns.stop // 8 * 8))
+
+
+def numbers(name: str, at: Any) -> int:
+    """The buffer of this name on the rank of these operands; the same for all lowerings."""
+    return lowered_of(QWEN3, 3).numbers(name)[0] + int(at.rank)
+
+
+def other_residual(at: Any) -> Any:
+    both = numbers("x0", at), numbers("x1", at)
+    return replace(at.normed, x=both[at.normed.x == both[0]])
+
+
+def other_theta(spoilt: Spoilt) -> Spoilt:
+    case, lowered = spoilt
+    return replace(case, rotary=lambda places, *rest: case.rotary(places * 2, *rest)), lowered
+
+
+def counting_empty(one: Any) -> CountsEmpty:
+    return CountsEmpty(one.at, one.sequence, one.kv_head, one.heads, one.span)

@@ -1,0 +1,244 @@
+"""Programs that are right agree with eager and with the torch module, group by group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import fx
+
+from tests.runtime.compare_program.cases import (
+    BLOCK,
+    QWEN2,
+    QWEN3,
+    SPANS,
+    case_of,
+    in_order,
+    lowered_of,
+    tiny,
+)
+from tests.runtime.compare_program.mistakes import eps
+from tests.runtime.compare_program.wrong import Mistaken, Spoilt, instructions, operands
+from tests.runtime.eager_pair import lively
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.inspect.compare import Comparison
+from tpcompile.inspect.compare_groups import GroupRow
+from tpcompile.ir.ops import (
+    ATTENTION,
+    NORM_GATE_UP_SWIGLU,
+    NORM_QKV_ROPE_APPEND,
+    PARTIAL_ATTENTION,
+    SPECS,
+)
+from tpcompile.passes import Report
+from tpcompile.passes.pipeline import decode_pipeline, parse_pipeline
+from tpcompile.passes.rewrite import calls
+from tpcompile.runtime.compare_program import Batch, compare_program, plan_for, prepare
+from tpcompile.vm.instructions import NormGateUpSwiglu, NormLmHead, PartialAttention
+from tpcompile.vm.lowering import lower
+
+PROJECTED = ["norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"]
+ATTENDED = ["k_cached", "v_cached", "partial_lse", "partial_values", "attention"]
+LAYER = [*PROJECTED, *ATTENDED, "attention_residual", "mlp_norm", "swiglu", "mlp_residual"]
+ENDS = ["final_norm", "logits", "token"]
+LENGTHS = (9, 17, 1)
+
+
+def compared(model: Any, tp: int, steps: int = 1, spans: int = SPANS, **options: Any) -> Comparison:
+    passes = decode_pipeline(tp, spans, BLOCK, options.pop("interleaved", False))
+    seed = {"random_weights": 0} if isinstance(model, str) else {}
+    return compare_program(model, passes, Batch(LENGTHS, steps), **{**seed, **options})
+
+
+def groups_of(found: Comparison, side: str) -> list[tuple[str, int | None]]:
+    rows = [row for row in found.rows if isinstance(row, GroupRow)]
+    return [(row.node, row.layer) for row in rows if row.side == side]
+
+
+def test_all_sides_have_the_same_groups_once() -> None:
+    found = compared(QWEN3, 3)
+    names = [("embedding", None)]
+    names += [(name, layer) for layer in (0, 1) for name in LAYER]
+    names += [(name, None) for name in ENDS]
+    assert groups_of(found, "torch module") == groups_of(found, "program") == names
+    assert found.ok, found.table()
+    assert list(found.top5) == ["eager", "torch module", "program"]
+    assert 0 < max(row.rel for row in found.rows) < 1e-5
+
+
+def test_heads_that_are_not_normed_have_no_such_group() -> None:
+    names = {name for name, _ in groups_of(compared(QWEN2, 2), "program")}
+    assert not names & {"q_normed", "k_normed"}
+    assert {"q", "q_rotated"} <= names
+
+
+@pytest.mark.parametrize("lowering", ["heads", "rows"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("model", "tp", "spans"), [(QWEN2, 1, 3), (QWEN3, 4, 1)])
+def test_programs_agree_step_by_step(
+    model: str, tp: int, spans: int, interleaved: bool, lowering: str
+) -> None:
+    options = {"interleaved": interleaved, "lowering": lowering, "workers": 3}
+    found = compared(model, tp, 3, spans, **options)
+    assert found.ok, found.table()
+    assert {row.step for row in found.rows if isinstance(row, GroupRow)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("setting", ["eager", "sdpa"])
+def test_layers_that_see_a_window(setting: str) -> None:
+    """And a model in memory, whose attention is what it was afterwards."""
+    changes = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    model = tiny("qwen2", **changes)
+    model.set_attn_implementation(setting)
+    found = compared(model, 2, 3, 3)
+    assert found.ok, found.table()
+    assert model.config._attn_implementation == setting
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_rounding_is_no_divergence(model: str) -> None:
+    """These weights carry it so far that only fp32 beside it can tell."""
+    found = compared(lively(model).to(torch.bfloat16), 3, 2)
+    assert found.ok, found.table()
+    assert max(row.rel for row in found.rows) > 1e-2
+    assert all(row.beside_fp32 for row in found.rows if row.node != "token")
+
+
+def test_a_mistake_in_bf16_is_found() -> None:
+    """A scale that is off by a quarter: far less than a missing one."""
+    passes = decode_pipeline(2, SPANS, BLOCK)
+    case = prepare(lively("tiny-qwen3").to(torch.bfloat16), passes, Batch(LENGTHS))
+    right = lower(case.graph, plan_for(case, 3))
+    _, lowered = operands(PartialAttention, scale=lambda at: 1.25 * at.scale)((case, right))
+    assert case.against(in_order(right)).ok
+    first = case.against(in_order(lowered)).first_divergence
+    assert first is not None
+    assert (first.node, first.layer) == ("partial_lse", 1)
+
+
+def test_a_tolerance_takes_the_place_of_fp32() -> None:
+    found = compared(QWEN3, 1, dtype=torch.bfloat16, tolerance=0.0)
+    assert not found.ok
+    assert not any(row.beside_fp32 for row in found.rows)
+
+
+def right() -> Spoilt:
+    """What a mistake is put into."""
+    return case_of(QWEN3, 3), lowered_of(QWEN3, 3)
+
+
+def test_one_wrong_instruction_is_named() -> None:
+    """Of all that attend: one sequence, one KV head, one span."""
+
+    mistake = operands(
+        PartialAttention, lambda one: (one.rank, one.sequence, one.span) == (2, 1, 0), scale=1.0
+    )
+    case, lowered = mistake(right())
+    first = case.against(in_order(lowered)).first_divergence
+    assert isinstance(first, GroupRow)
+    assert (first.node, first.layer) == ("partial_lse", 1)
+    assert (first.sequences, first.heads, first.spans) == ((1,), (4, 5), (0,))
+    assert first.ranks == (2,)
+    assert first.by == ("partial_attention layer 1 rank 2 sequence=1 kv_head=0 heads=0:2 span=0",)
+
+
+def test_one_of_many_norms_that_is_wrong_is_named() -> None:
+    """All instructions that read it norm the residual; a single one does it in another way."""
+
+    mistake = operands(
+        NormGateUpSwiglu, lambda one: (one.rank, one.rows.start) == (1, 0), normed=eps(1e-3)
+    )
+    case, lowered = mistake(right())
+    first = case.against(in_order(lowered)).first_divergence
+    assert first is not None
+    assert (first.node, first.layer) == ("mlp_norm", 1)
+    assert first.problem.startswith("twice with other bits: norm_gate_up_swiglu layer 1 rank")
+
+
+class Quiet(Mistaken):
+    """Shows nothing of what it computes."""
+
+    def run(self, memory: Any, probe: Any = None) -> None:
+        self.one.run(memory)
+
+
+class Talkative(Mistaken):
+    """Shows something that no other side has."""
+
+    def run(self, memory: Any, probe: Any = None) -> None:
+        self.one.run(memory, lambda name, *rest: (probe(name, *rest), probe("extra", *rest)))
+
+
+@pytest.mark.parametrize(
+    ("change", "node", "problem"),
+    [(Quiet, "mlp_norm", "missing on rank 0"), (Talkative, "extra", "no other side has it")],
+)
+def test_what_is_missing_or_too_much_is_a_divergence(change: Any, node: str, problem: str) -> None:
+    mistaken = instructions(NormGateUpSwiglu, change, lambda one: one.rank == 0)
+    case, lowered = mistaken(right())
+    first = case.against(in_order(lowered)).first_divergence
+    assert first is not None
+    assert (first.node, first.layer) == (node, 1)
+    assert first.problem.startswith(problem)
+
+
+def test_what_is_no_token_is_none_that_is_the_same() -> None:
+    case, lowered = operands(NormLmHead, first=2000)(right())
+    found = case.against(in_order(lowered))
+    assert not found.tokens_equal
+    assert found.first_divergence is not None
+    assert found.first_divergence.problem.startswith("no tokens")
+
+
+@dataclass(frozen=True)
+class WrongPass:
+    """A pass that spoils the op of layer 1 with another argument, and leaves a valid graph."""
+
+    target: Any
+    argument: str
+    value: Any
+    name: ClassVar[str] = "wrong"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        place = SPECS[self.target].argument_names.index(self.argument)
+        calls(gm, self.target)[1].update_arg(place, self.value)
+        return Report(matches=1)
+
+
+@pytest.mark.parametrize(
+    ("behind", "current", "side", "group"),
+    [
+        ("kv-heads", WrongPass(ATTENTION, "scale", 1.0), "torch module", "partial_lse"),
+        ("fuse-norm-qkv", WrongPass(NORM_QKV_ROPE_APPEND, "head_eps", 1e-3), "program", "q_normed"),
+        ("fuse-norm-gate-up", WrongPass(NORM_GATE_UP_SWIGLU, "eps", 1e-3), "program", "mlp_norm"),
+        ("split-attention", WrongPass(PARTIAL_ATTENTION, "scale", 1.0), "program", "partial_lse"),
+    ],
+)
+def test_a_wrong_pass_is_found_on_the_first_side_that_it_spoils(
+    behind: str, current: WrongPass, side: str, group: str
+) -> None:
+    passes = decode_pipeline(2, SPANS, BLOCK)
+    place = [known.name for known in passes].index(behind) + 1
+    passes.insert(place, current)
+    first = compare_program(QWEN3, passes, Batch((9, 6)), random_weights=0).first_divergence
+    assert isinstance(first, GroupRow)
+    assert (first.side, first.node, first.layer) == (side, group, 1)
+
+
+@pytest.mark.parametrize("pipeline", ["canonicalize", "standard"])
+def test_a_pipeline_that_makes_no_program_is_refused(pipeline: str) -> None:
+    with pytest.raises(UsageError, match="makes no program"):
+        prepare(QWEN3, parse_pipeline(pipeline), Batch(), random_weights=0)
+
+
+def test_no_sequences_are_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to compare"):
+        prepare(QWEN3, decode_pipeline(1), Batch(()), random_weights=0)
+
+
+def test_a_graph_without_a_token_is_refused() -> None:
+    passes = [current for current in decode_pipeline(1, 2, 4) if current.name != "greedy-head"]
+    with pytest.raises(UnsupportedError, match="greedy-head"):
+        prepare(QWEN3, passes, Batch(), random_weights=0)

@@ -1,0 +1,110 @@
+"""Hugging Face's own model, watched: nothing of it changes, and nothing stays behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tests.runtime.compare_program.cases import BLOCK, case_of, tiny
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.meta import Origin
+from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.runtime.compare_program import Batch, prepare
+from tpcompile.runtime.compare_program import eager as eager_side
+from tpcompile.runtime.compare_program.eager import Eager, spots
+
+PASSES = decode_pipeline(1, 1, BLOCK)
+
+
+def hooks_of(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("setting", ["eager", "sdpa"])
+def test_it_is_left_as_it_was(setting: str) -> None:
+    model = tiny("qwen3")
+    model.set_attn_implementation(setting)
+    known = dict(ALL_ATTENTION_FUNCTIONS)
+    prepare(model, PASSES, Batch((3,)))
+    assert hooks_of(model) == 0
+    assert dict(ALL_ATTENTION_FUNCTIONS) == known
+    assert model.config._attn_implementation == setting
+
+
+def test_it_is_left_as_it_was_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("qwen3")
+    known = dict(ALL_ATTENTION_FUNCTIONS)
+
+    def failing(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("no attention today")
+
+    monkeypatch.setattr(eager_side._Watch, "put_attention", failing)
+    with pytest.raises(RuntimeError, match="no attention today"):
+        prepare(model, PASSES, Batch((3,)))
+    assert hooks_of(model) == 0
+    assert dict(ALL_ATTENTION_FUNCTIONS) == known
+
+
+def test_an_attention_function_of_the_users_own_is_the_one_that_runs() -> None:
+    """Put into this process alone, it is there afterwards too."""
+    model = tiny("qwen3")
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    asked = []
+
+    def own(*args: Any, **options: Any) -> Any:
+        asked.append(args[0].layer_idx)
+        return plain(*args, **options)
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = own
+    try:
+        model.set_attn_implementation("sdpa")
+        prepare(model, PASSES, Batch((3,)))
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+    assert asked == [0, 1] * 2  # the prompt, and the step
+
+
+def test_what_it_is_asked_in_pieces_is_what_it_says_at_once() -> None:
+    """So the caches are those of the sequences."""
+    case = case_of("preset:tiny-qwen3", batch=Batch((9, 6, 1), 2))
+    model = tiny("qwen3")
+    for taken in case.taken:
+        for row, text in enumerate(taken.texts.tokens):
+            with torch.inference_mode():
+                whole = model(text[None]).logits[0, -1]
+            assert torch.allclose(taken.step.eager.values["logits", None][row], whole, atol=1e-6)
+
+
+def test_residuals_are_what_norms_are_given() -> None:
+    found = spots(case_of("preset:tiny-qwen3").structure)
+    last = found["mlp_residual", 1]
+    assert (last.module, last.given) == ("model.norm", True)
+    assert (found["norm", 1].module, found["norm", 1].given) == (
+        "model.layers.1.input_layernorm",
+        False,
+    )
+    assert found["swiglu", 0].module == "model.layers.0.mlp.down_proj"
+
+
+def test_a_value_of_no_module_is_refused() -> None:
+    structure = case_of("preset:tiny-qwen3", 2).structure
+    node = structure.layers[0].nodes["q"]
+    origin, node.meta["origin"] = node.meta["origin"], Origin()
+    try:
+        with pytest.raises(UnsupportedError, match="no value of the model's own"):
+            spots(structure)
+    finally:
+        node.meta["origin"] = origin
+
+
+def test_a_model_without_such_a_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("qwen3")
+    structure = case_of("preset:tiny-qwen3").structure
+    monkeypatch.setattr(type(model), "__module__", "torch")
+    with pytest.raises(UnsupportedError, match="no attention function"):
+        eager_side._modules_own(model)
+    assert Eager(model, structure)

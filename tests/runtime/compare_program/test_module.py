@@ -1,0 +1,31 @@
+"""The torch module behind its own prompt: what its caches hold, and what it reports."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.runtime.compare_program.cases import QWEN3, case_of
+from tpcompile.inspect.compare_groups import compare_sides
+
+
+def test_the_cache_holds_the_prompt_and_nothing_else() -> None:
+    case = case_of(QWEN3, 3)
+    texts = case.taken[0].texts
+    held = [texts.places(row, 0, length - 1) for row, length in enumerate(texts.lengths)]
+    filled = torch.zeros(texts.slots, dtype=torch.bool)
+    filled[torch.cat(held)] = True
+    for cache in case.caches:
+        numbers = ~cache.isnan()
+        assert torch.equal(numbers.all((0, 1, 3, 4)), filled)
+        assert torch.equal(numbers.any((0, 1, 3, 4)), filled)
+
+
+def test_every_value_comes_from_every_rank() -> None:
+    """With which node computed it, so that a divergence can be looked up in the graph."""
+    case = case_of(QWEN3, 3)
+    side = case.taken[0].module
+    assert not side.problems
+    q = side.brought["q_rotated", 0]
+    assert [side.sources[n].split()[-1] for n in q[0, ::16].tolist()] == [*"001122"]
+    rows = list(compare_sides(case.taken[0].step, [side]))
+    assert all(row.ok for row in rows)

@@ -1,0 +1,153 @@
+"""Mistakes on the way to queries, keys and values: the comparison names the group and the layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.runtime.compare_program import wrong
+from tests.runtime.compare_program.cases import QWEN2
+from tests.runtime.compare_program.mistakes import (
+    eps,
+    layers_back,
+    layers_swapped,
+    norm_of_slices,
+    normed_with,
+    not_turned,
+    numbers,
+    one_slot_off,
+    other_positions,
+    other_theta,
+    scrambled,
+    sides_swapped,
+    straight,
+    swapped_back,
+    turned_back,
+)
+from tests.runtime.compare_program.wrong import Wrong, functions, memory, of, operands
+from tpcompile.vm.instructions import NONE, qkv
+from tpcompile.vm.instructions import NormQkvRopeAppend as Append
+from tpcompile.vm.instructions import NormQkvRows as Rows
+from tpcompile.vm.instructions.qkv import Part, QkvOperands
+
+Q, K, V = of(Part.Q), of(Part.K), of(Part.V)
+
+WRONG = [
+    # the first half of a layer, up to the projections
+    Wrong("other eps", "norm", operands(Append, normed=eps(1e-5))),
+    Wrong(
+        "norm of layer 0",
+        "norm",
+        operands(Append, normed=normed_with("l0_input_layernorm_weight")),
+    ),
+    Wrong(
+        "other eps in blocks",
+        "norm",
+        operands(Rows, normed=eps(1e-5)),
+        lowering="rows",
+    ),
+    Wrong(
+        "weight split along its other dimension",
+        "q",
+        wrong.weights("l1_q_k_v_proj_weight", scrambled),
+    ),
+    Wrong(
+        "keys from the rows of values",
+        "k",
+        operands(Append, K, first_row=lambda at: at.first_row + 32),
+        tp=1,
+    ),
+    Wrong("bias of queries dropped", "q", operands(Append, Q, bias=NONE), model=QWEN2),
+    Wrong("bias of keys dropped", "k", operands(Append, K, bias=NONE), model=QWEN2),
+    Wrong("bias of values dropped", "v", operands(Append, V, bias=NONE), model=QWEN2),
+    Wrong(
+        "bias dropped in blocks", "v", operands(Rows, V, bias=NONE), model=QWEN2, lowering="rows"
+    ),
+    # heads
+    Wrong(
+        "norm over eight rows of a head",
+        "q_normed",
+        functions(Append, Q, (qkv, "rms_norm", norm_of_slices)),
+    ),
+    Wrong(
+        "norm of queries dropped",
+        "q_normed",
+        operands(Append, Q, head_norm=NONE),
+        problem="missing",
+    ),
+    Wrong(
+        "norm of keys dropped", "k_normed", operands(Append, K, head_norm=NONE), problem="missing"
+    ),
+    Wrong(
+        "scales of queries and keys swapped",
+        "q_normed",
+        operands(Append, Q, head_norm=lambda at: numbers("l1_k_norm_weight", at)),
+    ),
+    Wrong("other eps for heads", "k_normed", operands(Append, K, head_eps=1e-5)),
+    Wrong(
+        "scales of interleaved heads not permuted",
+        "q_normed",
+        wrong.weights("l1_q_norm_weight", straight),
+        interleaved=True,
+    ),
+    Wrong(
+        "a head finished by each of its blocks",
+        "q_normed",
+        wrong.instructions(Rows, lambda one: replace(one, blocks=1), Q),
+        lowering="rows",
+    ),
+    # rotation
+    Wrong(
+        "keys rotated, queries not",
+        "q_rotated",
+        functions(Append, Q, (qkv, "rope", not_turned)),
+    ),
+    Wrong(
+        "queries rotated, keys not",
+        "k_rotated",
+        functions(Append, K, (qkv, "rope", not_turned)),
+    ),
+    Wrong("rotated backwards", "q_rotated", functions(Append, Q, (qkv, "rope", turned_back))),
+    Wrong("pairs side by side, weights not", "q_rotated", operands(Append, Q, interleaved=True)),
+    Wrong(
+        "pairs half a head apart, weights not",
+        "k_rotated",
+        operands(Append, K, interleaved=False),
+        interleaved=True,
+    ),
+    Wrong("position one too high", "q_rotated", memory(Append, Q, other_positions(1))),
+    Wrong("position of keys one too low", "k_rotated", memory(Append, K, other_positions(-1))),
+    Wrong("rotary tables of other frequencies", "q_rotated of layer 0", other_theta),
+    # the cache
+    Wrong(
+        "keys appended one slot off",
+        "k_cached",
+        functions(Append, K, (QkvOperands, "_slots", one_slot_off)),
+    ),
+    Wrong(
+        "values appended one slot off",
+        "v_cached",
+        functions(Append, V, (QkvOperands, "_slots", one_slot_off)),
+    ),
+    Wrong(
+        "values written into keys",
+        "k_cached",
+        memory(Append, V, sides_swapped, swapped_back),
+    ),
+    Wrong(
+        "keys written into another layer",
+        "k_cached of layer 0",
+        memory(Append, K, layers_swapped, layers_back),
+    ),
+]
+
+
+@pytest.mark.parametrize("one", WRONG, ids=wrong.names(WRONG))
+def test_a_mistake_is_found_where_it_is(one: Wrong) -> None:
+    wrong.assert_found(one)
+
+
+def test_without_a_mistake_all_is_well() -> None:
+    """So what is found above is the mistake, and nothing else."""
+    wrong.assert_well(WRONG)

@@ -1,0 +1,210 @@
+"""Mistakes from attention to the token: the comparison names the group and the layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.runtime.compare_program import wrong
+from tests.runtime.compare_program.mistakes import (
+    as_often_as_ranks,
+    counting_empty,
+    eps,
+    equal_weights,
+    fewer_columns,
+    halves_swapped,
+    in_base_two,
+    last_of_equals,
+    normed_with,
+    one_row_off,
+    one_token_twice,
+    other_residual,
+    overwritten,
+    plus_residual,
+    ranks_swapped,
+    site,
+    spanned,
+    without_maximum,
+    without_the_new,
+)
+from tests.runtime.compare_program.wrong import (
+    Wrong,
+    anywhere,
+    functions,
+    memory,
+    on_rank,
+    operands,
+)
+from tpcompile.vm.arithmetic import swiglu
+from tpcompile.vm.instructions import (
+    NONE,
+    AllReduce,
+    Argmax,
+    AttentionReduce,
+    Embed,
+    LinearTerms,
+    NormGateUpSwiglu,
+    NormLmHead,
+    PartialAttention,
+    Range,
+    attention,
+    mlp,
+)
+from tpcompile.vm.instructions.project import Site
+
+ATTENTION, MLP = site(Site.ATTENTION), site(Site.MLP)
+
+WRONG = [
+    # attention
+    Wrong(
+        "another KV head",
+        "partial_lse",
+        wrong.instructions(PartialAttention, lambda one: replace(one, kv_head=1 - one.kv_head)),
+        tp=1,
+    ),
+    Wrong(
+        "heads of another KV head",
+        "partial_lse",
+        wrong.instructions(PartialAttention, lambda one: replace(one, heads=Range(3, 6))),
+        tp=1,
+        problem="twice",
+    ),
+    Wrong("scale missing", "partial_lse", operands(PartialAttention, scale=1.0)),
+    Wrong(
+        "maximum lost",
+        "partial_lse",
+        functions(
+            PartialAttention,
+            anywhere,
+            (attention, "attend_span", spanned(without_maximum)),
+        ),
+    ),
+    Wrong(
+        "log-sum-exp in base 2",
+        "partial_lse",
+        functions(
+            PartialAttention,
+            anywhere,
+            (attention, "attend_span", spanned(in_base_two)),
+        ),
+    ),
+    Wrong(
+        "last span without the new token",
+        "partial_lse",
+        functions(PartialAttention, anywhere, (attention, "span_of", without_the_new)),
+    ),
+    Wrong(
+        "a token in two spans",
+        "partial_lse",
+        functions(PartialAttention, anywhere, (attention, "span_of", one_token_twice)),
+    ),
+    Wrong(
+        "empty span counted",
+        "partial_lse",
+        wrong.instructions(PartialAttention, counting_empty),
+    ),
+    Wrong(
+        "spans merged without their weights",
+        "attention",
+        functions(AttentionReduce, anywhere, (attention, "merge", equal_weights)),
+    ),
+    Wrong(
+        "only the last span counts",
+        "attention",
+        functions(AttentionReduce, anywhere, (attention, "merge", overwritten)),
+    ),
+    # the residual
+    Wrong(
+        "columns of another rank",
+        "attention_residual",
+        wrong.weights("l1_o_proj_weight", ranks_swapped),
+    ),
+    Wrong(
+        "residual twice",
+        "attention_residual",
+        wrong.instructions(
+            LinearTerms, plus_residual(1.0), lambda one: ATTENTION(one) and one.rank == 0
+        ),
+    ),
+    Wrong(
+        "residual on every rank",
+        "mlp_residual",
+        wrong.instructions(LinearTerms, plus_residual(1.0), MLP),
+    ),
+    Wrong(
+        "residual not added", "attention_residual", operands(AllReduce, ATTENTION, residual=NONE)
+    ),
+    Wrong(
+        "bias on every rank",
+        "attention_residual",
+        wrong.weights("l1_o_proj_bias", as_often_as_ranks),
+        model="qwen3 with biases",
+    ),
+    Wrong("a rank left out of the sum", "mlp_residual", operands(AllReduce, MLP, ranks=2)),
+    Wrong(
+        "columns that are left over dropped",
+        "mlp_residual",
+        wrong.instructions(LinearTerms, fewer_columns, MLP),
+    ),
+    # the second half of a layer
+    Wrong(
+        "norm of the old residual",
+        "mlp_norm",
+        operands(NormGateUpSwiglu, normed=other_residual),
+    ),
+    Wrong(
+        "norm of the other half",
+        "mlp_norm",
+        operands(NormGateUpSwiglu, normed=normed_with("l1_input_layernorm_weight")),
+    ),
+    Wrong(
+        "gate and up swapped",
+        "swiglu",
+        functions(NormGateUpSwiglu, anywhere, (mlp, "swiglu", lambda gate, up: swiglu(up, gate))),
+    ),
+    Wrong(
+        "halves of the weight swapped",
+        "swiglu",
+        wrong.weights("l1_gate_up_proj_weight", halves_swapped),
+    ),
+    Wrong(
+        "down columns of another rank",
+        "mlp_residual",
+        wrong.weights("l1_down_proj_weight", ranks_swapped),
+    ),
+    # the ends
+    Wrong(
+        "rows of the table counted from another token",
+        "embedding",
+        operands(Embed, on_rank(1), first=0),
+    ),
+    Wrong(
+        "other eps at the end",
+        "final_norm",
+        operands(NormLmHead, normed=eps(1e-5)),
+    ),
+    Wrong("rows of the head one off", "logits", memory(NormLmHead, anywhere, one_row_off)),
+    Wrong(
+        "vocabulary counted from another token",
+        "token",
+        operands(NormLmHead, lambda one: one.rank > 0, first=0),
+    ),
+    Wrong("bests of one rank only", "token", operands(Argmax, ranks=1)),
+    Wrong(
+        "the highest of equal tokens",
+        "token",
+        memory(Argmax, anywhere, last_of_equals),
+        model="qwen3 with a tie",
+    ),
+]
+
+
+@pytest.mark.parametrize("one", WRONG, ids=wrong.names(WRONG))
+def test_a_mistake_is_found_where_it_is(one: Wrong) -> None:
+    wrong.assert_found(one)
+
+
+def test_without_a_mistake_all_is_well() -> None:
+    """So what is found above is the mistake, and nothing else."""
+    wrong.assert_well(WRONG)

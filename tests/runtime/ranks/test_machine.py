@@ -1,0 +1,99 @@
+"""A model whose decode steps the reference machine runs, beside the same one on modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tpcompile
+from tests.models import TOLERANCE
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.ranks.machine import decodes
+from tpcompile.runtime.ranks.rank import Step
+from tpcompile.vm.text import parse_program
+
+IDS = torch.tensor([[5, 9, 2, 7, 1, 3], [8, 8, 4, 6, 2, 9]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+
+
+def _compiled(backend: str, model: str = "preset:tiny-qwen3", **options: object) -> CompiledModel:
+    return tpcompile.compile(
+        model, backend=backend, random_weights=0, simulate=True, max_seq_len=64, **options
+    )
+
+
+@pytest.mark.parametrize("pipeline", [None, "standard{block=4,interleaved=true}"])
+@pytest.mark.parametrize(("model", "tp"), [("preset:tiny-qwen2", 3), ("preset:tiny-qwen3", 2)])
+def test_generates_as_modules_do(model: str, tp: int, pipeline: str | None) -> None:
+    """Greedy, sampled and with beams, of rows that are padded."""
+    options = {"tp": tp, "pipeline": pipeline}
+    with (
+        _compiled("reference", model, **options) as machine,
+        _compiled("torch", model, **options) as modules,
+    ):
+        for how in ({}, {"do_sample": True, "temperature": 2.0}, {"num_beams": 3}):
+            texts = []
+            for each in (machine, modules):
+                torch.manual_seed(0)
+                texts.append(each.generate(IDS, attention_mask=MASK, max_new_tokens=9, **how))
+            assert torch.equal(*texts), how
+
+
+def test_logits_of_a_step() -> None:
+    """A step of one token each goes to the machine, a prompt to the modules, in one cache."""
+    with _compiled("reference", tp=2) as machine, _compiled("torch", tp=2) as modules:
+        found = []
+        for each in (machine, modules):
+            past = each(IDS[:, :4], use_cache=True).past_key_values
+            one = each(IDS[:, 4:5], past_key_values=past, use_cache=True).logits
+            two = each(IDS[:, 5:], past_key_values=past, use_cache=True).logits
+            again = each(IDS[:, :2], past_key_values=past, use_cache=True).logits
+            found.append((one, two, again))
+        for ours, theirs in zip(*found, strict=True):
+            assert float((ours - theirs).abs().max()) < TOLERANCE * float(theirs.abs().max())
+
+
+def test_program() -> None:
+    with _compiled("reference", tp=2, max_batch=3) as model:
+        program = model.program
+        assert program is model.program
+        found = program.schedule.to_json()
+        assert found["verified"] and found["tp"] == 2 and found["batch"] == 3
+        assert parse_program(program.text()) == program.program
+
+
+def test_modules_have_no_program() -> None:
+    with _compiled("torch") as model, pytest.raises(UnsupportedError, match="and no program"):
+        _ = model.program
+
+
+def test_what_cannot_be_lowered() -> None:
+    """A pipeline that leaves queries, keys and values apart makes no instruction of them."""
+    passes = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding"
+    with pytest.raises(UnsupportedError, match="belongs to no instruction of a decode step"):
+        _compiled("reference", pipeline=f"{passes},greedy-head,cache-kv")
+
+
+def test_a_sequence_that_is_too_long() -> None:
+    with _compiled("reference") as model, pytest.raises(UsageError, match="max_seq_len"):
+        model.generate(IDS, max_new_tokens=60, min_new_tokens=60)
+
+
+@pytest.mark.parametrize(
+    ("starts", "rows", "wanted"),
+    [
+        ([0, 1, 2], [0, 1], True),
+        ([0, 2, 3], [1, 2], False),
+        ([0, 1, 2], [1], False),
+        ([0], [], False),
+    ],
+)
+def test_decodes(starts: list[int], rows: list[int], wanted: bool) -> None:
+    inputs = {
+        "starts": torch.tensor(starts),
+        "logit_rows": torch.tensor(rows, dtype=torch.long),
+        "tables": torch.zeros(len(starts) - 1, 1),
+    }
+    assert decodes(Step(inputs, "logits")) is wanted
+    assert not decodes(Step({k: v for k, v in inputs.items() if k != "tables"}, "logits"))

@@ -1,0 +1,77 @@
+"""Programs that lowering makes of small models, for tests that want all there is of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import fx
+
+from tests.models import preset_pair
+from tests.passes.decoding import BLOCK
+from tpcompile.passes import run_passes
+from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.vm.assemble import assemble
+from tpcompile.vm.lowering import Lowered, StepPlan, lower
+from tpcompile.vm.program import Program
+from tpcompile.vm.targets import TARGETS
+
+WORKERS = 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how it is lowered."""
+
+    model: str = "tiny-qwen3"
+    tp: int = 1
+    lowering: str = "heads"
+    splits: int = 1
+    interleaved: bool = False
+    batch: int = 2
+    spans: int = 2
+
+    def __str__(self) -> str:
+        words = [self.model, f"tp{self.tp}", self.lowering, f"{self.splits}x{self.spans}"]
+        return "-".join([*words, "interleaved"] if self.interleaved else words)
+
+
+CASES = (
+    Case(),
+    Case("tiny-qwen2", 1, "rows", interleaved=True, batch=1, spans=1),
+    Case("tiny-qwen2", 3, "heads", interleaved=True, spans=3),
+    Case("tiny-qwen3", 3, "rows", batch=1),
+    Case("tiny-qwen3", 1, "heads", splits=4),
+)
+"""Together they have every kind of instruction, a bias, norms of heads, and what lacks them."""
+
+
+@lru_cache
+def graph(model: str, tp: int, spans: int, interleaved: bool) -> fx.GraphModule:
+    passes = decode_pipeline(tp, spans, BLOCK, interleaved)
+    return run_passes(preset_pair(model).captured.graph, passes)[0]
+
+
+@lru_cache
+def lowered(case: Case) -> Lowered:
+    plan = StepPlan(
+        workers=WORKERS,
+        batch=case.batch,
+        max_seq_len=32,
+        context=32,
+        lowering=case.lowering,
+        column_splits=case.splits,
+        grain=4,
+        steps=4,
+        stops=2,
+    )
+    return lower(graph(case.model, case.tp, case.spans, case.interleaved), plan)
+
+
+@lru_cache
+def step_program(case: Case, policy: str = "critical-path") -> Program:
+    low = lowered(case)
+    costs = [instruction.cost(TARGETS["cpu"]) for instruction in low.instructions]
+    return assemble(
+        low.name, low.buffers, low.instructions, costs, policy, WORKERS, low.ranks, repeats=True
+    ).program

@@ -1,0 +1,39 @@
+"""Instructions with any operands that their types can hold."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from enum import IntEnum
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tpcompile.vm.instructions import INSTRUCTIONS, Range, StepInstruction
+from tpcompile.vm.instructions.base import field_types, fraction
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+
+
+@st.composite
+def values(draw: Any, kind: Any) -> Any:
+    """Anything of this type."""
+    if is_dataclass(kind):
+        assert isinstance(kind, type)
+        return kind(**{name: draw(values(inner)) for name, inner in field_types(kind)})
+    if kind is Range:
+        return Range(draw(INT32), draw(INT32))
+    if kind is float:
+        finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
+        return fraction(draw(finite)) + 0.0  # minus zero is equal to zero, in other words
+    if kind is bool:
+        return draw(st.booleans())
+    if issubclass(kind, IntEnum):
+        return draw(st.sampled_from(list(kind)))
+    return draw(INT32)
+
+
+def instructions(kind: type[StepInstruction] | None = None) -> st.SearchStrategy[StepInstruction]:
+    """Of this kind, or of any."""
+    if kind is not None:
+        return values(kind)
+    return st.sampled_from(INSTRUCTIONS).flatmap(values)

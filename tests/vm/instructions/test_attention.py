@@ -1,0 +1,289 @@
+"""Attention in spans beside the op, at the edges of blocks; merged in a tree with the maximum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+
+from tests.vm.instructions.desk import Desk, cuts, near, random, unknown, whole_numbers
+from tpcompile.ir.ops.decode.attention import cached_attention, partial_attention
+from tpcompile.vm.instructions import AttentionReduce, PartialAttention, Range
+from tpcompile.vm.instructions import attention as module
+from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperands
+from tpcompile.vm.instructions.base import fraction
+
+WIDTH, BLOCK, LAYER, MOST = 8, 4, 1, 8
+SCALE = fraction(WIDTH**-0.5)
+READERS = ((0, 0, 0, 1, 1), (0, 1), (0, 0, 0))
+"""The KV head of each query head: uneven groups, one each, all one."""
+LENGTHS = ((1, 3, 4, 5), (27, 8, 1, 32))
+POOL = 40
+
+
+class Work:
+    """A cache of sequences whose blocks lie scattered, and what they do not hold is no number."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int] = LENGTHS[0],
+        readers: Sequence[int] = READERS[0],
+        spans: int = 3,
+        window: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        size: float = 1.0,
+    ) -> None:
+        self.lengths, self.readers, self.spans, self.window = lengths, readers, spans, window
+        batch, heads, shared = len(lengths), len(readers), max(readers) + 1
+        self.q = (size * random(batch, heads, WIDTH)).to(dtype)
+        self.cache = unknown(2, 2, POOL * BLOCK, shared, WIDTH, dtype=dtype)
+        order = torch.randperm(POOL, generator=torch.Generator().manual_seed(3)).tolist()
+        self.tables = torch.full((batch, MOST), -1)
+        for row, length in enumerate(lengths):
+            blocks = [order.pop() for _ in range(-(-length // BLOCK))]
+            self.tables[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.long)
+            slots = [blocks[t // BLOCK] * BLOCK + t % BLOCK for t in range(length)]
+            kept = random(2, length, shared, WIDTH, seed=row + 1).to(dtype)
+            self.cache[LAYER][:, slots] = kept
+        desk = self.desk = Desk()
+        self.at = AttentionOperands(
+            rank=0,
+            layer=LAYER,
+            q=desk.put(self.q.flatten(1)),
+            cache=desk.put(self.cache),
+            lengths=desk.put(whole_numbers(*lengths)),
+            tables=desk.put(self.tables.int()),
+            most_blocks=MOST,
+            values=desk.put(unknown(batch, heads, spans, WIDTH)),
+            lse=desk.put(unknown(batch, heads, spans)),
+            width=WIDTH,
+            scale=SCALE,
+            window=-1 if window is None else window,
+            block=BLOCK,
+            spans=spans,
+            planned=16,
+            item=4,
+        )
+        out = desk.put(unknown(batch, heads * WIDTH, dtype=dtype))
+        self.merged = ReduceOperands(0, LAYER, self.at.values, self.at.lse, out, spans, WIDTH)
+
+    def partials(self) -> list[PartialAttention]:
+        heads = range(len(self.readers))
+        runs = [
+            (kv, Range(own[0], own[-1] + 1))
+            for kv in range(max(self.readers) + 1)
+            for own in [[head for head in heads if self.readers[head] == kv]]
+        ]
+        return [
+            PartialAttention(self.at, row, kv, run, span)
+            for row in range(len(self.lengths))
+            for kv, run in runs
+            for span in range(self.spans)
+        ]
+
+    def reduces(self, runs: Sequence[Range] = ()) -> list[AttentionReduce]:
+        whole = [Range(0, len(self.readers))]
+        return [
+            AttentionReduce(self.merged, row, run)
+            for row in range(len(self.lengths))
+            for run in runs or whole
+        ]
+
+    def ran(self, runs: Sequence[Range] = ()) -> torch.Tensor:
+        self.desk.run([*self.partials(), *self.reduces(runs)])
+        return self.desk.tensors[self.merged.out].view(self.q.shape)
+
+    def given(self) -> tuple[Any, ...]:
+        lengths = torch.tensor(self.lengths)
+        return (self.q, self.cache, self.tables, lengths, SCALE, self.window, LAYER, BLOCK)
+
+    def expected(self) -> torch.Tensor:
+        return cached_attention(*self.given(), self.readers)
+
+
+@pytest.mark.parametrize("spans", [1, 2, 3, 7])
+@pytest.mark.parametrize("readers", READERS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_as_the_op_for_any_number_of_spans(
+    lengths: tuple[int, ...], readers: tuple[int, ...], spans: int
+) -> None:
+    """Traps 1, 7, 8: nobody reads what is not there, and each head its own KV head."""
+    work = Work(lengths, readers, spans)
+    assert near(work.ran(), work.expected())
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 100])
+@pytest.mark.parametrize("spans", [1, 3])
+def test_windows(spans: int, window: int) -> None:
+    work = Work(LENGTHS[1], spans=spans, window=window)
+    assert near(work.ran(), work.expected())
+
+
+@pytest.mark.parametrize("spans", [2, 7])
+def test_each_span_as_the_op(spans: int) -> None:
+    """Empty ones too: zeros, and minus infinity."""
+    work = Work(LENGTHS[1], spans=spans)
+    work.desk.run(work.partials())
+    values, lse = partial_attention(*work.given(), spans, work.readers)
+    assert near(work.desk.tensors[work.at.values], values)
+    found = work.desk.tensors[work.at.lse]
+    assert torch.equal(found.isinf(), lse.isinf())
+    assert near(found.nan_to_num(neginf=0), lse.nan_to_num(neginf=0))
+
+
+def test_the_same_bits_for_any_heads_and_any_others() -> None:
+    work = Work(LENGTHS[1])
+    whole = work.ran()
+    assert torch.equal(Work(LENGTHS[1]).ran(cuts(5, 1, 4)), whole)
+    for row in range(4):
+        alone = Work(LENGTHS[1])
+        others = [i for i in (*alone.partials(), *alone.reduces()) if i.sequence == row]
+        alone.desk.run(others)
+        found = alone.desk.tensors[alone.merged.out].view(whole.shape)
+        assert torch.equal(found[row], whole[row])
+        assert found[[other for other in range(4) if other != row]].isnan().all()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_the_same_bits_whichever_span_is_first(order: tuple[int, ...]) -> None:
+    work = Work(LENGTHS[1])
+    whole = Work(LENGTHS[1]).ran()
+    partials = sorted(work.partials(), key=lambda one: order[one.span])
+    work.desk.run([*partials, *work.reduces()])
+    assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
+
+
+def test_trap_12_large_scores_do_not_overflow() -> None:
+    """Scores of hundreds: exponentials of them are infinite, those of what is left are not."""
+    work = Work(LENGTHS[1], size=300.0)
+    assert float((work.q * SCALE).abs().max()) > 89
+    found = work.ran()
+    assert found.isfinite().all()
+    assert near(found, work.expected(), 1e-4)
+
+
+def test_trap_13_the_new_token_is_in_the_last_span_alone() -> None:
+    """It reads all ages; the others read the past only, and do not need the new token."""
+    for lengths in (*LENGTHS, (9, 16, 17, 2)):
+        work = Work(lengths)
+        for one in work.partials():
+            ages = one.reads[1].box[-1]
+            assert ages == ((0, 2) if one.span == work.spans - 1 else (0, 1))
+        newest = [
+            int(work.tables[row, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK
+            for row, n in enumerate(lengths)
+        ]
+        whole = Work(lengths).ran()
+        kept = work.cache[LAYER][:, newest].clone()
+        work.cache[LAYER][:, newest] = torch.nan
+        work.desk.run([one for one in work.partials() if one.span < work.spans - 1])
+        work.cache[LAYER][:, newest] = kept
+        work.desk.run([one for one in work.partials() if one.span == work.spans - 1])
+        work.desk.run(work.reduces())
+        assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
+
+
+def test_trap_26_it_waits_for_its_queries() -> None:
+    work = Work()
+    for one in work.partials():
+        at, heads = work.at, one.heads
+        region = one.reads[0]
+        assert region.buffer == at.q
+        columns = (heads.start * WIDTH, heads.stop * WIDTH)
+        assert region.box == ((one.sequence, one.sequence + 1), columns)
+
+
+def test_a_sequence_that_holds_nothing_comes_to_zero() -> None:
+    work = Work((0, 5))
+    found = work.ran()
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+    assert near(found[1], Work((5, 5)).expected()[0], 10) and found[1].isfinite().all()
+
+
+@pytest.mark.parametrize("spans", [1, 3])
+def test_what_it_shows(spans: int) -> None:
+    work = Work(LENGTHS[1], spans=spans)
+    found = work.ran()
+    assert torch.equal(work.desk.seen("attention", 4, 5 * WIDTH), found.flatten(1))
+    values = work.desk.seen("partial_values", 4, 5 * spans * WIDTH)
+    assert torch.equal(values, work.desk.tensors[work.at.values].flatten(1))
+    lse = work.desk.seen("partial_lse", 4, 5 * spans)
+    assert torch.equal(lse, work.desk.tensors[work.at.lse].flatten(1))
+
+
+def test_bf16_is_no_further_from_fp32_than_the_op() -> None:
+    work = Work(LENGTHS[1], dtype=torch.bfloat16)
+    rounded = work.expected()
+    exact = Work(LENGTHS[1], dtype=torch.bfloat16)
+    exact.q, exact.cache = exact.q.double(), exact.cache.double()
+    truth = exact.expected()
+    error, allowed = ((one.double() - truth).abs().mean() for one in (work.ran(), rounded))
+    assert error <= 1.05 * allowed
+
+
+def _merge_without_sum(a: Any, a_lse: Any, b: Any, b_lse: Any) -> Any:
+    """Trap 12: what is merged keeps the maximum and forgets the sum."""
+    mixed, _ = RIGHT_MERGE(a, a_lse, b, b_lse)
+    return mixed, torch.maximum(a_lse, b_lse)
+
+
+def _merge_base_two(a: Any, a_lse: Any, b: Any, b_lse: Any) -> Any:
+    """Trap 12: written in another base than read."""
+    mixed, lse = RIGHT_MERGE(a, a_lse, b, b_lse)
+    return mixed, lse / torch.log(torch.tensor(2.0))
+
+
+def _merge_halves(a: Any, a_lse: Any, b: Any, b_lse: Any) -> Any:
+    return (a + b) / 2, b_lse
+
+
+RIGHT_MERGE, RIGHT_SPAN = module.merge, module.span_of
+MERGES = (_merge_without_sum, _merge_base_two, _merge_halves)
+
+
+@pytest.mark.parametrize("mistake", MERGES, ids=lambda one: one.__name__)
+def test_a_wrong_merge_is_seen(
+    monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(module, "merge", mistake)
+    work = Work(LENGTHS[1], spans=7)
+    assert not near(work.ran(), work.expected())
+
+
+def _one_short(length: int, *rest: Any) -> tuple[int, int]:
+    first, last = RIGHT_SPAN(length, *rest)
+    return first, max(first, min(last, length - 1))
+
+
+def _first_block_twice(length: int, *rest: Any) -> tuple[int, int]:
+    first, last = RIGHT_SPAN(length, *rest)
+    return max(0, first - BLOCK), last
+
+
+@pytest.mark.parametrize("mistake", [_one_short, _first_block_twice], ids=lambda one: one.__name__)
+def test_wrong_spans_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., Any]) -> None:
+    monkeypatch.setattr(module, "span_of", mistake)
+    work = Work(LENGTHS[1], spans=3)
+    assert not near(work.ran(), work.expected())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"scale": 1.0}, {"window": 3}, {"layer": 0}], ids=["scale", "window", "layer"]
+)
+def test_a_wrong_operand_is_seen(changes: dict[str, Any]) -> None:
+    work = Work(LENGTHS[1])
+    work.at = replace(work.at, **changes)
+    assert not near(work.ran(), work.expected())
+
+
+def test_trap_8_a_kv_head_by_habit() -> None:
+    """Query heads dealt out evenly where groups are uneven."""
+    work = Work(LENGTHS[1], READERS[0])
+    work.readers = (0, 0, 1, 1, 1)
+    found = work.ran()
+    work.readers = READERS[0]
+    assert not near(found, work.expected())

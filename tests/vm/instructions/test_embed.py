@@ -1,0 +1,70 @@
+"""Rows of tokens, on one rank and on several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.vm.instructions.desk import Desk, cuts, random, unknown, whole_numbers
+from tpcompile.vm.instructions import AllReduce, Embed, Range
+from tpcompile.vm.instructions.embed import EmbedOperands
+from tpcompile.vm.instructions.project import Site, SumOperands
+
+WIDTH, VOCABULARY, TOKENS = 7, 11, (10, 0, 4, 4)
+
+
+def embedded(
+    firsts: tuple[int, ...], columns: list[Range], dtype: torch.dtype = torch.float32
+) -> tuple[Desk, torch.Tensor]:
+    """The vocabulary dealt out to ranks that begin with these tokens, and the sum of them."""
+    table = random(VOCABULARY, WIDTH, dtype=dtype)
+    table[4, 2] = -0.0
+    desk, summed = Desk(), len(firsts) > 1
+    kind = torch.float32 if summed else dtype
+    outs = [desk.put(unknown(len(TOKENS), WIDTH, dtype=kind)) for _ in firsts]
+    for rank, (first, last) in enumerate(zip(firsts, (*firsts[1:], VOCABULARY), strict=True)):
+        at = EmbedOperands(
+            rank=rank,
+            layer=-1,
+            tokens=desk.put(whole_numbers(*TOKENS)),
+            table=desk.put(table[first:last]),
+            out=outs[rank],
+            batch=len(TOKENS),
+            first=first,
+            rows=last - first,
+            item=4,
+            summed=summed,
+        )
+        desk.run([Embed(at, part) for part in columns])
+    if not summed:
+        return desk, desk.tensors[outs[0]]
+    assert not desk.shown, "a term is not the embedding"
+    out = desk.put(unknown(len(TOKENS), WIDTH, dtype=dtype))
+    at_sum = SumOperands(0, -1, Site.EMBEDDING, outs[0], len(firsts), 1, -1, -1, out, len(TOKENS))
+    desk.run([AllReduce(at_sum, Range(0, WIDTH))])
+    return desk, desk.tensors[out]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("firsts", [(0,), (0, 6), (0, 4, 8), (0, 1, 2, 10)], ids=str)
+def test_the_rows_of_the_tokens(firsts: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Bits too: minus zero becomes zero everywhere, as a sum makes it."""
+    for columns in (cuts(WIDTH), cuts(WIDTH, 2, 3)):
+        desk, found = embedded(firsts, columns, dtype)
+        expected = random(VOCABULARY, WIDTH, dtype=dtype)[list(TOKENS)]
+        expected[2:, 2] = 0
+        assert torch.equal(found, expected)
+        assert not torch.signbit(found[2:, 2]).any()
+        assert torch.equal(desk.seen("embedding", len(TOKENS), WIDTH).to(dtype), found)
+
+
+def test_a_first_row_that_is_forgotten() -> None:
+    """A rank that takes its rows for those of the first tokens."""
+    desk, found = embedded((0, 6), cuts(WIDTH))
+    tokens = whole_numbers(*TOKENS)
+    table = desk.put(random(VOCABULARY, WIDTH)[6:])
+    out = desk.put(unknown(len(TOKENS), WIDTH))
+    at = EmbedOperands(1, -1, desk.put(tokens), table, out, len(TOKENS), 0, 5, 4, True)
+    desk.run([Embed(at, Range(0, WIDTH))])
+    assert not torch.equal(desk.tensors[out][0], found[0])
+    assert desk.tensors[out][1].any(), "token 0 is on the other rank"

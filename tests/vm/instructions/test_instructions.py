@@ -1,0 +1,220 @@
+"""Every instruction has all that one needs: a name, an opcode, operands, regions, a cost, words."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.vm.instructions.lowered import CASES, lowered
+from tests.vm.instructions.operands import instructions
+from tpcompile.errors import UsageError
+from tpcompile.vm.instructions import INSTRUCTIONS, OPCODES, WORDS, StepInstruction, decode, encode
+from tpcompile.vm.instructions.base import Range, field_types, fraction, word_count
+from tpcompile.vm.region import refusal
+from tpcompile.vm.targets import TARGETS
+
+KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS, ids=lambda kind: kind.name)
+
+
+@lru_cache
+def made(kind: type[StepInstruction]) -> list[tuple[Any, StepInstruction]]:
+    """Those of this kind that lowering makes, with the buffers that they work on."""
+    found = [
+        (low.buffers, i) for case in CASES for low in [lowered(case)] for i in low.instructions
+    ]
+    return [(buffers, one) for buffers, one in found if type(one) is kind]
+
+
+def lacks(kind: type[StepInstruction]) -> list[str]:
+    """What an instruction should have and this one has not."""
+    found = [
+        name
+        for name in ("reads", "writes", "traffic", "run")
+        if getattr(kind, name) is getattr(StepInstruction, name)
+    ]
+    if not re.fullmatch("[a-z]+(_[a-z]+)*", getattr(kind, "name", "")):
+        found.append("name")
+    if kind not in OPCODES:
+        found.append("opcode")
+    if not (kind.__doc__ or "").partition("\n")[0].endswith(".") or "(at:" in (kind.__doc__ or ""):
+        found.append("docstring")
+    if "at" not in vars(kind).get("__annotations__", {}) or not is_dataclass(operands_of(kind)):
+        found.append("operands")
+    elif not {"rank", "layer"} <= {field.name for field in fields(operands_of(kind))}:
+        found.append("rank and layer")
+    if kind.__hash__ is None or not vars(kind).get("__dataclass_params__", _NONE).frozen:
+        found.append("frozen dataclass")
+    return found
+
+
+@dataclass
+class _None:
+    frozen: bool = False
+
+
+_NONE = _None()
+
+
+def operands_of(kind: Any) -> Any:
+    return dict(field_types(kind))["at"]
+
+
+@KINDS
+def test_it_has_all_of_it(kind: type[StepInstruction]) -> None:
+    assert lacks(kind) == []
+
+
+def test_what_is_lacking_is_seen() -> None:
+    class Idle(StepInstruction):
+        pass
+
+    said = {"reads", "writes", "traffic", "run", "name", "opcode", "docstring", "operands"}
+    assert set(lacks(Idle)) >= said | {"frozen dataclass"}
+
+
+def test_opcodes_and_names_are_its_own() -> None:
+    assert sorted(OPCODES.values()) == list(range(1, len(INSTRUCTIONS) + 1))
+    assert set(OPCODES) == set(INSTRUCTIONS)
+    assert len({kind.name for kind in INSTRUCTIONS}) == len(INSTRUCTIONS)
+
+
+@KINDS
+def test_lowering_makes_it_and_what_it_touches_is_there(kind: type[StepInstruction]) -> None:
+    assert made(kind), "no case of this kind"
+    for buffers, instruction in made(kind):
+        assert instruction.writes or instruction.joins
+        joined = [join.region for join in instruction.joins]
+        for region in (*instruction.reads, *instruction.writes, *joined):
+            buffer = buffers[region.buffer]
+            assert not refusal(region.box, buffer.shape), (instruction.label, buffer.name)
+        for region in (*instruction.writes, *joined):
+            assert buffers[region.buffer].rank == instruction.rank, "it writes on its own rank"
+            assert buffers[region.buffer].kind not in ("weight", "input")
+
+
+@KINDS
+def test_trap_27_what_others_may_still_read_is_not_written_over(
+    kind: type[StepInstruction],
+) -> None:
+    """Norms of the old residual never meet the new one: it goes to another buffer.
+
+    Only the state of the sequences changes in place, when nothing else is left to run, and so does
+    what the blocks of a head bring together.
+    """
+    for buffers, instruction in made(kind):
+        read = {region.buffer for region in instruction.reads}
+        for region in instruction.writes:
+            assert region.buffer not in read or buffers[region.buffer].kind == "state"
+
+
+@KINDS
+def test_its_parts_can_be_told_apart_in_messages(kind: type[StepInstruction]) -> None:
+    buffers, _ = made(kind)[0]
+    same = [one for others, one in made(kind) if others is buffers]
+    text = [one.label for one in same]
+    assert all(label.startswith(f"{kind.name} ") for label in text)
+    whole = {
+        (one.label, getattr(one.at, "part", None), getattr(one.at, "site", None)) for one in same
+    }
+    assert len(whole) == len(same)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+@KINDS
+def test_it_costs_something_on_every_target(kind: type[StepInstruction], target: Any) -> None:
+    for _, instruction in made(kind):
+        assert instruction.traffic > 0
+        cost = instruction.cost(target)
+        assert math.isfinite(cost)
+        assert cost > target.instruction_us > 0
+
+
+@KINDS
+def test_operands_never_change(kind: type[StepInstruction]) -> None:
+    _, instruction = made(kind)[0]
+    for value in (instruction, instruction.at):
+        with pytest.raises(FrozenInstanceError):
+            value.__setattr__(fields(value)[0].name, 0)
+
+
+@KINDS
+def test_its_operands_are_numbers(kind: type[StepInstruction]) -> None:
+    def leaves(one: Any) -> list[Any]:
+        inner = [one for _, one in field_types(one)]
+        return [leaf for i in inner for leaf in (leaves(i) if is_dataclass(i) else [i])]
+
+    for leaf in leaves(kind):
+        assert leaf in (int, float, bool, Range) or issubclass(leaf, IntEnum)
+
+
+def test_the_words_of_all_are_as_many() -> None:
+    longest = max(map(word_count, INSTRUCTIONS))
+    assert longest < WORDS <= longest + 8
+    assert WORDS % 8 == 0
+    for kind in INSTRUCTIONS:
+        _, instruction = made(kind)[0]
+        words = encode(instruction)
+        assert len(words) == WORDS
+        assert words[0] == OPCODES[kind]
+        assert not any(words[1 + word_count(kind) :])
+
+
+@KINDS
+def test_those_that_lowering_makes_are_their_words(kind: type[StepInstruction]) -> None:
+    for _, instruction in made(kind):
+        assert decode(encode(instruction)) == instruction
+
+
+@settings(max_examples=200, deadline=None)
+@given(instructions())
+def test_all_operands_are_in_the_words(instruction: StepInstruction) -> None:
+    words = encode(instruction)
+    assert all(-(2**31) <= word < 2**31 for word in words)
+    found = decode(words)
+    assert found == instruction
+    assert type(found) is type(instruction)
+    assert [type(getattr(found.at, n)) for n, _ in field_types(type(found.at))] == [
+        type(getattr(instruction.at, n)) for n, _ in field_types(type(found.at))
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_another_operand_is_other_words(data: Any) -> None:
+    kind = data.draw(st.sampled_from(INSTRUCTIONS))
+    one, other = (data.draw(instructions(kind)) for _ in range(2))
+    assert (encode(one) == encode(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], r"0 words, the first missing.*an opcode from 1"),
+        ([0] * WORDS, r"the first 0"),
+        ([len(INSTRUCTIONS) + 1] + [0] * (WORDS - 1), r"no instruction"),
+        ([1] + [0] * (WORDS - 2), rf"{WORDS - 1} words"),
+        ([1] + [0] * (WORDS - 2) + [5], r"behind the operands of embed.*zeros"),
+    ],
+)
+def test_words_that_are_no_instruction(words: list[int], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        decode(words)
+
+
+def test_fractions_are_kept_as_they_are_used() -> None:
+    assert fraction(1e-6) != 1e-6
+    assert fraction(fraction(1e-6)) == fraction(1e-6)
+    for case in CASES:
+        for instruction in lowered(case).instructions:
+            for name, kind in field_types(type(instruction.at)):
+                if kind is float:
+                    value = getattr(instruction.at, name)
+                    assert fraction(value) == value

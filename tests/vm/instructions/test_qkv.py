@@ -1,0 +1,360 @@
+"""Queries, keys and values beside the op: heads whole or in blocks, and the bits of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+
+from tests.vm.instructions.desk import Desk, near, random, unknown, whole_numbers
+from tpcompile.ir.ops.decode.norm_qkv import norm_qkv_rope_append
+from tpcompile.vm.instructions import NormQkvRopeAppend, NormQkvRows, Range, StepInstruction, qkv
+from tpcompile.vm.instructions.base import fraction
+from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.instructions.qkv import Part, QkvOperands
+
+HIDDEN, WIDTH, LAYERS, LAYER, BLOCK, MOST, LONGEST = 10, 8, 2, 1, 2, 4, 9
+EPS, HEAD_EPS = fraction(1e-6), fraction(1e-3)
+LENGTHS = (5, 1, 8)
+TABLES = ((7, 2, 4, -1), (0, -1, -1, -1), (3, 9, 1, 6))
+SLOTS = (8, 0, 13)
+"""Where the last token of each sequence is kept: of its last block, in its place there."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One layer's projection, of some heads of each kind."""
+
+    heads: tuple[int, int, int] = (3, 2, 2)
+    bias: bool = True
+    norms: bool = True
+    interleaved: bool = False
+    dtype: torch.dtype = torch.float32
+    lengths: tuple[int, ...] = LENGTHS
+
+    @cached_property
+    def values(self) -> dict[str, torch.Tensor | None]:
+        """By name; random, and the same each time."""
+        rows = sum(self.heads) * WIDTH
+        return {
+            "x": random(3, HIDDEN, dtype=self.dtype),
+            "norm": random(HIDDEN, seed=1, dtype=self.dtype),
+            "weight": random(rows, HIDDEN, seed=2, dtype=self.dtype),
+            "bias": random(rows, seed=3, dtype=self.dtype) if self.bias else None,
+            "q_norm": random(WIDTH, seed=4, dtype=self.dtype) if self.norms else None,
+            "k_norm": random(WIDTH, seed=5, dtype=self.dtype) if self.norms else None,
+            "cos": random(LONGEST, WIDTH, seed=6, dtype=self.dtype),
+            "sin": random(LONGEST, WIDTH, seed=7, dtype=self.dtype),
+        }
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return whole_numbers(*(length - 1 for length in LENGTHS))
+
+    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and cache as the op has them."""
+        own: Any = self.values
+        places = self.positions.long()
+        cache = unknown(LAYERS, 2, 20, self.heads[1], WIDTH, dtype=self.dtype)
+        q = norm_qkv_rope_append(
+            own["x"],
+            own["norm"],
+            EPS,
+            own["weight"],
+            own["bias"],
+            own["q_norm"],
+            own["k_norm"],
+            HEAD_EPS,
+            own["cos"][places],
+            own["sin"][places],
+            cache,
+            torch.tensor(SLOTS),
+            LAYER,
+            BLOCK,
+            self.heads,
+            self.interleaved,
+        )
+        return q, cache
+
+
+class Work:
+    """The same on a desk."""
+
+    def __init__(self, given: Given) -> None:
+        self.given, self.desk = given, Desk()
+        put = {name: self.desk.put(tensor) for name, tensor in given.values.items()}
+        rows = sum(given.heads) * WIDTH
+        self.q = self.desk.put(unknown(3, given.heads[0] * WIDTH, dtype=given.dtype))
+        self.cache = self.desk.put(unknown(LAYERS, 2, 20, given.heads[1], WIDTH, dtype=given.dtype))
+        self.raw = self.desk.put(unknown(3, rows, dtype=given.dtype))
+        self.arrivals = self.desk.put(torch.zeros(sum(given.heads), dtype=torch.int32))
+        shared = {
+            "normed": Normed(put["x"], put["norm"], 3, HIDDEN, EPS),
+            "positions": self.desk.put(given.positions),
+            "lengths": self.desk.put(whole_numbers(*given.lengths)),
+            "tables": self.desk.put(torch.tensor(TABLES, dtype=torch.int32)),
+        }
+        firsts = {Part.Q: 0, Part.K: given.heads[0], Part.V: given.heads[0] + given.heads[1]}
+        norms = {Part.Q: put["q_norm"], Part.K: put["k_norm"], Part.V: -1}
+        self.at = {
+            part: QkvOperands(
+                rank=0,
+                layer=LAYER,
+                part=part,
+                weight=put["weight"],
+                bias=put["bias"],
+                first_row=first * WIDTH,
+                head_norm=norms[part],
+                head_eps=HEAD_EPS,
+                cos=put["cos"],
+                sin=put["sin"],
+                longest=LONGEST,
+                interleaved=given.interleaved,
+                most_blocks=MOST,
+                block=BLOCK,
+                width=WIDTH,
+                out=self.q if part == Part.Q else self.cache,
+                item=4,
+                **shared,  # type: ignore[arg-type]
+            )
+            for part, first in firsts.items()
+        }
+
+    def heads(self, each: int) -> list[StepInstruction]:
+        """So many heads in each instruction."""
+        counts = dict(zip((Part.Q, Part.K, Part.V), self.given.heads, strict=True))
+        return [
+            NormQkvRopeAppend(self.at[part], Range(first, min(first + each, count)))
+            for part, count in counts.items()
+            for first in range(0, count, each)
+        ]
+
+    def rows(self, *edges: int) -> list[StepInstruction]:
+        """Each head in blocks with these edges between them."""
+        blocks = [Range(a, b) for a, b in zip((0, *edges), (*edges, WIDTH), strict=True)]
+        counts = dict(zip((Part.Q, Part.K, Part.V), self.given.heads, strict=True))
+        return [
+            NormQkvRows(self.at[part], self.raw, self.arrivals, head, rows, len(blocks))
+            for part, count in counts.items()
+            for head in range(count)
+            for rows in blocks
+        ]
+
+    def ran(self, instructions: list[StepInstruction]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.desk.run(instructions)
+        q = self.desk.tensors[self.q]
+        return q.view(3, -1, WIDTH), self.desk.tensors[self.cache]
+
+
+CUTS: dict[str, Callable[[Work], list[StepInstruction]]] = {
+    "a head each": lambda work: work.heads(1),
+    "two heads": lambda work: work.heads(2),
+    "all heads": lambda work: work.heads(9),
+    "halves of heads": lambda work: work.rows(4),
+    "uneven blocks": lambda work: work.rows(1, 3, 6),
+    "one block a head": lambda work: work.rows(),
+    "blocks backwards": lambda work: work.rows(3, 5)[::-1],
+}
+GIVEN = [
+    Given(),
+    Given(bias=False),
+    Given(norms=False),
+    Given(interleaved=True),
+    Given((5, 1, 1), norms=False, interleaved=True),
+    Given((2, 2, 2), bias=False, norms=False),
+]
+
+
+def agrees(found: tuple[torch.Tensor, torch.Tensor], given: Given) -> bool:
+    """Queries, and the cache with what nobody has written."""
+    q, cache = given.expected()
+    held = torch.equal(found[1].isnan(), cache.isnan())
+    return near(found[0], q) and held and near(found[1].nan_to_num(), cache.nan_to_num())
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_as_the_op_whoever_has_which_rows(given: Given, cut: str) -> None:
+    """Traps 3, 4, 5, 7, 9, 10, 11, 22: parts of one weight, KV heads only, heads whole."""
+    work = Work(given)
+    assert agrees(work.ran(CUTS[cut](work)), given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_same_bits_whoever_has_which_rows(dtype: torch.dtype) -> None:
+    given = Given(dtype=dtype)
+    found = []
+    for cut in CUTS.values():
+        work = Work(given)
+        found.append(work.ran(cut(work)))
+    for q, cache in found[1:]:
+        assert torch.equal(q, found[0][0])
+        assert torch.equal(cache.nan_to_num(), found[0][1].nan_to_num())
+
+
+def test_a_sequence_has_the_bits_that_it_has_alone() -> None:
+    given = Given()
+    whole = Work(given)
+    q, _ = whole.ran(whole.heads(1))
+    alone = Work(given)
+    normed = replace(alone.at[Part.Q].normed, batch=1)
+    alone.desk.tensors[normed.x] = alone.desk.tensors[normed.x][1:2]
+    at = replace(alone.at[Part.Q], normed=normed, positions=alone.desk.put(whole_numbers(0)))
+    alone.desk.tensors[alone.q] = unknown(1, given.heads[0] * WIDTH)
+    alone.desk.run([NormQkvRopeAppend(at, Range(0, 3))])
+    assert torch.equal(alone.desk.tensors[alone.q].view(-1, WIDTH), q[1])
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_the_last_block_finishes_the_head_whichever_it_is(order: tuple[int, ...]) -> None:
+    """And in the next step, without a count cleared between them (trap 32)."""
+    given = Given((1, 1, 1))
+    work = Work(given)
+    blocks = work.rows(3, 5)[:3]
+    for step in range(2):
+        work.desk.tensors[work.q].fill_(torch.nan)
+        for place in order:
+            assert work.desk.tensors[work.q].isnan().all(), "not before all have come"
+            work.desk.run([blocks[place]])
+        assert near(work.desk.tensors[work.q].view(3, 1, WIDTH), given.expected()[0])
+        assert work.desk.tensors[work.arrivals].tolist() == [3 * (step + 1), 0, 0]
+
+
+@pytest.mark.parametrize("cut", ["a head each", "halves of heads"])
+def test_what_holds_nothing_is_not_kept(cut: str) -> None:
+    work = Work(Given(lengths=(5, 0, 8)))
+    _, cache = work.ran(CUTS[cut](work))
+    _, expected = Given().expected()
+    expected[:, :, SLOTS[1]] = torch.nan
+    assert torch.equal(cache.isnan(), expected.isnan())
+    assert near(cache.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("cut", ["two heads", "uneven blocks"])
+def test_what_it_shows(cut: str) -> None:
+    """Each value once, in its place among all heads."""
+    given = Given()
+    work = Work(given)
+    q, cache = work.ran(CUTS[cut](work))
+    names = {name for name, *_ in work.desk.shown}
+    assert names == {"norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"}
+    assert torch.equal(work.desk.seen("q_rotated", 3, 3 * WIDTH), q.flatten(1))
+    kept = cache[LAYER, :, list(SLOTS)]
+    assert torch.equal(work.desk.seen("k_rotated", 3, 2 * WIDTH), kept[0].flatten(1))
+    assert torch.equal(work.desk.seen("v", 3, 2 * WIDTH), kept[1].flatten(1))
+    for name in names - {"norm"}:
+        columns = [c for other, _, c, _ in work.desk.shown if other == name]
+        assert sum(c.extent for c in columns) == (3 if name.startswith("q") else 2) * WIDTH
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_bf16_is_rounded_where_the_op_rounds(bias: bool) -> None:
+    """Trap 20: no further from fp32 than the op in bf16 is."""
+    given = Given(dtype=torch.bfloat16, bias=bias)
+    work = Work(given)
+    q, _ = work.ran(work.heads(1))
+    rounded, _ = given.expected()
+    exact = Given(dtype=torch.float64, bias=bias)
+    exact.__dict__["values"] = {
+        name: None if value is None else value.double() for name, value in given.values.items()
+    }
+    truth, _ = exact.expected()
+    error, allowed = ((side.double() - truth).abs().mean() for side in (q, rounded))
+    assert error <= 1.05 * allowed
+
+
+def _without(name: str) -> Callable[[Work], None]:
+    def change(work: Work) -> None:
+        work.at = {part: replace(at, **{name: -1}) for part, at in work.at.items()}
+
+    return change
+
+
+def _first_rows(firsts: tuple[int, int, int]) -> Callable[[Work], None]:
+    def change(work: Work) -> None:
+        for part, first in zip((Part.Q, Part.K, Part.V), firsts, strict=True):
+            work.at[part] = replace(work.at[part], first_row=first * WIDTH)
+
+    return change
+
+
+def _swapped_norms(work: Work) -> None:
+    q, k = work.at[Part.Q].head_norm, work.at[Part.K].head_norm
+    work.at[Part.Q] = replace(work.at[Part.Q], head_norm=k)
+    work.at[Part.K] = replace(work.at[Part.K], head_norm=q)
+
+
+def _normed_values(work: Work) -> None:
+    work.at[Part.V] = replace(work.at[Part.V], head_norm=work.at[Part.K].head_norm)
+
+
+def _other_layout(work: Work) -> None:
+    work.at = {p: replace(at, interleaved=not at.interleaved) for p, at in work.at.items()}
+
+
+def _transposed(work: Work) -> None:
+    """Split along the input: shapes fit where the weight is square."""
+    weight = work.desk.tensors[work.at[Part.Q].weight]
+    work.desk.tensors[work.at[Part.Q].weight] = weight.flip(1)
+
+
+def _layer_below(work: Work) -> None:
+    work.at = {part: replace(at, layer=LAYER - 1) for part, at in work.at.items()}
+
+
+def _one_late(work: Work) -> None:
+    for at in work.at.values():
+        work.desk.tensors[at.positions] = work.given.positions + 1
+        work.at = {part: replace(at, longest=LONGEST) for part, at in work.at.items()}
+
+
+MISTAKES: dict[str, Callable[[Work], None]] = {
+    "trap 2: columns of the weight in another order": _transposed,
+    "trap 3: keys and values in each other's rows": _first_rows((0, 5, 3)),
+    "trap 3: queries behind keys and values": _first_rows((4, 0, 2)),
+    "trap 5: no bias": _without("bias"),
+    "trap 5: no norms of heads": _without("head_norm"),
+    "trap 10: norms of heads swapped": _swapped_norms,
+    "trap 10: the other rotary layout": _other_layout,
+    "trap 14: positions one late": _one_late,
+    "values normed too": _normed_values,
+    "another layer of the cache": _layer_below,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("cut", ["a head each", "halves of heads"])
+def test_a_mistake_is_seen(cut: str, mistake: str) -> None:
+    work = Work(Given())
+    MISTAKES[mistake](work)
+    assert not agrees(work.ran(CUTS[cut](work)), work.given)
+
+
+def test_trap_11_a_norm_over_a_block_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the block brings is finished at once, as if it were the head."""
+    work = Work(Given())
+    finish = QkvOperands.finish
+
+    def early(self: QkvOperands, memory: Any, heads: Range, rows: torch.Tensor, probe: Any) -> None:
+        halves = rows.unflatten(-1, (-1, WIDTH // 2))
+        weight = memory[self.head_norm].unflatten(-1, (-1, WIDTH // 2))
+        normed = qkv.rms_norm(halves, weight, self.head_eps).flatten(-2)
+        finish(replace(self, head_norm=-1), memory, heads, normed, probe)
+
+    monkeypatch.setattr(
+        QkvOperands,
+        "finish",
+        lambda self, *rest: (early if self.head_norm >= 0 else finish)(self, *rest),
+    )
+    assert not agrees(work.ran(work.rows(4)), work.given)
+
+
+def test_trap_9_a_rotation_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qkv, "rope", lambda values, *tables, interleaved: values)
+    work = Work(Given())
+    assert not agrees(work.ran(work.heads(1)), work.given)

@@ -1,0 +1,94 @@
+"""How work is cut: everything once, in multiples of the grain, one piece for each worker."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpcompile.errors import UsageError
+from tpcompile.vm.instructions import Range
+from tpcompile.vm.lowering import StepPlan
+
+SIZES = st.integers(1, 400)
+
+
+def _assert_tiles(found: list[Range], extent: int) -> None:
+    assert [one.stop for one in found[:-1]] == [one.start for one in found[1:]]
+    assert (found[0].start, found[-1].stop) == (0, extent)
+    assert all(one.extent > 0 for one in found)
+
+
+@given(workers=SIZES, grain=st.integers(1, 64), extent=st.integers(1, 20_000))
+def test_blocks(workers: int, grain: int, extent: int) -> None:
+    found = StepPlan(workers, grain=grain).blocks(extent)
+    _assert_tiles(found, extent)
+    units = -(-extent // grain)
+    assert len(found) <= min(workers, units)
+    assert all(one.start % grain == 0 for one in found)
+    assert max(one.extent for one in found) <= -(-units // workers) * grain
+    full = [one.extent for one in found[:-1]]
+    assert max(full, default=0) - min(full, default=0) <= grain
+
+
+@given(grain=st.integers(1, 64), extents=st.tuples(st.integers(1, 9_999), st.integers(1, 9_999)))
+def test_pieces(grain: int, extents: tuple[int, int]) -> None:
+    """Widths that differ can be cut into the same number, which blocks alone need not be."""
+    plan = StepPlan(7, grain=grain)
+    count = min(len(plan.blocks(extent)) for extent in extents)
+    for extent in extents:
+        found = plan.pieces(extent, count)
+        _assert_tiles(found, extent)
+        assert len(found) == count
+
+
+@given(workers=SIZES, heads=st.integers(1, 64), more=st.integers(0, 64))
+def test_runs_of_heads(workers: int, heads: int, more: int) -> None:
+    """No run is longer than a worker's share of all heads."""
+    found = StepPlan(workers).head_runs(heads, heads + more)
+    _assert_tiles(found, heads)
+    assert max(one.extent for one in found) <= -(-(heads + more) // workers)
+
+
+@given(
+    workers=SIZES,
+    grain=st.sampled_from([1, 8, 16, 32]),
+    width=st.sampled_from([16, 64, 80, 96, 128]),
+    heads=st.integers(1, 96),
+)
+def test_blocks_of_a_head(workers: int, grain: int, width: int, heads: int) -> None:
+    """No other number of blocks is done sooner."""
+    found = StepPlan(workers, grain=grain).row_blocks(width, heads)
+    _assert_tiles(found, width)
+    assert all(one.start % grain == 0 for one in found)
+    units = -(-width // grain)
+    assert min(2, units) <= len(found) <= units
+    time = {n: -(-heads * n // workers) * (-(-units // n) + 0.5) for n in range(2, units + 1)}
+    assert len(found) == min(time, key=lambda n: time[n], default=1)
+
+
+@pytest.mark.parametrize(("heads", "blocks"), [(48, 2), (10, 8), (96, 4), (132, 2)])
+def test_blocks_of_a_head_for_132_workers(heads: int, blocks: int) -> None:
+    assert len(StepPlan(132).row_blocks(128, heads)) == blocks
+
+
+def test_heads_are_cut_when_there_are_too_few() -> None:
+    plan = StepPlan(workers=8)
+    assert [plan.splits_heads(heads) for heads in (7, 8)] == [True, False]
+    assert StepPlan(8, lowering="rows").splits_heads(99)
+    assert not StepPlan(8, lowering="heads").splits_heads(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": 0}, "workers=0 means nothing"),
+        ({"batch": 0}, "batch=0 means nothing"),
+        ({"max_seq_len": -1}, "max_seq_len=-1 means nothing"),
+        ({"lowering": "row"}, "no lowering 'row'.* Did you mean rows"),
+        ({"column_splits": 3}, "column_splits=3.* Expected a power of two"),
+    ],
+)
+def test_refuses(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        StepPlan(**{"workers": 1, **options})  # type: ignore[arg-type]

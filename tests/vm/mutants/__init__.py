@@ -1,0 +1,1 @@
+"""Programs that lowering makes, each with one mistake of a careless scheduler."""

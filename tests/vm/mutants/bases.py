@@ -1,0 +1,134 @@
+"""Programs that lowering makes of small real models: what mutants are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+from tests.backends.reference.stepping import Case
+from tpcompile.vm.assemble import assemble
+from tpcompile.vm.instructions import StepInstruction
+from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.program import Instruction, Program
+from tpcompile.vm.region import Join, Region
+from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.targets import target_of
+
+MODELS = ("tiny-qwen2", "tiny-qwen3", "qwen2.5-0.5b")
+"""With bias, with norms of heads, and with heads that 2 and 3 ranks share unevenly."""
+
+_ROW_WORKERS = {1: 12, 2: 6, 3: 7}
+"""So many, on so many ranks, that heads are cut into blocks."""
+
+
+@dataclass(frozen=True)
+class FineCase(Case):
+    """Cut finely enough that heads are made of several blocks of rows."""
+
+    grain: int = 4
+
+    @property
+    def plan(self) -> StepPlan:
+        return replace(super().plan, grain=self.grain)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A program, and how it was scheduled."""
+
+    case: FineCase
+
+    @cached_property
+    def program(self) -> Program:
+        return self.case.program
+
+    @cached_property
+    def steps(self) -> tuple[StepInstruction, ...]:
+        """Its instructions, as what they are."""
+        return tuple(i for i in self.program.instructions if isinstance(i, StepInstruction))
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        target = target_of("cpu", self.case.workers)
+        return tuple(step.cost(target) for step in self.steps)
+
+    def scheduled_as(self, seen: Sequence[Instruction]) -> Program:
+        """By somebody who takes these for what the instructions touch; they stay what they are."""
+        program, case = self.program, self.case
+        made = assemble(
+            program.name,
+            program.buffers,
+            seen,
+            self.costs,
+            case.policy,
+            case.workers,
+            program.ranks,
+            program.repeats,
+        )
+        return replace(made.program, instructions=program.instructions)
+
+    def __str__(self) -> str:
+        case = self.case
+        return (
+            f"{case.model} tp={case.tp} {case.lowering} {case.policy} {case.workers} workers "
+            f"batch {len(case.lengths)}"
+        )
+
+
+@dataclass(frozen=True)
+class Described:
+    """An instruction with another description of what it touches, or with buffers in one."""
+
+    true: StepInstruction
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    joins: tuple[Join, ...] = ()
+    moved: tuple[tuple[int, int], ...] = ()
+    """Buffers that lie where others do."""
+
+    @property
+    def rank(self) -> int:
+        return self.true.rank
+
+    @property
+    def label(self) -> str:
+        return self.true.label
+
+    def run(self, memory: Sequence[object], probe: object) -> None:
+        places = list(memory)
+        for old, new in self.moved:
+            places[old] = places[new]
+        self.true.run(places, probe)  # type: ignore[arg-type]
+
+
+def described(true: StepInstruction) -> Described:
+    """As it is."""
+    return Described(true, true.reads, true.writes, true.joins)
+
+
+def bases() -> list[Base]:
+    """All models, ranks and lowerings, with policies, batches and splits that take turns."""
+    found = []
+    ways = product(MODELS, (1, 2, 3), ("heads", "rows"))
+    policies = list(POLICIES)
+    for number, (model, tp, lowering) in enumerate(ways):
+        for turn in range(1 if (tp, lowering) == (3, "rows") else 2):
+            policy = policies[(2 * number + turn) % len(policies)]
+            several = (number + turn) % 3 == 0
+            workers = 2 + turn if lowering == "heads" else _ROW_WORKERS[tp] + turn
+            found.append(
+                FineCase(
+                    model,
+                    tp,
+                    # 3 blocks, so that no span is empty
+                    lengths=(9, 10) if several and lowering == "heads" else (9,),
+                    spans=1 + (number + turn) % 3,
+                    lowering=lowering,
+                    policy=policy,
+                    workers=workers,
+                    column_splits=1 + turn if lowering == "heads" else 1,
+                )
+            )
+    return [Base(case) for case in found]

@@ -1,0 +1,164 @@
+"""Heads that are not whole: blocks of rows that are missing, counted wrongly, or apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from random import Random
+from typing import Any
+
+from tests.vm.mutants.bases import Base, Described
+from tests.vm.mutants.orders import Made
+from tests.vm.mutations import changed
+from tpcompile.vm.instructions import Memory, NormQkvRows, Probe, Range, unseen
+from tpcompile.vm.program import Instruction
+from tpcompile.vm.region import Join, Region
+
+
+@dataclass(frozen=True)
+class Missing(Described):
+    """An instruction that is left out."""
+
+    def run(self, memory: Sequence[object], probe: object) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class OtherSlot(NormQkvRows):
+    """Counts who has arrived somewhere else than where its head's place is."""
+
+    slot: int = 0
+
+    @cached_property
+    def joins(self) -> tuple[Join, ...]:
+        count, *rest = super().joins
+        region = Region(self.arrivals, ((self.slot, self.slot + 1),))
+        return (count._replace(region=region), *rest)
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        brought = self.at.project(memory, self._weight_rows, probe)
+        memory[self.raw][:, self._weight_rows.slice] = brought
+        memory[self.arrivals][self.slot] += 1
+        if int(memory[self.arrivals][self.slot]) % self.blocks == 0:
+            whole = memory[self.raw][:, self._raw_head.slice]
+            self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)
+
+
+def block_dropped(base: Base, dice: Random) -> Made:
+    """One block of a head is not there."""
+    head = _head(base, dice)
+    if not head:
+        return None
+    number = dice.choice(head)
+    return _with(base, dice, {number: Missing(base.steps[number], (), ())}, "is missing")
+
+
+def rows_shifted(base: Base, dice: Random) -> Made:
+    """A block computes a row too many or too few, or begins too early or late."""
+    head = _head(base, dice)
+    if not head:
+        return None
+    number = dice.choice(head)
+    old = _block(base, number)
+    start, stop = old.rows
+    moved = [(-1, 0), (1, 0), (0, -1), (0, 1), (1, 1), (-1, -1)]
+    first, last = dice.choice(moved)
+    rows = Range(start + first, stop + last)
+    if not 0 <= rows.start < rows.stop <= old.at.width:
+        return None
+    return _with(base, dice, {number: replace(old, rows=rows)}, f"has {rows}")
+
+
+def arrivals_wrong(base: Base, dice: Random) -> Made:
+    """One block, or all of them, think that one more or one less will arrive."""
+    head = _head(base, dice)
+    if not head:
+        return None
+    blocks = _block(base, head[0]).blocks + dice.choice([-1, 1])
+    if blocks == 0:
+        return None
+    wrong = dice.choice([head, [dice.choice(head)]])
+    new = {number: replace(_block(base, number), blocks=blocks) for number in wrong}
+    return _with(base, dice, new, f"waits for {blocks} blocks")
+
+
+def block_alone(base: Base, dice: Random) -> Made:
+    """Every block is taken for a whole head: norms and rotates the rows that it has."""
+    head = _head(base, dice, several=True)
+    if not head:
+        return None
+    new = {number: replace(_block(base, number), blocks=1) for number in head}
+    return _with(base, dice, new, "finishes alone")
+
+
+def slot_shared(base: Base, dice: Random) -> Made:
+    """Two heads count in one place who has arrived."""
+    heads = _heads(base)
+    if not heads:
+        return None
+    one = dice.choice(heads)
+    first = _block(base, one[0])
+    others = [h for h in heads if h != one and base.steps[h[0]].rank == first.rank]
+    slot = _block(base, dice.choice(others)[0]).joins[0].region.box[0][0]
+    return _with(base, dice, _elsewhere(base, one, slot, first.blocks), f"counts in slot {slot}")
+
+
+def head_in_two(base: Base, dice: Random) -> Made:
+    """Some blocks of a head count in another place than the others, as if there were two heads."""
+    head = _head(base, dice, several=True)
+    if not head:
+        return None
+    cut = dice.randrange(1, len(head))
+    slots = base.program.buffers[_block(base, head[0]).arrivals].shape[0]
+    own = _block(base, head[0]).joins[0].region.box[0][0]
+    slot = dice.choice([slot for slot in range(slots) if slot != own])
+    whole = dice.choice([True, False])
+    first = {n: replace(_block(base, n), blocks=len(head) if whole else cut) for n in head[:cut]}
+    rest = _elsewhere(base, head[cut:], slot, len(head) if whole else len(head) - cut)
+    return _with(base, dice, {**first, **rest}, f"are two from block {cut} on, in slot {slot}")
+
+
+def _elsewhere(base: Base, head: list[int], slot: int, blocks: int) -> dict[int, Instruction]:
+    found: dict[int, Instruction] = {}
+    for number in head:
+        old = _block(base, number)
+        own: dict[str, Any] = {field.name: getattr(old, field.name) for field in fields(old)}
+        found[number] = OtherSlot(**{**own, "blocks": blocks}, slot=slot)
+    return found
+
+
+def _with(base: Base, dice: Random, new: Mapping[int, Instruction], what: str) -> Made:
+    """Scheduled as the right blocks are, or as the wrong ones are."""
+    instructions: tuple[Instruction, ...] = base.steps
+    for number, instruction in new.items():
+        instructions = changed(instructions, number, instruction)
+    openly = dice.choice([True, False])
+    program = base.scheduled_as(instructions) if openly else base.program
+    said = f"{base.steps[min(new)].label} and {len(new) - 1} more {what}"
+    said += ", and the schedule knows" if openly else ""
+    return said, replace(program, instructions=instructions)
+
+
+def _block(base: Base, number: int) -> NormQkvRows:
+    found = base.steps[number]
+    assert isinstance(found, NormQkvRows)
+    return found
+
+
+def _heads(base: Base) -> list[list[int]]:
+    """The blocks of each head, by number."""
+    found: dict[object, list[int]] = {}
+    for number, step in enumerate(base.steps):
+        if isinstance(step, NormQkvRows):
+            key = step.rank, step.layer, step.at.part, step.head
+            found.setdefault(key, []).append(number)
+    return list(found.values())
+
+
+def _head(base: Base, dice: Random, several: bool = False) -> list[int]:
+    heads = [head for head in _heads(base) if len(head) > several]
+    return dice.choice(heads) if heads else []
+
+
+HEADS = (block_dropped, rows_shifted, arrivals_wrong, block_alone, slot_shared, head_in_two)

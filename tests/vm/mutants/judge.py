@@ -1,0 +1,180 @@
+"""The adversary in a hurry: says what `tpcompile.vm.oracle` says, of programs of a few hundred.
+
+What conflicts is looked up in a table, which the many mutants of one program share. Only what
+belongs to the first step is held back: if nothing of it is overtaken, not by the second step
+either, then all of it is done when the second begins, and that goes as the first did. What runs
+without the one that is held is continued from where some order comes to that one: counters only
+rise. Who has arrived in a head is counted in the order of the program: if nothing that conflicts
+is overtaken, then every other order counts the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations_with_replacement
+
+from tpcompile.vm.conflict import heads_of
+from tpcompile.vm.execution import run_order, unrolled
+from tpcompile.vm.oracle import _split, misplaced
+from tpcompile.vm.program import Instruction, Program, Wait
+from tpcompile.vm.region import Box, overlap
+
+Instructions = Sequence[Instruction]
+_Use = tuple[Box, bool, int | None]
+"""A part of a buffer, whether it is changed, and as a block of which head."""
+
+
+class Judge:
+    """Knows what conflicts in the programs that it has seen."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Instructions, list[int]]] = {}
+
+    def broken(self, program: Program) -> bool:
+        """Whether anything can go wrong."""
+        if misplaced(program):
+            return True
+        steps = unrolled(program, 2) if program.repeats else program
+        order = list(run_order(steps))
+        return (
+            len(order) < len(steps.instructions)
+            or any(True for _ in self._overtaken(program, steps, order))
+            or _splits_a_head(steps)
+        )
+
+    def overtaken(self, program: Program) -> Iterator[tuple[int, int]]:
+        """Instructions, each with one that conflicts, or is of the next step, and can run first.
+
+        Of a program that does not hang.
+        """
+        steps = unrolled(program, 2) if program.repeats else program
+        return self._overtaken(program, steps, list(run_order(steps)))
+
+    def _overtaken(
+        self, program: Program, steps: Program, order: list[int]
+    ) -> Iterator[tuple[int, int]]:
+        count = len(program.instructions)
+        conflicts = self.conflicts(program.instructions)
+        second_step = -1 << count
+        run = _Run(steps)
+        for held in order:
+            if held < count:
+                wrong = run.done_without(held) & (conflicts[held] | second_step)
+                if wrong:
+                    yield held, (wrong & -wrong).bit_length() - 1
+            run.do(held)
+
+    def conflicts(self, instructions: Instructions) -> list[int]:
+        """For each instruction the later ones that it conflicts with, as bits."""
+        held, found = self._known.get(id(instructions), (None, []))
+        if held is not instructions:
+            found = _conflicts(instructions)
+            self._known[id(instructions)] = instructions, found
+        return found
+
+
+def _splits_a_head(steps: Program) -> bool:
+    """Whether some head is not made of all its rows, each once."""
+    if not any(instruction.joins for instruction in steps.instructions):
+        return False
+    return _split(steps.instructions, iter(range(len(steps.instructions)))) is not None
+
+
+class _Run:
+    """A program on its way, from which it is tried what else could come."""
+
+    def __init__(self, program: Program) -> None:
+        apart = program.sharing > 1
+        self._queues = [(n,) for q in program.queues for n in q] if apart else program.queues
+        self._waits, self._signals = program.waits, program.signals
+        self._queue_of = {n: place for place, queue in enumerate(self._queues) for n in queue}
+        self._users: dict[Wait, list[int]] = {}
+        """The queues in which somebody waits for this."""
+        for number, own in enumerate(program.waits):
+            for wait in own:
+                self._users.setdefault(wait, []).append(self._queue_of[number])
+        self._counts = [0] * program.counters
+        self._place = [0] * len(self._queues)
+        self._done = 0
+        self._awake = set(range(len(self._queues)))
+        """Queues of which the first may be able to run."""
+
+    def do(self, number: int) -> None:
+        """Run this one; it can."""
+        self._done |= 1 << number
+        queue = self._queue_of[number]
+        self._place[queue] += 1
+        self._awake.add(queue)
+        self._awake.update(self._woken(number, self._counts))
+        self._awake = {q for q in self._awake if self._ready(q, self._place, self._counts)}
+
+    def done_without(self, held: int) -> int:
+        """All that is done, or can be before this one is, as bits."""
+        counts, place, done = self._counts.copy(), self._place.copy(), self._done
+        awake = list(self._awake)
+        while awake:
+            at = awake.pop()
+            while self._ready(at, place, counts):
+                number = self._queues[at][place[at]]
+                if number == held:
+                    break
+                place[at] += 1
+                done |= 1 << number
+                awake += self._woken(number, counts)
+        return done
+
+    def _ready(self, queue: int, place: list[int], counts: list[int]) -> bool:
+        own = self._queues[queue]
+        if place[queue] == len(own):
+            return False
+        return all(counts[counter] >= until for counter, until in self._waits[own[place[queue]]])
+
+    def _woken(self, number: int, counts: list[int]) -> Iterator[int]:
+        for counter in self._signals[number]:
+            counts[counter] += 1
+            yield from self._users.get(Wait(counter, counts[counter]), ())
+
+
+def _conflicts(instructions: Instructions) -> list[int]:
+    found = [0] * len(instructions)
+    for uses in _uses(instructions).values():
+        for (one, own), (other, others) in combinations_with_replacement(uses.items(), 2):
+            if not _mind(one, other):
+                continue
+            bits, more = _bits(own), _bits(others)
+            for number in own:
+                found[number] |= more
+            for number in others:
+                found[number] |= bits
+    return [bits >> number + 1 << number + 1 for number, bits in enumerate(found)]
+
+
+def _mind(one: _Use, other: _Use) -> bool:
+    (box, changes, head), (part, changes_too, same) = one, other
+    blocks = head is not None and head == same
+    return (changes or changes_too) and not blocks and overlap(box, part)
+
+
+def _bits(numbers: Sequence[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
+
+
+def _uses(instructions: Instructions) -> dict[int, dict[_Use, list[int]]]:
+    """By buffer, who touches what."""
+    found: dict[int, dict[_Use, list[int]]] = {}
+    heads = heads_of(instructions)
+
+    def use(number: int, buffer: int, own: _Use) -> None:
+        found.setdefault(buffer, {}).setdefault(own, []).append(number)
+
+    for number, instruction in enumerate(instructions):
+        for region in instruction.reads:
+            use(number, region.buffer, (region.box, False, None))
+        for region in instruction.writes:
+            use(number, region.buffer, (region.box, True, None))
+        for join, head in zip(instruction.joins, heads.of[number], strict=True):
+            use(number, join.region.buffer, (join.region.box, True, head))
+    return found

@@ -1,0 +1,243 @@
+"""Wrong waits, signals and queues: the instructions are as they were, and so is what they touch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from tests.vm.mutants.bases import Base
+from tests.vm.mutations import changed
+from tpcompile.vm.program import Program, Wait, queue_by_instruction
+
+Made = tuple[str, Program] | None
+"""What is wrong, and the program; None if the base has no place for it."""
+
+
+def wait_dropped(base: Base, dice: Random) -> Made:
+    """An instruction does not wait for one of the counters that it must wait for."""
+    return _wait_changed(base, dice, step=False, by=None)
+
+
+def threshold_lowered(base: Base, dice: Random) -> Made:
+    """One signal less is enough."""
+    return _wait_changed(base, dice, step=False, by=-1)
+
+
+def threshold_raised(base: Base, dice: Random) -> Made:
+    """One signal more is asked for than there are: that can only hang."""
+    return _wait_changed(base, dice, step=False, by=1)
+
+
+def step_wait_dropped(base: Base, dice: Random) -> Made:
+    """What begins a step does not wait for the end of the last one, or for part of it."""
+    return _wait_changed(base, dice, step=True, by=dice.choice([None, -1]))
+
+
+def _wait_changed(base: Base, dice: Random, step: bool, by: int | None) -> Made:
+    waits = base.program.waits
+    places = [
+        (n, place)
+        for n, own in enumerate(waits)
+        for place, wait in enumerate(own)
+        if (wait.until == 0) is step
+    ]
+    if not places:
+        return None
+    number, place = dice.choice(places)
+    own, wait = waits[number], waits[number][place]
+    if by is None:
+        new = own[:place] + own[place + 1 :]
+    else:
+        new = changed(own, place, Wait(wait.counter, wait.until + by))
+    said = f"instruction {number} waits {new} instead of {own}"
+    return said, replace(base.program, waits=changed(waits, number, new))
+
+
+def wait_added(base: Base, dice: Random) -> Made:
+    """An instruction waits for more than it must: no harm, unless that hangs."""
+    number = dice.randrange(len(base.program.instructions))
+    counter = dice.randrange(base.program.counters)
+    all_of_it = sum(own.count(counter) for own in base.program.signals)
+    waits = base.program.waits
+    new = (*waits[number], Wait(counter, all_of_it))
+    said = f"{number} waits for {counter} too"
+    return said, replace(base.program, waits=changed(waits, number, new))
+
+
+def wait_too_early(base: Base, dice: Random) -> Made:
+    """The worker waits one instruction sooner: no harm, unless that hangs."""
+    if base.program.sharing > 1:
+        return None
+    waits = base.program.waits
+    behind = [n for queue in base.program.queues for n in queue[1:] if waits[n]]
+    number = dice.choice(behind)
+    queue = next(queue for queue in base.program.queues if number in queue)
+    before = queue[queue.index(number) - 1]
+    new = changed(changed(waits, before, waits[before] + waits[number]), number, ())
+    return f"{before} waits for what {number} does", replace(base.program, waits=new)
+
+
+def counter_split(base: Base, dice: Random) -> Made:
+    """Two counters stand for what one did: no harm, for whoever waits waits for both."""
+    program = base.program
+    signallers: dict[int, list[int]] = {}
+    for number, own in enumerate(program.signals):
+        for counter in own:
+            signallers.setdefault(counter, []).append(number)
+    old = dice.choice(sorted(c for c, numbers in signallers.items() if len(numbers) > 1))
+    numbers = signallers[old]
+    gone = set(dice.sample(numbers, dice.randrange(1, len(numbers))))
+    new = program.counters
+
+    def both(wait: Wait) -> tuple[Wait, ...]:
+        if wait.counter != old:
+            return (wait,)
+        part = len(gone) if wait.until else 0
+        return Wait(old, wait.until - part), Wait(new, part)
+
+    signals = [
+        tuple(new if counter == old and number in gone else counter for counter in own)
+        for number, own in enumerate(program.signals)
+    ]
+    waits = tuple(tuple(w for wait in own for w in both(wait)) for own in program.waits)
+    said = f"{sorted(gone)} signal {new} instead of {old}"
+    return said, replace(program, waits=waits, signals=tuple(signals))
+
+
+def signal_dropped(base: Base, dice: Random) -> Made:
+    """A signal that somebody waits for never comes."""
+    number, counter = _signal(base, dice)
+    return _with_signals(base, f"{number} no more signals {counter}", {number: [counter]}, {})
+
+
+def signal_doubled(base: Base, dice: Random) -> Made:
+    """One instruction stands for two."""
+    number, counter = _signal(base, dice)
+    return _with_signals(base, f"{number} signals {counter} twice", {}, {number: [counter]})
+
+
+def signal_too_early(base: Base, dice: Random) -> Made:
+    """Given before the write: by an instruction that comes earlier in the queue."""
+    number, counter = _signal(base, dice)
+    queue = next(queue for queue in base.program.queues if number in queue)
+    earlier = queue[: queue.index(number)]
+    if not earlier:
+        return None
+    other = dice.choice(earlier[-3:])
+    said = f"{other} gives the signal {counter} of {number}"
+    return _with_signals(base, said, {number: [counter]}, {other: [counter]})
+
+
+def signal_by_another(base: Base, dice: Random) -> Made:
+    """Given by an instruction that runs somewhere else, before or behind."""
+    number, counter = _signal(base, dice)
+    other = dice.randrange(len(base.program.instructions))
+    said = f"{other} gives the signal {counter} of {number}"
+    return _with_signals(base, said, {number: [counter]}, {other: [counter]})
+
+
+def _signal(base: Base, dice: Random) -> tuple[int, int]:
+    signals = base.program.signals
+    return dice.choice([(n, counter) for n, own in enumerate(signals) for counter in own])
+
+
+def _with_signals(
+    base: Base, said: str, less: dict[int, list[int]], more: dict[int, list[int]]
+) -> Made:
+    signals = [list(own) for own in base.program.signals]
+    for number, counters in less.items():
+        for counter in counters:
+            signals[number].remove(counter)
+    for number, counters in more.items():
+        signals[number] += counters
+    return said, replace(base.program, signals=tuple(map(tuple, signals)))
+
+
+def counter_shared(base: Base, dice: Random) -> Made:
+    """Two counters become one, and every wait is for as many signals as before."""
+    kept, gone = dice.sample(range(base.program.counters), 2)
+    return f"counter {gone} is counter {kept}", shared(base.program, kept, gone)
+
+
+def shared(program: Program, kept: int, gone: int) -> Program:
+    def moved(counter: int) -> int:
+        return kept if counter == gone else counter
+
+    return replace(
+        program,
+        waits=tuple(tuple(Wait(moved(w.counter), w.until) for w in own) for own in program.waits),
+        signals=tuple(tuple(map(moved, own)) for own in program.signals),
+    )
+
+
+def queue_order_swapped(base: Base, dice: Random) -> Made:
+    """Two neighbours, or two that are near each other, change places."""
+    queues = base.program.queues
+    place = dice.choice([place for place, queue in enumerate(queues) if len(queue) > 1])
+    queue: list[Any] = list(queues[place])
+    one = dice.randrange(len(queue) - 1)
+    other = min(len(queue) - 1, one + dice.choice([1, 1, 2, 4]))
+    queue[one], queue[other] = queue[other], queue[one]
+    said = f"queue {place} runs {queue[one]} before {queue[other]}"
+    return said, replace(base.program, queues=changed(queues, place, tuple(queue)))
+
+
+def queue_changed(base: Base, dice: Random) -> Made:
+    """An instruction goes to another worker of its rank, to where program order puts it."""
+    program = base.program
+    each = len(program.queues) // program.ranks
+    if each == 1:
+        return None
+    number = dice.randrange(len(program.instructions))
+    old = queue_by_instruction(program.queues)[number]
+    first = old // each * each
+    new = dice.choice([place for place in range(first, first + each) if place != old])
+    return _moved(program, number, new)
+
+
+def rank_changed(base: Base, dice: Random) -> Made:
+    """An instruction goes to a worker of another rank."""
+    program = base.program
+    if program.ranks == 1:
+        return None
+    number = dice.randrange(len(program.instructions))
+    each = len(program.queues) // program.ranks
+    others = [p for p in range(len(program.queues)) if p // each != base.steps[number].rank]
+    return _moved(program, number, dice.choice(others))
+
+
+def _moved(program: Program, number: int, new: int) -> Made:
+    queues = [[n for n in queue if n != number] for queue in program.queues]
+    at = sum(n < number for n in queues[new])
+    queues[new].insert(at, number)
+    said = f"{number} is in queue {new}"
+    return said, replace(program, queues=tuple(map(tuple, queues)))
+
+
+def workers_added(base: Base, dice: Random) -> Made:
+    """Several workers take from queues whose order the program relied on."""
+    if base.program.sharing > 1:
+        return None
+    sharing = dice.randrange(2, 9)
+    return f"{sharing} workers a queue", replace(base.program, sharing=sharing)
+
+
+ORDERS = (
+    wait_dropped,
+    threshold_lowered,
+    threshold_raised,
+    step_wait_dropped,
+    wait_added,
+    wait_too_early,
+    counter_split,
+    signal_dropped,
+    signal_doubled,
+    signal_too_early,
+    signal_by_another,
+    counter_shared,
+    queue_order_swapped,
+    queue_changed,
+    rank_changed,
+    workers_added,
+)

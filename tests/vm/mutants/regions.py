@@ -1,0 +1,181 @@
+"""Wrong regions: the schedule is made for less than instructions touch, or for other buffers.
+
+What instructions really touch is the truth: by it the adversary judges, and the verifier too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from random import Random
+
+from tests.vm.mutants.bases import Base, Described, described
+from tests.vm.mutants.orders import Made
+from tests.vm.mutations import changed
+from tpcompile.vm.program import Instruction, Program
+from tpcompile.vm.region import Box, Region
+
+Places = Sequence[tuple[int, Region]]
+
+
+def read_forgotten(base: Base, dice: Random) -> Made:
+    """The scheduler does not know that an instruction reads something."""
+    number, region = dice.choice(list(_reads(base)))
+    return _seen_as(base, number, region, None)
+
+
+def write_forgotten(base: Base, dice: Random) -> Made:
+    """The scheduler does not know that an instruction writes something."""
+    number, region = dice.choice(list(_writes(base)))
+    return _seen_as(base, number, region, None)
+
+
+def region_shrunk(base: Base, dice: Random) -> Made:
+    """The scheduler takes a region for smaller than it is, by one or by half, at either end."""
+    return _resized(base, dice, _shrunk)
+
+
+def region_shifted(base: Base, dice: Random) -> Made:
+    """The scheduler takes a region for its neighbour: one too far, or its own length."""
+    return _resized(base, dice, _shifted)
+
+
+def _resized(
+    base: Base, dice: Random, change: Callable[[Random, tuple[int, int]], tuple[int, int]]
+) -> Made:
+    wide = []
+    for number, region in (*_reads(base), *_writes(base)):
+        for dim, (start, stop) in enumerate(region.box):
+            if stop - start > 1:
+                wide.append((number, region, dim))
+    number, region, dim = dice.choice(wide)
+    box = _with_interval(region.box, dim, change(dice, region.box[dim]))
+    extent = base.program.buffers[region.buffer].shape[dim]
+    if not 0 <= box[dim][0] < box[dim][1] <= extent:
+        return None
+    return _seen_as(base, number, region, Region(region.buffer, box))
+
+
+def _shrunk(dice: Random, interval: tuple[int, int]) -> tuple[int, int]:
+    start, stop = interval
+    less = dice.choice([1, max(1, (stop - start) // 2)])
+    return dice.choice([(start + less, stop), (start, stop - less)])
+
+
+def _shifted(dice: Random, interval: tuple[int, int]) -> tuple[int, int]:
+    start, stop = interval
+    by = dice.choice([-1, 1]) * dice.choice([1, stop - start])
+    return start + by, stop + by
+
+
+def _with_interval(box: Box, dim: int, interval: tuple[int, int]) -> Box:
+    found: Box = changed(box, dim, interval)
+    return found
+
+
+def _seen_as(base: Base, number: int, region: Region, new: Region | None) -> Made:
+    def seen(own: tuple[Region, ...]) -> tuple[Region, ...]:
+        other = tuple(new if one == region else one for one in own)
+        return tuple(one for one in other if one is not None)
+
+    true = base.steps[number]
+    as_seen = replace(described(true), reads=seen(true.reads), writes=seen(true.writes))
+    said = f"{true.label}: {region} is seen as {new}"
+    return said, base.scheduled_as(changed(base.steps, number, as_seen))
+
+
+def _reads(base: Base) -> Iterator[tuple[int, Region]]:
+    """Of what somebody writes: nobody waits for the rest."""
+    written = {region.buffer for step in base.steps for region in step.writes}
+    written |= {join.region.buffer for step in base.steps for join in step.joins}
+    for number, step in enumerate(base.steps):
+        yield from ((number, region) for region in step.reads if region.buffer in written)
+
+
+def _writes(base: Base) -> Iterator[tuple[int, Region]]:
+    for number, step in enumerate(base.steps):
+        yield from ((number, region) for region in step.writes)
+
+
+def buffer_reused(base: Base, dice: Random) -> Made:
+    """Two buffers are one, as x0 and x1, or the terms of both halves of a layer; the schedule is
+    that of two."""
+    moved, said = _buffers_in_one(base, dice)
+    return said, replace(base.program, instructions=with_buffers(base, moved))
+
+
+def buffer_reused_openly(base: Base, dice: Random) -> Made:
+    """Two buffers are one, and the schedule is made for that: safe, unless heads meet in it."""
+    moved, said = _buffers_in_one(base, dice)
+    instructions = with_buffers(base, moved)
+    program = base.scheduled_as(instructions)
+    return f"{said}, and the schedule knows", replace(program, instructions=instructions)
+
+
+def _buffers_in_one(base: Base, dice: Random) -> tuple[dict[int, int], str]:
+    buffers, ranks = base.program.buffers, base.program.ranks
+    alike: dict[object, list[int]] = {}
+    for number in range(0, len(buffers), ranks):
+        if buffers[number].kind == "scratch":
+            key = tuple((b.shape, b.dtype) for b in buffers[number : number + ranks])
+            alike.setdefault(key, []).append(number)
+    old, new = dice.sample(dice.choice([same for same in alike.values() if len(same) > 1]), 2)
+    said = f"{buffers[old].name} lies in {buffers[new].name}"
+    return {old + rank: new + rank for rank in range(ranks)}, said
+
+
+def with_buffers(base: Base, moved: dict[int, int]) -> tuple[Instruction, ...]:
+    """Instructions that use other buffers, and run so."""
+
+    def there(own: Sequence[Region]) -> tuple[Region, ...]:
+        return tuple(Region(moved.get(r.buffer, r.buffer), r.box) for r in own)
+
+    return tuple(
+        Described(
+            step,
+            there(step.reads),
+            there(step.writes),
+            tuple(join._replace(region=there([join.region])[0]) for join in step.joins),
+            tuple(moved.items()),
+        )
+        for step in base.steps
+    )
+
+
+def part_reused(base: Base, dice: Random) -> Made:
+    """Two parts of a buffer are one, as the partials of two spans; the schedule is that of two."""
+    written = {region for _, region in _writes(base)}
+    alike: dict[object, list[Region]] = {}
+    for region in sorted(written):
+        if base.program.buffers[region.buffer].kind == "scratch":
+            lengths = tuple(stop - start for start, stop in region.box)
+            alike.setdefault((region.buffer, lengths), []).append(region)
+    several = [same for same in alike.values() if len(same) > 1]
+    if not several:
+        return None
+    old, new = dice.sample(dice.choice(several), 2)
+    return f"{old} is {new}", _with_parts(base, old, new)
+
+
+def _with_parts(base: Base, old: Region, new: Region) -> Program:
+    """Who writes the one writes the other; readers of both read on."""
+
+    def there(own: tuple[Region, ...]) -> tuple[Region, ...]:
+        return tuple(new if region == old else region for region in own)
+
+    instructions = [
+        replace(described(step), reads=there(step.reads), writes=there(step.writes))
+        for step in base.steps
+    ]
+    return replace(base.program, instructions=tuple(instructions))
+
+
+REGIONS = (
+    read_forgotten,
+    write_forgotten,
+    region_shrunk,
+    region_shifted,
+    buffer_reused,
+    buffer_reused_openly,
+    part_reused,
+)

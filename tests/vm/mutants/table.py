@@ -1,0 +1,107 @@
+"""Mutants of all kinds, and what the verifier and the adversary say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+from tests.vm.mutants.bases import Base, bases
+from tests.vm.mutants.heads import HEADS
+from tests.vm.mutants.judge import Judge
+from tests.vm.mutants.orders import ORDERS, Made
+from tests.vm.mutants.regions import REGIONS
+from tests.vm.mutants.traps import TRAPS
+from tpcompile.vm.program import Program
+from tpcompile.vm.verify import check_program
+
+Kind = Callable[[Base, Random], Made]
+
+KINDS: dict[str, Kind] = {
+    kind.__name__: kind
+    for kind in (*ORDERS, *REGIONS, *HEADS, *(own for kinds in TRAPS.values() for own in kinds))
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Mutant:
+    """A program with one mistake, and the right one that it was made of."""
+
+    kind: str
+    base: Base
+    what: str
+    program: Program
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what} ({self.base})"
+
+
+@lru_cache(maxsize=1)
+def all_bases() -> list[Base]:
+    return bases()
+
+
+def mutants_of(kind: str, count: int, seed: int = 0) -> Iterator[Mutant]:
+    """Up to so many, all different, and none that is as it was; on all bases by turns."""
+    dice = Random(f"{kind} {seed}")
+    seen: set[int] = set()
+    new_at = 0
+    for attempt in range(40 * count):
+        if len(seen) == count or attempt > new_at + 4 * len(all_bases()):
+            return  # there are no more, or they are hard to find
+        base = all_bases()[attempt % len(all_bases())]
+        made = KINDS[kind](base, dice)
+        if made is None or _alike(made[1], base.program):
+            continue
+        what, program = made
+        own = what if program.instructions != base.program.instructions else ""
+        schedule = program.waits, program.signals, program.queues, program.sharing
+        key = hash((base.case, own, *schedule))
+        if key not in seen:
+            seen.add(key)
+            new_at = attempt
+            yield Mutant(kind, base, what, program)
+
+
+def _alike(one: Program, other: Program) -> bool:
+    same = one.instructions is other.instructions or one.instructions == other.instructions
+    return (
+        same
+        and (one.waits, one.signals) == (other.waits, other.signals)
+        and (one.queues, one.sharing) == (other.queues, other.sharing)
+    )
+
+
+@dataclass
+class Count:
+    """What was said of the mutants of one kind."""
+
+    mutants: int = 0
+    unsafe: int = 0
+    refused: int = 0
+    safe_refused: int = 0
+
+    @property
+    def safe(self) -> int:
+        return self.mutants - self.unsafe
+
+    @property
+    def unsafe_accepted(self) -> int:
+        return self.unsafe - (self.refused - self.safe_refused)
+
+    def add(self, other: Count) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def judged(kind: str, count: int, seed: int = 0) -> tuple[Count, list[Mutant]]:
+    """What is said of so many, and those of which the verifier and the adversary differ."""
+    found, strange = Count(), []
+    judge = Judge()
+    for mutant in mutants_of(kind, count, seed):
+        unsafe, refused = judge.broken(mutant.program), bool(check_program(mutant.program))
+        found.add(Count(1, unsafe, refused, refused and not unsafe))
+        if unsafe is not refused:
+            strange.append(mutant)
+    return found, strange

@@ -1,0 +1,183 @@
+"""The mistakes that schedulers of such programs were really made with, by their names.
+
+Two are for executors and not for programs: counters read without fences, and a comparison that
+cannot fail. Some are told of everything alike, some of one layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from tests.vm.mutants.bases import Base, described
+from tests.vm.mutants.orders import Made, shared
+from tests.vm.mutations import changed
+from tpcompile.vm.execution import unrolled
+from tpcompile.vm.instructions import AllReduce, LinearTerms, PartialAttention, StepInstruction
+from tpcompile.vm.instructions.project import Site, SumOperands
+from tpcompile.vm.program import Instruction, Wait
+from tpcompile.vm.region import Region
+from tpcompile.vm.timing import timing
+
+COUNTS = (2, 3, 4, 8, 64, 192, 512)
+
+
+def barrier_count_written_down(base: Base, dice: Random) -> Made:
+    """All instructions of a kind wait for a number of signals that some other program has."""
+    waits = base.program.waits
+    kinds = {s.name for s, own in zip(base.steps, waits, strict=True) if any(w.until for w in own)}
+    kind, count = dice.choice(sorted(kinds)), dice.choice(COUNTS)
+    written = tuple(
+        tuple(Wait(w.counter, count) if w.until and step.name == kind else w for w in own)
+        for step, own in zip(base.steps, waits, strict=True)
+    )
+    return f"{kind} waits for {count}", replace(base.program, waits=written)
+
+
+def partial_does_not_wait_for_q(base: Base, dice: Random) -> Made:
+    """Attention of a layer waits for keys and values only."""
+    layer = _layer(base, dice)
+
+    def without(step: StepInstruction) -> Instruction:
+        if not isinstance(step, PartialAttention) or step.layer != layer:
+            return step
+        reads = tuple(region for region in step.reads if region.buffer != step.at.q)
+        return replace(described(step), reads=reads)
+
+    return f"no Q in layer {layer}", base.scheduled_as(tuple(map(without, base.steps)))
+
+
+def partial_does_not_wait_for_the_new_token(base: Base, dice: Random) -> Made:
+    """The span that owns the new token takes it for part of the past."""
+    layer = _layer(base, dice)
+
+    def without(step: StepInstruction) -> Instruction:
+        if not isinstance(step, PartialAttention) or step.layer != layer:
+            return step
+        past = tuple(
+            Region(r.buffer, (*r.box[:-1], (0, 1))) if r.buffer == step.at.cache else r
+            for r in step.reads
+        )
+        return replace(described(step), reads=past)
+
+    return f"the past only in layer {layer}", base.scheduled_as(tuple(map(without, base.steps)))
+
+
+def residual_added_to_while_it_is_read(base: Base, dice: Random) -> Made:
+    """Down-projections add to the residual at once, while others may still norm the old one.
+
+    Each comes behind the columns that it needs, as its terms did; every rank adds to that of all.
+    """
+    sums = {s.layer: s.at for s in base.steps if _sums_mlp(s)}
+    if not sums:
+        return None
+    layer = dice.choice(sorted(sums))
+
+    def in_place(step: StepInstruction) -> Instruction:
+        if not isinstance(step, LinearTerms) or (step.layer, step.at.site) != (layer, Site.MLP):
+            return step
+        own: SumOperands = sums[layer]
+        batch = (0, own.batch)
+        added = tuple(
+            Region(own.residual - own.rank + rank, (batch, step.rows)) for rank in range(own.ranks)
+        )
+        return replace(described(step), reads=step.reads + added, writes=added)
+
+    instructions = tuple(map(in_place, base.steps))
+    return f"in place in layer {layer}", replace(base.program, instructions=instructions)
+
+
+def _sums_mlp(step: StepInstruction) -> bool:
+    return isinstance(step, AllReduce) and step.at.site == Site.MLP
+
+
+def terms_added_in_any_order(base: Base, dice: Random) -> Made:
+    """Workers, or ranks, add their terms to one place as they come: atomics need no order."""
+    sites = {(s.layer, s.at.site) for s in base.steps if isinstance(s, LinearTerms)}
+    if not sites:
+        return None
+    place = dice.choice(sorted(sites))
+
+    def together(step: StepInstruction) -> Instruction:
+        if not isinstance(step, LinearTerms) or (step.layer, step.at.site) != place:
+            return step
+        at = replace(step.at, out=step.at.out - step.rank)
+        return replace(step, at=at, slot=0) if base.case.tp > 1 else replace(step, slot=0)
+
+    instructions = tuple(map(together, base.steps))
+    return f"one place for layer {place}", replace(base.program, instructions=instructions)
+
+
+def counter_of_two_producers(base: Base, dice: Random) -> Made:
+    """Signals that come earlier in the program count for a wait that is not about them."""
+    program = base.program
+    number = dice.choice([n for n, own in enumerate(program.waits) if any(w.until for w in own)])
+    wait = dice.choice([w for w in program.waits[number] if w.until])
+    early = {c for own in program.signals[:number] for c in own} - {wait.counter}
+    if not early:
+        return None
+    gone = dice.choice(sorted(early))
+    return f"{number} waits for {gone} too", shared(program, wait.counter, gone)
+
+
+def queue_by_length_alone(base: Base, dice: Random) -> Made:
+    """A worker has the longest first, whether or not their inputs can be there by then."""
+    place = dice.randrange(len(base.program.queues))
+    own = base.program.queues[place]
+    queue = tuple(sorted(own, key=lambda n: (-base.costs[n], n)))
+    queues = changed(base.program.queues, place, queue)
+    return f"queue {place} by length", replace(base.program, queues=queues)
+
+
+def clock_trusted(base: Base, dice: Random) -> Made:
+    """No wait where the scheduler's clock says that the inputs are there when the worker is free.
+
+    Half of those, so that mutants differ.
+    """
+    program = base.program
+    times = timing(program, base.costs)
+    ready = [0.0] * program.counters
+    for number, own in enumerate(program.signals):
+        for counter in own:
+            ready[counter] = max(ready[counter], times.finishes[number])
+    free = [0.0] * (1 + max(times.workers))
+    waits = [()] * len(program.waits)  # type: list[tuple[Wait, ...]]
+    for number in sorted(range(len(waits)), key=times.starts.__getitem__):
+        worker = times.workers[number]
+        waits[number] = tuple(
+            wait
+            for wait in program.waits[number]
+            if not wait.until or ready[wait.counter] > free[worker] or dice.random() < 0.5
+        )
+        free[worker] = times.finishes[number]
+    dropped = [n for n, own in enumerate(program.waits) if own != waits[n]]
+    return f"no waits in {dropped}", replace(program, waits=tuple(waits))
+
+
+def no_waits_between_steps(base: Base, dice: Random) -> Made:
+    """Counters are cleared by whoever is done, and the next token begins on them."""
+    waits = tuple(tuple(w for w in own if w.until) for own in base.program.waits)
+    return "no step waits", replace(base.program, waits=waits)
+
+
+def counters_cleared(base: Base, dice: Random) -> Made:
+    """Two tokens wait for the same thresholds, and nobody has cleared the counters in time."""
+    again = replace(unrolled(base.program, 2), waits=base.program.waits * 2)
+    return "thresholds as in the first step", again
+
+
+def _layer(base: Base, dice: Random) -> int:
+    return dice.choice(sorted({s.layer for s in base.steps if isinstance(s, PartialAttention)}))
+
+
+TRAPS = {
+    25: (barrier_count_written_down,),
+    26: (partial_does_not_wait_for_q,),
+    13: (partial_does_not_wait_for_the_new_token,),
+    27: (residual_added_to_while_it_is_read,),
+    28: (terms_added_in_any_order,),
+    30: (counter_of_two_producers,),
+    31: (queue_by_length_alone, clock_trusted),
+    32: (no_waits_between_steps, counters_cleared),
+}
+"""By the number of the trap."""

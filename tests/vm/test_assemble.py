@@ -1,0 +1,57 @@
+"""From instructions to a program that is proved, on several ranks and step after step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.vm.programs import Touch
+from tpcompile.errors import UsageError
+from tpcompile.vm.assemble import assemble
+from tpcompile.vm.program import Wait
+from tpcompile.vm.region import Buffer, Region
+from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.verify import check_program
+
+
+def two_ranks() -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:
+    """On each rank an embed, two halves of a term and a sum of both ranks' terms, and a token."""
+    names = ("token", "x", "terms")
+    buffers = tuple(Buffer(name, (4,), rank=rank) for name in names for rank in range(2))
+    whole = [Region(number, ((0, 4),)) for number in range(6)]
+    steps = [Touch((whole[r],), (whole[2 + r],), f"embed {r}", r) for r in range(2)]
+    for half in ((0, 2), (2, 4)):
+        steps += [
+            Touch((whole[2 + r],), (Region(4 + r, (half,)),), f"terms {r} {half}", r)
+            for r in range(2)
+        ]
+    steps += [Touch((whole[4], whole[5]), (whole[r],), f"sum {r}", r) for r in range(2)]
+    return buffers, tuple(steps)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_steps_of_two_ranks(policy: str) -> None:
+    buffers, steps = two_ranks()
+    made = assemble("step", buffers, steps, [1.0] * 8, policy, workers=2, ranks=2, repeats=True)
+    program = made.program
+    assert check_program(program) == []
+    assert (program.name, program.ranks, program.repeats) == ("step", 2, True)
+    shared = policy == "dynamic"
+    assert (program.sharing, len(program.queues)) == ((2, 2) if shared else (1, 4))
+    assert set(made.seconds) == {"dependencies", "schedule", "counters"}
+    first = [n for n, own in enumerate(program.waits) if any(wait.until == 0 for wait in own)]
+    assert first == [0, 1], "the embeds wait for the tokens of the step before"
+    (ends,) = {wait.counter for n in first for wait in program.waits[n] if wait.until == 0}
+    assert [n for n, own in enumerate(program.signals) if ends in own] == [6, 7]
+
+
+def test_without_repeating_nobody_waits_for_a_step_before() -> None:
+    buffers, steps = two_ranks()
+    program = assemble("step", buffers, steps, [1.0] * 8, workers=2, ranks=2).program
+    assert all(wait.until for own in program.waits for wait in own)
+    assert Wait(0, 0) not in program.waits[0]
+
+
+def test_an_instruction_of_no_rank_is_refused() -> None:
+    buffers, steps = two_ranks()
+    with pytest.raises(UsageError, match=r"embed 1 belongs to rank 1.*a rank from 0 to 0"):
+        assemble("step", buffers, steps, [1.0] * 8)

@@ -1,0 +1,60 @@
+"""Parts overlap if they share a cell, and only then, in any number of dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.vm.programs import MANY, Touch, boxes
+from tpcompile.vm.cells import Parts, cut
+from tpcompile.vm.region import Region, overlap
+
+SHAPES = [(), (1,), (9,), (3, 4), (2, 3, 4)]
+
+
+@MANY
+@given(st.sampled_from(SHAPES).flatmap(lambda s: st.lists(boxes(s), min_size=1, unique=True)))
+def test_cells_are_shared_by_what_overlaps(parts: Any) -> None:
+    found = cut(parts)
+    for number, (cells, near) in enumerate(found):
+        assert cells
+        overlapping = [n for n, other in enumerate(parts) if overlap(parts[number], other)]
+        assert sorted(near) == overlapping
+        for other in near:
+            assert cells & found[other][0]
+
+
+@MANY
+@given(st.sampled_from(SHAPES).flatmap(lambda s: st.lists(boxes(s), min_size=1, unique=True)))
+def test_a_part_is_written_over_when_all_its_elements_are(parts: Any) -> None:
+    found = cut(parts)
+    left, bare = found[0][0], _elements(parts[0])
+    for number in found[0][1]:
+        if number:
+            left &= ~found[number][0]
+            bare -= _elements(parts[number])
+        assert bool(left) == bool(bare)
+
+
+def _elements(box: Any) -> set[tuple[int, ...]]:
+    found: set[tuple[int, ...]] = {()}
+    for start, stop in box:
+        found = {(*place, at) for place in found for at in range(start, stop)}
+    return found
+
+
+def test_only_what_is_written_is_numbered() -> None:
+    weight, x, low = Region(0, ((0, 4),)), Region(1, ((0, 4),)), Region(1, ((0, 2),))
+    parts = Parts([Touch((weight, x), (low,)), Touch((low, x))])
+    assert parts.reads == [[0], [1, 0]] and parts.writes == [[1], []]
+    assert [sorted(near) for near in parts.near] == [[0, 1], [0, 1]]
+
+
+def test_buffers_with_the_same_parts_are_cut_alike() -> None:
+    whole = [Region(buffer, ((0, 4),)) for buffer in range(2)]
+    low = [Region(buffer, ((0, 2),)) for buffer in range(2)]
+    parts = Parts([Touch((whole[n],), (low[n],)) for n in range(2)])
+    assert parts.cells[:2] == parts.cells[2:]
+    assert [sorted(near) for near in parts.near] == [[0, 1], [0, 1], [2, 3], [2, 3]]

@@ -1,0 +1,61 @@
+"""Counters: as few as can be, for any number of workers at a queue, and between steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.vm.mutations import changed
+from tests.vm.programs import MANY, Touch, program_of, programs
+from tpcompile.vm.counters import assign_counters
+from tpcompile.vm.dependencies import dependencies
+from tpcompile.vm.oracle import broken
+from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.region import Buffer, Region
+
+X, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4),))
+
+
+@MANY
+@given(programs(), st.data())
+def test_no_wait_can_be_left_out(program: Program, data: st.DataObject) -> None:
+    numbers = [number for number, own in enumerate(program.waits) if own]
+    if numbers:
+        number = data.draw(st.sampled_from(numbers))
+        waits = changed(program.waits, number, program.waits[number][:-1])
+        assert broken(replace(program, waits=waits))
+
+
+def test_what_the_queue_or_an_earlier_wait_says_is_not_said_again() -> None:
+    steps = [Touch(writes=(X,)), Touch(reads=(X,)), Touch(reads=(X,)), Touch(reads=(X,))]
+    ordering = assign_counters(dependencies(steps), ((0, 1), (2, 3)))
+    assert ordering.waits == ((), (), (Wait(0, 1),), ())
+    assert ordering.signals == ((0,), (), (), ())
+
+
+def test_workers_that_share_a_queue_are_told_everything() -> None:
+    steps = [Touch(writes=(X,)), Touch(reads=(X,)), Touch(reads=(X,))]
+    ordering = assign_counters(dependencies(steps), ((0, 1, 2),), sharing=2)
+    assert ordering.waits == ((), (Wait(0, 1),), (Wait(0, 1),))
+
+
+def test_groups_with_the_same_waiters_share_a_counter() -> None:
+    """Two read what two others wrote in two buffers: one counter, for two signals."""
+    y = Region(1, ((0, 4),))
+    steps = [Touch(writes=(X,)), Touch(writes=(y,)), Touch(reads=(X, y)), Touch(reads=(X, y))]
+    ordering = assign_counters(dependencies(steps), tuple((n,) for n in range(4)))
+    assert ordering.waits[2:] == ((Wait(0, 2),), (Wait(0, 2),))
+    steps[3] = Touch(reads=(X,))
+    ordering = assign_counters(dependencies(steps), tuple((n,) for n in range(4)))
+    assert ordering.waits[2:] == ((Wait(0, 1), Wait(1, 1)), (Wait(1, 1),)), "and not otherwise"
+
+
+def test_the_first_of_a_step_wait_for_the_last_of_the_one_before() -> None:
+    steps = (Touch(writes=(LOW,)), Touch(writes=(HIGH,)), Touch(reads=(X,)))
+    program = program_of((Buffer("x", (4,)),), steps, ((0, 2), (1,)), repeats=True)
+    assert program.waits == ((), (Wait(1, 0),), (Wait(0, 2),)), "0 comes behind 2 by its queue"
+    assert program.signals == ((0,), (0,), (1,))
+    alone = program_of((Buffer("x", (4,)),), steps, ((0, 1, 2),), repeats=True)
+    assert alone.waits == alone.signals == ((), (), ()), "one worker keeps its steps apart"

@@ -1,0 +1,51 @@
+"""Conflicts are kept until all that was touched is written over, and not longer."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+
+from tests.vm.programs import MANY, Touch, programs
+from tpcompile.vm.conflict import conflict, heads_of
+from tpcompile.vm.earlier import Earlier
+from tpcompile.vm.known import NOTHING, Several, missing
+from tpcompile.vm.program import Program
+from tpcompile.vm.region import Buffer, Region
+
+WHOLE, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4),))
+
+
+def earlier(program: Program) -> list[set[int]]:
+    return [
+        {n for some in own for n in _numbers(some)} - {number}
+        for number, own in enumerate(Earlier(program, heads_of(program.instructions)).of)
+    ]
+
+
+def _numbers(some: Several) -> set[int]:
+    first, last, bits = some
+    assert missing(some, NOTHING) == last
+    return {first + at for at in range(bits.bit_length()) if bits >> at & 1}
+
+
+@MANY
+@given(programs())
+def test_every_conflict_is_there_or_behind_one_that_is(program: Program) -> None:
+    found = earlier(program)
+    heads = heads_of(program.instructions)
+    behind: list[set[int]] = []
+    for own in found:
+        behind.append(own.union(*(behind[early] for early in own)))
+    for early, late in combinations(range(len(program.instructions)), 2):
+        if conflict(program, heads, early, late) is not None:
+            assert early in behind[late]
+        else:
+            assert early not in found[late]
+
+
+def test_readers_are_forgotten_once_every_cell_is_written_over() -> None:
+    steps = (Touch(reads=(WHOLE,)), Touch(writes=(LOW,)), Touch(writes=(HIGH,)))
+    again = (Touch(writes=(LOW,)), Touch(writes=(WHOLE,)))
+    program = Program((Buffer("x", (4,)),), (*steps, *again), (), (), ())
+    assert earlier(program) == [set(), {0}, {0}, {1}, {2, 3}]

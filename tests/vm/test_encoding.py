@@ -1,0 +1,68 @@
+"""Programs as arrays: what executors read is all there is of a program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.vm.instructions.lowered import CASES, Case, step_program
+from tests.vm.programs import Touch
+from tpcompile.errors import UnsupportedError
+from tpcompile.vm.encoding import decode_program, encode_program, program_words
+from tpcompile.vm.instructions import WORDS, StepInstruction, encode
+from tpcompile.vm.program import Program, Wait
+
+
+@pytest.mark.parametrize("policy", ["zigzag", "critical-path", "dynamic"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_programs_that_lowering_makes_round_trip(case: Case, policy: str) -> None:
+    program = step_program(case, policy)
+    encoded = encode_program(program)
+    empty = Program(program.buffers, (), (), (), (), program.ranks, program.sharing, True)
+    assert decode_program(encoded, replace(empty, name=program.name)) == program
+    arrays = [encoded.words, encoded.totals]
+    for lists in (encoded.queues, encoded.waits, encoded.signals):
+        arrays += [lists.offsets, lists.values]
+    assert all(array.dtype == torch.int32 and array.is_contiguous() for array in arrays)
+
+
+def test_words_are_those_of_each_instruction() -> None:
+    program = step_program(CASES[0])
+    words = program_words(program.instructions)
+    assert words.shape == (len(program.instructions), WORDS)
+    expected = [encode(i) for i in program.instructions if isinstance(i, StepInstruction)]
+    assert words.tolist() == expected
+
+
+def test_lists_lie_behind_each_other() -> None:
+    instructions = step_program(CASES[0]).instructions[:3]
+    waits = ((), (Wait(2, 5), Wait(0, 0)), (Wait(1, 7),))
+    program = Program((), instructions, ((2, 0), (), (1,)), waits, ((0, 0), (), (1,)))
+    encoded = encode_program(program)
+    assert encoded.queues.offsets.tolist() == [0, 2, 2, 3]
+    assert encoded.queues.values.tolist() == [2, 0, 1]
+    assert encoded.waits.offsets.tolist() == [0, 0, 2, 3]
+    assert encoded.waits.values.tolist() == [[2, 5], [0, 0], [1, 7]]
+    assert list(encoded.signals) == [[0, 0], [], [1]]
+    assert encoded.totals.tolist() == [2, 1, 0], "nobody raises the last"
+
+
+def test_an_empty_program() -> None:
+    program = Program((), (), ((),), (), ())
+    encoded = encode_program(program)
+    assert encoded.words.shape == (0, WORDS)
+    assert encoded.waits.values.shape == (0, 2)
+    assert encoded.totals.shape == (0,)
+    assert decode_program(encoded, program) == program
+
+
+def test_what_cannot_be_encoded() -> None:
+    with pytest.raises(UnsupportedError, match=r"Touch has no opcode.*At touch 3"):
+        program_words([Touch(label="touch 3")])
+    fine = step_program(CASES[0]).instructions[0]
+    assert isinstance(fine, StepInstruction)
+    wide = replace(fine, at=replace(fine.at, rows=2**31))
+    with pytest.raises(UnsupportedError, match=r"instruction 1.*Found 2147483648"):
+        program_words([fine, wide])

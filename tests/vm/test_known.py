@@ -1,0 +1,36 @@
+"""Sets of instructions that are done, against Python's own sets."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.vm.programs import MANY
+from tpcompile.vm.known import NOTHING, Known, has, missing, several, union, with_one
+
+numbers = st.lists(st.integers(0, 12), max_size=12)
+
+
+def known_of(some: list[int]) -> Known:
+    return reduce(with_one, some, NOTHING)
+
+
+@MANY
+@given(numbers, numbers)
+def test_union(one: list[int], other: list[int]) -> None:
+    found = union(known_of(one), known_of(other))
+    assert [n for n in range(20) if has(found, n)] == sorted({*one, *other})
+    assert found == known_of([*one, *other]), "there is one form of each set"
+
+
+@MANY
+@given(numbers, numbers.filter(len))
+def test_missing(done: list[int], some: list[int]) -> None:
+    assert missing(several(some), known_of(done)) == max(set(some) - set(done), default=None)
+
+
+def test_what_is_done_from_the_beginning_takes_no_bits() -> None:
+    assert known_of(list(range(10_000))) == (10_000, 0)
+    assert union((10_000, 2), (3, 1)) == (10_000, 2)

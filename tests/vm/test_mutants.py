@@ -1,0 +1,223 @@
+"""Of thousands of programs with a mistake, the verifier refuses those that can go wrong.
+
+The programs are real: lowering makes them of small models, for one rank and several, with every
+policy. The adversary of `tpcompile.vm.oracle` says what can go wrong, and the reference machine
+shows it. `python -m tests.vm.mutants` prints the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from tests.vm.mutants.__main__ import main
+from tests.vm.mutants.bases import Base
+from tests.vm.mutants.judge import Judge
+from tests.vm.mutants.running import (
+    MAY_COME_RIGHT,
+    ONLY_DESCRIBED,
+    comes_right,
+    only_mixes_steps,
+    spoilt,
+)
+from tests.vm.mutants.table import KINDS, Mutant, all_bases, judged, mutants_of
+from tests.vm.mutants.traps import TRAPS
+from tpcompile.errors import VerifyError
+from tpcompile.vm import verify
+from tpcompile.vm.done import Done
+from tpcompile.vm.oracle import broken
+from tpcompile.vm.program import Program
+from tpcompile.vm.verify import check_program, verify_program
+
+EACH = 56
+FEWER = {
+    "no_waits_between_steps": 27,
+    "counters_cleared": 30,
+    "residual_added_to_while_it_is_read": 47,
+}
+"""Kinds of which there are not so many, one for each program or layer."""
+SAFE = ("buffer_reused_openly", "counter_split")
+"""Kinds that do no harm, or hardly ever: whoever refuses them refuses too much."""
+
+
+def test_there_are_thousands() -> None:
+    assert sum(FEWER.get(kind, EACH) for kind in KINDS) >= 2000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_verifier_says_what_the_adversary_says(kind: str) -> None:
+    count = FEWER.get(kind, EACH)
+    found, strange = judged(kind, count)
+    assert found.mutants == count, found
+    assert found.unsafe_accepted == 0, list(map(str, strange))
+    assert found.safe_refused <= 0.05 * found.safe, list(map(str, strange))
+    assert found.unsafe or kind in SAFE, found
+    assert found.safe or kind not in SAFE, found
+
+
+@pytest.mark.slow
+def test_and_so_it_does_of_ten_thousand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["320"]) == 0
+    said = re.search(r"│ all +│ +(\d+)", capsys.readouterr().out)
+    assert said is not None and int(said[1]) >= 10_000
+
+
+@pytest.mark.parametrize("base", all_bases(), ids=str)
+def test_no_program_that_lowering_makes_is_refused(base: Base) -> None:
+    assert 30 <= len(base.program.instructions) <= 350
+    assert not Judge().broken(base.program)
+    assert check_program(base.program) == []
+
+
+def _agrees(kind: str, count: int) -> None:
+    judge = Judge()
+    small = (m for m in mutants_of(kind, EACH, 1) if len(m.program.instructions) < 140)
+    for mutant in islice(small, count):
+        assert judge.broken(mutant.program) is broken(mutant.program), str(mutant)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_hurried_adversary_says_what_the_plain_one_says(kind: str) -> None:
+    _agrees(kind, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_and_so_it_does_of_many(kind: str) -> None:
+    _agrees(kind, 15)
+
+
+def _come_wrong(kind: str, count: int) -> list[bool]:
+    judge = Judge()
+    unsafe = (m for m in mutants_of(kind, EACH, 2) if judge.broken(m.program))
+    if kind not in MAY_COME_RIGHT:
+        unsafe = (m for m in unsafe if not only_mixes_steps(m, judge))
+    return [spoilt(mutant, judge) for mutant in islice(unsafe, count)]
+
+
+RUN = [kind for kind in KINDS if kind not in ONLY_DESCRIBED and kind not in SAFE]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RUN if kind not in MAY_COME_RIGHT])
+def test_what_can_go_wrong_is_made_to_go_wrong(kind: str) -> None:
+    """By the adversary on the reference machine: other bits, no numbers, or no end."""
+    assert _come_wrong(kind, 1) == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUN)
+def test_and_so_are_many(kind: str) -> None:
+    wrong = _come_wrong(kind, 15)
+    assert any(wrong) if kind in MAY_COME_RIGHT else all(wrong), wrong
+
+
+HARMLESS = ("queue_changed", "wait_added", "region_shifted", "buffer_reused", *SAFE)
+
+
+def _come_right(kind: str, count: int) -> list[bool]:
+    accepted = (m for m in mutants_of(kind, EACH, 3) if not check_program(m.program))
+    return [comes_right(m, seed) for seed, m in enumerate(islice(accepted, count))]
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_what_is_accepted_comes_right(kind: str) -> None:
+    assert _come_right(kind, 2) == [True] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_and_so_do_many(kind: str) -> None:
+    assert _come_right(kind, 20) == [True] * 20
+
+
+_RACE = "the second can come first"
+_THRESHOLD = r"waits for \d+ signals of counter \d+, which gets \d+"
+SAID: dict[str, str] = {
+    "barrier_count_written_down": rf"{_THRESHOLD}|{_RACE}|never run",
+    "partial_does_not_wait_for_q": (
+        r"norm_qkv_\w+ q layer (\d) .* (writes|joins in) q\[.*\] and "
+        rf"partial_attention layer \1 .* reads q\[.*\]; {_RACE}"
+    ),
+    "partial_does_not_wait_for_the_new_token": (
+        r"norm_qkv_\w+ [kv] layer (\d) .* (writes|joins in) cache\[.*1:2\] and "
+        rf"partial_attention layer \1 .* reads cache\[.*0:2\]; {_RACE}"
+    ),
+    "residual_added_to_while_it_is_read": (
+        rf"norm_gate_up_swiglu layer (\d) .* reads (x\d)\[.*linear_terms mlp layer \1 .* writes \2"
+        rf"|linear_terms mlp layer \d .* writes (x\d)\[.*linear_terms mlp .* writes x\d.*{_RACE}"
+    ),
+    "terms_added_in_any_order": (
+        r"linear_terms (\w+) layer (\d) .* writes (\w+)\[.*\] and "
+        rf"linear_terms \1 layer \2 .* writes \3\[.*\]; {_RACE}"
+    ),
+    "counter_of_two_producers": rf"(writes|joins in|reads) \w+\[.*{_RACE}|never run|{_THRESHOLD}",
+    "queue_by_length_alone": r"never run; .* waits for counter \d+ ≥ \d+",
+    "clock_trusted": rf"(writes|joins in) \w+\[.*\] and .* (reads|writes|joins in).*{_RACE}",
+    "no_waits_between_steps": r"can start before the step before is done: neither it nor",
+    "counters_cleared": (
+        r"\(instruction \d+\) (writes|reads|joins in) (\w+)\[.*\] and "
+        rf".*\(instruction \d+\) (writes|reads|joins in) \2\[.*{_RACE}"
+    ),
+}
+"""What is said of each trap: who writes, who reads, and where."""
+
+
+@pytest.mark.parametrize(
+    ("trap", "kind"),
+    [(trap, kind.__name__) for trap, kinds in TRAPS.items() for kind in kinds],
+)
+def test_traps_are_refused_in_words(trap: int, kind: str) -> None:
+    judge = Judge()
+    unsafe = [m for m in mutants_of(kind, 12, trap) if judge.broken(m.program)]
+    assert len(unsafe) >= 5
+    for mutant in unsafe:
+        said = [fault.said for fault in check_program(mutant.program)]
+        assert any(re.search(SAID[kind], one) for one in said), (str(mutant), said[:5])
+    with pytest.raises(VerifyError, match="The program is not valid"):
+        verify_program(unsafe[0].program)
+
+
+def _nothing(*arguments: object) -> Any:
+    return iter(())
+
+
+def _one_worker(program: Program) -> Any:
+    return _TRUE(replace(program, sharing=1))
+
+
+class _Gullible(Done):
+    def __init__(self, program: Program, order: list[int]) -> None:
+        super().__init__(program, order)
+        self._needed = {}
+
+
+_TRUE = verify.check_program
+HOLES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "heads": ("rows_shifted", lambda patch: patch.setattr(verify, "_check_heads", _nothing)),
+    "steps": ("no_waits_between_steps", lambda patch: patch.setattr(Done, "unguarded", _nothing)),
+    "order": ("wait_dropped", lambda patch: patch.setattr(verify, "_missing", lambda *a: None)),
+    "queues": ("rank_changed", lambda patch: patch.setattr(verify, "_check_queues", _nothing)),
+    "some signals are as good as all": (
+        "threshold_lowered",
+        lambda patch: patch.setattr(verify, "Done", _Gullible),
+    ),
+    "several workers keep the order of a queue": (
+        "workers_added",
+        lambda patch: patch.setattr("tests.vm.mutants.table.check_program", _one_worker),
+    ),
+}
+"""Verifiers that lack a rule, and a kind of mutants that they let through."""
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_a_verifier_with_a_hole_is_found(hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, make = HOLES[hole]
+    make(monkeypatch)
+    found, strange = judged(kind, 20)
+    assert found.unsafe_accepted > 0
+    assert all(isinstance(mutant, Mutant) for mutant in strange)

@@ -1,0 +1,24 @@
+"""A part fits its buffer, or the words say why not."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.vm.programs import MANY
+from tpcompile.vm.region import Box, Buffer, box_text, fits, refusal
+
+interval = st.tuples(st.integers(-1, 4), st.integers(-1, 4))
+
+
+@MANY
+@given(st.lists(interval, max_size=2).map(tuple), st.lists(st.integers(1, 3), max_size=2))
+def test_what_does_not_fit_is_refused_with_a_reason(box: Box, shape: list[int]) -> None:
+    assert fits(box, tuple(shape)) == (refusal(box, tuple(shape)) == "")
+
+
+def test_the_reason_names_the_dimension() -> None:
+    assert refusal(((0, 2), (0, 2)), (2, 1)) == "0 to 2 in dimension 1, which goes from 0 to 1"
+    assert refusal(((0, 2),), (2, 1)) == "1 intervals in a buffer of 2 dimensions"
+    assert refusal(Buffer("x", (2, 3)).box, (2, 3)) == ""
+    assert box_text(((0, 2), (1, 3))) == "[0:2, 1:3]"

@@ -1,0 +1,335 @@
+"""Text that round-trips; what is wrong in it is refused with its line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.vm.instructions.lowered import CASES, Case, step_program
+from tests.vm.instructions.operands import INT32
+from tests.vm.instructions.operands import instructions as any_instructions
+from tests.vm.programs import Touch
+from tpcompile.errors import UsageError
+from tpcompile.vm.instructions import NONE, Embed, NormGateUpSwiglu, Range, StepInstruction
+from tpcompile.vm.instructions.base import field_types, fraction
+from tpcompile.vm.instructions.embed import EmbedOperands
+from tpcompile.vm.instructions.mlp import GateUpOperands
+from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.region import Buffer
+from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.text import format_layer, format_program, parse_program
+from tpcompile.vm.text.values import DTYPES, KINDS, run_of, runs_of
+
+SMALL = Case(batch=1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_programs_that_lowering_makes_round_trip(case: Case, policy: str) -> None:
+    program = step_program(case, policy)
+    text = format_program(program)
+    found = parse_program(text)
+    assert found == program
+    assert format_program(found) == text
+
+
+def test_operands_that_are_equal_are_one_object() -> None:
+    program = parse_program(format_program(step_program(CASES[0])))
+    shared = [i.at for i in program.instructions if isinstance(i, StepInstruction)]
+    assert len({id(at) for at in shared}) == len(set(shared)) < len(shared)
+    normed = [at.normed for at in shared if hasattr(at, "normed")]
+    assert len({id(one) for one in normed}) == len(set(normed))
+
+
+def test_the_text_of_a_small_program() -> None:
+    buffers = (
+        Buffer("tokens", (2,), torch.int32, kind="state"),
+        Buffer("the table", (9, 8), torch.bfloat16, kind="weight"),
+        Buffer("x", (2, 8), torch.bfloat16),
+        Buffer("cache", (1, 2, 2, 1, 2), kind="cache", storage=(1, 2, 64, 1, 4)),
+    )
+    at = EmbedOperands(
+        0, NONE, tokens=0, table=1, out=2, batch=2, first=0, rows=9, item=2, summed=False
+    )
+    norm = Normed(2, 4, 2, 8, fraction(1e-6))
+    gate = GateUpOperands(0, 3, norm, 5, NONE, 6, 16, 2)
+    instructions = (
+        Embed(at, Range(0, 4)),
+        Embed(at, Range(4, 8)),
+        NormGateUpSwiglu(gate, Range(0, 16)),
+    )
+    waits = ((), (Wait(1, 0),), (Wait(0, 2), Wait(1, 1)))
+    program = Program(
+        buffers, instructions, ((1, 2), (0,)), waits, ((0,), (0, 1), ()), repeats=True, name="two"
+    )
+    assert format_program(program) == SAID
+    assert parse_program(SAID) == program
+
+
+SAID = """\
+program two ranks=1 sharing=1 repeats=true counters=2
+
+buffers
+  b0 tokens rank=0 kind=state dtype=i32 shape=[2]
+  b1 "the table" rank=0 kind=weight dtype=bf16 shape=[9,8]
+  b2 x rank=0 kind=scratch dtype=bf16 shape=[2,8]
+  b3 cache rank=0 kind=cache dtype=f32 shape=[1,2,2,1,2] storage=[1,2,64,1,4]
+
+operands
+  a0 embed rank=0 layer=none tokens=0 table=1 out=2 batch=2 first=0 rows=9 item=2 summed=false
+  a1 gate_up rank=0 layer=3 normed.x=2 normed.weight=4 normed.batch=2 normed.width=8 \
+normed.eps=1e-06 weight=5 bias=none out=6 ffn=16 item=2
+
+instructions
+  i0 embed a0 columns=0:4 signal c0
+  i1 embed a0 columns=4:8 wait c1>=0 signal c0 c1
+  i2 norm_gate_up_swiglu a1 rows=0:16 wait c0>=2 c1>=1
+
+queues
+  w0 1 2
+  w1 0
+"""
+
+
+def test_one_layer_is_lines_of_the_whole_and_what_they_touch() -> None:
+    case = CASES[3]
+    program = step_program(case)
+    whole = set(format_program(program).splitlines())
+    for rank in (None, 1):
+        lines = format_layer(program, 1, rank).splitlines()
+        said = [line for line in lines if not line.lstrip().startswith("#")]
+        assert set(said) < whole | {""}
+        own = [i for i in program.instructions if i.label.find(" layer 1 ") > 0]  # type: ignore[attr-defined]
+        assert sum(line.startswith("  i") for line in said) == sum(
+            rank in (None, i.rank) for i in own
+        )
+    text = format_layer(program, 1, 1)
+    assert "writes partial_values[0:1, 0:1, 0:1, 0:16]" in text
+    assert "attention_terms@0[0:1" in text, "terms in another rank's memory"
+    assert "rows 0:8 of 16, one of 2 blocks" in text
+    assert "embed" not in text.replace("embed_tokens", "")
+    assert " embed a0" in format_layer(program, -1)
+
+
+def test_a_layer_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match=r"no instruction of layer 2 on rank 0.*from 0 to 1"):
+        format_layer(step_program(SMALL), 2, rank=0)
+
+
+def test_what_nobody_runs_is_shown_too() -> None:
+    """So that a program with a fault can be looked at."""
+    program = step_program(SMALL)
+    broken = replace(program, queues=((),) * len(program.queues))
+    assert "# no queue, rank 0" in format_layer(broken, 0)
+    assert "  w0\n" in format_program(broken)
+
+
+def test_what_has_no_text() -> None:
+    program = Program((), (Touch(),), ((0,),), ((),), ((),))
+    with pytest.raises(UsageError, match="Touch has no text form"):
+        format_program(program)
+    for buffer, said in (
+        (Buffer("b", (1,), kind="scrach"), "Did you mean scratch"),
+        (Buffer("b", (1,), torch.complex64), "complex64"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            format_program(Program((buffer,), (), (), (), ()))
+
+
+@st.composite
+def any_program(draw: Any) -> Program:
+    """Any operands, buffers, waits and signals: text does not ask whether they make sense."""
+    ranks = draw(st.integers(1, 3))
+    extents = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
+    buffers = st.builds(
+        Buffer,
+        name=st.text(max_size=6),
+        shape=extents,
+        dtype=st.sampled_from(list(DTYPES.values())),
+        rank=st.integers(0, ranks - 1),
+        kind=st.sampled_from(KINDS),
+        storage=st.none() | extents,
+    )
+    count = draw(st.integers(0, 9))
+    instructions = tuple(_on_some_rank(draw(any_instructions()), ranks) for _ in range(count))
+    order = draw(st.permutations(range(count)))
+    parts = ranks * draw(st.integers(1, 2))
+    counters = st.integers(0, 3)
+    waits = st.lists(st.builds(Wait, counters, INT32), max_size=2).map(tuple)
+    return Program(
+        tuple(draw(st.lists(buffers, max_size=3))),
+        instructions,
+        tuple(tuple(order[place::parts]) for place in range(parts)),
+        tuple(draw(waits) for _ in range(count)),
+        tuple(tuple(draw(st.lists(counters, max_size=2))) for _ in range(count)),
+        ranks,
+        draw(st.integers(1, 5)),
+        draw(st.booleans()),
+        draw(st.text(max_size=6)),
+    )
+
+
+def _on_some_rank(instruction: Any, ranks: int) -> Any:
+    at = vars(instruction.at) | {"rank": instruction.at.rank % ranks}
+    own = {name: getattr(instruction, name) for name, _ in field_types(type(instruction))}
+    return type(instruction)(**own | {"at": type(instruction.at)(**at)})
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(any_program())
+def test_any_program_round_trips(program: Program) -> None:
+    text = format_program(program)
+    found = parse_program(text)
+    assert found == program
+    assert format_program(found) == text
+
+
+@given(st.lists(st.integers(0, 40), max_size=20))
+def test_runs_of_numbers(numbers: list[int]) -> None:
+    words = list(runs_of(numbers))
+    assert [number for word in words for number in run_of(word)] == numbers
+
+
+def test_runs_are_short() -> None:
+    assert list(runs_of([*range(0, 30, 3), 7, 6, 5, 4, 9])) == ["0:28:3", "7:3:-1", "9"]
+    assert list(runs_of(range(5))) == ["0:5"]
+    assert list(runs_of([1, 3, 5, 6, 7])) == ["1", "3", "5:8"]
+
+
+@lru_cache
+def small_text() -> str:
+    return format_program(step_program(SMALL, "zigzag"))
+
+
+def changed_line(draw: Any, text: str) -> str:
+    """The text with one line of it changed."""
+    names = sorted(set(re.findall("[a-z_]{3,}", text)))
+    lines = text.split("\n")
+    number = draw(st.sampled_from([n for n, line in enumerate(lines) if line]))
+    words = lines[number].split(" ")
+    place = draw(st.integers(0, len(words) - 1))
+    word = words[place]
+    change = draw(st.sampled_from(["delete", "double", "name", "number", "word", "line", "twice"]))
+    if change == "delete":
+        del words[place]
+    elif change == "double":
+        words.insert(place, word)
+    elif change == "name":
+        words[place] = re.sub("[a-z_]{2,}", draw(st.sampled_from(names)), word, count=1)
+    elif change == "number":
+        other = draw(st.sampled_from(["0", "1", "-3", "7", "99999999999", "2147483647"]))
+        words[place] = re.sub("-?[0-9]+", other, word, count=1)
+    elif change == "word":
+        other = draw(
+            st.sampled_from(["x", "", "٣", "1_0", "1e999", "nan", '"', "=", ":", "[", "#"])
+        )
+        words[place] = re.sub("-?[0-9.]+", other, word, count=1)
+    lines[number] = " ".join(words)
+    if change in ("line", "twice"):
+        lines[number : number + 1] = [] if change == "line" else [lines[number]] * 2
+    return "\n".join(lines)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_a_changed_line_is_refused_by_number_or_means_something(data: Any) -> None:
+    changed = changed_line(data.draw, small_text())
+    found = parsed_or_refused(changed)
+    if isinstance(found, Program):
+        assert parse_program(format_program(found)) == found
+        return
+    number = re.fullmatch("line ([0-9]+)", found.where)
+    assert number, found
+    assert 1 <= int(number[1]) <= changed.count("\n") + 1
+    assert found.got or found.expected or found.hint, found
+
+
+def parsed_or_refused(text: str) -> Program | UsageError:
+    try:
+        return parse_program(text)
+    except UsageError as refused:
+        return refused
+
+
+REFUSALS = [
+    ("program qwen3", "programme qwen3", "no program's text.*Found programme"),
+    ("ranks=1", "ranks=two", r"value of ranks.*'two'.*whole number"),
+    ("ranks=1", "ranks=0", "ranks=0.*1 or more"),
+    ("ranks=1", "ranks=2", "queues for 2 ranks"),
+    ("repeats=true", "repeats=yes", "true or false"),
+    ("counters=", "counters=9", "Counters are missing"),
+    ("\nbuffers\n", "\nbufers\n", "No section.*bufers.*Expected buffers"),
+    ("\noperands\n", "\n", "section|buffer"),
+    ("  b1 ", "  b0 ", r"The buffer b0 again.*Expected b1"),
+    ("  b1 ", "  b2 ", r"The buffer b2 too early.*Expected b1"),
+    ("dtype=i32", "dtype=i33", r"no dtype 'i33'.*Did you mean i32"),
+    ("kind=state", "kind=stat", r"Did you mean state"),
+    ("shape=[1]", "shape=1", r"a shape, as \[4,64\]"),
+    ("shape=[1]", "shap=[1]", r"no field of a buffer 'shap'.*Did you mean shape"),
+    (" shape=[1]", "", r"Fields of a buffer are missing.*shape"),
+    ("b0 tokens rank=0", "b0 tokens rank=1", "no rank 1.*0 to 0"),
+    ("a0 embed", "a0 embd", r"no kind of operands 'embd'.*Did you mean embed"),
+    ("summed=false", "sumed=false", r"no operand 'sumed'.*Did you mean summed"),
+    ("summed=false", "summed=maybe", r"value of summed.*'maybe'.*true or false"),
+    (" summed=false", "", r"Operands are missing.*summed"),
+    ("part=q", "part=qu", r"k or v or q"),
+    ("part=q", "part=q part=q", r"part is given twice"),
+    ("eps=1e-06", "eps=nan", r"a finite number"),
+    ("layer=0", "layer=99999999999", r"whole number of 32 bits"),
+    ("i0 embed", "i0 embedd", r"no instruction 'embedd'.*Did you mean embed"),
+    ("i0 embed a0", "i0 embed a999", r"no operands a999.*a0 to"),
+    ("i0 embed a0", "i0 embed a1", r"operands a1 are of another kind.*qkv.*embed, for embed"),
+    ("i0 embed a0", "i0 embed b0", r"'b0'.*one as a0"),
+    ("  i1 ", "  i0 ", r"instruction i0 again"),
+    ("columns=0:", "columns=0-", r"a range, as 0:16"),
+    (">=", ">", r"wait is not understood.*c0>=4"),
+    (" signal c0", " signal", r"No counter stands behind 'signal'"),
+    (" signal c0", " signal c999", r"no counter c999"),
+    ("  w1", "  w2", r"queue w2 too early"),
+    ("w0 0", "w0 1 0", r"is in the queues twice"),
+    ("w0 0", "w0", r"instruction i0 is in no queue"),
+    ("w0 0", "w0 0 999", r"instructions that there are not.*Found 999"),
+    ("w0 0", "w0 0:5:0", r"start:stop:step"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), REFUSALS, ids=[new for _, new, _ in REFUSALS])
+def test_refusals(old: str, new: str, said: str) -> None:
+    assert old in small_text()
+    with pytest.raises(UsageError, match=said) as caught:
+        parse_program(small_text().replace(old, new, 1))
+    assert re.fullmatch("line [0-9]+", caught.value.where)
+
+
+def test_the_line_is_that_of_the_mistake() -> None:
+    lines = small_text().split("\n")
+    number = next(n for n, line in enumerate(lines) if " norm_lm_head " in line)
+    lines[number] = lines[number].replace("slot=", "slott=")
+    with pytest.raises(UsageError, match="Did you mean slot") as caught:
+        parse_program("\n".join(lines))
+    assert caught.value.where == f"line {number + 1}"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
+def test_no_program_at_all(text: str) -> None:
+    with pytest.raises(UsageError, match="is empty"):
+        parse_program(text)
+
+
+def test_comments_and_empty_lines_say_nothing() -> None:
+    loose = small_text().replace("\n", "   # a comment\n\n").replace(" ", "  ")
+    assert parse_program(loose) == parse_program(small_text())
+
+
+def test_names_with_any_sign() -> None:
+    for name in ('a "b"', "#", " ", "rank=0", "line\nbreak", "\\", "é\u2028"):
+        program = Program((Buffer(name, ()),), (), ((),), (), (), name=name)
+        assert parse_program(format_program(program)) == program

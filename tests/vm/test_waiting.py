@@ -1,0 +1,15 @@
+"""Instructions are released once all groups that they wait for are done."""
+
+from __future__ import annotations
+
+from tpcompile.vm.dependencies import Group
+from tpcompile.vm.waiting import Waiting
+
+
+def test_a_group_is_done_when_all_its_members_are() -> None:
+    both, last = Group((0, 1)), Group((1,))
+    waiting = Waiting([(), (), (both,), (both, last)])
+    assert waiting.left == [0, 0, 1, 2]
+    assert waiting.inside == [[both], [both, last], [], []]
+    assert list(waiting.released_by(0)) == []
+    assert list(waiting.released_by(1)) == [2, 3]

@@ -1,0 +1,233 @@
+"""`Machine`: the buffers of a program of one or several ranks, and the steps run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tpcompile.backends.reference.orders import Order, in_program_order
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.vm.instructions import StepInstruction
+from tpcompile.vm.instructions.base import NONE, Probe, unseen
+from tpcompile.vm.program import Program
+from tpcompile.vm.region import Buffer
+
+_NOBODY = -(2**31)
+"""What whole numbers are before anybody has written them."""
+
+Seen = Callable[[StepInstruction], Probe]
+"""Gives each instruction the probe that is shown what it computes."""
+
+
+class Machine:
+    """Runs programs as they are meant, one instruction at a time.
+
+    What no instruction has written yet is no number: a value that is read too early, or a token
+    that is not in the sequence, spoils the result for all to see.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        parameter: Callable[[int, str], torch.Tensor],
+        rotary: Callable[..., Any],
+        caches: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`parameter` gives a rank's tensors by name; `caches` is the KV cache of each rank, in
+        blocks, or else an empty one is made."""
+        self.program = program
+        self._numbers: dict[str, list[int]] = {}
+        for number, buffer in enumerate(program.buffers):
+            self._numbers.setdefault(buffer.name, []).append(number)
+        self.memory = [_filled(buffer) for buffer in program.buffers]
+        for number, buffer in enumerate(program.buffers):
+            if buffer.kind == "weight":
+                self.memory[number] = _checked(parameter(buffer.rank, buffer.name), buffer)
+        self._make_tables(rotary)
+        self._own_caches = caches is None
+        if caches is not None:
+            self.use_caches(caches)
+
+    def use_caches(self, caches: Sequence[torch.Tensor]) -> None:
+        """Keep K and V there from now on; they may have any number of slots."""
+        for number, cache in zip(self._numbers["cache"], caches, strict=True):
+            storage = self.program.buffers[number].storage
+            assert storage is not None
+            wanted = storage[:2] + storage[3:]
+            if tuple(cache.shape[:2] + cache.shape[3:]) != wanted:
+                raise UsageError(
+                    "The KV cache is not that of this program",
+                    got=str(tuple(cache.shape)),
+                    expected=f"{storage}, with any number of slots",
+                )
+            self.memory[number] = cache
+
+    def values(self, name: str) -> list[torch.Tensor]:
+        """The buffers of this name, by rank."""
+        return [self.memory[number] for number in self._numbers[name]]
+
+    @property
+    def batch(self) -> int:
+        """The sequences that the program has room for."""
+        return self._extent("tokens", 0)
+
+    @property
+    def longest(self) -> int:
+        """The tokens of a sequence that it has room for."""
+        return self._extent("cos", 0)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Of the last step, `[batch, vocabulary]`."""
+        return torch.cat(self.values("logits"), 1)
+
+    def place(
+        self,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        tables: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        stops: Sequence[int] = (),
+    ) -> None:
+        """The next step: a new token of each sequence, with which it is `lengths` long.
+
+        All but that token is in the cache, in the blocks of `tables`. Positions are those behind
+        the other tokens unless given. A sequence that gets one of `stops` ends there.
+        """
+        positions = lengths - 1 if positions is None else positions
+        self._check(tokens, lengths, tables, positions, stops)
+        given = {"tokens": tokens, "lengths": lengths, "positions": positions}
+        for name, value in given.items():
+            self._set(name, value, NONE if name == "tokens" else 0)
+        self._set("tables", tables, NONE)
+        self._set("stops", torch.tensor(stops, dtype=torch.int32), NONE)
+        for name in ("clock", "finished"):
+            self._set(name, torch.tensor([], dtype=torch.int32), 0)
+        if self._own_caches:
+            self._poison_caches(lengths, tables)
+
+    def run(
+        self,
+        steps: int = 1,
+        order: Order = in_program_order,
+        seen: Seen = lambda instruction: unseen,
+    ) -> torch.Tensor:
+        """Run so many steps, fewer if all sequences end: the tokens, `[steps, batch]`.
+
+        A sequence that has ended gets -1.
+        """
+        self._check_steps(steps)
+        self._set("clock", torch.tensor([], dtype=torch.int32), 0)
+        done = 0
+        while done < steps and not bool(self._ended().all()):
+            self._step(order, seen)
+            done += 1
+        return self.values("history")[0][:done].clone()
+
+    def _step(self, order: Order, seen: Seen) -> None:
+        for buffer, tensor in zip(self.program.buffers, self.memory, strict=True):
+            if buffer.kind == "scratch":
+                _poison(tensor)
+        with torch.inference_mode():
+            for number in order(self.program):
+                instruction: Any = self.program.instructions[number]
+                instruction.run(self.memory, seen(instruction))
+
+    def _ended(self) -> torch.Tensor:
+        return (self.values("finished")[0] != 0) | (self.values("lengths")[0] == 0)
+
+    def _extent(self, name: str, dim: int) -> int:
+        return self.program.buffers[self._numbers[name][0]].shape[dim]
+
+    def _set(self, name: str, value: torch.Tensor, rest: int) -> None:
+        for held in self.values(name):
+            held.fill_(rest)
+            held[tuple(slice(0, extent) for extent in value.shape)] = value.to(held.dtype)
+
+    def _check(
+        self,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        tables: torch.Tensor,
+        positions: torch.Tensor,
+        stops: Sequence[int],
+    ) -> None:
+        if not len(tokens) == len(lengths) == len(positions) == len(tables) >= 1:
+            raise UsageError(
+                "A step takes one token of each sequence",
+                got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
+                f"{len(tables)} tables",
+            )
+        _at_most("sequences", len(tokens), self.batch, "batch")
+        _at_most("tokens in a sequence", int(lengths.max()), self.longest, "max_seq_len")
+        _at_most("as a position", int(positions.max()), self.longest - 1, "max_seq_len, less one")
+        _at_most("blocks of a sequence", tables.shape[1], self._extent("tables", 1), "tables")
+        _at_most("tokens that end a sequence", len(stops), self._extent("stops", 0), "stops")
+        if int(lengths.min()) < 1 or int(positions.min()) < 0:
+            raise UsageError(
+                "A sequence of no tokens", got=f"lengths {lengths.tolist()}", expected="1 or more"
+            )
+
+    def _check_steps(self, steps: int) -> None:
+        if steps < 1:
+            raise UsageError(f"{steps} steps mean nothing", expected="1 or more")
+        _at_most("steps in one launch", steps, self._extent("history", 0), "steps")
+        last = int(self.values("lengths")[0].max()) + steps - 1
+        _at_most("tokens in a sequence in the end", last, self.longest, "max_seq_len")
+
+    def _make_tables(self, rotary: Callable[..., Any]) -> None:
+        """The rotation of every position; refused if it depends on how long the sequence is."""
+        for number in self._numbers["cos"]:
+            buffer = self.program.buffers[number]
+            longest, width = buffer.shape
+            cos, sin = rotary(torch.arange(longest), width, buffer.dtype)
+            alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
+            if not (torch.equal(alone[0], cos[:1]) and torch.equal(alone[1], sin[:1])):
+                raise UnsupportedError(
+                    "The model rotates by another table when a sequence is longer",
+                    expected="tables that hold for every length up to max_seq_len",
+                    hint="Choose a max_seq_len below the length at which its rope type changes",
+                )
+            self.memory[number] = cos
+            self.memory[self._numbers["sin"][buffer.rank]] = sin
+
+    def _poison_caches(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
+        """What lies in no sequence, the place of the new token too, is no number."""
+        sequences, most = self.program.buffers[self._numbers["tables"][0]].shape
+        for cache in self.values("cache"):
+            block = cache.shape[2] // (sequences * most)
+            free = torch.ones(cache.shape[2], dtype=torch.bool)
+            for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
+                for place in range(length - 1):
+                    free[table[place // block] * block + place % block] = False
+            cache[:, :, free] = torch.nan
+
+
+def _at_most(what: str, found: int, most: int, name: str) -> None:
+    if found > most:
+        raise UsageError(
+            f"{found} {what}",
+            expected=f"at most {most}, the {name} that the program was made for",
+            hint="Make one with more room",
+        )
+
+
+def _filled(buffer: Buffer) -> torch.Tensor:
+    found = torch.zeros(buffer.storage or buffer.shape, dtype=buffer.dtype)
+    return found if buffer.kind in ("state", "input", "weight") else _poison(found)
+
+
+def _poison(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else _NOBODY)
+
+
+def _checked(value: torch.Tensor, buffer: Buffer) -> torch.Tensor:
+    if tuple(value.shape) != buffer.shape:
+        raise UsageError(
+            f"The parameter {buffer.name} of rank {buffer.rank} is not that of this program",
+            got=str(tuple(value.shape)),
+            expected=str(buffer.shape),
+        )
+    return value

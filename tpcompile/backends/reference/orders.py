@@ -1,0 +1,65 @@
+"""Orders in which a program's instructions may run: what workers do that nobody keeps in step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from tpcompile.errors import VerifyError
+from tpcompile.vm.program import Program
+
+Order = Callable[[Program], Iterator[int]]
+"""From a program to its instructions, one after the other."""
+
+
+def in_program_order(program: Program) -> Iterator[int]:
+    """The order that gives the program its meaning; queues and counters are not looked at."""
+    return iter(range(len(program.instructions)))
+
+
+def shuffled(seed: int) -> Order:
+    """At each moment any worker that can go on does."""
+    dice = random.Random(seed)
+    return lambda program: _play(program, lambda ready: dice.choice(ready))
+
+
+def held_back(number: int, seed: int = 0) -> Order:
+    """An adversary: everything that can runs before this instruction."""
+    dice = random.Random(seed)
+
+    def choose(ready: list[int]) -> int:
+        others = [one for one in ready if one != number]
+        return dice.choice(others or ready)
+
+    return lambda program: _play(program, choose)
+
+
+def _play(program: Program, choose: Callable[[list[int]], int]) -> Iterator[int]:
+    """Run whatever is chosen of what workers have in hand and need not wait for.
+
+    A worker takes the first of its queue; of a shared queue, as many are taken as it has workers.
+    """
+    counts = [0] * program.counters
+    left = [list(reversed(queue)) for queue in program.queues]
+    hands: list[list[int]] = [[] for _ in left]
+    while True:
+        for queue, hand in zip(left, hands, strict=True):
+            while queue and len(hand) < program.sharing:
+                hand.append(queue.pop())
+        ready = [
+            number
+            for hand in hands
+            for number in hand
+            if all(counts[wait.counter] >= wait.until for wait in program.waits[number])
+        ]
+        if not ready:
+            break
+        number = choose(ready)
+        next(hand for hand in hands if number in hand).remove(number)
+        for counter in program.signals[number]:
+            counts[counter] += 1
+        yield number
+    stuck = [number for hand in hands for number in hand]
+    if stuck:
+        names = "; ".join(program.instructions[number].label for number in stuck[:3])
+        raise VerifyError("The program hangs", got=f"{len(stuck)} workers that wait: {names}")

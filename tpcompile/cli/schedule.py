@@ -1,0 +1,229 @@
+"""`tpcompile schedule`: who of a machine's workers runs what of a decode step, and when."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpcompile.cli.command import (
+    Command,
+    Parser,
+    Result,
+    add_model_arguments,
+    choice,
+    json_text,
+    number,
+    refuse_unknown,
+)
+from tpcompile.cli.compiling import lower_model, progress
+from tpcompile.errors import UsageError
+from tpcompile.presets import check_model_name
+
+if TYPE_CHECKING:
+    from tpcompile.inspect.schedule import ScheduleReport
+    from tpcompile.passes import Pass
+    from tpcompile.vm.lowering import StepPlan
+    from tpcompile.vm.targets import Target
+
+_EXAMPLES = """\
+  tpcompile schedule preset:qwen3-8b --target h200
+  tpcompile schedule preset:qwen3-0.6b --target cpu --workers 8 --policy zigzag
+  tpcompile schedule preset:qwen3-8b --target h200 --svg a.svg --trace a.json
+  tpcompile schedule preset:tiny-qwen3 --target cpu --tp 2 --json
+  tpcompile schedule preset:tiny-qwen3 --target cpu --workers 2 --text
+
+The trace is for https://ui.perfetto.dev. A target may be a JSON file with any
+of the fields of tpcompile.vm.targets.Target; the others are those of cpu.
+The exit status is 0 if the program is proved, 1 if it is not, 2 for bad input."""
+
+_ROTARY = ("half", "interleaved")
+_CONTEXT = 1024
+
+
+def _add_arguments(parser: Parser) -> None:
+    add_model_arguments(
+        parser, tp_required=False, tp_default="1", pipeline_default="the decode pipeline"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="T",
+        required=True,
+        help="cpu, a100, h100, h200, b200, or a file NAME.json",
+    )
+    parser.add_argument(
+        "--workers",
+        metavar="W",
+        type=number(1, "a number of workers"),
+        help="of each rank; default: the target's, on a cpu one for each core",
+    )
+    parser.add_argument(
+        "--policy",
+        metavar="P",
+        help="round-robin, zigzag, wave, critical-path or dynamic; default: critical-path",
+    )
+    parser.add_argument(
+        "--lowering",
+        metavar="L",
+        default="auto",
+        help="heads: whole heads in each instruction; rows: blocks of rows, of which the last "
+        "finishes the head; default: auto, which is rows if there are fewer heads than workers",
+    )
+    parser.add_argument(
+        "--rotary",
+        metavar="R",
+        type=choice(*_ROTARY),
+        default="half",
+        help="half or interleaved: which numbers of a head are rotated together; default: half",
+    )
+    _add_sizes(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON, not tables")
+    form.add_argument("--text", action="store_true", help="print the program, not tables")
+    parser.add_argument("--trace", metavar="F.json", type=Path, help="write a Perfetto trace")
+    parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture")
+
+
+def _add_sizes(parser: Parser) -> None:
+    for option, name, what, help in (
+        ("--batch", "B", "a batch", "sequences; default: 1"),
+        ("--context", "C", "a length", "tokens of a sequence that times are for; default: 1024"),
+        ("--max-seq-len", "L", "a length", "most tokens of a sequence; default: the context's"),
+        ("--spans", "S", "a number of spans", "parts of a sequence in attention; default: the "
+                                              "target's"),
+    ):  # fmt: skip
+        parser.add_argument(option, metavar=name, type=number(1, what), help=help)
+
+
+def _run(args: argparse.Namespace) -> Result:
+    args.tp = args.tp or 1
+    check_model_name(args.model)
+    _check_files(args)
+    with progress() as say:
+        target, plan, passes = _choices(args)
+        from tpcompile.inspect.schedule import ScheduleReport
+        from tpcompile.vm.scheduling import scheduled
+
+        graph = lower_model(args, passes, [], say)
+        say(f"scheduling for {target.name}")
+        found = scheduled(graph, target, plan, args.policy)
+        report = ScheduleReport(_asked(args, plan, passes), found)
+        say("writing")
+        _write_files(args, report)
+        return Result(_text(args, report), status=1 if found.faults else 0)
+
+
+def _text(args: argparse.Namespace, report: ScheduleReport) -> str:
+    if args.text:
+        from tpcompile.inspect.schedule import fault_lines
+        from tpcompile.vm.text import format_program
+
+        sys.stderr.write(fault_lines(report.found.faults))
+        return format_program(report.found.program)
+    return json_text(report.to_json()) if args.json else report.table()
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    from tpcompile.inspect.files import check_file
+
+    if args.trace is not None and args.trace == args.svg:
+        raise UsageError("--trace and --svg are one file", got=str(args.svg), expected="two files")
+    for path in (args.trace, args.svg):
+        if path is not None:
+            check_file(path)
+
+
+def _choices(args: argparse.Namespace) -> tuple[Target, StepPlan, Sequence[Pass]]:
+    """What the options mean; all that can be refused before the model is captured is."""
+    from tpcompile.vm.lowering import StepPlan
+    from tpcompile.vm.schedule import POLICIES
+    from tpcompile.vm.scheduling import DEFAULT_POLICY
+    from tpcompile.vm.targets import target_of
+
+    target = target_of(args.target, args.workers)
+    args.policy = args.policy or DEFAULT_POLICY
+    refuse_unknown("policy", args.policy, POLICIES, "See tpcompile schedule --help")
+    longest = args.max_seq_len or max(args.context or 0, _CONTEXT)
+    context = args.context or min(longest, _CONTEXT)
+    if context > longest:
+        raise UsageError(
+            f"A context of {context:,} tokens has no room in {longest:,}",
+            hint="Raise --max-seq-len, or lower --context",
+        )
+    plan = StepPlan(
+        target.workers,
+        batch=args.batch or 1,
+        max_seq_len=longest,
+        context=context,
+        lowering=args.lowering,
+        grain=target.grain,
+    )
+    return target, plan, _passes(args, target)
+
+
+def _passes(args: argparse.Namespace, target: Target) -> Sequence[Pass]:
+    """Those of `-p`, or the decode pipeline."""
+    from tpcompile.api import passes_for
+    from tpcompile.passes import decode_pipeline
+
+    if args.pipeline is None:
+        spans = args.spans or target.spans
+        return decode_pipeline(args.tp, spans, interleaved=args.rotary == "interleaved")
+    if args.spans or args.rotary != _ROTARY[0]:
+        raise UsageError(
+            "--spans and --rotary are options of the decode pipeline, and -p gives another",
+            hint='Give them in the pipeline, as -p "decode{spans=4,interleaved=true}"',
+        )
+    return passes_for(args.pipeline, args.tp)
+
+
+def _asked(args: argparse.Namespace, plan: StepPlan, passes: Sequence[Pass]) -> dict[str, Any]:
+    split = (getattr(current, "spans", 1) for current in passes)
+    return {
+        "model": args.model,
+        "tp": args.tp,
+        "target": args.target,
+        "workers": plan.workers,
+        "policy": args.policy,
+        "lowering": plan.lowering,
+        "spans": max(split, default=1),
+        "batch": plan.batch,
+        "context": plan.context,
+        "max_seq_len": plan.max_seq_len,
+    }
+
+
+def _write_files(args: argparse.Namespace, report: ScheduleReport) -> None:
+    """The trace and the picture that were asked for."""
+    from tpcompile.inspect.files import write_file
+    from tpcompile.inspect.gantt import gantt_svg
+    from tpcompile.inspect.timeline import Timeline
+    from tpcompile.inspect.trace import write_trace
+
+    wanted = [path for path in (args.trace, args.svg) if path is not None]
+    if report.found.timing is None:
+        for path in wanted:
+            sys.stderr.write(f"warning: {path} is not written: the program is not valid\n")
+        return
+    timeline = Timeline(report.found.program, report.found.timing)
+    title = (
+        f"{args.model}, tp={args.tp}, batch {report.asked['batch']}, "
+        f"{report.asked['context']:,} tokens, on {args.target}: {args.policy}"
+    )
+    if args.trace:
+        write_file(args.trace, lambda file: write_trace(timeline, title, file))
+    if args.svg:
+        picture = gantt_svg(timeline, title, report.found.critical_us)
+        write_file(args.svg, lambda file: file.write(picture))
+    for path in wanted:
+        sys.stderr.write(f"wrote {path}\n")
+
+
+COMMAND = Command(
+    "show which worker runs what of a decode step, and prove it",
+    _EXAMPLES,
+    _add_arguments,
+    _run,
+)

@@ -1,0 +1,192 @@
+"""Comparing the sides of a decode step group by group, and saying where the first one is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tpcompile.inspect.groups import Group, Key, Side
+from tpcompile.inspect.rows import Row, row_of, token_margin
+
+TOKEN, LOGITS = ("token", None), ("logits", None)
+_SHOWN = 6
+"""So many numbers of a list are told to a reader; JSON has them all."""
+
+
+@dataclass(frozen=True)
+class GroupRow(Row):
+    """One group on one side, and, if it is off, in which sequences, heads and rows."""
+
+    side: str = ""
+    step: int = 1
+    sequences: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    """Of the whole model, not of a rank."""
+    spans: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    """From and to: the rows of a head, or else of the weight that computes the value."""
+    ranks: tuple[int, ...] = ()
+    by: tuple[str, ...] = ()
+    """What computed the values that are off."""
+
+    @property
+    def place(self) -> str:
+        """Where it is off, for a reader."""
+        found = [f"sequence{_several(self.sequences)}"] if self.sequences else []
+        found += [f"head{_several(self.heads)}"] if self.heads else []
+        found += [f"span{_several(self.spans)}"] if self.spans else []
+        found += [f"rows {self.rows[0]} to {self.rows[1]}"] if self.rows else []
+        said = ", ".join(found)
+        return said + (f"; computed by {'; '.join(self.by[:2])}" if self.by else "")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The same step on all sides; `exact` is eager in fp32, where that is wanted."""
+
+    groups: tuple[Group, ...]
+    eager: Side
+    exact: Side | None = None
+
+
+def compare_sides(
+    step: Step, sides: Sequence[Side], tolerance: float | None = None, number: int = 1
+) -> Iterator[GroupRow]:
+    """Each group on each side beside eager, in the order of the step."""
+    for group in step.groups:
+        for side in sides:
+            row = _row(step, group, side, tolerance, number)
+            yield row if row.ok else _placed(row, step, group, side)
+    for side in (step.eager, *sides):
+        for key, source in side.unknown.items():
+            yield _stray(side, key, source, number)
+
+
+def _row(step: Step, group: Group, side: Side, tolerance: float | None, number: int) -> GroupRow:
+    if group.key == TOKEN:
+        row, problem = _token_row(step, side, tolerance)
+    else:
+        found, expected, exact = _finite(step, group, side)
+        row = row_of(group.name, side.name, found, expected, tolerance, group.layer, exact=exact)
+        problem = row.problem
+    reported = side.problems.get(group.key, "")
+    theirs = step.eager.problems.get(group.key, "")
+    problem = reported or (theirs and f"in eager: {theirs}") or problem
+    return _group_row(row, side, number, problem)
+
+
+def _group_row(row: Row, side: Side, step: int, problem: str) -> GroupRow:
+    layer = "" if row.layer is None else f" layer {row.layer}"
+    values = vars(row) | {
+        "source": f"{side.name}{layer} step {step}",
+        "problem": problem,
+        "ok": row.ok and not problem,
+    }
+    return GroupRow(**values, side=side.name, step=step)
+
+
+def _finite(
+    step: Step, group: Group, side: Side
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """What is minus infinity on all sides, as an empty span is, is no difference."""
+    found, expected = side.values[group.key], step.eager.values[group.key]
+    exact = step.exact.values[group.key] if step.exact else None
+    if found.shape != expected.shape:
+        return found, expected, exact
+    empty = (found == -torch.inf) & (expected == -torch.inf)
+    filled = (found.masked_fill(empty, 0), expected.masked_fill(empty, 0))
+    return *filled, None if exact is None else exact.masked_fill(empty, 0)
+
+
+def _token_row(step: Step, side: Side, tolerance: float | None) -> tuple[Row, str]:
+    """The logits of the tokens chosen beside the highest: those that eager can tell apart.
+
+    Of the side's own logits it must be the lowest of the highest.
+    """
+    logits = step.eager.values[LOGITS].float()
+    exact = step.exact.values[LOGITS].float() if step.exact else None
+    chosen, own = side.values[TOKEN].long(), side.values[LOGITS]
+    known = (chosen >= 0) & (chosen < logits.shape[1])
+    said = logits.gather(1, chosen.where(known, 0))
+    margin = token_margin(logits, exact, tolerance)
+    row = row_of(TOKEN[0], side.name, said, logits.amax(1, keepdim=True), margin)
+    lowest = best_tokens(own)
+    if not bool(known.all()):
+        return row, f"no tokens: {chosen[~known].tolist()}"
+    for token, wanted in zip(chosen[:, 0].tolist(), lowest[:, 0].tolist(), strict=True):
+        if token != wanted:
+            return row, f"{token}, not {wanted}, the first of the side's own highest logits"
+    return row, ""
+
+
+def best_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """`[rows, 1]`: of equal logits the lowest id."""
+    ids = torch.arange(logits.shape[1]).expand(logits.shape)
+    highest = logits == logits.amax(1, keepdim=True)
+    return ids.where(highest, logits.shape[1]).amin(1, keepdim=True)
+
+
+def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
+    """What this side alone has."""
+    name, layer = key
+    problem = f"no other side has it; reported by {source}"
+    nothing = torch.zeros(0)
+    row = row_of(name, side.name, nothing, nothing, layer=layer)
+    return _group_row(row, side, step, problem)
+
+
+def _placed(row: GroupRow, step: Step, group: Group, side: Side) -> GroupRow:
+    """With where values are off by more than the limit, or, judged beside fp32, by the most."""
+    wrong = _wrong(step, group, side, row)
+    if not bool(wrong.any()):
+        return row
+    lines, columns = (sorted(set(found.tolist())) for found in wrong.nonzero().unbind(1))
+    places = [column % group.width for column in columns] if group.head else columns
+    part = group.width // group.spans
+    rows = [place % part for place in places] if group.head else places
+    sources = sorted(set(side.brought[group.key][wrong].tolist()))
+    return replace(
+        row,
+        sequences=_once(map(group.sequence_of, lines)),
+        heads=_once(column // group.width for column in columns) if group.head else (),
+        spans=_once(place // part for place in places) if group.spans > 1 else (),
+        rows=(min(rows), max(rows) + 1),
+        ranks=tuple(_ranks(group, columns)),
+        by=tuple(side.sources[number] for number in sources if number >= 0),
+    )
+
+
+def _once(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(numbers)))
+
+
+def _wrong(step: Step, group: Group, side: Side, row: GroupRow) -> torch.Tensor:
+    if group.key == TOKEN:
+        chosen = side.values[TOKEN]
+        return (chosen != step.eager.values[TOKEN]) | (chosen != best_tokens(side.values[LOGITS]))
+    found, expected, exact = _finite(step, group, side)
+    if found.shape != expected.shape:
+        return torch.zeros((0, 0), dtype=torch.bool)
+    truth = exact if row.beside_fp32 and exact is not None else expected
+    off = (found.double() - truth.double()).abs()
+    odd = ~off.isfinite()
+    most = float(off[~odd].max()) if bool((~odd).any()) else 0.0
+    largest = float(expected.abs().max()) or 1.0
+    limit = most / 4 if row.beside_fp32 else row.limit * largest
+    return odd if bool(odd.any()) else off > limit
+
+
+def _ranks(group: Group, columns: Sequence[int]) -> Iterator[int]:
+    if group.layout is None:
+        return
+    wanted = set(columns)
+    for rank in range(group.layout.ranks):
+        if any(wanted.intersection(range(*interval)) for interval in group.intervals(rank)):
+            yield rank
+
+
+def _several(numbers: Sequence[int]) -> str:
+    told = ", ".join(map(str, numbers[:_SHOWN])) + (", …" if len(numbers) > _SHOWN else "")
+    return f"s {told}" if len(numbers) > 1 else f" {told}"

@@ -1,0 +1,233 @@
+"""A picture of a schedule: workers as rows, time from left to right, a colour for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tpcompile.inspect import svg
+from tpcompile.inspect.occupancy import occupancy
+from tpcompile.inspect.timeline import Timeline, kind_of, layer_of
+from tpcompile.inspect.window import Window, window_of
+
+_WIDTH, _LEFT, _RIGHT, _TOP = 1400, 96, 44, 36
+_TICKS, _TICK_ROOM, _LAYER_ROOM = 10, 24, 14
+_STRIP, _STRIP_GAP = 44, 8
+_RANK_GAP = 22
+_CHAIN = f'fill="none" stroke="{svg.INK}" stroke-width="1.6"'
+_SMALLEST = 0.4
+"""Pixels: a slice is never drawn narrower."""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Time on the picture."""
+
+    stop: float
+
+    def x(self, moment: float) -> float:
+        part = min(moment / self.stop, 1.0) if self.stop else 0.0
+        return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where a track is drawn."""
+
+    track: int
+    top: float
+    height: float
+
+
+def gantt_svg(timeline: Timeline, title: str, critical: float) -> str:
+    """The picture as a file. Of a long program it shows the first layers, above them all of it.
+
+    `critical` is the time that the program would take if no worker were ever missing.
+    """
+    window = window_of(timeline)
+    kinds = dict.fromkeys(map(kind_of, timeline.program.instructions))
+    paint = svg.colours(kinds)
+    head, y = _head(timeline, title, critical)
+    legend, y = _legend(timeline, window, paint, y)
+    head += legend
+    overview: list[str] = []
+    if not window.whole:
+        overview, y = _overview(timeline, window, paint, y + 8)
+        overview.append(svg.words(_LEFT, y + 20, f"Shown below: {window.said}", 13, bold=True))
+        y += 28
+    top = y + _TICK_ROOM + _LAYER_ROOM
+    rows = _rows(timeline, window, top)
+    bottom = rows[-1].top + rows[-1].height if rows else top
+    scale = _Scale(window.stop)
+    body = [
+        *_axis(scale, y + _TICK_ROOM - 6, bottom),
+        *_layers(timeline, scale, top - 4),
+        *_names(timeline, rows),
+        *_slices(timeline, window, rows, paint),
+    ]
+    return svg.document(_WIDTH, bottom + 24, title, [*head, *overview, *body])
+
+
+def _head(timeline: Timeline, title: str, critical: float) -> tuple[list[str], float]:
+    """Title and figures, and where they end."""
+    program, y = timeline.program, float(_TOP)
+    figures = (
+        f"{len(program.instructions):,} instructions",
+        f"{len(timeline.tracks):,} workers"
+        + (f" of {program.ranks} ranks" if program.ranks > 1 else ""),
+        f"{program.counters:,} counters",
+        f"makespan {timeline.timing.makespan:,.1f} µs",
+        f"critical path {critical:,.1f} µs",
+        f"idle {timeline.idle:.1%}".replace("%", " %"),
+    )
+    room = _WIDTH - _LEFT - _RIGHT
+    parts = [
+        svg.words(_LEFT, y, svg.shortened(title, 18, room), 18, bold=True),
+        svg.words(_LEFT, y + 22, " · ".join(figures), 13, fill=svg.QUIET),
+    ]
+    return parts, y + 46
+
+
+def _legend(
+    timeline: Timeline, window: Window, paint: dict[str, str], y: float
+) -> tuple[list[str], float]:
+    """The colours and the outline, and where the legend ends."""
+    parts: list[str] = []
+    x = float(_LEFT)
+    starts, workers = timeline.timing.starts, timeline.timing.workers
+    shown = sum(workers[n] < window.rows and starts[n] < window.stop for n in timeline.chain)
+    count = f"{len(timeline.chain):,} instructions"
+    if not window.whole:
+        count += f", {shown:,} of them shown below"
+    chain = f"outlined: what the end waited for ({count})"
+    for name, colour in [*paint.items(), (chain, "")]:
+        wide = 18 + svg.text_width(name, 12) + 18
+        if x > _LEFT and x + wide > _WIDTH - _RIGHT:
+            x, y = _LEFT, y + 20
+        more = "" if colour else _CHAIN
+        parts.append(svg.box(x, y - 10, 12, 12, more, fill=colour))
+        parts.append(svg.words(x + 18, y, name))
+        x += wide
+    return parts, y + 8
+
+
+def _overview(
+    timeline: Timeline, window: Window, paint: dict[str, str], y: float
+) -> tuple[list[str], float]:
+    """How many workers are busy with what, a strip for each rank, over all of the time."""
+    scale = _Scale(timeline.timing.makespan)
+    parts = [svg.words(_LEFT, y + 12, "The whole program: workers at work", 13, bold=True)]
+    top = y + 12 + _TICK_ROOM + 4
+    each = len(timeline.tracks) // timeline.program.ranks
+    ranks = timeline.program.ranks
+    bottom = top + ranks * _STRIP + (ranks - 1) * _STRIP_GAP
+    parts += _axis(scale, top - 6, bottom)
+    for rank in range(ranks):
+        place = top + rank * (_STRIP + _STRIP_GAP)
+        tracks = range(rank * each, (rank + 1) * each)
+        shape = (scale.x(0), place, scale.x(scale.stop) - scale.x(0), float(_STRIP))
+        parts += occupancy(timeline, tracks, paint, shape)
+        name = f"rank {rank}" if ranks > 1 else f"{each} workers"
+        parts.append(_label(place + _STRIP / 2 + 4, name))
+    shown = top + window.rows // each * (_STRIP + _STRIP_GAP) - _STRIP_GAP
+    high = max(shown, top + _STRIP) - top
+    outline = f'fill="none" stroke="{svg.INK}" stroke-width="1.5" stroke-dasharray="5 3"'
+    wide = scale.x(window.stop) - scale.x(0)
+    parts.append(svg.box(_LEFT - 2, top - 2, wide + 4, high + 4, outline))
+    return parts, bottom + 12
+
+
+def _axis(scale: _Scale, top: float, bottom: float) -> Iterator[str]:
+    """Ticks above the rows, and lines down through them."""
+    for moment in svg.ticks(0.0, scale.stop, _TICKS):
+        x = scale.x(moment)
+        yield svg.line(x, top, bottom)
+        yield svg.words(x, top - 4, f"{moment:,.10g} µs", 11, anchor="middle", fill=svg.QUIET)
+
+
+def _layers(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
+    """Where each layer begins; the names of some, where they stand too close."""
+    begins: dict[int, float] = {}
+    for number, instruction in enumerate(timeline.program.instructions):
+        layer = layer_of(instruction)
+        if layer is not None:
+            start = timeline.timing.starts[number]
+            begins[layer] = min(begins.get(layer, start), start)
+    free = 0.0
+    for layer, start in sorted(begins.items()):
+        name = f"layer {layer}"
+        x, wide = scale.x(start), svg.text_width(name, 10)
+        if start < scale.stop and x >= free and x + wide <= _WIDTH - _RIGHT:
+            yield svg.line(x, y - 9, y + 3, svg.QUIET)
+            yield svg.words(x + 3, y, name, 10, fill=svg.QUIET)
+            free = x + wide + 12
+
+
+def _rows(timeline: Timeline, window: Window, y: float) -> list[_Row]:
+    height = 26.0 if window.rows <= 16 else 14.0 if window.rows <= 48 else 7.0
+    found: list[_Row] = []
+    for number in range(window.rows):
+        track = timeline.tracks[number]
+        if track.worker == 0 and timeline.program.ranks > 1:
+            y += _RANK_GAP
+        found.append(_Row(number, y, height))
+        y += height
+    return found
+
+
+def _names(timeline: Timeline, rows: Sequence[_Row]) -> Iterator[str]:
+    """Of every worker where there is room, else of every few."""
+    for row in rows:
+        track = timeline.tracks[row.track]
+        if track.worker == 0 and timeline.program.ranks > 1:
+            yield svg.words(_LEFT, row.top - 6, f"rank {track.rank}", 12, bold=True)
+        every = 1 if row.height >= 12 else 4
+        if track.worker % every == 0:
+            yield _label(row.top + row.height / 2 + 4, f"worker {track.worker}")
+
+
+def _label(y: float, text: str) -> str:
+    return svg.words(_LEFT - 8, y, text, 11, anchor="end", fill=svg.QUIET)
+
+
+def _slices(
+    timeline: Timeline, window: Window, rows: Sequence[_Row], paint: dict[str, str]
+) -> Iterator[str]:
+    """Kind by kind, then the outlines, then what is written inside."""
+    scale, starts = _Scale(window.stop), timeline.timing.starts
+    chain, drawn = set(timeline.chain), dict[str, list[str]]()
+    outlined: list[str] = []
+    written: list[str] = []
+    for row in rows:
+        gap = 2.0 if row.height >= 12 else 1.0
+        for number in timeline.rows[row.track]:
+            if starts[number] >= window.stop:
+                continue
+            kind = kind_of(timeline.program.instructions[number])
+            x, end = scale.x(starts[number]), scale.x(timeline.timing.finishes[number])
+            wide, high = max(end - x, _SMALLEST), row.height - gap
+            tooltip = _tooltip(timeline, number)
+            drawn.setdefault(kind, []).append(svg.box(x, row.top, wide, high, tooltip=tooltip))
+            if number in chain:
+                outlined.append(svg.box(x + 0.6, row.top + 0.6, max(wide - 1.2, 0.1), high - 1.2))
+            label = timeline.program.instructions[number].label
+            if high >= 12 and svg.text_width(label, 10) + 8 <= wide:
+                written.append(svg.words(x + 4, row.top + high / 2 + 3.5, label, 10))
+    edges = f'stroke="{svg.PAPER}" stroke-width="0.5"'
+    for kind, boxes in drawn.items():
+        yield svg.group(f'fill="{paint[kind]}" {edges}', boxes)
+    yield svg.group(f'{_CHAIN} pointer-events="none"', outlined)
+    yield svg.group('pointer-events="none"', written)
+
+
+def _tooltip(timeline: Timeline, number: int) -> str:
+    timing, early = timeline.timing, timeline.released_by[number]
+    start, finish = timing.starts[number], timing.finishes[number]
+    instructions = timeline.program.instructions
+    lines = [
+        instructions[number].label,
+        f"{start:,.2f} to {finish:,.2f} µs ({finish - start:,.2f})",
+    ]
+    if early is not None:
+        lines.append(f"waited for {instructions[early].label}")
+    return "\n".join(lines)

@@ -1,0 +1,106 @@
+"""What a schedule comes to, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpcompile.inspect.tables import table_text
+from tpcompile.inspect.timeline import Timeline, kind_of
+from tpcompile.vm.scheduling import Scheduled
+from tpcompile.vm.timing import Timing
+from tpcompile.vm.verify import Fault
+
+_MOST_FAULTS = 10
+
+
+@dataclass(frozen=True)
+class ScheduleReport:
+    """A program that is scheduled, timed and verified."""
+
+    asked: dict[str, Any]
+    """Model, target, workers, policy and all else that was chosen, by name."""
+    found: Scheduled
+
+    def to_json(self) -> dict[str, Any]:
+        found, clock = self.found, self.found.timing
+        return {
+            **self.asked,
+            "instructions": len(found.program.instructions),
+            "counters": found.program.counters,
+            "makespan_us": None if clock is None else round(clock.makespan, 3),
+            "critical_path_us": round(found.critical_us, 3),
+            "idle": None if clock is None else round(self._idle(clock), 6),
+            "verified": not found.faults,
+            "errors": [{"rule": fault.rule, "got": fault.said} for fault in found.faults],
+            "kinds": [
+                {"kind": kind, "count": count, "us": round(us, 3)}
+                for kind, count, us in self._kinds()
+            ],
+            "seconds": {phase: round(spent, 4) for phase, spent in found.seconds.items()},
+        }
+
+    def table(self) -> str:
+        """Two tables: the schedule as a whole, and its instructions by kind."""
+        from rich.table import Table
+
+        whole = Table(show_header=False)
+        whole.add_column(min_width=20)
+        whole.add_column(min_width=44, overflow="fold")
+        for name, value in self._figures():
+            whole.add_row(name, value)
+        kinds = Table(title="instructions", title_justify="left")
+        kinds.add_column("kind", min_width=20)
+        for column in ("count", "µs each", "µs in all", "of the work"):
+            kinds.add_column(column, justify="right")
+        work = sum(self.found.costs) or 1.0
+        for kind, count, us in self._kinds():
+            each = f"{us / count:,.2f}"
+            kinds.add_row(kind, f"{count:,}", each, f"{us:,.1f}", f"{us / work:.1%}")
+        return table_text(whole, kinds) + fault_lines(self.found.faults)
+
+    def _figures(self) -> list[tuple[str, str]]:
+        asked = [
+            (name, f"{value:,}" if isinstance(value, int) else str(value))
+            for name, value in self.asked.items()
+        ]
+        clock = []
+        if self.found.timing is not None:
+            clock = [
+                ("makespan", f"{self.found.timing.makespan:,.1f} µs"),
+                ("idle", f"{self._idle(self.found.timing):.1%}"),
+            ]
+        return [
+            *((name.replace("_", " "), value) for name, value in asked),
+            ("instructions", f"{len(self.found.program.instructions):,}"),
+            ("counters", f"{self.found.program.counters:,}"),
+            *clock,
+            ("critical path", f"{self.found.critical_us:,.1f} µs"),
+            ("verified", f"NO: {count_of(self.found.faults)}" if self.found.faults else "yes"),
+        ]
+
+    def _kinds(self) -> list[tuple[str, int, float]]:
+        """By kind, in the order of the program: how many, and their time."""
+        found: dict[str, tuple[int, float]] = {}
+        for instruction, cost in zip(
+            self.found.program.instructions, self.found.costs, strict=True
+        ):
+            count, us = found.get(kind_of(instruction), (0, 0.0))
+            found[kind_of(instruction)] = count + 1, us + cost
+        return [(kind, count, us) for kind, (count, us) in found.items()]
+
+    def _idle(self, timing: Timing) -> float:
+        return Timeline(self.found.program, timing).idle
+
+
+def count_of(faults: Sequence[Fault]) -> str:
+    return "1 fault" if len(faults) == 1 else f"{len(faults):,} faults"
+
+
+def fault_lines(faults: Sequence[Fault]) -> str:
+    """The first of them, a line each, and how many more there are."""
+    lines = [f"  {fault.rule}: {fault.said}\n" for fault in faults[:_MOST_FAULTS]]
+    if len(faults) > _MOST_FAULTS:
+        lines.append(f"  and {count_of(faults[_MOST_FAULTS:])} more\n")
+    return "".join(lines)

@@ -1,0 +1,111 @@
+"""A timed program as a trace for Perfetto: a track a worker, a slice an instruction, arrows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from tpcompile.inspect.timeline import Timeline, Track, kind_of, layer_of
+from tpcompile.vm.program import Program
+from tpcompile.vm.region import Region, box_text
+
+Event = dict[str, Any]
+
+
+def write_trace(timeline: Timeline, title: str, file: TextIO) -> None:
+    """Write the trace as JSON, an event a line."""
+    heading = json.dumps({"title": title}, ensure_ascii=False)
+    file.write(f'{{"displayTimeUnit": "ns", "otherData": {heading}, "traceEvents": [')
+    for number, event in enumerate(trace_events(timeline)):
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        file.write(",\n" + text if number else "\n" + text)
+    file.write("\n]}\n")
+
+
+def trace_events(timeline: Timeline) -> Iterator[Event]:
+    """Names first, then slices, then arrows: a viewer looks for a slice that is there already."""
+    yield from _names(timeline.tracks)
+    for number in range(len(timeline.program.instructions)):
+        yield _slice(timeline, number)
+    for number, early in enumerate(timeline.released_by):
+        if early is not None:
+            yield from _arrow(timeline, early, number)
+
+
+def _names(tracks: Sequence[Track]) -> Iterator[Event]:
+    def named(kind: str, key: str, value: str | int, track: Track, worker: int) -> Event:
+        return {
+            "name": kind,
+            "ph": "M",
+            "ts": 0,
+            "pid": track.rank,
+            "tid": worker,
+            "args": {key: value},
+        }
+
+    for track in tracks:
+        if track.worker == 0:
+            yield named("process_name", "name", f"rank {track.rank}", track, 0)
+            yield named("process_sort_index", "sort_index", track.rank, track, 0)
+        yield named("thread_name", "name", f"worker {track.worker}", track, track.worker)
+        yield named("thread_sort_index", "sort_index", track.worker, track, track.worker)
+
+
+def _slice(timeline: Timeline, number: int) -> Event:
+    instruction = timeline.program.instructions[number]
+    start, finish = _nanoseconds(timeline, number)
+    track = timeline.tracks[timeline.timing.workers[number]]
+    return {
+        "name": instruction.label,
+        "cat": kind_of(instruction),
+        "ph": "X",
+        "ts": start / 1000,
+        "dur": (finish - start) / 1000,
+        "pid": track.rank,
+        "tid": track.worker,
+        "args": _arguments(timeline, number),
+    }
+
+
+def _arguments(timeline: Timeline, number: int) -> Event:
+    program, timing = timeline.program, timeline.timing
+    instruction = program.instructions[number]
+    return {
+        "instruction": number,
+        "kind": kind_of(instruction),
+        "layer": layer_of(instruction),
+        "cost_us": round(timing.finishes[number] - timing.starts[number], 3),
+        "reads": ", ".join(_said(program, region) for region in instruction.reads),
+        "writes": ", ".join(_said(program, region) for region in instruction.writes),
+        "waits": ", ".join(f"counter {w.counter} ≥ {w.until}" for w in program.waits[number]),
+        "signals": ", ".join(f"counter {counter}" for counter in program.signals[number]),
+    }
+
+
+def _said(program: Program, region: Region) -> str:
+    return program.buffers[region.buffer].name + box_text(region.box)
+
+
+def _arrow(timeline: Timeline, early: int, late: int) -> Iterator[Event]:
+    """From the last moment of one slice, which is still inside it, to the first of another."""
+    start, finish = _nanoseconds(timeline, early)
+    ends = ((early, "s", max(start, finish - 1)), (late, "f", _nanoseconds(timeline, late)[0]))
+    for number, end, moment in ends:
+        track = timeline.tracks[timeline.timing.workers[number]]
+        event = {
+            "name": "wait",
+            "cat": "wait",
+            "ph": end,
+            "id": late,
+            "ts": moment / 1000,
+            "pid": track.rank,
+            "tid": track.worker,
+        }
+        yield event if end == "s" else {**event, "bp": "e"}  # to the slice around it, not the next
+
+
+def _nanoseconds(timeline: Timeline, number: int) -> tuple[int, int]:
+    """Whole ones: neighbours on a track end and begin at the same moment, never overlap."""
+    timing = timeline.timing
+    return round(timing.starts[number] * 1000), round(timing.finishes[number] * 1000)

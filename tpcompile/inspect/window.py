@@ -1,0 +1,78 @@
+"""Which part of a long program a picture can show: whole ranks, and the first layers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from tpcompile.inspect.timeline import Timeline, layer_of
+
+MOST_ROWS, MOST_SLICES, SLICES_A_ROW = 160, 3000, 40
+
+
+@dataclass(frozen=True)
+class Window:
+    """The first tracks, up to a moment."""
+
+    rows: int
+    stop: float
+    whole: bool
+    said: str
+    """What is shown and what is not."""
+
+
+def window_of(timeline: Timeline) -> Window:
+    """As much as can be read, and keeps the file small."""
+    rows = _rows(timeline)
+    shown = [number for row in timeline.rows[:rows] for number in row]
+    starts = sorted(timeline.timing.starts[number] for number in shown)
+    most = min(MOST_SLICES, SLICES_A_ROW * rows)
+    end = timeline.timing.makespan
+    who = _who(timeline, rows)
+    if len(starts) <= most:
+        return Window(rows, end, not who, f"all of the time{who}" if who else "")
+    fitting = [
+        (layer, stop)
+        for layer, stop in _layer_ends(timeline)
+        if bisect_left(starts, stop) <= most and stop < end
+    ]
+    if not fitting:
+        return Window(rows, starts[most], False, f"the first {most:,} instructions{who}")
+    layer, stop = fitting[-1]
+    layers = "layer 0" if layer == 0 else f"layers 0 to {layer}"
+    return Window(rows, stop, False, f"{layers} of {_layers(timeline)}{who}")
+
+
+def _rows(timeline: Timeline) -> int:
+    """Whole ranks, where one fits."""
+    count = len(timeline.tracks)
+    if count <= MOST_ROWS:
+        return count
+    each = count // timeline.program.ranks
+    return each * (MOST_ROWS // each) if each <= MOST_ROWS else MOST_ROWS
+
+
+def _who(timeline: Timeline, rows: int) -> str:
+    """The workers that are shown, if those are not all."""
+    count, ranks = len(timeline.tracks), timeline.program.ranks
+    if rows == count:
+        return ""
+    if rows * ranks % count:
+        return f", workers 0 to {rows - 1} of {count // ranks}" + " of rank 0" * (ranks > 1)
+    last = rows * ranks // count - 1
+    return f", rank 0 of {ranks}" if last == 0 else f", ranks 0 to {last} of {ranks}"
+
+
+def _layers(timeline: Timeline) -> int:
+    layers = (layer_of(instruction) for instruction in timeline.program.instructions)
+    return 1 + max((layer for layer in layers if layer is not None), default=-1)
+
+
+def _layer_ends(timeline: Timeline) -> list[tuple[int, float]]:
+    """When each layer is done, in their order."""
+    found: dict[int, float] = {}
+    for number, instruction in enumerate(timeline.program.instructions):
+        layer = layer_of(instruction)
+        if layer is not None:
+            found[layer] = max(found.get(layer, 0.0), timeline.timing.finishes[number])
+    return sorted(found.items())

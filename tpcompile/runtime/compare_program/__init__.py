@@ -1,0 +1,76 @@
+"""A program beside Hugging Face eager and the torch module: every instruction group of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tpcompile.backends.reference.orders import shuffled
+from tpcompile.inspect.compare import Comparison
+from tpcompile.passes import Pass
+from tpcompile.runtime.compare_program.case import Batch, Case, prepare
+from tpcompile.vm.assemble import assemble
+from tpcompile.vm.lowering import Lowered, StepPlan, lower
+from tpcompile.vm.program import Program
+from tpcompile.vm.targets import target_of
+from tpcompile.vm.verify import verify_program
+
+__all__ = ["Batch", "Case", "compare_program", "plan_for", "prepare"]
+
+
+def compare_program(
+    model: Any,
+    passes: Sequence[Pass],
+    batch: Batch,
+    *,
+    workers: int = 4,
+    lowering: str = "heads",
+    dtype: torch.dtype | None = None,
+    random_weights: int | None = None,
+    tolerance: float | None = None,
+) -> Comparison:
+    """Decode some steps behind prefilled caches on all three sides.
+
+    Eager fills caches of its own; the program goes on behind those of the torch module.
+    """
+    case = prepare(
+        model,
+        passes,
+        batch,
+        dtype=dtype,
+        random_weights=random_weights,
+        tolerance=tolerance,
+    )
+    lowered = lower(case.graph, plan_for(case, workers, lowering))
+    return case.against(_scheduled(lowered, workers), shuffled(batch.seed))
+
+
+def _scheduled(lowered: Lowered, workers: int) -> Program:
+    """For the workers of a CPU; any of the orders that it allows gives the same bits."""
+    target = target_of("cpu", workers)
+    costs = [instruction.cost(target) for instruction in lowered.instructions]
+    program = assemble(
+        lowered.name,
+        lowered.buffers,
+        lowered.instructions,
+        costs,
+        workers=workers,
+        ranks=lowered.ranks,
+    ).program
+    verify_program(program)
+    return program
+
+
+def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:
+    """Room for the sequences of the case, and no more."""
+    texts = case.taken[0].texts
+    return StepPlan(
+        workers,
+        batch=len(texts.tokens),
+        max_seq_len=case.longest,
+        context=max(texts.lengths),
+        lowering=lowering,
+        steps=1,
+    )

@@ -1,0 +1,175 @@
+"""The sides that a program is compared with, run once: eager and the torch module, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.backends.reference.orders import Order, in_program_order
+from tpcompile.errors import UsageError
+from tpcompile.frontend import capture
+from tpcompile.inspect.compare import Comparison, same_tokens
+from tpcompile.inspect.compare_groups import LOGITS, TOKEN, GroupRow, Step, compare_sides
+from tpcompile.inspect.groups import Side
+from tpcompile.inspect.rows import token_margin
+from tpcompile.ir.meta import parameters
+from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
+from tpcompile.ir.simulate import materialise
+from tpcompile.passes import Pass, Stage, run_passes
+from tpcompile.passes.cache_kv import CacheKv
+from tpcompile.runtime.compare_program.eager import Eager
+from tpcompile.runtime.compare_program.module import Module
+from tpcompile.runtime.compare_program.program import ProgramSide
+from tpcompile.runtime.compare_program.structure import Structure, structure_of
+from tpcompile.runtime.compare_program.texts import Texts, random_texts
+from tpcompile.runtime.sides import Source, eager_model, in_fp32
+from tpcompile.runtime.weights import opened, weights_of
+from tpcompile.vm.program import Program
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is decoded: sequences of these lengths with the first new token, and so many steps."""
+
+    lengths: tuple[int, ...] = (9, 17, 1)
+    steps: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step of the sides that need no program."""
+
+    texts: Texts
+    step: Step
+    module: Side
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decode graph with its weights, and what eager and the torch module make of each step."""
+
+    graph: fx.GraphModule
+    structure: Structure
+    weights: dict[str, list[torch.Tensor]]
+    rotary: Callable[..., Any]
+    caches: tuple[torch.Tensor, ...]
+    """Of each rank, as they were before the first step."""
+    taken: tuple[Taken, ...]
+    tolerance: float | None
+
+    @property
+    def longest(self) -> int:
+        """The tokens that there is room for in each sequence."""
+        texts = self.taken[0].texts
+        return texts.tables.shape[1] * texts.block
+
+    def against(self, program: Program, order: Order = in_program_order) -> Comparison:
+        """The program beside the others. All sides get the tokens that eager chose."""
+        machine = ProgramSide(
+            program,
+            self.structure,
+            lambda rank, name: self.weights[name][rank],
+            self.rotary,
+            self.caches,
+            order,
+        )
+        rows: list[GroupRow] = []
+        equal = True
+        for number, taken in enumerate(self.taken, 1):
+            sides = (taken.module, machine.step(taken.texts, taken.step.groups))
+            rows += compare_sides(taken.step, sides, self.tolerance, number)
+            equal = equal and all(self._same_tokens(taken.step, side) for side in sides)
+        top5 = _likeliest(taken.step.eager, *sides)
+        return Comparison(tuple(rows), equal, top5, shown=(LOGITS[0], TOKEN[0]))
+
+    def _same_tokens(self, step: Step, side: Side) -> bool:
+        eager, chosen = step.eager.values[LOGITS], side.values[TOKEN].long()
+        if int(chosen.min()) < 0 or int(chosen.max()) >= eager.shape[1]:
+            return False
+        exact = step.exact.values[LOGITS] if step.exact else None
+        margin = token_margin(eager, exact, self.tolerance)
+        return same_tokens(eager, chosen, margin)
+
+
+def prepare(
+    model: Any,
+    passes: Sequence[Pass],
+    batch: Batch,
+    *,
+    dtype: torch.dtype | None = None,
+    random_weights: int | None = None,
+    tolerance: float | None = None,
+) -> Case:
+    """Capture, run the passes, prefill the caches, and decode on eager and on the torch module."""
+    captured = capture(model, dtype=dtype)
+    weights = weights_of(captured, model, random_weights)
+    graph, stages = run_passes(captured.graph, passes)
+    sharded = _before_fusion(stages)
+    structure = structure_of(sharded, _spans(graph))
+    with opened(weights) as read:
+        source = Source(captured, read)
+        exact = in_fp32(source) if tolerance is None else None
+        vocabulary = captured.config.vocab_size
+        texts = random_texts(batch.lengths, batch.steps, vocabulary, structure.block, batch.seed)
+        models = [eager_model(each) for each in (source, exact) if each]
+        theirs = [Eager(each, structure) for each in models]
+        module = Module(sharded, structure, source)
+        sides: list[Eager | Module] = [*theirs, module]
+        for side in sides:
+            side.fill(texts)
+        caches = tuple(cache.clone() for cache in module.caches)
+        taken = tuple(_steps(texts, structure, theirs, module, batch.steps))
+        names = {str(node.target) for node in parameters(graph.graph)}
+        alike = names <= module.weights.keys()  # the fusions behind take weights as they are
+        held = module.weights if alike else materialise(graph, read)
+    return Case(graph, structure, held, captured.rotary.fresh(), caches, taken, tolerance)
+
+
+def _steps(
+    texts: Texts, structure: Structure, theirs: Sequence[Eager], module: Module, steps: int
+) -> Iterator[Taken]:
+    for _ in range(steps):
+        groups = structure.groups(texts)
+        step = Step(groups, *(each.step(texts, groups) for each in theirs))
+        yield Taken(texts, step, module.step(texts, groups))
+        texts = texts.going_on(step.eager.values[TOKEN])
+
+
+def _before_fusion(stages: Sequence[Stage]) -> fx.GraphModule:
+    """The torch module's graph: it keeps K and V, and has all values still apart."""
+    found = next((stage for stage in stages if stage.name == CacheKv.name), None)
+    if found is None:
+        raise UsageError(
+            "The pipeline makes no program",
+            got="no cache-kv in it",
+            expected="the decode pipeline",
+            hint='Leave out -p, or write -p "decode{spans=2}"',
+        )
+    return found.graph
+
+
+def _spans(graph: fx.GraphModule) -> int:
+    """Into how many spans attention is split."""
+    node = next((n for n in graph.graph.nodes if n.target is PARTIAL_ATTENTION), None)
+    if node is None:
+        raise UsageError(
+            "The pipeline makes no program",
+            got="attention that is not split into spans",
+            expected="the decode pipeline",
+            hint='Leave out -p, or write -p "decode{spans=2}"',
+        )
+    return int(SPECS[PARTIAL_ATTENTION].bind(node.args, dict(node.kwargs))["spans"])
+
+
+def _likeliest(*sides: Side) -> dict[str, list[int]]:
+    """The five best tokens of the last sequence."""
+    return {
+        side.name: logits[-1].topk(min(5, logits.shape[1])).indices.tolist()
+        for side in sides
+        for logits in [side.values[LOGITS]]
+    }

@@ -1,0 +1,83 @@
+"""The torch module on simulated ranks: the sharded graph before instructions are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from tpcompile.inspect.groups import Group, Pieces, Side
+from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.simulate import Values, materialise, run_ranks
+from tpcompile.passes.cache_kv import CACHE
+from tpcompile.passes.manager import clone
+from tpcompile.runtime.compare_program.spans import Seen, put_spans
+from tpcompile.runtime.compare_program.structure import Layer, Structure
+from tpcompile.runtime.compare_program.texts import Texts
+from tpcompile.runtime.sides import Source
+
+
+class Module:
+    """A graph that keeps K and V, its weights, and a cache of each rank."""
+
+    def __init__(self, gm: fx.GraphModule, structure: Structure, source: Source) -> None:
+        self._structure, self._source = structure, source
+        self._gm = clone(gm)
+        self._nodes = {node.name: node for node in self._gm.graph.nodes}
+        self.weights = materialise(self._gm, source.read)
+        self.caches: list[torch.Tensor] = []
+
+    def fill(self, texts: Texts) -> None:
+        """Run all but the new tokens; what then lies in no sequence is no number."""
+        node = self._nodes[CACHE]
+        kind = value_type(node)
+        for rank in range(info_of(self._gm).tp):
+            extents = kind.local_shape(rank)
+            shape = [texts.slots if isinstance(extent, str) else extent for extent in extents]
+            self.caches.append(torch.full(shape, torch.nan, dtype=kind.dtype))
+        node.op = "get_attr"  # a cache lies on the ranks, as their weights do
+        self.weights[str(node.target)] = self.caches
+        before = texts.before()
+        if len(before["input_ids"]):
+            self._run(before)
+
+    def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
+        """Run the new tokens, and take all values from all ranks."""
+        values = self._run(texts.new())
+        pieces = Pieces("torch module", groups, info_of(self._gm).tp)
+        for key, node in self._structure.named():
+            for rank, found in enumerate(values[self._nodes[node.name]]):
+                flat = found.flatten(1) if found.dim() > 1 else found[:, None]
+                pieces.put(key, flat, f"%{node.name} rank {rank}", rank=rank)
+        for layer in self._structure.layers:
+            put_cached(pieces, layer, self.caches, texts)
+            self._put_spans(pieces, layer, texts)
+        return pieces.side()
+
+    def _put_spans(self, pieces: Pieces, layer: Layer, texts: Texts) -> None:
+        """The graph attends to all spans at once, so they come of its queries and its cache."""
+        q, k, v = (
+            pieces.whole((name, layer.number)).unfold(1, layer.width, layer.width)
+            for name in ("q_rotated", "k_cached", "v_cached")
+        )
+        kept = list(texts.seen(layer.window))
+        keys, values = (torch.split(side, kept) for side in (k, v))
+        seen = [Seen(*each, layer.scale) for each in zip(q, keys, values, strict=True)]
+        spans, block = self._structure.spans, self._structure.block
+        put_spans(pieces, layer.number, seen, texts.lengths, spans, block)
+
+    def _run(self, inputs: dict[str, torch.Tensor]) -> Values:
+        rotary = self._source.captured.rotary.fresh()
+        with torch.inference_mode():
+            return run_ranks(self._gm, inputs, self.weights, rotary)
+
+
+def put_cached(pieces: Pieces, layer: Layer, caches: Sequence[torch.Tensor], texts: Texts) -> None:
+    """What lies in the ranks' caches of the tokens that the layer still sees."""
+    runs = zip(texts.seen(layer.window), texts.lengths, strict=True)
+    places = [texts.places(row, n - kept, n) for row, (kept, n) in enumerate(runs)]
+    for rank, cache in enumerate(caches):
+        for side, name in enumerate(("k_cached", "v_cached")):
+            found = cache[layer.number, side, torch.cat(places)].flatten(1)
+            pieces.put((name, layer.number), found, f"the cache of rank {rank}", rank=rank)

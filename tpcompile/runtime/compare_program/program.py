@@ -1,0 +1,61 @@
+"""The program on the reference machine, with every value that its instructions show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tpcompile.backends.reference import Machine
+from tpcompile.backends.reference.orders import Order
+from tpcompile.inspect.groups import Group, Pieces, Side
+from tpcompile.runtime.compare_program.module import put_cached
+from tpcompile.runtime.compare_program.structure import Structure
+from tpcompile.runtime.compare_program.texts import Texts
+from tpcompile.vm.instructions import NONE, Probe, Range, StepInstruction
+from tpcompile.vm.program import Program
+
+
+class ProgramSide:
+    """A machine that goes on behind caches which others have filled."""
+
+    def __init__(
+        self,
+        program: Program,
+        structure: Structure,
+        parameter: Callable[[int, str], torch.Tensor],
+        rotary: Callable[..., Any],
+        caches: Sequence[torch.Tensor],
+        order: Order,
+    ) -> None:
+        self._structure = structure
+        self._caches = [cache.clone() for cache in caches]
+        self._machine = Machine(program, parameter, rotary, self._caches)
+        self._order = order
+
+    def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
+        """Run the new tokens, and take all that the instructions show."""
+        pieces = Pieces("program", groups, len(self._caches))
+        new = texts.new()
+        self._machine.place(new["input_ids"], new["lengths"], texts.tables)
+        self._machine.run(1, self._order, lambda instruction: _probe(pieces, instruction))
+        for layer in self._structure.layers:
+            put_cached(pieces, layer, self._caches, texts)
+        return pieces.side()
+
+
+def _probe(pieces: Pieces, instruction: StepInstruction) -> Probe:
+    layer = None if instruction.layer == NONE else instruction.layer
+
+    def show(name: str, sequences: Range, columns: Range, values: torch.Tensor) -> None:
+        pieces.put(
+            (name, layer),
+            values,
+            instruction.label,
+            rank=instruction.rank,
+            rows=sequences,
+            columns=columns,
+        )
+
+    return show

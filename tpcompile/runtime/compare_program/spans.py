@@ -1,0 +1,46 @@
+"""Attention of one new token in spans, in plain terms: what partial attention should come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tpcompile.inspect.groups import Pieces
+from tpcompile.ir.ops.decode import span_of
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The query heads of a new token, and the keys and values that it sees: `[…, heads, width]`."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+
+
+def put_spans(
+    pieces: Pieces, layer: int, seen: list[Seen], lengths: tuple[int, ...], spans: int, block: int
+) -> None:
+    """The partials of every sequence, each of so many tokens, of which it sees the last ones."""
+    found = [_spans(each, length, spans, block) for each, length in zip(seen, lengths, strict=True)]
+    for name, part in zip(("partial_values", "partial_lse"), zip(*found, strict=True), strict=True):
+        pieces.deal((name, layer), torch.stack(part).flatten(1), "attention in spans")
+
+
+def _spans(seen: Seen, length: int, spans: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values `[heads, spans, width]` and log-sum-exp `[heads, spans]`, in fp32."""
+    heads, width = seen.q.shape
+    held, shared = seen.k.shape[:2]
+    values = torch.zeros(heads, spans, width)
+    lse = torch.full((heads, spans), -torch.inf)
+    k, v = (side.float().repeat_interleave(heads // shared, 1) for side in (seen.k, seen.v))
+    scores = torch.einsum("hw,thw->ht", seen.q.float(), k) * seen.scale
+    for span in range(spans):
+        first, last = span_of(length, block, span, spans, held if held < length else None)
+        if first < last:
+            own = slice(first - (length - held), last - (length - held))
+            lse[:, span] = scores[:, own].logsumexp(-1)
+            values[:, span] = torch.einsum("ht,thw->hw", scores[:, own].softmax(-1), v[own])
+    return values, lse

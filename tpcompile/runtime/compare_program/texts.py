@@ -1,0 +1,79 @@
+"""The sequences of a batch, and the blocks that they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tpcompile.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All tokens of each sequence, of which the last is new, and the blocks that it may fill."""
+
+    tokens: tuple[torch.Tensor, ...]
+    tables: torch.Tensor
+    block: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(map(len, self.tokens))
+
+    @property
+    def slots(self) -> int:
+        """How many the cache has."""
+        return self.tables.numel() * self.block
+
+    def seen(self, window: int | None) -> tuple[int, ...]:
+        """How many tokens of each sequence the new one sees, itself included."""
+        return tuple(n if window is None else min(n, window) for n in self.lengths)
+
+    def places(self, sequence: int, first: int, last: int) -> torch.Tensor:
+        """The slots of some tokens."""
+        tokens = torch.arange(first, last)
+        return self.tables[sequence][tokens // self.block] * self.block + tokens % self.block
+
+    def going_on(self, tokens: torch.Tensor) -> Texts:
+        """With one more token each."""
+        longer = (torch.cat([old, new]) for old, new in zip(self.tokens, tokens, strict=True))
+        return replace(self, tokens=tuple(longer))
+
+    def before(self) -> dict[str, torch.Tensor]:
+        """What a graph is given to fill its cache: all but the new tokens."""
+        return self._inputs([(0, length - 1) for length in self.lengths])
+
+    def new(self) -> dict[str, torch.Tensor]:
+        """What a graph is given for the step itself."""
+        return self._inputs([(length - 1, length) for length in self.lengths])
+
+    def _inputs(self, runs: Sequence[tuple[int, int]]) -> dict[str, torch.Tensor]:
+        counts = torch.tensor([last - first for first, last in runs])
+        places = [self.places(row, *run) for row, run in enumerate(runs)]
+        ids = [text[slice(*run)] for text, run in zip(self.tokens, runs, strict=True)]
+        return {
+            "input_ids": torch.cat(ids),
+            "positions": torch.cat([torch.arange(*run) for run in runs]),
+            "starts": torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+            "logit_rows": torch.arange(int(counts.sum())),
+            "slots": torch.cat(places),
+            "tables": self.tables,
+            "lengths": torch.tensor([last for _, last in runs]),
+        }
+
+
+def random_texts(
+    lengths: Sequence[int], steps: int, vocabulary: int, block: int, seed: int
+) -> Texts:
+    """Random tokens in blocks that lie scattered, with room for all steps."""
+    if not lengths or min(lengths) < 1:
+        raise UsageError("There is nothing to compare", expected="sequences of one token or more")
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(lengths))
+    ids = torch.randint(vocabulary, shape, generator=generator)
+    most = -(-(max(lengths) + steps - 1) // block)
+    dealt = torch.randperm(len(lengths) * most, generator=generator)
+    rows = (row[:length] for row, length in zip(ids, lengths, strict=True))
+    return Texts(tuple(rows), dealt.view(len(lengths), most), block)

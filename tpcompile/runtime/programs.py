@@ -1,0 +1,76 @@
+"""The programs of a compiled model: one for each size of batch, all of one decode graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from tpcompile.errors import VerifyError
+from tpcompile.inspect.schedule import ScheduleReport
+from tpcompile.ir.meta import info_of
+from tpcompile.passes import Pass, run_passes
+from tpcompile.passes.pipeline import decoding
+from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.program import Program
+from tpcompile.vm.scheduling import DEFAULT_POLICY, scheduled
+from tpcompile.vm.targets import Target
+from tpcompile.vm.text import format_program
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """The program of a decode step, and how it is scheduled."""
+
+    program: Program
+    schedule: ScheduleReport
+
+    def text(self) -> str:
+        """The program, as it can be read back."""
+        return format_program(self.program)
+
+
+class StepPrograms:
+    """Makes a program when a batch of that size comes for the first time."""
+
+    def __init__(
+        self,
+        captured: fx.GraphModule,
+        passes: Sequence[Pass],
+        target: Target,
+        max_seq_len: int,
+        batch: int,
+    ) -> None:
+        """`passes` make the graph for prompts, whose weights and KV cache the programs share.
+
+        The program for `batch` is made at once, so that what cannot be lowered is refused early.
+        """
+        self._graph, _ = run_passes(captured, decoding(passes, target.spans))
+        self._target, self._longest = target, max_seq_len
+        self._made: dict[int, StepProgram] = {}
+        self.batch = batch
+        """The size that the model is meant for."""
+        self.for_batch(batch)
+
+    def for_batch(self, batch: int) -> StepProgram:
+        """The program for so many sequences, proved."""
+        if batch not in self._made:
+            self._made[batch] = self._make(batch)
+        return self._made[batch]
+
+    def _make(self, batch: int) -> StepProgram:
+        target = self._target
+        plan = StepPlan(target.workers, batch, self._longest, grain=target.grain)
+        found = scheduled(self._graph, target, plan)
+        if found.faults:
+            raise VerifyError("The program is not valid", got=found.faults[0].said)
+        asked = {
+            "model": info_of(self._graph).name,
+            "target": target.name,
+            "tp": info_of(self._graph).tp,
+            "workers": target.workers,
+            "policy": DEFAULT_POLICY,
+            "batch": batch,
+        }
+        return StepProgram(found.program, ScheduleReport(asked, found))

@@ -1,0 +1,82 @@
+"""Ranks in this process whose decode steps a program runs, and whose prompts the modules run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tpcompile.backends.reference import Machine
+from tpcompile.runtime.programs import StepPrograms
+from tpcompile.runtime.ranks.in_process import InProcessRanks
+from tpcompile.runtime.ranks.rank import Ranks, Step
+
+
+class MachineRanks:
+    """A step in which every sequence has one new token goes to the reference machine.
+
+    Modules and machine share each rank's weights and KV cache, so they may take turns.
+    """
+
+    def __init__(
+        self,
+        modules: Ranks,
+        programs: StepPrograms,
+        rotary: Callable[[], nn.Module],
+    ) -> None:
+        assert isinstance(modules, InProcessRanks), "the machine reads the caches of all ranks"
+        self._modules, self._programs, self._rotary = modules, programs, rotary()
+        self._machines: dict[int, Machine] = {}
+
+    def run(self, step: Step) -> torch.Tensor:
+        """The result, the same on every rank."""
+        return self.run_all(step)[0]
+
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        """The result of every rank; of the machine there is one."""
+        if not decodes(step):
+            return self._modules.run_all(step)
+        caches = self._modules.caches_for(step)
+        machine = self._machine(len(step.inputs["lengths"]), caches)
+        tables, positions = step.inputs["tables"], step.inputs["positions"]
+        machine.place(step.inputs["input_ids"], step.inputs["lengths"], tables, positions)
+        tokens = machine.run()[0].long()
+        return [tokens if step.output == "tokens" else machine.logits] * len(caches)
+
+    def _machine(self, batch: int, caches: list[torch.Tensor]) -> Machine:
+        if batch not in self._machines:
+            program = self._programs.for_batch(batch).program
+            self._machines[batch] = Machine(program, self.parameter, self._rotary, caches)
+        self._machines[batch].use_caches(caches)  # others, if they have grown
+        return self._machines[batch]
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """A parameter as a rank holds it."""
+        return self._modules.parameter(rank, name)
+
+    def agree(self) -> None:
+        """One front hands out all work, so there is nobody to agree with."""
+
+    @property
+    def processes(self) -> list[int]:
+        """This process, for every rank."""
+        return self._modules.processes
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._machines = {}
+        self._modules.close()
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be run any more; empty while it can."""
+        return self._modules.closed
+
+
+def decodes(step: Step) -> bool:
+    """Whether each sequence has one new token, and all of their logits are wanted."""
+    rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
+    each = torch.arange(len(starts))
+    keeps = "tables" in step.inputs and len(rows) > 0
+    return keeps and torch.equal(starts, each) and torch.equal(rows, each[:-1])

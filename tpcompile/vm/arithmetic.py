@@ -1,0 +1,79 @@
+"""Arithmetic whose bits depend on the numbers alone: not on shapes, blocks, workers or ranks.
+
+A library's sums and dot products add in an order that it chooses by shape. Here every sum is a
+tree that the number of its terms determines, in fp32, and exponentials are rounded from fp64,
+so that it does not matter which lane computed them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tpcompile.ir.layout import even_runs
+from tpcompile.ir.ops.collectives import fold_tree
+
+LEAVES = 8
+"""Into how many sums a projection across ranks is split, over all of them: up to so many ranks
+hold whole ones, and add up what a single rank would."""
+
+
+_AT_ONCE = 1 << 20
+"""Products that are held at a time."""
+
+
+def total(terms: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """The sum over a dimension: the second half on the first, until one is left."""
+    return _fold(terms.movedim(dim, 0).clone())
+
+
+def _fold(terms: torch.Tensor) -> torch.Tensor:
+    """The sum over the first dimension, which is used up."""
+    while len(terms) > 1:
+        pairs = len(terms) // 2
+        terms[:pairs] += terms[-pairs:]
+        terms = terms[:-pairs]
+    return terms[0]
+
+
+def dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`x[batch, columns]` times `weight[rows, columns]`, in fp32: `[batch, rows]`."""
+    columns = x.float().t().unsqueeze(2)
+    rows = max(1, _AT_ONCE // max(1, x.numel()))
+    found = []
+    for first in range(0, len(weight), rows):
+        part = weight[first : first + rows].float().t().contiguous()
+        found.append(_fold(part.unsqueeze(1) * columns))
+    return torch.cat(found, 1)
+
+
+def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:
+    """The same, as the sums of so many even runs of columns, added in a fixed tree."""
+    runs = [run for ((run),) in even_runs(x.shape[-1], leaves)]
+    sums = [dots(x[:, start:stop], weight[:, start:stop]) for start, stop in runs]
+    return fold_tree(sums, torch.add)
+
+
+def leaves_of(ranks: int) -> int:
+    """How many of the leaves one of so many ranks has: a power of two, so that trees nest."""
+    return 1 << max(0, (LEAVES // ranks).bit_length() - 1)
+
+
+def exp(x: torch.Tensor) -> torch.Tensor:
+    return x.double().exp().float()
+
+
+def log(x: torch.Tensor) -> torch.Tensor:
+    return x.double().log().float()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension, rounded where Hugging Face rounds."""
+    wide = x.float()
+    mean = total(wide * wide) / x.shape[-1]
+    return weight * (wide / torch.sqrt(mean + eps).unsqueeze(-1)).to(x.dtype)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up, rounded after each of the two."""
+    wide = gate.float()
+    return (wide / (1 + exp(-wide))).to(gate.dtype) * up

@@ -1,0 +1,105 @@
+"""The parts of buffers that a program touches, numbered, and cut into cells along all their edges.
+
+A part is then a set of cells, an integer with a bit for each: two parts overlap if they share a
+cell, and a part is written over once all its cells are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpcompile.vm.program import Instruction
+from tpcompile.vm.region import Box, Region
+
+
+class Parts:
+    """The parts of all buffers that some instruction writes; nobody waits for the others."""
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        written = {region[0] for i in instructions for region in i.writes}
+        written |= {join.region[0] for i in instructions for join in i.joins}
+        self._numbers: dict[Region, int] = {}
+        self.reads: list[list[int]] = []
+        """By instruction, the numbers of the parts that it reads, less those nobody writes."""
+        self.writes: list[list[int]] = []
+        self.joins: list[list[int]] = []
+        for instruction in instructions:
+            self.reads.append(self._parts([r for r in instruction.reads if r[0] in written]))
+            self.writes.append(self._parts(instruction.writes))
+            joins = instruction.joins
+            self.joins.append(self._parts([join.region for join in joins]) if joins else [])
+        self.cells = [0] * len(self._numbers)
+        """Of each part, as bits; they mean nothing between parts that are not near."""
+        self.near: list[tuple[int, ...]] = [()] * len(self._numbers)
+        """For each part those that overlap it, itself too."""
+        self._cut()
+
+    def _parts(self, regions: Sequence[Region]) -> list[int]:
+        numbers = self._numbers
+        return [numbers.setdefault(region, len(numbers)) for region in regions]
+
+    def _cut(self) -> None:
+        boxes: dict[int, list[Box]] = {}
+        numbers: dict[int, list[int]] = {}
+        for region, number in self._numbers.items():
+            boxes.setdefault(region.buffer, []).append(region.box)
+            numbers.setdefault(region.buffer, []).append(number)
+        alike: dict[tuple[Box, ...], list[tuple[int, list[int]]]] = {}
+        for buffer, own in numbers.items():
+            kind = tuple(boxes[buffer])
+            if kind not in alike:  # most buffers of a rank look like those of another
+                alike[kind] = cut(kind)
+            for number, (cells, near) in zip(own, alike[kind], strict=True):
+                self.cells[number] = cells
+                self.near[number] = tuple(own[other] for other in near)
+
+
+def cut(boxes: Sequence[Box]) -> list[tuple[int, list[int]]]:
+    """For each box of one buffer its cells, and which boxes overlap it."""
+    found: list[tuple[int, list[int]]] = [(0, [])] * len(boxes)
+    for apart in _clusters(boxes):
+        masks = _masks([boxes[number] for number in apart])
+        for number, mask in zip(apart, masks, strict=True):
+            near = [n for n, other in zip(apart, masks, strict=True) if mask & other]
+            found[number] = mask, near
+    return found
+
+
+def _clusters(boxes: Sequence[Box]) -> list[list[int]]:
+    """Boxes that may overlap; those of two clusters lie apart in some dimension."""
+    clusters = [list(range(len(boxes)))]
+    for dim in range(len(boxes[0]) if boxes else 0):
+        split: list[list[int]] = []
+        for cluster in clusters:
+            reached = -1
+            for number in sorted(cluster, key=lambda number: boxes[number][dim]):
+                start, stop = boxes[number][dim]
+                if start >= reached:
+                    split.append([])
+                split[-1].append(number)
+                reached = max(reached, stop)
+        clusters = split
+    return clusters
+
+
+def _masks(boxes: Sequence[Box]) -> list[int]:
+    """The cells of each box, numbered row by row."""
+    masks, inner = [1] * len(boxes), 1
+    for dim in reversed(range(len(boxes[0]))):
+        edges = sorted({edge for box in boxes for edge in box[dim]})
+        place = {edge: number for number, edge in enumerate(edges)}
+        for number, box in enumerate(boxes):
+            start, stop = place[box[dim][0]], place[box[dim][1]]
+            masks[number] = _repeated(masks[number], range(start, stop), inner)
+        inner *= len(edges) - 1
+    return masks
+
+
+def _repeated(mask: int, rows: range, width: int) -> int:
+    """A mask of one row, in each of some rows that are so wide."""
+    if width == 1:
+        return ((1 << len(rows)) - 1) << rows.start
+    found = 0
+    for row in rows:
+        found |= mask << row * width
+    return found

@@ -1,0 +1,89 @@
+"""What two instructions may not do in any order: the definition that proofs and oracles share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from tpcompile.vm.program import Instruction, Program
+from tpcompile.vm.region import Join, Region, overlap
+
+
+@dataclass
+class Head:
+    """The blocks that make one head, each with its instruction."""
+
+    region: Region
+    blocks: list[tuple[int, Join]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads that a program makes of blocks."""
+
+    all: tuple[Head, ...]
+    of: tuple[tuple[int, ...], ...]
+    """For each instruction the heads, by number, that its joins belong to."""
+
+
+def heads_of(instructions: Sequence[Instruction]) -> Heads:
+    """Blocks of one region are one head, until it is complete or anything else touches it."""
+    found: list[Head] = []
+    of: list[tuple[int, ...]] = []
+    unfinished: dict[int, dict[Region, int]] = {}
+    """By buffer: heads that lack blocks."""
+    for number, instruction in enumerate(instructions):
+        own: list[int] = []
+        if unfinished:
+            for region in (*instruction.reads, *instruction.writes):
+                _close(unfinished, region)
+        for join in instruction.joins:
+            if join.region not in unfinished.get(join.region.buffer, {}):
+                _close(unfinished, join.region)
+                unfinished.setdefault(join.region.buffer, {})[join.region] = len(found)
+                found.append(Head(join.region))
+            head = unfinished[join.region.buffer][join.region]
+            found[head].blocks.append((number, join))
+            if len(found[head].blocks) == found[head].blocks[0][1].arrivals:
+                _close(unfinished, join.region)
+            own.append(head)
+        of.append(tuple(own))
+    return Heads(tuple(found), tuple(of))
+
+
+def _close(unfinished: dict[int, dict[Region, int]], region: Region) -> None:
+    waiting = unfinished.get(region.buffer)
+    if waiting is None:
+        return
+    for other in [other for other in waiting if overlap(other.box, region.box)]:
+        del waiting[other]
+    if not waiting:
+        del unfinished[region.buffer]
+
+
+def conflict(program: Program, heads: Heads, one: int, other: int) -> tuple[Region, Region] | None:
+    """What both touch and at least one of them writes; blocks of one head do not mind each other.
+
+    `heads` are those of the program.
+    """
+    first, second = program.instructions[one], program.instructions[other]
+    changed, changed_too = _changed(first, heads.of[one]), _changed(second, heads.of[other])
+    pairs = [
+        *product([region for region, _ in changed], second.reads),
+        *product(first.reads, [region for region, _ in changed_too]),
+        *(
+            (a, b)
+            for (a, head), (b, same) in product(changed, changed_too)
+            if head is None or head != same
+        ),
+    ]
+    return next(
+        (p for p in pairs if p[0].buffer == p[1].buffer and overlap(p[0].box, p[1].box)), None
+    )
+
+
+def _changed(instruction: Instruction, heads: tuple[int, ...]) -> list[tuple[Region, int | None]]:
+    """What it writes, and what it joins with the number of the head."""
+    joined = zip(instruction.joins, heads, strict=True)
+    return [(region, None) for region in instruction.writes] + [(j.region, h) for j, h in joined]

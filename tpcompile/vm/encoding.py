@@ -1,0 +1,120 @@
+"""A program as arrays of int32, which is what executors read: no offsets to work out again.
+
+An instruction is a row of `WORDS` words. Queues, waits and signals are lists of different
+lengths: their values one after the other, and where each of them begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.vm.instructions import OPCODES, WORDS, StepInstruction, decode
+from tpcompile.vm.instructions.base import own_fields, words_of
+from tpcompile.vm.program import Instruction, Program, Wait
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """Lists of different lengths."""
+
+    offsets: torch.Tensor
+    """`[lists + 1]`: where each begins among the values, and where the last one ends."""
+    values: torch.Tensor
+    """`[n]`, or `[n, 2]` for pairs."""
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        edges, values = self.offsets.tolist(), self.values.tolist()
+        for start, stop in pairwise(edges):
+            yield values[start:stop]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedProgram:
+    """All of a program but its buffers, in int32."""
+
+    words: torch.Tensor
+    """`[instructions, WORDS]`."""
+    queues: Lists
+    """The instructions of each queue."""
+    waits: Lists
+    """By instruction, a counter and what it must have come to."""
+    signals: Lists
+    """By instruction, the counters that it raises."""
+    totals: torch.Tensor
+    """`[counters]`: how often each is raised in one step, by which waits of later steps grow."""
+
+
+def encode_program(program: Program) -> EncodedProgram:
+    """The arrays of a program."""
+    signals = _lists(program.signals)
+    return EncodedProgram(
+        program_words(program.instructions),
+        _lists(program.queues),
+        _lists(program.waits, pairs=True),
+        signals,
+        torch.bincount(signals.values, minlength=program.counters).int(),
+    )
+
+
+def decode_program(encoded: EncodedProgram, like: Program) -> Program:
+    """The program of these arrays, with the buffers and options of another."""
+    return replace(
+        like,
+        instructions=tuple(map(decode, encoded.words.tolist())),
+        queues=tuple(map(tuple, encoded.queues)),
+        waits=tuple(tuple(Wait(*pair) for pair in own) for own in encoded.waits),
+        signals=tuple(map(tuple, encoded.signals)),
+    )
+
+
+def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
+    """A row for each instruction; what several share is put into words once."""
+    shared: dict[int, list[int]] = {}
+    rows = [_words(_encodable(instruction), shared) for instruction in instructions]
+    if not rows:
+        return torch.empty((0, WORDS), dtype=torch.int32)
+    found = torch.tensor(rows, dtype=torch.int64)
+    strange = ((found < -(2**31)) | (found >= 2**31)).any(1).nonzero()
+    if len(strange):
+        number = int(strange[0])
+        raise UnsupportedError(
+            "An operand does not fit in a word",
+            where=f"{instructions[number].label} (instruction {number})",
+            got=str(max(rows[number], key=abs)),
+            expected="operands of 32 bits",
+        )
+    return found.int()
+
+
+def _encodable(instruction: Instruction) -> StepInstruction:
+    if isinstance(instruction, StepInstruction) and type(instruction) in OPCODES:
+        return instruction
+    raise UnsupportedError(
+        f"{type(instruction).__name__} has no opcode",
+        where=instruction.label,
+        expected=f"one of {', '.join(kind.name for kind in OPCODES)}",
+    )
+
+
+def _words(instruction: StepInstruction, shared: dict[int, list[int]]) -> list[int]:
+    """The same as `encode`; `shared` has the words of operands by their identity."""
+    at = instruction.at
+    if id(at) not in shared:
+        shared[id(at)] = list(words_of(at))
+    words = [OPCODES[type(instruction)], *shared[id(at)]]
+    for _, value in own_fields(instruction):
+        words += words_of(value)
+    return words + [0] * (WORDS - len(words))
+
+
+def _lists(lists: Sequence[Sequence[Any]], pairs: bool = False) -> Lists:
+    offsets = torch.zeros(len(lists) + 1, dtype=torch.int32)
+    offsets[1:] = torch.tensor([len(own) for own in lists], dtype=torch.int32).cumsum(0)
+    values = torch.tensor([value for own in lists for value in own], dtype=torch.int32)
+    return Lists(offsets, values.reshape(-1, 2) if pairs else values)

@@ -1,0 +1,96 @@
+"""The instructions of a decode step, and the numbers that executors know them by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpcompile.errors import UsageError
+from tpcompile.vm.instructions.attention import AttentionReduce, PartialAttention
+from tpcompile.vm.instructions.base import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    from_words,
+    unseen,
+    word_count,
+    words_of,
+)
+from tpcompile.vm.instructions.embed import Embed
+from tpcompile.vm.instructions.head import Argmax, NormLmHead
+from tpcompile.vm.instructions.mlp import NormGateUpSwiglu
+from tpcompile.vm.instructions.project import AllReduce, LinearResidual, LinearTerms
+from tpcompile.vm.instructions.qkv import NormQkvRopeAppend, NormQkvRows
+
+INSTRUCTIONS: tuple[type[StepInstruction], ...] = (
+    Embed,
+    NormQkvRopeAppend,
+    NormQkvRows,
+    PartialAttention,
+    AttentionReduce,
+    LinearResidual,
+    LinearTerms,
+    AllReduce,
+    NormGateUpSwiglu,
+    NormLmHead,
+    Argmax,
+)
+"""In the order of their opcodes, the first of which is 1: words of zeros are no instruction."""
+
+OPCODES: dict[type[StepInstruction], int] = {
+    kind: opcode for opcode, kind in enumerate(INSTRUCTIONS, start=1)
+}
+WORDS = 8 * -(-(1 + max(map(word_count, INSTRUCTIONS))) // 8)
+"""The words of every instruction, the opcode first; what it does not need is zero."""
+
+
+def encode(instruction: StepInstruction) -> list[int]:
+    """The int32 words that an executor reads."""
+    words = [OPCODES[type(instruction)], *words_of(instruction)]
+    return words + [0] * (WORDS - len(words))
+
+
+def decode(words: Sequence[int]) -> StepInstruction:
+    """The instruction that has these words."""
+    if len(words) != WORDS or not 1 <= words[0] <= len(INSTRUCTIONS):
+        raise UsageError(
+            "These words are no instruction",
+            got=f"{len(words)} words, the first {words[0] if words else 'missing'}",
+            expected=f"{WORDS} words, the first an opcode from 1 to {len(INSTRUCTIONS)}",
+        )
+    kind = INSTRUCTIONS[words[0] - 1]
+    rest = list(words[1:])
+    spare = rest[word_count(kind) :]
+    if any(spare):
+        raise UsageError(
+            f"Words behind the operands of {kind.name}", got=str(spare), expected="zeros"
+        )
+    found: StepInstruction = from_words(kind, iter(rest))
+    return found
+
+
+__all__ = [
+    "INSTRUCTIONS",
+    "NONE",
+    "OPCODES",
+    "WORDS",
+    "AllReduce",
+    "Argmax",
+    "AttentionReduce",
+    "Embed",
+    "LinearResidual",
+    "LinearTerms",
+    "Memory",
+    "NormGateUpSwiglu",
+    "NormLmHead",
+    "NormQkvRopeAppend",
+    "NormQkvRows",
+    "PartialAttention",
+    "Probe",
+    "Range",
+    "StepInstruction",
+    "decode",
+    "encode",
+    "unseen",
+]

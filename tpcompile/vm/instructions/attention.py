@@ -1,0 +1,187 @@
+"""Attention in spans: each knows its own maximum and sum, and a fixed tree merges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.ir.ops.decode import span_of
+from tpcompile.ir.ops.paged_attention import read_tokens
+from tpcompile.vm.arithmetic import exp, log, total
+from tpcompile.vm.instructions.base import NONE, Memory, Probe, Range, StepInstruction, unseen
+from tpcompile.vm.region import Region
+
+
+@dataclass(frozen=True)
+class AttentionOperands:
+    """The queries of one layer, its cache, and a place for the partials of every span."""
+
+    rank: int
+    layer: int
+    q: int
+    cache: int
+    lengths: int
+    tables: int
+    most_blocks: int
+    values: int
+    lse: int
+    width: int
+    scale: float
+    window: int
+    block: int
+    spans: int
+    planned: int
+    """The tokens that a span is planned for; it is right for any number."""
+    item: int
+
+
+@dataclass(frozen=True)
+class PartialAttention(StepInstruction):
+    """One sequence, one KV head and the query heads that read it, one span of blocks.
+
+    The new token is in the last span, which no other has; all spans see what came before.
+    """
+
+    at: AttentionOperands
+    sequence: int
+    kv_head: int
+    heads: Range
+    span: int
+    name: ClassVar[str] = "partial_attention"
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        at, row = self.at, (self.sequence, self.sequence + 1)
+        queries = (self.heads.start * at.width, self.heads.stop * at.width)
+        ages = (0, 2 if self.span == at.spans - 1 else 1)
+        head = (self.kv_head, self.kv_head + 1)
+        return (
+            Region(at.q, (row, queries)),
+            Region(at.cache, ((at.layer, at.layer + 1), (0, 2), row, head, ages)),
+            Region(at.lengths, (row,)),
+            Region(at.tables, (row, (0, at.most_blocks))),
+        )
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        row, span = (self.sequence, self.sequence + 1), (self.span, self.span + 1)
+        return (
+            Region(self.at.values, (row, self.heads, span, (0, self.at.width))),
+            Region(self.at.lse, (row, self.heads, span)),
+        )
+
+    @property
+    def traffic(self) -> int:
+        return 2 * self.at.planned * self.at.width * self.at.item
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at, row = self.at, self.sequence
+        values, lse = memory[at.values][row, self.heads.slice, self.span], memory[at.lse]
+        length = int(memory[at.lengths][row])
+        window = None if at.window == NONE else at.window
+        first, last = span_of(length, at.block, self.span, at.spans, window)
+        if first == last:
+            values.zero_()
+            lse[row, self.heads.slice, self.span] = -torch.inf
+        else:
+            table = memory[at.tables][row].long()
+            k, v = (
+                read_tokens(side[:, self.kv_head], table, first, last, at.block).float()
+                for side in memory[at.cache][at.layer]
+            )
+            q = memory[at.q][row].view(-1, at.width)[self.heads.slice].float()
+            values[:], lse[row, self.heads.slice, self.span] = attend_span(q, k, v, at.scale)
+        self._show(values, lse[row, self.heads.slice, self.span], probe)
+
+    def _show(self, values: torch.Tensor, lse: torch.Tensor, probe: Probe) -> None:
+        """Columns count through heads and spans, a head's spans beside each other."""
+        row, spans = Range(self.sequence, self.sequence + 1), self.at.spans
+        for head, value, one in zip(range(*self.heads), values, lse, strict=True):
+            place = head * spans + self.span
+            probe("partial_lse", row, Range(place, place + 1), one.view(1, 1))
+            columns = Range(place * self.at.width, (place + 1) * self.at.width)
+            probe("partial_values", row, columns, value[None])
+
+
+def attend_span(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[heads, width]` to `k` and `v[tokens, width]`: values normalised, and their log-sum-exp."""
+    scores = torch.stack([total(k * head) for head in q]) * scale
+    most = scores.amax(-1)
+    weights = exp(scores - most[:, None])
+    mass = total(weights)
+    columns = v.t()
+    mixed = torch.stack([total(columns * row) for row in weights])
+    return mixed / mass[:, None], most + log(mass)
+
+
+@dataclass(frozen=True)
+class ReduceOperands:
+    """The partials of every span, and the attention they merge to."""
+
+    rank: int
+    layer: int
+    values: int
+    lse: int
+    out: int
+    spans: int
+    width: int
+
+
+@dataclass(frozen=True)
+class AttentionReduce(StepInstruction):
+    """Merges the spans of some heads of one sequence: neighbours, then their neighbours."""
+
+    at: ReduceOperands
+    sequence: int
+    heads: Range
+    name: ClassVar[str] = "attention_reduce"
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        row, spans = (self.sequence, self.sequence + 1), (0, self.at.spans)
+        return (
+            Region(self.at.values, (row, self.heads, spans, (0, self.at.width))),
+            Region(self.at.lse, (row, self.heads, spans)),
+        )
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        row = (self.sequence, self.sequence + 1)
+        return (Region(self.at.out, (row, self._columns)),)
+
+    @property
+    def _columns(self) -> Range:
+        return Range(self.heads.start * self.at.width, self.heads.stop * self.at.width)
+
+    @property
+    def traffic(self) -> int:
+        return 4 * self.at.spans * self._columns.extent
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        values = memory[self.at.values][self.sequence, self.heads.slice]
+        lse = memory[self.at.lse][self.sequence, self.heads.slice]
+        spans = list(zip(values.unbind(1), lse.unbind(1), strict=True))
+        mixed, _ = fold_tree(spans, lambda one, other: merge(*one, *other))
+        out = memory[self.at.out]
+        out[self.sequence, self._columns.slice] = mixed.flatten().to(out.dtype)
+        found = out[self.sequence : self.sequence + 1, self._columns.slice]
+        probe("attention", Range(self.sequence, self.sequence + 1), self._columns, found)
+
+
+def merge(
+    a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two spans to one, the maximum taken off and added again; empty ones change nothing."""
+    most = torch.maximum(a_lse, b_lse)
+    empty = most == -torch.inf
+    level = most.where(~empty, 0)  # infinity less infinity is no number
+    a_weight, b_weight = exp(a_lse - level), exp(b_lse - level)
+    mass = (a_weight + b_weight).where(~empty, 1)
+    mixed = a * (a_weight / mass)[:, None] + b * (b_weight / mass)[:, None]
+    return mixed, (level + log(mass)).where(~empty, -torch.inf)

@@ -1,0 +1,71 @@
+"""The rows of the tokens: a step begins with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from tpcompile.vm.instructions.base import (
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    columns_of,
+    unseen,
+)
+from tpcompile.vm.region import Region
+
+
+@dataclass(frozen=True)
+class EmbedOperands:
+    """`tokens[batch]`, and the rows of a rank, of which the first is that of token `first`."""
+
+    rank: int
+    layer: int
+    tokens: int
+    table: int
+    out: int
+    batch: int
+    first: int
+    rows: int
+    item: int
+    summed: bool
+    """Whether `out` is this rank's term of a sum: other ranks have the other rows."""
+
+
+@dataclass(frozen=True)
+class Embed(StepInstruction):
+    """Some columns of the tokens' rows; zeros for those that are on other ranks."""
+
+    at: EmbedOperands
+    columns: Range
+    name: ClassVar[str] = "embed"
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        rows = (0, self.at.rows)
+        return (
+            Region(self.at.tokens, ((0, self.at.batch),)),
+            Region(self.at.table, (rows, self.columns)),
+        )
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        return (columns_of(self.at.out, self.at.batch, self.columns),)
+
+    @property
+    def traffic(self) -> int:
+        return self.at.batch * self.columns.extent * self.at.item
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        """Zero is added to every row, as a sum across ranks adds it: minus zero becomes zero."""
+        rows = memory[self.at.tokens].long() - self.at.first
+        held = (rows >= 0) & (rows < self.at.rows)
+        found = memory[self.at.table][rows.where(held, 0), self.columns.slice]
+        found = torch.where(held[:, None], found, 0) + 0.0
+        memory[self.at.out][: self.at.batch, self.columns.slice] = found
+        if not self.at.summed:
+            probe("embedding", Range(0, self.at.batch), self.columns, found)

@@ -1,0 +1,162 @@
+"""The end of a step: logits, the best of each worker's, and the token that comes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from tpcompile.vm.arithmetic import dots
+from tpcompile.vm.instructions.base import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    columns_of,
+    present,
+    unseen,
+)
+from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.region import Region
+
+
+@dataclass(frozen=True)
+class HeadOperands:
+    """The vocabulary rows of a rank, of which the first is that of token `first`."""
+
+    rank: int
+    layer: int
+    normed: Normed
+    weight: int
+    bias: int
+    logits: int
+    best: int
+    """`[batch, slots]`: the highest logit of each instruction, and beside it whose it is."""
+    ids: int
+    first: int
+    item: int
+
+
+@dataclass(frozen=True)
+class NormLmHead(StepInstruction):
+    """Logits of some rows, and the best of them."""
+
+    at: HeadOperands
+    rows: Range
+    slot: int
+    name: ClassVar[str] = "norm_lm_head"
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        at = self.at
+        return at.normed.reads + present(
+            Region(at.weight, (self.rows, (0, at.normed.width))), Region(at.bias, (self.rows,))
+        )
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        batch, slot = self.at.normed.batch, Range(self.slot, self.slot + 1)
+        return (
+            columns_of(self.at.logits, batch, self.rows),
+            columns_of(self.at.best, batch, slot),
+            columns_of(self.at.ids, batch, slot),
+        )
+
+    @property
+    def traffic(self) -> int:
+        return self.rows.extent * self.at.normed.width * self.at.item
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        """Of equal logits the lowest row is best."""
+        at = self.at
+        x = at.normed.value(memory, probe, "final_norm")
+        found = dots(x, memory[at.weight][self.rows.slice])
+        if at.bias != NONE:
+            found = found + memory[at.bias][self.rows.slice].float()
+        found = found.to(x.dtype)
+        memory[at.logits][:, self.rows.slice] = found
+        best = found.argmax(-1)
+        memory[at.best][:, self.slot] = found.gather(-1, best[:, None])[:, 0].float()
+        memory[at.ids][:, self.slot] = (best + at.first + self.rows.start).int()
+        probe("logits", Range(0, at.normed.batch), self.rows, found)
+
+
+@dataclass(frozen=True)
+class ArgmaxOperands:
+    """The best of all ranks, whose buffers follow each other, and the state of the sequences."""
+
+    rank: int
+    layer: int
+    best: int
+    ids: int
+    ranks: int
+    slots: int
+    batch: int
+    tokens: int
+    positions: int
+    lengths: int
+    finished: int
+    stops: int
+    """The tokens that end a sequence; what is no token stands for none."""
+    most_stops: int
+    clock: int
+    """How many steps of this launch have been run."""
+    history: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Argmax(StepInstruction):
+    """The token of each sequence: the next step's input, unless the sequence has ended.
+
+    A sequence that ends stays as it is, and so does one that holds nothing; what they get is
+    written down as -1.
+    """
+
+    at: ArgmaxOperands
+    name: ClassVar[str] = "argmax"
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        at = self.at
+        slots, batch = Range(0, at.slots), (0, at.batch)
+        best = [columns_of(at.best + rank, at.batch, slots) for rank in range(at.ranks)]
+        ids = [columns_of(at.ids + rank, at.batch, slots) for rank in range(at.ranks)]
+        state = [Region(b, (batch,)) for b in (at.positions, at.lengths, at.finished)]
+        rest = [Region(at.stops, ((0, at.most_stops),)), Region(at.clock, ((0, 1),))]
+        return (*best, *ids, *state, *rest)
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        at = self.at
+        kept = (at.tokens, at.positions, at.lengths, at.finished)
+        return (
+            *(Region(buffer, ((0, at.batch),)) for buffer in kept),
+            Region(at.clock, ((0, 1),)),
+            columns_of(at.history, at.steps, Range(0, at.batch)),
+        )
+
+    @property
+    def traffic(self) -> int:
+        return 8 * self.at.ranks * self.at.slots * self.at.batch
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        """Slots follow each other by rising token, so the first of the highest is the lowest."""
+        at = self.at
+        best = torch.cat([memory[at.best + rank] for rank in range(at.ranks)], 1)
+        ids = torch.cat([memory[at.ids + rank] for rank in range(at.ranks)], 1)
+        found = ids.gather(1, best.argmax(1)[:, None])[:, 0]
+        ended = (memory[at.finished] != 0) | (memory[at.lengths] == 0)
+        stops = (found[:, None] == memory[at.stops]).any(1)
+        step = int(memory[at.clock])
+        memory[at.history][step] = found.where(~ended, NONE)
+        memory[at.clock][0] = step + 1
+        memory[at.finished][stops & ~ended] = 1
+        goes_on = ~ended & ~stops
+        memory[at.tokens][goes_on] = found[goes_on]
+        memory[at.positions][goes_on] += 1
+        memory[at.lengths][goes_on] += 1
+        probe("token", Range(0, at.batch), Range(0, 1), found[:, None])

@@ -1,0 +1,230 @@
+"""From the residual to queries, and to keys and values in the cache: heads whole, or in blocks.
+
+What is normed or rotated is a head, never a part of one. An instruction either has whole heads,
+or a block of one head's rows; then the block that arrives last, whichever it is, norms, rotates
+and keeps the head that all of them have brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from tpcompile.ir.ops.rotary import rope
+from tpcompile.vm.arithmetic import dots, rms_norm
+from tpcompile.vm.instructions.base import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    columns_of,
+    present,
+    unseen,
+)
+from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.region import Join, Region
+
+
+class Part(IntEnum):
+    """Which of the three; keys and values are the sides 0 and 1 of the cache."""
+
+    K = 0
+    V = 1
+    Q = 2
+
+
+@dataclass(frozen=True)
+class QkvOperands:
+    """One of the three parts on one rank; its rows are those of the weight from `first_row` on."""
+
+    rank: int
+    layer: int
+    part: Part
+    normed: Normed
+    weight: int
+    bias: int
+    first_row: int
+    head_norm: int
+    head_eps: float
+    cos: int
+    sin: int
+    longest: int
+    interleaved: bool
+    positions: int
+    lengths: int
+    tables: int
+    most_blocks: int
+    block: int
+    width: int
+    """Of a head."""
+    out: int
+    """The queries, or the cache."""
+    item: int
+
+    @cached_property
+    def shared_reads(self) -> tuple[Region, ...]:
+        """What every head of the part needs."""
+        batch = (0, self.normed.batch)
+        found = list(self.normed.reads)
+        if self.head_norm != NONE:
+            found.append(Region(self.head_norm, ((0, self.width),)))
+        if self.part != Part.V:
+            table = ((0, self.longest), (0, self.width))
+            found += [Region(self.positions, (batch,))]
+            found += [Region(self.cos, table), Region(self.sin, table)]
+        if self.part != Part.Q:
+            found += [Region(self.lengths, (batch,))]
+            found += [Region(self.tables, (batch, (0, self.most_blocks)))]
+        return tuple(found)
+
+    def rows(self, first: int, last: int) -> Range:
+        """Rows of the weight, from those of the part."""
+        return Range(self.first_row + first, self.first_row + last)
+
+    def weight_reads(self, rows: Range) -> tuple[Region, ...]:
+        return present(
+            Region(self.weight, (rows, (0, self.normed.width))), Region(self.bias, (rows,))
+        )
+
+    def kept(self, heads: Range) -> Region:
+        """Where heads end up; in the cache, as what is new of every sequence."""
+        batch = self.normed.batch
+        if self.part == Part.Q:
+            return columns_of(self.out, batch, self.elements(heads))
+        side = (int(self.part), int(self.part) + 1)
+        return Region(self.out, ((self.layer, self.layer + 1), side, (0, batch), heads, (1, 2)))
+
+    def elements(self, heads: Range) -> Range:
+        return Range(heads.start * self.width, heads.stop * self.width)
+
+    def project(self, memory: Memory, rows: Range, probe: Probe) -> torch.Tensor:
+        """These rows of the weight times the normed residual."""
+        x = self.normed.value(memory, probe, "norm")
+        found = dots(x, memory[self.weight][rows.slice])
+        if self.bias != NONE:
+            found = found + memory[self.bias][rows.slice].float()
+        found = found.to(x.dtype)
+        own = Range(rows.start - self.first_row, rows.stop - self.first_row)
+        probe(self.part.name.lower(), Range(0, len(x)), own, found)
+        return found
+
+    def finish(self, memory: Memory, heads: Range, rows: torch.Tensor, probe: Probe) -> None:
+        """Norm, rotate and keep whole heads."""
+        seen, batch = self.elements(heads), Range(0, len(rows))
+        values = rows.reshape(len(rows), heads.extent, self.width)
+        name = self.part.name.lower()
+        if self.head_norm != NONE:
+            values = rms_norm(values, memory[self.head_norm], self.head_eps)
+            probe(f"{name}_normed", batch, seen, values.flatten(1))
+        if self.part != Part.V:
+            places = memory[self.positions].long()
+            tables = memory[self.cos][places], memory[self.sin][places]
+            values = rope(values, *tables, interleaved=self.interleaved)
+            probe(f"{name}_rotated", batch, seen, values.flatten(1))
+        if self.part == Part.Q:
+            memory[self.out][:, seen.slice] = values.flatten(1)
+            return
+        side = memory[self.out][self.layer, int(self.part)]
+        for row, slot in self._slots(memory):
+            side[slot, heads.slice] = values[row]
+
+    def _slots(self, memory: Memory) -> Iterator[tuple[int, int]]:
+        """Each sequence that has a new token, and where it is kept."""
+        for row, length in enumerate(memory[self.lengths].tolist()):
+            if length:
+                held, place = divmod(length - 1, self.block)
+                yield row, int(memory[self.tables][row, held]) * self.block + place
+
+
+@dataclass(frozen=True)
+class NormQkvRopeAppend(StepInstruction):
+    """Some whole heads of queries, keys or values."""
+
+    at: QkvOperands
+    heads: Range
+    name: ClassVar[str] = "norm_qkv_rope_append"
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        return self.at.shared_reads + self.at.weight_reads(self._rows)
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.at.kept(self.heads),)
+
+    @property
+    def _rows(self) -> Range:
+        return self.at.rows(*self.at.elements(self.heads))
+
+    @property
+    def traffic(self) -> int:
+        return self._rows.extent * self.at.normed.width * self.at.item
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
+
+
+@dataclass(frozen=True)
+class NormQkvRows(StepInstruction):
+    """A block of one head's rows; the last of the head's `blocks` finishes the head."""
+
+    at: QkvOperands
+    raw: int
+    arrivals: int
+    head: int
+    rows: Range
+    blocks: int
+    name: ClassVar[str] = "norm_qkv_rows"
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        return self.at.shared_reads + self.at.weight_reads(self._weight_rows)
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        return ()
+
+    @cached_property
+    def joins(self) -> tuple[Join, ...]:
+        """The head, before and after it is finished, and the count of who has arrived."""
+        heads, place = Range(self.head, self.head + 1), self._place
+        batch = self.at.normed.batch
+        regions = (
+            Region(self.arrivals, ((place, place + 1),)),
+            columns_of(self.raw, batch, self._raw_head),
+            self.at.kept(heads),
+        )
+        return tuple(Join(r, self.rows, self.at.width, self.blocks) for r in regions)
+
+    @property
+    def _weight_rows(self) -> Range:
+        first = self.head * self.at.width
+        return self.at.rows(first + self.rows.start, first + self.rows.stop)
+
+    @property
+    def _place(self) -> int:
+        """The head among those of all three parts."""
+        return self.at.first_row // self.at.width + self.head
+
+    @property
+    def _raw_head(self) -> Range:
+        return Range(self._place * self.at.width, (self._place + 1) * self.at.width)
+
+    @property
+    def traffic(self) -> int:
+        return self.rows.extent * self.at.normed.width * self.at.item
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        brought = self.at.project(memory, self._weight_rows, probe)
+        memory[self.raw][:, self._weight_rows.slice] = brought
+        arrived = memory[self.arrivals][self._place] + 1
+        memory[self.arrivals][self._place] = arrived
+        if int(arrived) % self.blocks == 0:
+            whole = memory[self.raw][:, self._raw_head.slice]
+            self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)

@@ -1,0 +1,72 @@
+"""Sets of instructions that are known to be done: all before one of them, and some behind it.
+
+What is known to be done is nearly everything up to a layer ago, and some of what is in flight.
+So a set takes as many bits as the instructions in flight, however long the program is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Known = tuple[int, int]
+"""All numbers below the first, and those for which the second has a bit, counted from the first."""
+
+NOTHING: Known = (0, 0)
+
+
+def union(one: Known, other: Known) -> Known:
+    """What is in either of two sets."""
+    base, bits = one
+    low, more = other
+    if base < low:
+        base, bits, low, more = low, more, base, bits
+    bits |= more >> (base - low)
+    return _raised(base, bits) if bits & 1 else (base, bits)
+
+
+def with_one(known: Known, number: int) -> Known:
+    """The set with one more in it."""
+    base, bits = known
+    if number < base:
+        return known
+    bits |= 1 << (number - base)
+    return _raised(base, bits) if bits & 1 else (base, bits)
+
+
+def has(known: Known, number: int) -> bool:
+    base, bits = known
+    return number < base or bool(bits >> (number - base) & 1)
+
+
+def _raised(base: int, bits: int) -> Known:
+    """A set of which the first number is there too, with the first that is not in its place."""
+    run = (bits ^ (bits + 1)).bit_length() - 1
+    return base + run, bits >> run
+
+
+Several = tuple[int, int, int]
+"""Some instructions: the first, the last, and bits counted from the first."""
+
+
+def several(numbers: Sequence[int]) -> Several:
+    """One or more, in any order."""
+    if len(numbers) == 1:
+        return numbers[0], numbers[0], 1
+    first, last = min(numbers), max(numbers)
+    bits = 0
+    for number in numbers:
+        bits |= 1 << (number - first)
+    return first, last, bits
+
+
+def missing(some: Several, known: Known) -> int | None:
+    """The last of some instructions that is not known to be done; None if all are."""
+    first, last, bits = some
+    base, more = known
+    if last < base:
+        return None
+    if first < base:
+        bits >>= base - first
+        first = base
+    left = bits & ~(more >> (first - base))
+    return first + left.bit_length() - 1 if left else None

@@ -1,0 +1,104 @@
+"""A program in the making: buffers by name, and where the values of a graph lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.meta import info_of, origin_of, value_type
+from tpcompile.ir.ops.spec import SPECS
+from tpcompile.ir.simulate import local_args
+from tpcompile.ir.text import format_node
+from tpcompile.vm.instructions import NONE, StepInstruction
+from tpcompile.vm.lowering.plan import StepPlan
+from tpcompile.vm.region import Buffer
+
+
+class Building:
+    """Buffers get their numbers as they are declared, those of one name one for each rank."""
+
+    def __init__(self, gm: fx.GraphModule, plan: StepPlan) -> None:
+        self.gm, self.plan = gm, plan
+        self.ranks = info_of(gm).tp
+        self.buffers: list[Buffer] = []
+        self.instructions: list[StepInstruction] = []
+        self._numbers: dict[str, int] = {}
+        self._places: dict[fx.Node, int] = {}
+
+    def declare(
+        self,
+        name: str,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: torch.dtype,
+        kind: str = "scratch",
+        storages: Sequence[tuple[int, ...]] | None = None,
+    ) -> int:
+        """The number of rank 0's buffer of this name, which is made if there is none yet."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self.buffers)
+            lies: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
+            self.buffers += [
+                Buffer(name, shape, dtype, rank, kind, storage)
+                for rank, (shape, storage) in enumerate(zip(shapes, lies, strict=True))
+            ]
+        return self._numbers[name]
+
+    def alike(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: str = "scratch"
+    ) -> int:
+        """One of the same shape on every rank."""
+        return self.declare(name, [shape] * self.ranks, dtype, kind)
+
+    def local_columns(self, node: fx.Node) -> list[int]:
+        """How wide a value is on each rank, heads side by side."""
+        kind = value_type(node)
+        widths = []
+        for rank in range(self.ranks):
+            width = 1
+            for extent in kind.local_shape(rank)[1:]:
+                assert isinstance(extent, int)
+                width *= extent
+            widths.append(width)
+        return widths
+
+    def put(self, node: fx.Node, number: int) -> None:
+        """From now on the value of `node` lies in this buffer of rank 0, and those behind it."""
+        self._places[node] = number
+
+    def where(self, node: fx.Node, rank: int) -> int:
+        """The buffer of a value, or of a parameter."""
+        if node.op == "get_attr":
+            return self._parameter(node) + rank
+        if node not in self._places:
+            raise self.refusal(node, "its value lies in no buffer")
+        return self._places[node] + rank
+
+    def where_if(self, node: fx.Node | None, rank: int) -> int:
+        """The same for what may be missing."""
+        return NONE if node is None else self.where(node, rank)
+
+    def bound(self, node: fx.Node, rank: int = 0) -> dict[str, Any]:
+        """The arguments of a node by name, those that differ by rank as this one has them."""
+        spec = SPECS[node.target]
+        return {
+            **spec.bind(node.args, dict(node.kwargs)),
+            **local_args(node, spec, rank),
+        }
+
+    def refusal(self, node: fx.Node, reason: str, hint: str = "") -> UnsupportedError:
+        return UnsupportedError(
+            "The graph cannot be lowered to a program",
+            where=f"{node.name}, {origin_of(node)}",
+            got=f"{format_node(node).strip()}: {reason}",
+            expected="the instruction groups that the decode pipeline makes",
+            hint=hint or "Use the decode pipeline, and see in its dump what did not match",
+        )
+
+    def _parameter(self, node: fx.Node) -> int:
+        kind = value_type(node)
+        shapes = [tuple(map(int, kind.local_shape(rank))) for rank in range(self.ranks)]
+        return self.declare(str(node.target), shapes, kind.dtype, "weight")

@@ -1,0 +1,130 @@
+"""From the graph of a decode step to a program that is scheduled, timed and verified."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from tpcompile.ir.ops import PARTIAL_ATTENTION
+from tpcompile.pause import paused_collector
+from tpcompile.vm.assemble import Assembled, assemble
+from tpcompile.vm.list_scheduling import tails
+from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
+from tpcompile.vm.program import Program
+from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.targets import TARGETS, Target
+from tpcompile.vm.timing import Timing, timing
+from tpcompile.vm.verify import Fault, check_program
+
+DEFAULT_POLICY = "critical-path"
+_SMALL = replace(TARGETS["cpu"], workers=2)
+"""Few workers, so that a check of the largest models takes seconds. A schedule for another machine
+is verified when it is made."""
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A program for a target, what the verifier says of it, and its simulated clock."""
+
+    program: Program
+    costs: tuple[float, ...]
+    """What each instruction takes, in µs."""
+    critical_us: float
+    """What a step would take if no worker were ever missing."""
+    faults: tuple[Fault, ...]
+    timing: Timing | None
+    """None of a program with faults: it may never end."""
+    seconds: dict[str, float]
+    """How long each phase took here."""
+
+
+def scheduled(
+    gm: fx.GraphModule, target: Target, plan: StepPlan, policy: str = DEFAULT_POLICY
+) -> Scheduled:
+    """The program of a graph that the decode pipeline made, for many tokens in one launch."""
+    with paused_collector():
+        started = time.perf_counter()
+        lowered = lower(gm, plan)
+        costs = _costs(lowered, target)
+        lowering = time.perf_counter() - started
+        made = _assembled(lowered, costs, policy)
+        started = time.perf_counter()
+        faults = tuple(check_program(made.program))
+        verifying = time.perf_counter() - started
+        return Scheduled(
+            made.program,
+            costs,
+            max(tails(made.groups, costs), default=0.0),
+            faults,
+            None if faults else timing(made.program, costs),
+            {"lower": lowering, **made.seconds, "verify": verifying},
+        )
+
+
+def _costs(lowered: Lowered, target: Target) -> tuple[float, ...]:
+    return tuple(instruction.cost(target) for instruction in lowered.instructions)
+
+
+def _assembled(lowered: Lowered, costs: tuple[float, ...], policy: str) -> Assembled:
+    return assemble(
+        lowered.name,
+        lowered.buffers,
+        lowered.instructions,
+        costs,
+        policy,
+        lowered.plan.workers,
+        lowered.ranks,
+        repeats=True,
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the verifier says of one schedule."""
+
+    policy: str
+    lowering: str
+    workers: int
+    instructions: int
+    counters: int
+    faults: tuple[Fault, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    @property
+    def name(self) -> str:
+        return f"policy {self.policy}, lowering {self.lowering}, {self.workers} workers"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy,
+            "lowering": self.lowering,
+            "workers": self.workers,
+            "instructions": self.instructions,
+            "counters": self.counters,
+            "ok": self.ok,
+        }
+
+
+def is_decode_step(gm: fx.GraphModule) -> bool:
+    """Whether the decode pipeline has made this graph, so that it can be lowered."""
+    return any(node.target == PARTIAL_ATTENTION for node in gm.graph.nodes)
+
+
+def verdicts(gm: fx.GraphModule, target: Target = _SMALL) -> list[Verdict]:
+    """Of every policy, with either lowering."""
+    found = []
+    for lowering in LOWERINGS:
+        plan = StepPlan(target.workers, lowering=lowering, grain=target.grain)
+        lowered = lower(gm, plan)
+        costs = _costs(lowered, target)
+        for policy in POLICIES:
+            program = _assembled(lowered, costs, policy).program
+            sizes = target.workers, len(program.instructions), program.counters
+            found.append(Verdict(policy, lowering, *sizes, tuple(check_program(program))))
+    return found

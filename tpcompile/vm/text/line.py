@@ -1,0 +1,100 @@
+"""One line of a program's text, and its refusal when something in it is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.vm.text.values import valued
+
+_WORDS = re.compile(r'#.*|"(?:[^"\\]|\\.)*"|[^\s"#]+|"')
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Line:
+    """The words of a line, comments left out."""
+
+    number: int
+    words: Sequence[str]
+
+    def refusal(
+        self, message: str, got: str = "", expected: str = "", hint: str = ""
+    ) -> UsageError:
+        return UsageError(
+            message, where=f"line {self.number}", got=got, expected=expected, hint=hint
+        )
+
+    def read(self, what: str, word: str, reader: Callable[[str], _T]) -> _T:
+        """The value of a word, or a refusal that says what it should have been."""
+        try:
+            return reader(word)
+        except ValueError as error:
+            raise self.refusal(
+                f"The {what} is not understood", got=repr(word), expected=str(error)
+            ) from error
+
+    def word(self, place: int, what: str) -> str:
+        if place >= len(self.words):
+            raise self.refusal(f"The line ends before the {what}", got=" ".join(self.words))
+        return self.words[place]
+
+    def reference(self, word: str, letter: str, what: str) -> int:
+        """The number of `b3`, with this letter."""
+        digits = word[1:]
+        if word[:1] != letter or not digits.isascii() or not digits.isdigit() or len(digits) > 9:
+            raise self.refusal(
+                f"The {what} is not understood", got=repr(word), expected=f"one as {letter}0"
+            )
+        return int(digits)
+
+    def begin(self, letter: str, expected: int, what: str) -> None:
+        """Its own number, which is that behind the last one's."""
+        number = self.reference(self.word(0, what), letter, what)
+        if number != expected:
+            raise self.refusal(
+                f"The {what} {letter}{number} " + ("again" if number < expected else "too early"),
+                got=f"{letter}{number}",
+                expected=f"{letter}{expected}: all are numbered from 0 in order",
+            )
+
+    def known(self, what: str, name: str, table: Mapping[str, _T]) -> _T:
+        if name not in table:
+            raise self.refusal(f"There is no {what} {name!r}", hint=did_you_mean(name, table))
+        return table[name]
+
+    def values(
+        self, words: Sequence[str], types: Mapping[str, type], optional: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """`name=value` for each of these names."""
+        found: dict[str, Any] = {}
+        for word in words:
+            name, equals, value = word.partition("=")
+            if not equals:
+                raise self.refusal(f"{word!r} has no value", expected="name=value")
+            kind = self.known("operand", name, types)
+            if name in found:
+                raise self.refusal(f"The operand {name} is given twice", got=word)
+            found[name] = self.read(f"value of {name}", value, partial(valued, kind))
+        missing = [name for name in types if name not in found and name not in optional]
+        if missing:
+            raise self.refusal(
+                "Operands are missing", got=" ".join(words), expected=", ".join(missing)
+            )
+        return found
+
+
+def lines_of(text: str) -> Iterator[Line]:
+    """Those that say something."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if '"' in line:
+            found = _WORDS.findall(line)
+            words = [word for word in found if not word.startswith("#")]
+        else:
+            words = line.partition("#")[0].split()
+        if words:
+            yield Line(number, words)

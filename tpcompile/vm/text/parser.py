@@ -1,0 +1,232 @@
+"""A program from its text. A line that is wrong is refused with its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+from tpcompile.errors import UsageError
+from tpcompile.vm.instructions import StepInstruction
+from tpcompile.vm.instructions.base import field_types
+from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.region import Buffer
+from tpcompile.vm.text.line import Line, lines_of
+from tpcompile.vm.text.values import (
+    DTYPES,
+    INSTRUCTION_KINDS,
+    KINDS,
+    OPERAND_KINDS,
+    OPERAND_TYPES,
+    OPERANDS_OF,
+    OWN_TYPES,
+    SECTIONS,
+    named,
+    operands_name,
+    run_of,
+    shaped,
+    whole,
+)
+
+
+def parse_program(text: str) -> Program:
+    """The program whose text this is. What it means is the verifier's to judge."""
+    head: Line | None = None
+    sections: dict[str, list[Line]] = {}
+    for line in lines_of(text):
+        if head is None:
+            head = line
+        elif len(line.words) == 1 and line.words[0] == _next_section(sections):
+            sections[line.words[0]] = []
+        elif not sections:
+            raise line.refusal("No section begins here", got=line.words[0], expected=SECTIONS[0])
+        else:
+            sections[next(reversed(sections))].append(line)
+    if head is None:
+        raise UsageError("The text of a program is empty", expected="a line that begins: program")
+    missing = _next_section(sections)
+    if missing:
+        raise UsageError(
+            f"The text of the program ends before its {missing}",
+            where=f"line {text.count(chr(10)) + 1}",
+            expected=", ".join(SECTIONS),
+        )
+    return _Parser(head, sections).program()
+
+
+def _next_section(sections: Mapping[str, object]) -> str:
+    return SECTIONS[len(sections)] if len(sections) < len(SECTIONS) else ""
+
+
+class _Parser:
+    """Section after section; operands that are equal become one object."""
+
+    def __init__(self, head: Line, sections: Mapping[str, list[Line]]) -> None:
+        self._head, self._sections = head, sections
+        self._shared: dict[Any, Any] = {}
+        self._operands: list[Any] = []
+        self._waits: list[tuple[Wait, ...]] = []
+        self._signals: list[tuple[int, ...]] = []
+
+    def program(self) -> Program:
+        name, values = self._header()
+        self._ranks, self._counters = values["ranks"], values.pop("counters")
+        buffers = tuple(map(self._buffer, self._numbered("buffers", "b")))
+        self._operands = [self._operand(line) for line in self._numbered("operands", "a")]
+        lines = list(self._numbered("instructions", "i"))
+        instructions = tuple(map(self._instruction, lines))
+        queues = self._queues(lines)
+        waits, signals = tuple(self._waits), tuple(self._signals)
+        found = Program(buffers, instructions, queues, waits, signals, name=name, **values)
+        if found.counters != self._counters:
+            raise self._head.refusal(
+                "Counters are missing", f"{found.counters} in use", f"{self._counters}"
+            )
+        return found
+
+    def _header(self) -> tuple[str, dict[str, Any]]:
+        line = self._head
+        if line.words[0] != "program":
+            raise line.refusal("This is no program's text", got=line.words[0], expected="program")
+        types = {"ranks": int, "sharing": int, "repeats": bool, "counters": int}
+        values = line.values(line.words[2:], types)
+        for name, least in (("ranks", 1), ("sharing", 1), ("counters", 0)):
+            if values[name] < least:
+                raise line.refusal(f"{name}={values[name]}", expected=f"{least} or more")
+        return line.read("name", line.word(1, "name"), named), values
+
+    def _numbered(self, section: str, letter: str) -> Iterator[Line]:
+        """The lines of a section, whose numbers are as they should be."""
+        for number, line in enumerate(self._sections[section]):
+            line.begin(letter, number, section.removesuffix("s"))
+            yield line
+
+    def _buffer(self, line: Line) -> Buffer:
+        name = line.read("name", line.word(1, "name"), named)
+        words: dict[str, str] = {}
+        for word in line.words[2:]:
+            key, _, value = word.partition("=")
+            line.known("field of a buffer", key, _BUFFER)
+            if key in words:
+                raise line.refusal(f"The field {key} is given twice", got=word)
+            words[key] = value
+        missing = [key for key in _BUFFER if key not in words and key != "storage"]
+        if missing:
+            raise line.refusal("Fields of a buffer are missing", expected=", ".join(missing))
+        rank = line.read("rank", words["rank"], whole)
+        self._check_rank(line, rank)
+        return Buffer(
+            name=name,
+            shape=line.read("shape", words["shape"], shaped),
+            dtype=line.known("dtype", words["dtype"], DTYPES),
+            rank=rank,
+            kind=line.known("kind of buffer", words["kind"], {kind: kind for kind in KINDS}),
+            storage=line.read("storage", words["storage"], shaped) if "storage" in words else None,
+        )
+
+    def _check_rank(self, line: Line, rank: int) -> None:
+        if not 0 <= rank < self._ranks:
+            raise line.refusal(f"There is no rank {rank}", expected=f"0 to {self._ranks - 1}")
+
+    def _operand(self, line: Line) -> Any:
+        kind = line.known("kind of operands", line.word(1, "kind of operands"), OPERAND_KINDS)
+        values = line.values(line.words[2:], OPERAND_TYPES[kind])
+        self._check_rank(line, values["rank"])
+        return self._built(kind, values)
+
+    def _built(self, kind: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+        own = {}
+        for name, inner in field_types(kind):
+            path = prefix + name
+            nested = is_dataclass(inner)
+            own[name] = self._built(inner, values, f"{path}.") if nested else values[path]
+        found = kind(**own)
+        return self._shared.setdefault(found, found)
+
+    def _instruction(self, line: Line) -> StepInstruction:
+        name = line.word(1, "name of the instruction")
+        kind = line.known("instruction", name, INSTRUCTION_KINDS)
+        at = self._shared_operands(line, kind)
+        own, waits, signals = _divided(line)
+        values = line.values(own, OWN_TYPES[kind])
+        self._waits.append(tuple(self._wait(line, word) for word in waits))
+        self._signals.append(tuple(self._counter(line, word) for word in signals))
+        return kind(at, **values)
+
+    def _shared_operands(self, line: Line, kind: type[StepInstruction]) -> Any:
+        word = line.word(2, "operands")
+        number = line.reference(word, "a", "operands")
+        if number >= len(self._operands):
+            raise line.refusal(
+                f"There are no operands {word}", expected=f"a0 to a{len(self._operands) - 1}"
+            )
+        at = self._operands[number]
+        if type(at) is not OPERANDS_OF[kind]:
+            raise line.refusal(
+                f"The operands {word} are of another kind",
+                got=operands_name(type(at)),
+                expected=f"{operands_name(OPERANDS_OF[kind])}, for {kind.name}",
+            )
+        return at
+
+    def _wait(self, line: Line, word: str) -> Wait:
+        counter, found, until = word.partition(">=")
+        if not found:
+            raise line.refusal("The wait is not understood", got=repr(word), expected="as c0>=4")
+        return Wait(self._counter(line, counter), line.read("wait", until, whole))
+
+    def _counter(self, line: Line, word: str) -> int:
+        number = line.reference(word, "c", "counter")
+        if number >= self._counters:
+            raise line.refusal(
+                f"There is no counter {word}", expected=f"one of {self._counters}, from c0 on"
+            )
+        return number
+
+    def _queues(self, instructions: Sequence[Line]) -> tuple[tuple[int, ...], ...]:
+        """Each instruction once in all of them."""
+        queues: list[tuple[int, ...]] = []
+        placed = [False] * len(instructions)
+        for line in self._numbered("queues", "w"):
+            queues.append(tuple(_placed(line, placed)))
+        if not all(placed):
+            number = placed.index(False)
+            raise instructions[number].refusal(
+                f"The instruction i{number} is in no queue", expected="each in one of them"
+            )
+        if len(queues) % self._ranks:
+            raise self._head.refusal(
+                f"{len(queues)} queues for {self._ranks} ranks", expected="as many for each rank"
+            )
+        return tuple(queues)
+
+
+_BUFFER = {name: name for name in ("rank", "kind", "dtype", "shape", "storage")}
+
+
+def _placed(line: Line, placed: list[bool]) -> Iterator[int]:
+    """The instructions of a queue; they are marked as placed."""
+    for word in line.words[1:]:
+        run = line.read("instructions of a queue", word, run_of)
+        if not run or not (min(run[0], run[-1]) >= 0 and max(run[0], run[-1]) < len(placed)):
+            raise line.refusal(
+                "A queue of instructions that there are not",
+                got=word,
+                expected=f"those of 0 to {len(placed) - 1}",
+            )
+        for number in run:
+            if placed[number]:
+                raise line.refusal(f"The instruction i{number} is in the queues twice", got=word)
+            placed[number] = True
+            yield number
+
+
+def _divided(line: Line) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """The operands, the waits and the signals of an instruction."""
+    words = line.words[3:]
+    signal = words.index("signal") if "signal" in words else len(words)
+    wait = words.index("wait") if "wait" in words[:signal] else signal
+    for name, place in (("wait", wait), ("signal", signal)):
+        if place < len(words) and words[place : place + 2] in ([name], [name, "signal"]):
+            raise line.refusal(f"No counter stands behind {name!r}", expected=f"{name} c0 …")
+    return words[:wait], words[wait + 1 : signal], words[signal + 1 :]

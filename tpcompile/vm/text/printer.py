@@ -1,0 +1,191 @@
+"""A program as text, and one layer of it for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import is_dataclass
+from operator import attrgetter
+from typing import Any
+
+from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.ir.types import dtype_name
+from tpcompile.vm.instructions import StepInstruction
+from tpcompile.vm.instructions.base import own_fields
+from tpcompile.vm.program import Program, queue_by_instruction
+from tpcompile.vm.region import Buffer, Join, Region, box_text
+from tpcompile.vm.text.values import (
+    DTYPES,
+    KINDS,
+    OPERAND_TYPES,
+    name_word,
+    operands_name,
+    runs_of,
+    shape_word,
+    value_word,
+)
+
+
+def format_program(program: Program) -> str:
+    """The text that `parse_program` makes the same program of."""
+    lines = _Lines(program)
+    everything = range(len(program.instructions))
+    sections = (
+        ("buffers", map(buffer_line, range(len(program.buffers)), program.buffers)),
+        ("operands", lines.operands()),
+        ("instructions", map(lines.instruction, everything)),
+        ("queues", map(_queue, range(len(program.queues)), program.queues)),
+    )
+    parts = [_header(program)]
+    for name, body in sections:
+        parts += ["", name, *(f"  {line}" for line in body)]
+    return "\n".join(parts) + "\n"
+
+
+def format_layer(program: Program, layer: int, rank: int | None = None) -> str:
+    """The lines of one layer (-1: outside of the layers), with what each instruction touches.
+
+    They are lines of `format_program`; behind `#` stand the queue and the regions by name,
+    those in another rank's memory with `@` and the rank.
+    """
+    lines = _Lines(program)
+    shown = [
+        number
+        for number, instruction in enumerate(lines.instructions)
+        if instruction.layer == layer and rank in (None, instruction.rank)
+    ]
+    if not shown:
+        raise UsageError(
+            f"The program has no instruction of layer {layer}"
+            + ("" if rank is None else f" on rank {rank}"),
+            expected=f"a layer from 0 to {max((i.layer for i in lines.instructions), default=-1)}",
+        )
+    own = {lines.number_of(lines.instructions[number]) for number in shown}
+    buffers = _touched(lines, shown)
+    queue_of = queue_by_instruction(program.queues)
+    parts = [_header(program)]
+    parts += ["", "buffers", *(f"  {buffer_line(n, program.buffers[n])}" for n in buffers)]
+    parts += ["", "operands", *(f"  {line}" for line in lines.operands(own))]
+    parts += ["", "instructions"]
+    for number in shown:
+        parts.append(f"  {lines.instruction(number)}")
+        parts += [f"      # {said}" for said in lines.comments(number, queue_of.get(number))]
+    return "\n".join(parts) + "\n"
+
+
+def buffer_line(number: int, buffer: Buffer) -> str:
+    """A buffer with all its fields."""
+    if buffer.kind not in KINDS:
+        raise UsageError(
+            f"The buffer {buffer.name} is of kind {buffer.kind!r}",
+            hint=did_you_mean(buffer.kind, KINDS),
+        )
+    dtype = dtype_name(buffer.dtype)
+    if dtype not in DTYPES:
+        raise UsageError(
+            f"The buffer {buffer.name} is of {dtype}, which no program works on",
+            expected=", ".join(DTYPES),
+        )
+    line = f"b{number} {name_word(buffer.name)} rank={buffer.rank} kind={buffer.kind}"
+    line += f" dtype={dtype} shape={shape_word(buffer.shape)}"
+    return line if buffer.storage is None else f"{line} storage={shape_word(buffer.storage)}"
+
+
+def _header(program: Program) -> str:
+    return (
+        f"program {name_word(program.name)} ranks={program.ranks} sharing={program.sharing} "
+        f"repeats={value_word(program.repeats)} counters={program.counters}"
+    )
+
+
+def _queue(worker: int, queue: Sequence[int]) -> str:
+    return " ".join([f"w{worker}", *runs_of(queue)])
+
+
+def _touched(lines: _Lines, shown: Collection[int]) -> list[int]:
+    """The buffers of these instructions."""
+    found = {
+        region.buffer
+        for number in shown
+        for _, region in _touches(lines.instructions[number])
+        if 0 <= region.buffer < len(lines.program.buffers)
+    }
+    return sorted(found)
+
+
+def _touches(instruction: StepInstruction) -> Iterator[tuple[str, Region]]:
+    yield from (("reads", region) for region in instruction.reads)
+    yield from (("writes", region) for region in instruction.writes)
+    yield from (("joins", join.region) for join in instruction.joins)
+
+
+class _Lines:
+    """Lines of a program whose shared operands are numbered by first use, equal ones once."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.instructions = [_written(instruction) for instruction in program.instructions]
+        self._numbers: dict[Any, int] = {}
+        self._by_identity: dict[int, int] = {}
+        for instruction in self.instructions:
+            self.number_of(instruction)
+
+    def number_of(self, instruction: StepInstruction) -> int:
+        """Of its operands. They are hashed once for each object, for they are long."""
+        key = id(instruction.at)
+        if key not in self._by_identity:
+            found = self._numbers.setdefault(instruction.at, len(self._numbers))
+            self._by_identity[key] = found
+        return self._by_identity[key]
+
+    def operands(self, shown: Collection[int] | None = None) -> Iterator[str]:
+        for at, number in self._numbers.items():
+            if shown is None or number in shown:
+                yield f"a{number} {_operands(at)}"
+
+    def instruction(self, number: int) -> str:
+        instruction = self.instructions[number]
+        words = [f"i{number}", instruction.name, f"a{self.number_of(instruction)}"]
+        words += [f"{name}={value_word(value)}" for name, value in own_fields(instruction)]
+        waits, signals = self.program.waits[number], self.program.signals[number]
+        if waits:
+            words += ["wait", *(f"c{wait.counter}>={wait.until}" for wait in waits)]
+        if signals:
+            words += ["signal", *(f"c{counter}" for counter in signals)]
+        return " ".join(words)
+
+    def comments(self, number: int, queue: int | None) -> Iterator[str]:
+        instruction = self.instructions[number]
+        rank = instruction.rank
+        yield f"{'no queue' if queue is None else f'queue {queue}'}, rank {rank}"
+        for said, regions in (("reads", instruction.reads), ("writes", instruction.writes)):
+            if regions:
+                yield f"{said} {', '.join(self._region(region, rank) for region in regions)}"
+        for join in instruction.joins:
+            yield f"joins {self._join(join, rank)}"
+
+    def _join(self, join: Join, rank: int) -> str:
+        start, stop = join.part
+        rows = f"rows {start}:{stop} of {join.whole}, one of {join.arrivals} blocks"
+        return f"{self._region(join.region, rank)}, {rows}"
+
+    def _region(self, region: Region, rank: int) -> str:
+        """By name; in another rank's memory that rank too."""
+        if not 0 <= region.buffer < len(self.program.buffers):
+            return f"b{region.buffer}{box_text(region.box)}"
+        buffer = self.program.buffers[region.buffer]
+        of = "" if buffer.rank == rank else f"@{buffer.rank}"
+        return f"{buffer.name}{of}{box_text(region.box)}"
+
+
+def _written(instruction: Any) -> StepInstruction:
+    if isinstance(instruction, StepInstruction) and is_dataclass(instruction.at):
+        return instruction
+    raise UsageError(
+        f"{type(instruction).__name__} has no text form",
+        expected="an instruction of tpcompile.vm.instructions",
+    )
+
+
+def _operands(at: Any) -> str:
+    values = (f"{path}={value_word(attrgetter(path)(at))}" for path in OPERAND_TYPES[type(at)])
+    return " ".join([operands_name(type(at)), *values])

@@ -1,0 +1,216 @@
+"""What the text form is made of: names of instructions and operands, and values as one word."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tpcompile.ir.types import dtype_name
+from tpcompile.vm.instructions import INSTRUCTIONS, NONE, Range, StepInstruction
+from tpcompile.vm.instructions.base import field_types, fraction
+
+SECTIONS = ("buffers", "operands", "instructions", "queues")
+"""In this order, behind the line of the program."""
+
+KINDS = ("weight", "input", "state", "cache", "scratch")
+"""Of buffers."""
+
+DTYPES: Mapping[str, torch.dtype] = {
+    dtype_name(dtype): dtype
+    for dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.bool,
+    )
+}
+
+INSTRUCTION_KINDS: Mapping[str, type[StepInstruction]] = {kind.name: kind for kind in INSTRUCTIONS}
+
+INT32 = range(-(2**31), 2**31)
+"""What fits in a word of the encoding."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:+-]+")
+_WHOLE = re.compile(r"-?[0-9]{1,10}")
+
+
+def operands_name(kind: type) -> str:
+    """`QkvOperands` is called `qkv`."""
+    words = re.findall(r"[A-Z][a-z0-9]*", kind.__name__.removesuffix("Operands"))
+    return "_".join(words).lower()
+
+
+def _types_of(kind: Any) -> tuple[tuple[str, type], ...]:
+    return field_types(kind)
+
+
+def _flat_types(kind: Any) -> Iterator[tuple[str, type]]:
+    """The fields of a dataclass, those of one inside it by `outer.inner`."""
+    for name, inner in _types_of(kind):
+        if is_dataclass(inner):
+            yield from ((f"{name}.{deeper}", last) for deeper, last in _flat_types(inner))
+        else:
+            yield name, inner
+
+
+OWN_TYPES: Mapping[type, Mapping[str, type]] = {
+    kind: {name: inner for name, inner in _types_of(kind) if name != "at"} for kind in INSTRUCTIONS
+}
+"""By instruction, the fields of what each one has for itself."""
+
+OPERANDS_OF: Mapping[type, type] = {kind: dict(_types_of(kind))["at"] for kind in INSTRUCTIONS}
+"""By instruction, the class of what several share."""
+
+OPERAND_TYPES: Mapping[type, Mapping[str, type]] = {
+    kind: dict(_flat_types(kind)) for kind in OPERANDS_OF.values()
+}
+OPERAND_KINDS: Mapping[str, type] = {operands_name(kind): kind for kind in OPERAND_TYPES}
+
+
+def name_word(name: str) -> str:
+    """A name, in quotes where it would be taken for something else."""
+    return name if _PLAIN.fullmatch(name) else json.dumps(name).replace("#", "\\u0023")
+
+
+def named(word: str) -> str:
+    """The name that a word stands for."""
+    if not word.startswith('"'):
+        if _PLAIN.fullmatch(word):
+            return word
+        raise ValueError('a name, in "quotes" if it has spaces or signs')
+    try:
+        return str(json.loads(word))
+    except ValueError as error:
+        raise ValueError("a name in quotes, as JSON has them") from error
+
+
+def value_word(value: Any) -> str:
+    """The value of an operand."""
+    if isinstance(value, Range):
+        return f"{value.start}:{value.stop}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    if isinstance(value, float):
+        return _short(value)
+    return "none" if value == NONE else str(value)
+
+
+def valued(kind: type, word: str) -> Any:
+    """The value of this type that a word stands for; ValueError says what was expected."""
+    if kind is Range:
+        return interval(word)
+    if kind is bool:
+        return chosen(word, {"true": True, "false": False})
+    if issubclass(kind, IntEnum):
+        return chosen(word, {one.name.lower(): one for one in kind})
+    if kind is float:
+        return _fraction(word)
+    return NONE if word == "none" else whole(word)
+
+
+def whole(word: str) -> int:
+    """A number of 32 bits."""
+    if not _WHOLE.fullmatch(word) or int(word) not in INT32:
+        raise ValueError("a whole number of 32 bits")
+    return int(word)
+
+
+@lru_cache(maxsize=4096)
+def interval(word: str) -> Range:
+    start, found, stop = word.partition(":")
+    if not found:
+        raise ValueError("a range, as 0:16")
+    return Range(whole(start), whole(stop))
+
+
+def chosen(word: str, known: Mapping[str, Any]) -> Any:
+    if word not in known:
+        raise ValueError(" or ".join(known))
+    return known[word]
+
+
+@lru_cache(maxsize=256)
+def _short(value: float) -> str:
+    """The fewest digits of which the same fp32 number comes."""
+    texts = (f"{value:.{digits}g}" for digits in range(1, 10))
+    return next((text for text in texts if _rounds_to(text, value)), repr(value))
+
+
+def _rounds_to(text: str, value: float) -> bool:
+    try:
+        return fraction(float(text)) == value
+    except OverflowError:
+        return False
+
+
+def _fraction(word: str) -> float:
+    try:
+        found = fraction(float(word))
+    except (ValueError, OverflowError) as error:
+        raise ValueError("a number of 32 bits, as 0.125") from error
+    if not math.isfinite(found):
+        raise ValueError("a finite number")
+    return found
+
+
+def shape_word(shape: Sequence[int]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def shaped(word: str) -> tuple[int, ...]:
+    if not (word.startswith("[") and word.endswith("]")):
+        raise ValueError("a shape, as [4,64]")
+    inner = word[1:-1]
+    extents = tuple(map(whole, inner.split(","))) if inner else ()
+    if any(extent < 0 for extent in extents):
+        raise ValueError("a shape of extents, none of them below 0")
+    return extents
+
+
+def runs_of(numbers: Sequence[int]) -> Iterator[str]:
+    """Numbers in their order; several in even steps as `start:stop:step`."""
+    place = 0
+    while place < len(numbers):
+        end = _even_until(numbers, place)
+        step = numbers[place + 1] - numbers[place] if end > place + 1 else 0
+        if end - place < (3 if step == 1 else 4):
+            yield str(numbers[place])
+            place += 1
+            continue
+        stop = numbers[end - 1] + (1 if step > 0 else -1)
+        yield f"{numbers[place]}:{stop}" + ("" if step == 1 else f":{step}")
+        place = end
+
+
+def _even_until(numbers: Sequence[int], place: int) -> int:
+    """Where the even steps that begin at `place` end."""
+    end = place + 1
+    while (
+        end < len(numbers)
+        and (step := numbers[place + 1] - numbers[place])
+        and numbers[end] - numbers[end - 1] == step
+    ):
+        end += 1
+    return end
+
+
+def run_of(word: str) -> range:
+    """The numbers of one word of a queue."""
+    parts = [whole(part) for part in word.split(":")]
+    if len(parts) == 1:
+        return range(parts[0], parts[0] + 1)
+    if len(parts) > 3 or (len(parts) == 3 and parts[2] == 0):
+        raise ValueError("a number, or start:stop, or start:stop:step")
+    return range(*parts)
