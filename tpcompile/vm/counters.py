@@ -7,7 +7,7 @@ left out where the worker has waited for the same before, or for something that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
@@ -62,7 +62,7 @@ def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, 
     members: dict[Group, Several] = {}
     waited: list[tuple[Group, ...]] = [()] * len(groups)
     for number in _in_some_order(waiting, queues, queue_of):
-        known = front[queue_of[number]] if sharing == 1 else NOTHING
+        before = known = front[queue_of[number]] if sharing == 1 else NOTHING
         own, kept = groups[number], []
         if len(own) > 1:  # the latest imply the most
             own = tuple(sorted(own, key=_latest, reverse=True))
@@ -74,11 +74,31 @@ def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, 
             if missing(members[group], known) is not None:
                 known = union(known, behind[group])
                 kept.append(group)
+        if len(kept) > 1:  # and a later one may still imply an earlier one
+            kept = _without_implied(kept, before, members, behind)
         waited[number] = tuple(kept)
         done = front[queue_of[number]] = with_one(known, number)
         for group in waiting.inside[number]:
             behind[group] = union(behind[group], done) if group in behind else done
     return waited
+
+
+def _without_implied(
+    groups: list[Group],
+    before: Known,
+    members: Mapping[Group, Several],
+    behind: Mapping[Group, Known],
+) -> list[Group]:
+    """Those that the others, with what is known before, do not say."""
+    kept = list(groups)
+    for group in groups:
+        known = before
+        for other in kept:
+            if other is not group:
+                known = union(known, behind[other])
+        if missing(members[group], known) is None:
+            kept.remove(group)
+    return kept
 
 
 def _latest(group: Group) -> int:

@@ -64,17 +64,18 @@ class Done:
         for queue, front in zip(program.queues, self._front, strict=True):
             for number in queue[:1] if program.sharing == 1 else queue:
                 waits = program.waits[number]
-                if any(wait.until for wait in waits):
+                if any(wait.until > 0 for wait in waits):
                     continue
                 known = front if program.sharing == 1 else NOTHING
                 for wait in waits:
-                    known = union(known, self._gathered[wait.counter])
+                    if wait.until == 0:
+                        known = union(known, self._gathered[wait.counter])
                 if known != everything:
                     yield number
 
     def _indispensable(self, wait: Wait) -> list[int]:
         """The signallers without which the wait cannot be over."""
-        if wait.until == 0:
+        if wait.until <= 0:
             return []
         signallers = dict.fromkeys(self._signallers[wait.counter])
         return [number for number in signallers if not self._reached(wait, number)]

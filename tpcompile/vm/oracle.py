@@ -1,6 +1,6 @@
 """The adversary: holds one instruction back for as long as it can, and sees who overtakes it.
 
-Slow and plain. It is what the verifier is judged by. Of a program that repeats it sees two steps.
+Slow and plain. It is what the verifier is judged by. Of a program that repeats it sees three steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from tpcompile.vm.conflict import conflict, heads_of
 from tpcompile.vm.execution import run_order, unrolled
 from tpcompile.vm.program import Instruction, Program
 from tpcompile.vm.region import Region, overlap
+
+STEPS = 3
+"""What one step does to the next, it may do only to the one behind that."""
 
 
 def broken(program: Program) -> bool:
@@ -42,18 +45,16 @@ def deadlocked(program: Program) -> bool:
 
 
 def overtaken(program: Program) -> tuple[int, int] | None:
-    """Two instructions of which the later can run first; None if there are none.
+    """Two instructions that conflict, of which the later can run first; None if there are none.
 
-    They conflict, or they belong to two steps: what counters come to in one step would mean
-    something else if another had begun.
+    In a program that repeats they are counted on from step to step.
     """
-    steps, count = _steps(program), len(program.instructions)
+    steps = _steps(program)
     heads = heads_of(steps.instructions)
     for held in range(len(steps.instructions)):
         before = takewhile(held.__ne__, _order(steps, held))
         for later in sorted(number for number in before if number > held):
-            mixed = held // count < later // count
-            if mixed or conflict(steps, heads, held, later) is not None:
+            if conflict(steps, heads, held, later) is not None:
                 return held, later
     return None
 
@@ -67,7 +68,7 @@ def split_head(program: Program) -> Region | None:
     if not any(instruction.joins for instruction in steps.instructions):
         return None
     for held in (None, *range(len(steps.instructions))):
-        found = _split(steps.instructions, _order(steps, held))
+        found = split(steps.instructions, _order(steps, held))
         if found is not None:
             return found
     return None
@@ -81,7 +82,7 @@ class _Slot:
     rows: list[int] = field(default_factory=list)
 
 
-def _split(instructions: Sequence[Instruction], order: Iterator[int]) -> Region | None:
+def split(instructions: Sequence[Instruction], order: Iterator[int]) -> Region | None:
     slots: dict[Region, _Slot] = {}
     for number in order:
         touched = [*instructions[number].reads, *instructions[number].writes]
@@ -113,4 +114,4 @@ def _order(program: Program, held: int | None) -> Iterator[int]:
 
 
 def _steps(program: Program) -> Program:
-    return unrolled(program, 2) if program.repeats else program
+    return unrolled(program, STEPS) if program.repeats else program

@@ -66,7 +66,8 @@ class Program:
 
     Counters are never cleared: in step s an instruction waits until a counter has come to `until`
     and s times the signals that it gets in one step. `Wait(counter, 0)` is met at once in the
-    first step; in each later one it waits for all signals of the step before.
+    first step; in each later one it waits for all signals of the step before, and with a number
+    below 0 for so many less.
     """
     name: str = ""
 

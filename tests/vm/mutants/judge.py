@@ -1,11 +1,11 @@
 """The adversary in a hurry: says what `tpcompile.vm.oracle` says, of programs of a few hundred.
 
 What conflicts is looked up in a table, which the many mutants of one program share. Only what
-belongs to the first step is held back: if nothing of it is overtaken, not by the second step
-either, then all of it is done when the second begins, and that goes as the first did. What runs
-without the one that is held is continued from where some order comes to that one: counters only
-rise. Who has arrived in a head is counted in the order of the program: if nothing that conflicts
-is overtaken, then every other order counts the same.
+belongs to the first step is held back: if nothing of the second step can be done before all of
+the first is, then that goes as the first did; if something can, more steps are looked at. What
+runs without the one that is held is continued from where some order comes to that one: counters
+only rise. Who has arrived in a head is counted in the order of the program: if nothing that
+conflicts is overtaken, then every other order counts the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import combinations_with_replacement
 
 from tpcompile.vm.conflict import heads_of
 from tpcompile.vm.execution import run_order, unrolled
-from tpcompile.vm.oracle import _split, misplaced
+from tpcompile.vm.oracle import STEPS, misplaced, split
 from tpcompile.vm.program import Instruction, Program, Wait
 from tpcompile.vm.region import Box, overlap
 
@@ -35,34 +35,25 @@ class Judge:
         if misplaced(program):
             return True
         steps = unrolled(program, 2) if program.repeats else program
-        order = list(run_order(steps))
         return (
-            len(order) < len(steps.instructions)
-            or any(True for _ in self._overtaken(program, steps, order))
+            len(list(run_order(steps))) < len(steps.instructions)
+            or any(True for _ in self.overtaken(program))
             or _splits_a_head(steps)
         )
 
     def overtaken(self, program: Program) -> Iterator[tuple[int, int]]:
-        """Instructions, each with one that conflicts, or is of the next step, and can run first.
-
-        Of a program that does not hang.
-        """
+        """Instructions, each with one that conflicts and can run first, counted on from step to
+        step. Of a program that does not hang."""
+        conflicts, mixed = self.conflicts(program.instructions), False
         steps = unrolled(program, 2) if program.repeats else program
-        return self._overtaken(program, steps, list(run_order(steps)))
-
-    def _overtaken(
-        self, program: Program, steps: Program, order: list[int]
-    ) -> Iterator[tuple[int, int]]:
-        count = len(program.instructions)
-        conflicts = self.conflicts(program.instructions)
-        second_step = -1 << count
-        run = _Run(steps)
-        for held in order:
-            if held < count:
-                wrong = run.done_without(held) & (conflicts[held] | second_step)
-                if wrong:
-                    yield held, (wrong & -wrong).bit_length() - 1
-            run.do(held)
+        for held, done in _overtaking(steps, len(program.instructions)):
+            mixed = mixed or bool(done >> len(program.instructions))
+            yield from _pair(held, done & conflicts[held])
+        if mixed:
+            steps = unrolled(program, STEPS)
+            conflicts = _conflicts(steps.instructions)
+            for held, done in _overtaking(steps, len(steps.instructions)):
+                yield from _pair(held, done & conflicts[held])
 
     def conflicts(self, instructions: Instructions) -> list[int]:
         """For each instruction the later ones that it conflicts with, as bits."""
@@ -73,11 +64,25 @@ class Judge:
         return found
 
 
+def _overtaking(steps: Program, count: int) -> Iterator[tuple[int, int]]:
+    """Each of the first so many instructions, with all that can be done before it is, as bits."""
+    run = _Run(steps)
+    for held in run_order(steps):
+        if held < count:
+            yield held, run.done_without(held)
+        run.do(held)
+
+
+def _pair(held: int, wrong: int) -> Iterator[tuple[int, int]]:
+    if wrong:
+        yield held, (wrong & -wrong).bit_length() - 1
+
+
 def _splits_a_head(steps: Program) -> bool:
     """Whether some head is not made of all its rows, each once."""
     if not any(instruction.joins for instruction in steps.instructions):
         return False
-    return _split(steps.instructions, iter(range(len(steps.instructions)))) is not None
+    return split(steps.instructions, iter(range(len(steps.instructions)))) is not None
 
 
 class _Run:

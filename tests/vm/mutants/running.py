@@ -15,7 +15,7 @@ from tpcompile.backends.reference import held_back, in_program_order, shuffled
 from tpcompile.errors import VerifyError
 from tpcompile.vm.execution import unrolled
 from tpcompile.vm.instructions import NormLmHead
-from tpcompile.vm.oracle import deadlocked
+from tpcompile.vm.oracle import STEPS, deadlocked
 from tpcompile.vm.program import Program
 
 Order = Callable[[Program], Iterator[int]]
@@ -36,8 +36,6 @@ MAY_COME_RIGHT = frozenset(
     {
         # finished too early, a head is finished again, and rows that two compute are the same
         *("rows_shifted", "arrivals_wrong", "head_in_two", "slot_shared"),
-        # what begins too early may need nothing that the step before has not done
-        *("step_wait_dropped", "no_waits_between_steps"),
     }
 )
 """Kinds of which some come out right on a machine that runs one instruction at a time."""
@@ -62,29 +60,20 @@ def spoilt(mutant: Mutant, judge: Judge) -> bool:
 
 
 def comes_right(mutant: Mutant, seed: int) -> bool:
-    """Whether two steps in one go, in any order that the mutant allows, come to what the same
+    """Whether some steps in one go, in any order that the mutant allows, come to what the same
     instructions come to in program order."""
-    case, two = mutant.base.case, unrolled(mutant.program, 2)
-    right = _result(case, two, in_program_order)
-    held = Random(seed).randrange(len(two.instructions))
+    case, steps = mutant.base.case, unrolled(mutant.program, STEPS)
+    right = _result(case, steps, in_program_order)
+    held = Random(seed).randrange(len(steps.instructions))
     orders = shuffled(seed), held_back(held, seed)
-    return all(_same(_result(case, two, order), right) for order in orders)
-
-
-def only_mixes_steps(mutant: Mutant, judge: Judge) -> bool:
-    """Whether nothing is wrong but that a step may begin before the last is done: what its
-    counters come to is nobody's step then, even where all that is needed is there."""
-    if deadlocked(mutant.program):
-        return False
-    pairs = list(judge.overtaken(mutant.program))
-    return bool(pairs) and all(later >= len(mutant.program.instructions) for _, later in pairs)
+    return all(_same(_result(case, steps, order), right) for order in orders)
 
 
 def _differs(case: Case, program: Program, held: int, later: int) -> bool:
-    """Whether it matters that one is held back; two steps are run in one go if a later step is
+    """Whether it matters that one is held back; steps are run in one go if a later step is
     the one that overtakes it."""
     if later >= len(program.instructions):
-        program = unrolled(program, 2)
+        program = unrolled(program, STEPS)
     if program.sharing > 1:
         program = replace(program, sharing=len(program.instructions))
     right = _result(case, program, in_program_order)

@@ -1,0 +1,81 @@
+"""Steps that begin early: allowed where counters and values of two steps are kept apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.vm.programs import Touch, program_of
+from tpcompile.vm.oracle import broken
+from tpcompile.vm.overlap import steps_may_overlap
+from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.region import Box, Buffer, Region
+from tpcompile.vm.verify import check_program
+
+ALL: Box = ((0, 4),)
+TOKENS, BEST = (Region(0, ALL), Region(1, ALL)), (Region(2, ALL), Region(3, ALL))
+
+
+def two_ranks() -> Program:
+    """Each rank makes its best of its token, and the next token of both ranks' bests."""
+    buffers = tuple(Buffer(name, (4,)) for name in ("t0", "t1", "best0", "best1"))
+    steps = (
+        *(Touch((TOKENS[r],), (BEST[r],), f"best {r}", rank=r) for r in (0, 1)),
+        *(Touch(BEST, (TOKENS[r],), f"token {r}", rank=r) for r in (0, 1)),
+    )
+    return program_of(buffers, steps, ((0, 2), (1, 3)), ranks=2, repeats=True)
+
+
+def without_step_waits(program: Program, *but: int) -> Program:
+    waits = tuple(
+        own if number in but else tuple(wait for wait in own if wait.until)
+        for number, own in enumerate(program.waits)
+    )
+    return replace(program, waits=waits)
+
+
+def test_a_step_waits_for_the_last_one() -> None:
+    program = two_ranks()
+    assert not check_program(program) and not broken(program)
+    assert any(wait.until == 0 for own in program.waits for wait in own)
+
+
+def test_a_rank_that_begins_while_another_still_reads() -> None:
+    """Its best would be written over while the other still chooses by it."""
+    program = without_step_waits(two_ranks())
+    assert broken(program)
+    assert {fault.rule for fault in check_program(program)} == {"steps"}
+    assert not steps_may_overlap(program)
+
+
+def test_a_rank_that_begins_with_something_else() -> None:
+    """What its best is kept in is not what the other reads: it is copied, behind the step."""
+    buffers = tuple(Buffer(name, (4,)) for name in ("t0", "t1", "best0", "best1", "own0", "own1"))
+    own = (Region(4, ALL), Region(5, ALL))
+    steps = (
+        *(Touch((TOKENS[r],), (own[r],), f"own {r}", rank=r) for r in (0, 1)),
+        *(Touch((own[r],), (BEST[r],), f"best {r}", rank=r) for r in (0, 1)),
+        *(Touch(BEST, (TOKENS[r],), f"token {r}", rank=r) for r in (0, 1)),
+    )
+    whole = program_of(buffers, steps, ((0, 2, 4), (1, 3, 5)), ranks=2, repeats=True)
+    assert not check_program(whole)
+    early = without_step_waits(whole)
+    assert broken(early) and check_program(early)
+    ends = max(counter for own in whole.signals for counter in own)
+    later = tuple(
+        (*waits, Wait(ends, 0)) if number in (2, 3) else waits
+        for number, waits in enumerate(early.waits)
+    )
+    careful = replace(early, waits=later)
+    assert not broken(careful)
+    assert steps_may_overlap(careful) and not check_program(careful)
+
+
+@pytest.mark.parametrize(("until", "fine"), [(0, True), (-1, False), (-2, False)])
+def test_fewer_signals_of_the_step_before(until: int, fine: bool) -> None:
+    program = two_ranks()
+    waits = tuple(tuple(Wait(w.counter, w.until or until) for w in own) for own in program.waits)
+    changed = replace(program, waits=waits)
+    assert broken(changed) is not fine
+    assert bool(check_program(changed)) is not fine
