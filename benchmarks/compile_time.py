@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.report import write_json
+from benchmarks.report import spread, write_json
 
 CASES = (("qwen3-0.6b", 2), ("qwen2.5-72b", 8))
 """The small one, then the large one that it is compared with."""
@@ -214,7 +214,7 @@ def _print(measured: Measured) -> None:
         table.add_column(name, justify="right")
     for column in COLUMNS:
         table.add_row(
-            column, *(_spread([getattr(r, column) for r in own]) for own in measured.cases.values())
+            column, *(spread([getattr(r, column) for r in own]) for own in measured.cases.values())
         )
     peaks = (max(run.peak_bytes for run in own) / 1e9 for own in measured.cases.values())
     table.add_row("peak memory", *(f"{peak:.2f} GB" for peak in peaks))
@@ -223,7 +223,3 @@ def _print(measured: Measured) -> None:
     for what, found, most, unit in measured.targets():
         verdict = "met" if found <= most else "MISSED"
         console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    return f"{median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"

@@ -1,12 +1,19 @@
-"""What benchmarks print: only the result, on stdout."""
+"""What benchmarks print: only the result, on stdout, and how they write it."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 
 def write_json(value: Any) -> None:
     json.dump(value, sys.stdout, indent=2)
     sys.stdout.write("\n")
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """The median of several runs, with the least and the most."""
+    return f"{median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"

@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.compile_time import _spread as spread
 from benchmarks.counts import positive
-from benchmarks.report import write_json
+from benchmarks.report import spread, write_json
 
 TARGET = "h200"
 ROOT = Path(__file__).parents[1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.distributed import is_torchelastic_launched
 
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
@@ -64,6 +65,12 @@ def compile(
     `rank_timeout` seconds is taken for dead.
     """
     _check_backend(backend)
+    if backend == "reference" and not simulate and is_torchelastic_launched():
+        raise UnsupportedError(
+            "The reference machine under torchrun",
+            expected="one process, which runs all ranks",
+            hint="Start it without torchrun, with the tp that you want",
+        )
     simulate = simulate or backend == "reference"
     _check_limit("max_seq_len", max_seq_len)
     _check_limit("max_batch", max_batch)

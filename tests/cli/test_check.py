@@ -45,6 +45,11 @@ def test_a_pipeline_of_ones_own(cli: Cli) -> None:
     assert (found["ok"], len(found["schedules"])) == (True, len(LOWERINGS) * len(POLICIES))
 
 
+def test_many_spans(cli: Cli) -> None:
+    found = json.loads(cli("check preset:tiny-qwen3 --tp 1 --json -p decode{spans=33}").out)
+    assert (found["ok"], len(found["schedules"])) == (True, len(LOWERINGS) * len(POLICIES))
+
+
 def test_why_there_is_no_schedule(cli: Cli) -> None:
     names = [p.name for p in decode_pipeline() if p.name != "fuse-norm-gate-up"]
     line = "check preset:tiny-qwen3 --tp 2"

@@ -34,6 +34,8 @@ KEYS = [
     "makespan_us",
     "critical_path_us",
     "idle",
+    "idle_us",
+    "critical_path",
     "verified",
     "errors",
     "kinds",
@@ -60,6 +62,8 @@ def test_json(cli: Cli, policy: str, tp: int) -> None:
     assert sum(kind["count"] for kind in found["kinds"]) == found["instructions"]
     work = sum(kind["us"] for kind in found["kinds"])
     assert found["makespan_us"] * 3 * tp * (1 - found["idle"]) == pytest.approx(work, rel=1e-3)
+    assert len(found["idle_us"]) == 3 * tp
+    assert 1 < len(found["critical_path"]["labels"]) <= min(50, found["critical_path"]["count"])
     assert ("AllReduce" in [kind["kind"] for kind in found["kinds"]]) == (tp > 1)
 
 
@@ -187,7 +191,16 @@ REFUSED = {
     "--target h20": "Did you mean",
     "--target h200 --workers 0": "'0' is not a number of workers",
     "--target zero.json": "workers=0",
-    "--target none.json": "cannot be read",
+    "--target none.json": "There is no file none.json.",
+    "--target . --policy zigzag": "b200. Or name a JSON file with the fields of one.",
+    "--target cpu --workers 65537": "workers=65,537. Expected at most 65,536",
+    "--target cpu --batch 1025": "batch=1,025 is too many. Expected at most 1,024",
+    "--target cpu --context 2147483648": "Expected at most 2,147,483,647",
+    "--target cpu --max-seq-len 2147483648": "Expected at most 2,147,483,647",
+    "--target cpu --batch 2 --max-seq-len 2000000000": "4,000,000,000 slots of the cache",
+    "--target cpu --max-seq-len 2147483647": "2,147,483,648 slots of the cache",
+    "--target cpu --max-seq-len 128 --spans 5": "spans=5 of a sequence of at most 4 blocks",
+    "--target cpu -p decode{spans=129,block=8}": "spans=129 of a sequence of at most 128 blocks",
     "--target cpu --policy zigzog": "Did you mean zigzag",
     "--target cpu --lowering head": "Did you mean heads",
     "--target cpu --rotary full": "'full' is none",
@@ -217,6 +230,11 @@ def test_bad_input(cli: Cli, options: str, tmp_path: Path, monkeypatch: pytest.M
 def test_a_pipeline_of_ones_own(cli: Cli) -> None:
     found = as_json(cli, f"{CPU} -p decode{{spans=2}}")
     assert (found["spans"], found["verified"]) == (2, True)
+
+
+def test_the_spans_of_a_target_are_at_most_the_blocks(cli: Cli) -> None:
+    found = as_json(cli, "schedule preset:tiny-qwen3 --target h200 --max-seq-len 65")
+    assert (found["spans"], TARGETS["h200"].spans) == (3, 8)
 
 
 def test_the_help_names_what_there_is(cli: Cli) -> None:

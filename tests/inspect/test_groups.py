@@ -1,6 +1,8 @@
-"""Values put together from pieces: nothing missing, nothing twice with other bits."""
+"""Values put together from pieces: nothing missing, nothing twice, no two with other bits."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,15 +54,35 @@ def test_pairs_that_lie_side_by_side_are_put_where_hugging_face_has_them() -> No
 
 
 def replicas(second: torch.Tensor) -> Side:
-    pieces = Pieces("program", [Group("norm", 0, 2, 12)], ranks=2)
+    pieces = Pieces("program", [Group("norm", 0, 2, 12, recomputed=True)], ranks=2)
     pieces.put(("norm", 0), WHOLE, "first of rank 0", rank=0)
     pieces.put(("norm", 0), WHOLE, "second of rank 0", rank=0)
     pieces.put(("norm", 0), second, "first of rank 1", rank=1)
     return pieces.side()
 
 
-def test_twice_with_the_same_bits_is_no_problem() -> None:
+def test_what_is_recomputed_is_there_twice_with_the_same_bits() -> None:
     assert not replicas(WHOLE.clone()).problems
+
+
+@pytest.mark.parametrize("columns", [(0, 8), (3, 8), (7, 8)])
+def test_twice_from_one_rank_is_a_problem_with_the_same_bits_too(columns: tuple[int, int]) -> None:
+    """Of all or of some elements; those of another rank are no matter."""
+    pieces = Pieces("program", [GROUP], ranks=2)
+    pieces.put(KEY, WHOLE[:, :8], "one of rank 0", rank=0)
+    pieces.put(KEY, WHOLE[:, 4:], "one of rank 1", rank=1)
+    assert not gathered(pieces)[1]
+    pieces.put(KEY, WHOLE[1:, slice(*columns)], "two", rank=0, rows=(1, 2), columns=columns)
+    found, problem = gathered(pieces)
+    assert torch.equal(found, WHOLE)
+    assert problem == "twice from one rank: one of rank 0; two"
+
+
+def test_twice_from_one_source_is_twice() -> None:
+    pieces = Pieces("program", [GROUP], ranks=2)
+    pieces.deal(KEY, WHOLE, "all")
+    pieces.put(KEY, WHOLE[:, 4:], "all", rank=1)
+    assert gathered(pieces)[1] == "twice from one rank: all; all"
 
 
 @pytest.mark.parametrize("other", [WHOLE + 1, WHOLE.where(WHOLE != 0, -0.0)])
@@ -85,7 +107,7 @@ def test_a_shared_head_must_be_the_same_on_all_ranks() -> None:
 
 def test_not_a_number_is_the_same_as_itself() -> None:
     nothing = torch.full_like(WHOLE, torch.nan)
-    pieces = Pieces("program", [GROUP], ranks=2)
+    pieces = Pieces("program", [replace(GROUP, recomputed=True)], ranks=2)
     pieces.deal(KEY, nothing, "one")
     pieces.deal(KEY, nothing, "other")
     assert not gathered(pieces)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.inspect.schedules import step_timeline
+from tpcompile.inspect import schedule
 from tpcompile.inspect.schedule import ScheduleReport, fault_lines
 from tpcompile.vm.scheduling import Scheduled
 from tpcompile.vm.verify import Fault
@@ -30,13 +31,24 @@ def test_kinds_are_counted_and_added_up() -> None:
     ]
     busy = sum(kind["us"] for kind in found["kinds"])
     assert found["idle"] == pytest.approx(1 - busy / (3 * found["makespan_us"]), abs=1e-6)
+    assert found["idle_us"] == [round(us, 3) for us in step_timeline(2, 3).timing.idle]
+    assert sum(found["idle_us"]) == pytest.approx(3 * found["makespan_us"] - busy, abs=0.01)
     assert found["seconds"] == {"verify": 0.5}
+
+
+def test_the_chain_that_the_end_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = step_timeline(2, 3)
+    labels = [timeline.program.instructions[number].label for number in timeline.chain]
+    assert report().to_json()["critical_path"] == {"count": len(labels), "labels": labels}
+    monkeypatch.setattr(schedule, "_MOST_LABELS", 2)
+    assert report().to_json()["critical_path"] == {"count": len(labels), "labels": labels[:2]}
 
 
 def test_a_program_with_faults_has_no_time() -> None:
     found = report(Fault("order", "a can come before b"))
     data = found.to_json()
     assert (data["verified"], data["makespan_us"], data["idle"]) == (False, None, None)
+    assert (data["idle_us"], data["critical_path"]) == (None, None)
     assert data["errors"] == [{"rule": "order", "got": "a can come before b"}]
     table = found.table()
     assert "NO: 1 fault" in table and "  order: a can come before b\n" in table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,7 +261,7 @@ def parsed_or_refused(text: str) -> Program | UsageError:
 
 
 REFUSALS = [
-    ("program qwen3", "programme qwen3", "no program's text.*Found programme"),
+    ("program qwen3", "programme qwen3", "no program's text.*Found 'programme qwen3"),
     ("ranks=1", "ranks=two", r"value of ranks.*'two'.*whole number"),
     ("ranks=1", "ranks=0", "ranks=0.*1 or more"),
     ("ranks=1", "ranks=2", "queues for 2 ranks"),
@@ -268,8 +269,8 @@ REFUSALS = [
     ("counters=", "counters=9", "Counters are missing"),
     ("\nbuffers\n", "\nbufers\n", "No section.*bufers.*Expected buffers"),
     ("\noperands\n", "\n", "section|buffer"),
-    ("  b1 ", "  b0 ", r"The buffer b0 again.*Expected b1"),
-    ("  b1 ", "  b2 ", r"The buffer b2 too early.*Expected b1"),
+    ("  b1 ", "  b0 ", r"The buffer b0 comes again.*Expected b1"),
+    ("  b1 ", "  b2 ", r"The buffer b2 comes too early.*Expected b1"),
     ("dtype=i32", "dtype=i33", r"no dtype 'i33'.*Did you mean i32"),
     ("kind=state", "kind=stat", r"Did you mean state"),
     ("shape=[1]", "shape=1", r"a shape, as \[4,64\]"),
@@ -287,17 +288,17 @@ REFUSALS = [
     ("i0 embed", "i0 embedd", r"no instruction 'embedd'.*Did you mean embed"),
     ("i0 embed a0", "i0 embed a999", r"no operands a999.*a0 to"),
     ("i0 embed a0", "i0 embed a1", r"operands a1 are of another kind.*qkv.*embed, for embed"),
-    ("i0 embed a0", "i0 embed b0", r"'b0'.*one as a0"),
-    ("  i1 ", "  i0 ", r"instruction i0 again"),
+    ("i0 embed a0", "i0 embed b0", r"The operands are not understood.*'b0'.*one as a0"),
+    ("  i1 ", "  i0 ", r"instruction i0 comes again"),
     ("columns=0:", "columns=0-", r"a range, as 0:16"),
     (">=", ">", r"wait is not understood.*c0>=4"),
     (" signal c0", " signal", r"No counter stands behind 'signal'"),
     (" signal c0", " signal c999", r"no counter c999"),
-    ("  w1", "  w2", r"queue w2 too early"),
+    ("  w1", "  w2", r"queue w2 comes too early"),
     ("w0 0", "w0 1 0", r"is in the queues twice"),
     ("w0 0", "w0", r"instruction i0 is in no queue"),
     ("w0 0", "w0 0 999", r"instructions that there are not.*Found 999"),
-    ("w0 0", "w0 0:5:0", r"start:stop:step"),
+    ("w0 0", "w0 0:5:0", r"The instructions of a queue are not understood.*start:stop:step"),
 ]
 
 
@@ -322,6 +323,33 @@ def test_the_line_is_that_of_the_mistake() -> None:
 def test_no_program_at_all(text: str) -> None:
     with pytest.raises(UsageError, match="is empty"):
         parse_program(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hello world", "runs/step.txt", "prgram x", "Program x", '"program" x', "\ufeffprogram x"],
+)
+def test_a_text_that_begins_with_another_word(text: str) -> None:
+    """Whatever follows: the line that is wrong is the first that says something."""
+    for rest in ("", "\nbuffers\n", small_text().partition("\n")[2]):
+        with pytest.raises(UsageError, match="This is no program's text") as caught:
+            parse_program(f"\n# a comment\n{text}\n{rest}")
+        assert caught.value.where == "line 3"
+        assert caught.value.got == repr(text)
+        assert caught.value.expected == "a line that begins: program"
+
+
+def test_of_a_long_line_its_beginning_is_told() -> None:
+    with pytest.raises(UsageError, match="no program's text") as caught:
+        parse_program("x" * 1000)
+    assert caught.value.got == repr("x" * 60 + "…")
+
+
+@pytest.mark.parametrize("text", [None, 3, b"program x", Path("step.txt"), ["program x"]])
+def test_what_is_no_text(text: Any) -> None:
+    with pytest.raises(UsageError, match="Expected a str") as caught:
+        parse_program(text)
+    assert type(text).__name__ in caught.value.got
 
 
 def test_comments_and_empty_lines_say_nothing() -> None:

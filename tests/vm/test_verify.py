@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.backends.reference.stepping import Case
 from tests.vm.mutations import MUTATIONS, Mutation, changed, step_wait_dropped
 from tests.vm.programs import MANY, Touch, program_of, programs
 from tpcompile.errors import VerifyError
+from tpcompile.vm.instructions import NONE, LinearResidual
 from tpcompile.vm.oracle import broken
 from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.region import Buffer, Join, Region
@@ -248,3 +250,25 @@ def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
     assert check_program(program) == []
     (fault,) = check_program(replace(program, sharing=2))
     assert fault.rule == "order"
+
+
+@pytest.mark.parametrize("field", ["x", "weight", "residual", "out"])
+def test_an_operand_that_must_be_there(field: str) -> None:
+    """It is no place in memory, and what would be touched is the last buffer."""
+    program = Case("tiny-qwen3").program
+    number = next(
+        n for n, one in enumerate(program.instructions) if isinstance(one, LinearResidual)
+    )
+    one: Any = program.instructions[number]
+    without = replace(one, at=replace(one.at, **{field: NONE}))
+    faults = check_program(
+        replace(program, instructions=changed(program.instructions, number, without))
+    )
+    assert [fault.rule for fault in faults][:1] == ["bounds"]
+    assert "buffer -1" in faults[0].said
+
+
+def test_a_counter_below_zero() -> None:
+    program = Case("tiny-qwen3").program
+    signals = changed(program.signals, 0, (-500,))
+    assert check_program(replace(program, signals=signals))[0].rule == "counter"

@@ -57,7 +57,7 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--simulate",
         action="store_true",
-        help="keep all ranks in this process; default: each is a process of its own",
+        help="with torch, keep all ranks in this process; default: each is a process of its own",
     )
     parser.add_argument(
         "--lengths",
@@ -99,6 +99,11 @@ def _run(args: argparse.Namespace) -> Result:
         for name in ("steps", "workers", "lowering"):
             if getattr(args, name) is not None:
                 raise UsageError(f"--{name} is for programs", hint="Add --backend reference")
+    elif args.simulate:
+        raise UsageError(
+            "--simulate is for the torch backend",
+            hint="Leave it out: the reference machine always runs all ranks in this process",
+        )
     elif args.pipeline is None:
         args.pipeline = _PROGRAM
     with progress() as say:

@@ -160,16 +160,21 @@ def _choices(args: argparse.Namespace) -> tuple[Target, StepPlan, Sequence[Pass]
         lowering=args.lowering,
         grain=target.grain,
     )
-    return target, plan, _passes(args, target)
+    passes = _passes(args, target, plan)
+    spans, block = _spans_and_block(passes)
+    plan.check_room(block)
+    plan.check_spans(spans, block)
+    return target, plan, passes
 
 
-def _passes(args: argparse.Namespace, target: Target) -> Sequence[Pass]:
+def _passes(args: argparse.Namespace, target: Target, plan: StepPlan) -> Sequence[Pass]:
     """Those of `-p`, or the decode pipeline."""
     from tpcompile.api import passes_for
     from tpcompile.passes import decode_pipeline
+    from tpcompile.passes.cache_kv import CacheKv
 
     if args.pipeline is None:
-        spans = args.spans or target.spans
+        spans = args.spans or min(target.spans, plan.most_blocks(CacheKv.block))
         return decode_pipeline(args.tp, spans, interleaved=args.rotary == "interleaved")
     if args.spans or args.rotary != _ROTARY[0]:
         raise UsageError(
@@ -179,8 +184,16 @@ def _passes(args: argparse.Namespace, target: Target) -> Sequence[Pass]:
     return passes_for(args.pipeline, args.tp)
 
 
+def _spans_and_block(passes: Sequence[Pass]) -> tuple[int, int]:
+    """Of attention, and of the KV cache; 1 and 1 where a pipeline has no such passes."""
+    spans, block = (
+        max((getattr(current, name, 1) for current in passes), default=1)
+        for name in ("spans", "block")
+    )
+    return spans, block
+
+
 def _asked(args: argparse.Namespace, plan: StepPlan, passes: Sequence[Pass]) -> dict[str, Any]:
-    split = (getattr(current, "spans", 1) for current in passes)
     return {
         "model": args.model,
         "tp": args.tp,
@@ -188,7 +201,7 @@ def _asked(args: argparse.Namespace, plan: StepPlan, passes: Sequence[Pass]) -> 
         "workers": plan.workers,
         "policy": args.policy,
         "lowering": plan.lowering,
-        "spans": max(split, default=1),
+        "spans": _spans_and_block(passes)[0],
         "batch": plan.batch,
         "context": plan.context,
         "max_seq_len": plan.max_seq_len,

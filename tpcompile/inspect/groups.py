@@ -2,7 +2,8 @@
 
 Hugging Face, the torch module and the program compute the same values in pieces of other sizes:
 a sequence at a time, a rank at a time, an instruction at a time. Here they become whole again, and
-what a side lacks, has twice with other bits, or has alone is written down.
+what a side lacks, has twice from one rank, has twice with other bits, or has alone is written
+down.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Group:
     """Whether ranks hold the pairs of a head side by side."""
     lengths: tuple[int, ...] = ()
     """Where rows are tokens: how many of them each sequence has."""
+    recomputed: bool = False
+    """Whether each instruction that reads it computes it, so that a rank has it often."""
 
     @property
     def key(self) -> Key:
@@ -86,6 +89,12 @@ class _Part:
 
     values: torch.Tensor
     brought: torch.Tensor
+
+    def earlier(self, rows: slice, columns: slice) -> int | None:
+        """Who reported the first of these that has come in; None if all are new."""
+        held = self.brought[rows, columns]
+        known = held[held >= 0]
+        return int(known[0]) if len(known) else None
 
     def merge(
         self, rows: slice, columns: slice, values: torch.Tensor, brought: torch.Tensor
@@ -143,7 +152,11 @@ class Pieces:
             return
         number = self._numbers.setdefault(source, len(self._numbers))
         brought = torch.full(values.shape, number, dtype=torch.int32)
-        self._twice(key, part.merge(slice(*rows), slice(*columns), values, brought))
+        place = slice(*rows), slice(*columns)
+        earlier = None if group.recomputed else part.earlier(*place)
+        self._differ(key, part.merge(*place, values, brought))
+        if earlier is not None:
+            self._problem(key, f"twice from one rank: {self._named(earlier, number)}")
 
     def deal(self, key: Key, values: torch.Tensor, source: str) -> None:
         """A value that is whole already: to each rank what it would have of it."""
@@ -179,16 +192,18 @@ class Pieces:
                 continue
             for columns, start, stop in _places(group, rank):
                 values, brought = part.values[:, start:stop], part.brought[:, start:stop]
-                self._twice(group.key, whole.merge(slice(None), columns, values, brought))
+                self._differ(group.key, whole.merge(slice(None), columns, values, brought))
         if group.interleaved:
             whole = _Part(*(_straight(group, x) for x in (whole.values, whole.brought)))
         return whole
 
-    def _twice(self, key: Key, disagree: tuple[int, int] | None) -> None:
+    def _differ(self, key: Key, disagree: tuple[int, int] | None) -> None:
         if disagree:
-            names = list(self._numbers)
-            one, other = (names[number] for number in disagree)
-            self._problem(key, f"twice with other bits: {one}; {other}")
+            self._problem(key, f"twice with other bits: {self._named(*disagree)}")
+
+    def _named(self, *numbers: int) -> str:
+        names = list(self._numbers)
+        return "; ".join(names[number] for number in numbers)
 
     def _problem(self, key: Key, text: str) -> None:
         """The first is the one to look at."""

@@ -13,6 +13,8 @@ from tpcompile.vm.timing import Timing
 from tpcompile.vm.verify import Fault
 
 _MOST_FAULTS = 10
+_MOST_LABELS = 50
+"""Of the chain that the end waited for."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class ScheduleReport:
             "makespan_us": None if clock is None else round(clock.makespan, 3),
             "critical_path_us": round(found.critical_us, 3),
             "idle": None if clock is None else round(self._idle(clock), 6),
+            "idle_us": None if clock is None else [round(us, 3) for us in clock.idle],
+            "critical_path": None if clock is None else self._chain(clock),
             "verified": not found.faults,
             "errors": [{"rule": fault.rule, "got": fault.said} for fault in found.faults],
             "kinds": [
@@ -89,6 +93,15 @@ class ScheduleReport:
             count, us = found.get(kind_of(instruction), (0, 0.0))
             found[kind_of(instruction)] = count + 1, us + cost
         return [(kind, count, us) for kind, (count, us) in found.items()]
+
+    def _chain(self, timing: Timing) -> dict[str, Any]:
+        """What the end waited for: how many instructions, and the first of them by label."""
+        chain = Timeline(self.found.program, timing).chain
+        instructions = self.found.program.instructions
+        return {
+            "count": len(chain),
+            "labels": [instructions[number].label for number in chain[:_MOST_LABELS]],
+        }
 
     def _idle(self, timing: Timing) -> float:
         return Timeline(self.found.program, timing).idle

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from tpcompile.ir.ops import PARTIAL_ATTENTION
+from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
 from tpcompile.pause import paused_collector
 from tpcompile.vm.assemble import Assembled, assemble
 from tpcompile.vm.list_scheduling import tails
@@ -118,9 +118,9 @@ def is_decode_step(gm: fx.GraphModule) -> bool:
 
 def verdicts(gm: fx.GraphModule, target: Target = _SMALL) -> list[Verdict]:
     """Of every policy, with either lowering."""
-    found = []
+    found, longest = [], max(StepPlan.max_seq_len, _room_for_spans(gm))
     for lowering in LOWERINGS:
-        plan = StepPlan(target.workers, lowering=lowering, grain=target.grain)
+        plan = StepPlan(target.workers, max_seq_len=longest, lowering=lowering, grain=target.grain)
         lowered = lower(gm, plan)
         costs = _costs(lowered, target)
         for policy in POLICIES:
@@ -128,3 +128,11 @@ def verdicts(gm: fx.GraphModule, target: Target = _SMALL) -> list[Verdict]:
             sizes = target.workers, len(program.instructions), program.counters
             found.append(Verdict(policy, lowering, *sizes, tuple(check_program(program))))
     return found
+
+
+def _room_for_spans(gm: fx.GraphModule) -> int:
+    """The tokens of a sequence that has a block for each span."""
+    node = next(node for node in gm.graph.nodes if node.target == PARTIAL_ATTENTION)
+    bound = SPECS[PARTIAL_ATTENTION].bind(node.args, dict(node.kwargs))
+    room: int = bound["spans"] * bound["block"]
+    return room

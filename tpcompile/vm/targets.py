@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import UsageError, did_you_mean
+
+INT32_MAX = 2**31 - 1
+"""The most of any count but workers: executors read int32."""
+MOST_WORKERS = 65_536
+"""Of a rank."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def target_of(name: str, workers: int | None = None) -> Target:
     if found is None:
         raise UsageError(
             f"There is no target {name!r}",
-            hint=f"{did_you_mean(name, TARGETS)} or name a JSON file with the fields of one",
+            hint=f"{did_you_mean(name, TARGETS)} Or name a JSON file with the fields of one",
         )
     if workers is None and name == "cpu":
         workers = os.cpu_count()
@@ -71,6 +77,8 @@ def target_of(name: str, workers: int | None = None) -> Target:
 def _from_file(path: Path) -> Target:
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"There is no file {path}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"The target {path} cannot be read", got=str(error)) from error
     known = [field.name for field in fields(Target)]
@@ -85,11 +93,16 @@ def _from_file(path: Path) -> Target:
 def _check(target: Target) -> None:
     for name, value in asdict(target).items():
         if name == "name":
+            if not isinstance(value, str):
+                raise UsageError(f"A target with name={value!r}", expected="text")
             continue
         whole = name in ("workers", "grain", "spans")
         number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not number or value <= 0:
+        if not number or not 0 < value <= sys.float_info.max:  # neither NaN nor infinity
             raise UsageError(
                 f"A target with {name}={value!r}",
-                expected="a whole number, 1 or more" if whole else "a number above 0",
+                expected="a whole number, 1 or more" if whole else "a finite number above 0",
             )
+        most = MOST_WORKERS if name == "workers" else INT32_MAX
+        if whole and value > most:
+            raise UsageError(f"A target with {name}={value:,}", expected=f"at most {most:,}")

@@ -133,7 +133,8 @@ def _check_thresholds(program: Program) -> Iterator[Fault]:
         for counter in own:
             if counter < 0:
                 yield Fault("counter", f"{_name(program, number)} signals counter {counter}")
-            raised[counter] += 1
+            else:
+                raised[counter] += 1
     early = 1 if program.repeats else 0  # all signals of the step before, or less than all
     for number, waits in enumerate(program.waits):
         for wait in waits:

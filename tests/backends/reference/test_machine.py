@@ -76,6 +76,13 @@ def test_every_way(model: str, policy: str, lowering: str, interleaved: bool) ->
     assert worst_error(case, steps_of(case)) < TOLERANCE
 
 
+def test_sixteen_sequences() -> None:
+    """All of different lengths."""
+    case = Case("tiny-qwen3", tp=2, lengths=tuple(range(1, 32, 2)), lowering="rows")
+    assert case.plan.batch == len(set(case.lengths)) == 16
+    assert worst_error(case, steps_of(case, 3)) < TOLERANCE
+
+
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("model", TINY)
 def test_bits_do_not_depend_on_the_schedule(model: str, tp: int) -> None:
@@ -216,3 +223,44 @@ def test_steps_beyond_the_buffers() -> None:
         machine.run(33)
     with pytest.raises(UsageError, match="0 steps mean nothing"):
         machine.run(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tables": torch.tensor([[0]])}, "Sequence 0 has no blocks for 9 tokens"),
+        ({"tables": torch.tensor([[0, 1, 999]])}, "blocks from 0 to"),
+        ({"tables": torch.tensor([[0, -1, 1]])}, "blocks from 0 to"),
+        ({"tokens": torch.tensor([5000])}, "A token that the model does not have"),
+        ({"positions": torch.tensor([64])}, "64 as a position"),
+    ],
+)
+def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], said: str) -> None:
+    case = Case("tiny-qwen3", lengths=(9,))
+    machine = case.machine()
+    before = [cache.clone() for cache in machine.values("cache")]
+    with pytest.raises(UsageError, match=said):
+        machine.place(**_placed(case, **changes))
+    for kept, cache in zip(before, machine.values("cache"), strict=True):
+        assert torch.equal(kept.nan_to_num(7.0), cache.nan_to_num(7.0))
+
+
+def test_steps_beyond_the_blocks() -> None:
+    """Refused before any of them is run."""
+    case = Case("tiny-qwen3", lengths=(9,))
+    machine = case.machine()
+    machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]))
+    assert len(machine.run(4)) == 4
+    machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]))
+    with pytest.raises(UsageError, match="no blocks for 13 tokens"):
+        machine.run(5)
+
+
+def test_a_sequence_that_has_ended_needs_no_room() -> None:
+    case = Case("tiny-qwen3", lengths=(9,))
+    machine = case.machine()
+    machine.place(**_placed(case))
+    stop = int(machine.run(1)[0])
+    machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]), stops=[stop])
+    machine.run(1)
+    assert len(machine.run(32)) == 0

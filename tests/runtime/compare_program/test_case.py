@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +20,14 @@ from tests.runtime.compare_program.cases import (
     tiny,
 )
 from tests.runtime.compare_program.mistakes import eps
-from tests.runtime.compare_program.wrong import Mistaken, Spoilt, instructions, operands
+from tests.runtime.compare_program.wrong import (
+    Mistaken,
+    Spoilt,
+    anywhere,
+    instructions,
+    of,
+    operands,
+)
 from tests.runtime.eager_pair import lively
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.inspect.compare import Comparison
@@ -36,7 +43,14 @@ from tpcompile.passes import Report
 from tpcompile.passes.pipeline import decode_pipeline, parse_pipeline
 from tpcompile.passes.rewrite import calls
 from tpcompile.runtime.compare_program import Batch, compare_program, plan_for, prepare
-from tpcompile.vm.instructions import NormGateUpSwiglu, NormLmHead, PartialAttention
+from tpcompile.vm.instructions import (
+    AttentionReduce,
+    NormGateUpSwiglu,
+    NormLmHead,
+    NormQkvRopeAppend,
+    PartialAttention,
+)
+from tpcompile.vm.instructions.qkv import Part
 from tpcompile.vm.lowering import lower
 
 PROJECTED = ["norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"]
@@ -157,6 +171,35 @@ def test_one_of_many_norms_that_is_wrong_is_named() -> None:
     assert first.problem.startswith("twice with other bits: norm_gate_up_swiglu layer 1 rank")
 
 
+DOUBLED = [
+    (NormQkvRopeAppend, of(Part.Q), "q", 1),
+    (NormQkvRopeAppend, of(Part.K), "k", 1),
+    (NormQkvRopeAppend, of(Part.V), "v", 1),
+    (PartialAttention, anywhere, "partial_lse", 1),
+    (AttentionReduce, anywhere, "attention", 1),
+    (NormGateUpSwiglu, anywhere, "swiglu", 1),
+    (NormLmHead, anywhere, "logits", None),
+]
+
+
+@pytest.mark.parametrize(("kind", "which", "node", "layer"), DOUBLED)
+def test_an_instruction_that_is_there_twice_is_named(
+    kind: Any, which: Any, node: str, layer: int | None
+) -> None:
+    """Its values have the same bits, so nothing else tells."""
+    case, lowered = case_of(QWEN3, 2), lowered_of(QWEN3, 2)
+    found = [one for one in lowered.instructions if isinstance(one, kind) and which(one)]
+    again = next(one for one in found if one.layer in (1, -1) and one.rank == 1)
+    place = lowered.instructions.index(again)
+    both = (*lowered.instructions[:place], again, *lowered.instructions[place:])
+    program = in_order(replace(lowered, instructions=both))
+    first = case.against(program).first_divergence
+    assert isinstance(first, GroupRow)
+    assert (first.side, first.node, first.layer) == ("program", node, layer)
+    assert first.problem == f"twice from one rank: {again.label}; {again.label}"
+    assert first.max_abs < 1e-4
+
+
 class Quiet(Mistaken):
     """Shows nothing of what it computes."""
 
@@ -242,3 +285,16 @@ def test_a_graph_without_a_token_is_refused() -> None:
     passes = [current for current in decode_pipeline(1, 2, 4) if current.name != "greedy-head"]
     with pytest.raises(UnsupportedError, match="greedy-head"):
         prepare(QWEN3, passes, Batch(), random_weights=0)
+
+
+def test_sequences_with_fewer_blocks_than_spans() -> None:
+    passes = decode_pipeline(2, 3, BLOCK)
+    found = compare_program(QWEN3, passes, Batch((1,)), random_weights=0)
+    assert found.ok, found.table()
+
+
+@pytest.mark.parametrize("batch", [Batch((9, 513)), Batch((9,), steps=505)])
+def test_no_more_tokens_than_positions(batch: Batch) -> None:
+    said = r"513 tokens, those of all steps included\. Expected at most 512, the max_position_emb"
+    with pytest.raises(UsageError, match=said):
+        prepare(QWEN3, decode_pipeline(1, SPANS, BLOCK), batch, random_weights=0)

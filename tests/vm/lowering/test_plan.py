@@ -85,6 +85,15 @@ def test_heads_are_cut_when_there_are_too_few() -> None:
         ({"workers": 0}, "workers=0 means nothing"),
         ({"batch": 0}, "batch=0 means nothing"),
         ({"max_seq_len": -1}, "max_seq_len=-1 means nothing"),
+        ({"batch": 1.5}, r"batch=1\.5 means nothing.* Expected a whole number, 1 or more"),
+        ({"stops": True}, "stops=True means nothing"),
+        ({"workers": 65_537}, "workers=65,537 is too many.* Expected at most 65,536"),
+        ({"batch": 1025}, "batch=1,025 is too many.* Expected at most 1,024"),
+        *(
+            ({name: 2**31}, f"{name}=2,147,483,648 is too many.* Expected at most 2,147,483,647")
+            for name in ("max_seq_len", "context", "steps", "stops")
+        ),
+        ({"batch": 1024, "max_seq_len": 2**21}, "2,147,483,648 slots.* at most 2,147,483,647"),
         ({"lowering": "row"}, "no lowering 'row'.* Did you mean rows"),
         ({"column_splits": 3}, "column_splits=3.* Expected a power of two"),
     ],
@@ -92,3 +101,12 @@ def test_heads_are_cut_when_there_are_too_few() -> None:
 def test_refuses(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         StepPlan(**{"workers": 1, **options})  # type: ignore[arg-type]
+
+
+def test_the_largest_sizes() -> None:
+    most = 2**31 - 1
+    plan = StepPlan(65_536, max_seq_len=most, context=most, steps=most, stops=most)
+    plan.check_spans(most, 1)
+    with pytest.raises(UsageError, match="2,147,483,648 slots"):
+        plan.check_room(16)
+    StepPlan(1, batch=1024, max_seq_len=2**21 - 16).check_room(16)

@@ -180,4 +180,9 @@ TRAPS = {
     31: (queue_by_length_alone, clock_trusted),
     32: (no_waits_between_steps, counters_cleared),
 }
-"""By the number of the trap."""
+"""By the number of the trap.
+
+29 and 33 have no form in a program. 29 is about how an executor reads counters; the same program
+is right with fences and wrong without. 33 is about scripts that compare, which
+tests/runtime/compare_program gives mistakes to find.
+"""

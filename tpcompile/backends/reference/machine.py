@@ -169,35 +169,66 @@ class Machine:
             raise UsageError(
                 "A sequence of no tokens", got=f"lengths {lengths.tolist()}", expected="1 or more"
             )
+        vocabulary = sum(logits.shape[1] for logits in self.values("logits"))
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+            raise UsageError(
+                "A token that the model does not have",
+                got=str(tokens.tolist()),
+                expected=f"0 to {vocabulary - 1}",
+            )
+        self._check_blocks(lengths, tables)
 
     def _check_steps(self, steps: int) -> None:
         if steps < 1:
             raise UsageError(f"{steps} steps mean nothing", expected="1 or more")
         _at_most("steps in one launch", steps, self._extent("history", 0), "steps")
-        last = int(self.values("lengths")[0].max()) + steps - 1
-        _at_most("tokens in a sequence in the end", last, self.longest, "max_seq_len")
+        going = ~self._ended()
+        last = (self.values("lengths")[0] + steps - 1) * going
+        _at_most("tokens in a sequence in the end", int(last.max()), self.longest, "max_seq_len")
+        places = (self.values("positions")[0] + steps - 1) * going
+        _at_most("as a position in the end", int(places.max()), self.longest - 1, "last place")
+        self._check_blocks(last, self.values("tables")[0])
+
+    @property
+    def _block(self) -> int:
+        """The tokens of a block of the KV cache."""
+        sequences, most = self.program.buffers[self._numbers["tables"][0]].shape
+        storage = self.program.buffers[self._numbers["cache"][0]].storage
+        assert storage is not None
+        return storage[2] // (sequences * most)
+
+    def _check_blocks(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
+        """Every token has a block, in the cache: a wrong one would spoil another sequence."""
+        blocks = self.values("cache")[0].shape[2] // self._block
+        for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
+            held = table[: -(-length // self._block)]
+            if len(held) * self._block < length or not all(0 <= one < blocks for one in held):
+                raise UsageError(
+                    f"Sequence {row} has no blocks for {length} tokens",
+                    got=f"{held}, of {self._block} tokens each",
+                    expected=f"blocks from 0 to {blocks - 1}",
+                )
 
     def _make_tables(self, rotary: Callable[..., Any]) -> None:
         """The rotation of every position; refused if it depends on how long the sequence is."""
-        for number in self._numbers["cos"]:
-            buffer = self.program.buffers[number]
-            longest, width = buffer.shape
-            cos, sin = rotary(torch.arange(longest), width, buffer.dtype)
-            alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
-            if not (torch.equal(alone[0], cos[:1]) and torch.equal(alone[1], sin[:1])):
-                raise UnsupportedError(
-                    "The model rotates by another table when a sequence is longer",
-                    expected="tables that hold for every length up to max_seq_len",
-                    hint="Choose a max_seq_len below the length at which its rope type changes",
-                )
-            self.memory[number] = cos
-            self.memory[self._numbers["sin"][buffer.rank]] = sin
+        buffer = self.program.buffers[self._numbers["cos"][0]]
+        longest, width = buffer.shape
+        tables = rotary(torch.arange(longest), width, buffer.dtype)
+        alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
+        if not all(torch.equal(one, whole[:1]) for one, whole in zip(alone, tables, strict=True)):
+            raise UnsupportedError(
+                "The model rotates by another table when a sequence is longer",
+                expected="tables that hold for every length up to max_seq_len",
+                hint="Choose a max_seq_len below the length at which its rope type changes",
+            )
+        for name, table in zip(("cos", "sin"), tables, strict=True):
+            for number in self._numbers[name]:
+                self.memory[number] = table
 
     def _poison_caches(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
         """What lies in no sequence, the place of the new token too, is no number."""
-        sequences, most = self.program.buffers[self._numbers["tables"][0]].shape
+        block = self._block
         for cache in self.values("cache"):
-            block = cache.shape[2] // (sequences * most)
             free = torch.ones(cache.shape[2], dtype=torch.bool)
             for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
                 for place in range(length - 1):

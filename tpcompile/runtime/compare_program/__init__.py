@@ -64,12 +64,12 @@ def _scheduled(lowered: Lowered, workers: int) -> Program:
 
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:
-    """Room for the sequences of the case, and no more."""
+    """Room for the sequences of the case, with a block for each span."""
     texts = case.taken[0].texts
     return StepPlan(
         workers,
         batch=len(texts.tokens),
-        max_seq_len=case.longest,
+        max_seq_len=max(case.longest, case.structure.spans * texts.block),
         context=max(texts.lengths),
         lowering=lowering,
         steps=1,

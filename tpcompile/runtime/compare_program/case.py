@@ -107,6 +107,7 @@ def prepare(
 ) -> Case:
     """Capture, run the passes, prefill the caches, and decode on eager and on the torch module."""
     captured = capture(model, dtype=dtype)
+    _check_room(batch, captured.config.max_position_embeddings)
     weights = weights_of(captured, model, random_weights)
     graph, stages = run_passes(captured.graph, passes)
     sharded = _before_fusion(stages)
@@ -128,6 +129,17 @@ def prepare(
         alike = names <= module.weights.keys()  # the fusions behind take weights as they are
         held = module.weights if alike else materialise(graph, read)
     return Case(graph, structure, held, captured.rotary.fresh(), caches, taken, tolerance)
+
+
+def _check_room(batch: Batch, most: int) -> None:
+    """All tokens need a position that the model has."""
+    last = max(batch.lengths, default=0) + batch.steps - 1
+    if last > most:
+        raise UsageError(
+            f"A sequence of {last:,} tokens, those of all steps included",
+            expected=f"at most {most:,}, the max_position_embeddings of the configuration",
+            hint="Compare shorter sequences, or fewer steps",
+        )
 
 
 def _steps(

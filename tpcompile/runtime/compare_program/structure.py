@@ -17,6 +17,8 @@ from tpcompile.passes.structure import head_of, head_ops, output_of
 from tpcompile.runtime.compare_program.texts import Texts
 
 _HEADS = {"q": "head", "k": "kv head", "v": "kv head"}
+_NORMS = ("norm", "mlp_norm", "final_norm")
+"""Of the residual: each instruction that reads one computes it for itself."""
 
 
 @dataclass(frozen=True)
@@ -185,4 +187,4 @@ def _group(
         _expect(isinstance(layout, Layout), [node], "values that lie on the ranks by one axis")
         assert isinstance(layout, Layout)
         layout = layout.with_grain(columns // layout.units)
-    return Group(name, layer, rows, columns, layout, head, width)
+    return Group(name, layer, rows, columns, layout, head, width, recomputed=name in _NORMS)

@@ -65,17 +65,8 @@ def columns_of(buffer: int, batch: int, columns: Range) -> Region:
 
 
 def present(*regions: Region) -> tuple[Region, ...]:
-    """Those whose buffer is not missing."""
+    """Those whose buffer is not missing: for operands that may be."""
     return tuple(region for region in regions if region.buffer != NONE)
-
-
-class Operands(Protocol):
-    """What every group shares at least."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def layer(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ class NormLmHead(StepInstruction):
     @cached_property
     def reads(self) -> tuple[Region, ...]:
         at = self.at
-        return at.normed.reads + present(
-            Region(at.weight, (self.rows, (0, at.normed.width))), Region(at.bias, (self.rows,))
-        )
+        weight = Region(at.weight, (self.rows, (0, at.normed.width)))
+        return (*at.normed.reads, weight, *present(Region(at.bias, (self.rows,))))
 
     @cached_property
     def writes(self) -> tuple[Region, ...]:

@@ -37,9 +37,8 @@ class GateUpOperands:
     item: int
 
     def weight_reads(self, rows: Range) -> tuple[Region, ...]:
-        return present(
-            Region(self.weight, (rows, (0, self.normed.width))), Region(self.bias, (rows,))
-        )
+        weight = Region(self.weight, (rows, (0, self.normed.width)))
+        return (weight, *present(Region(self.bias, (rows,))))
 
     def project(self, memory: Memory, x: torch.Tensor, rows: Range) -> torch.Tensor:
         found = dots(x, memory[self.weight][rows.slice])

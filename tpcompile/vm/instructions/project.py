@@ -71,11 +71,11 @@ class LinearResidual(StepInstruction):
     @cached_property
     def reads(self) -> tuple[Region, ...]:
         at = self.at
-        return present(
+        return (
             columns_of(at.x, at.batch, Range(0, at.width)),
             Region(at.weight, (self.rows, (0, at.width))),
-            Region(at.bias, (self.rows,)),
             columns_of(at.residual, at.batch, self.rows),
+            *present(Region(at.bias, (self.rows,))),
         )
 
     @cached_property
@@ -163,10 +163,11 @@ class AllReduce(StepInstruction):
     def reads(self) -> tuple[Region, ...]:
         at = self.at
         terms = ((0, at.slots * at.batch), self.columns)
-        return present(
+        return (
             *(Region(at.terms + rank, terms) for rank in range(at.ranks)),
-            Region(at.bias, (self.columns,)),
-            columns_of(at.residual, at.batch, self.columns),
+            *present(
+                Region(at.bias, (self.columns,)), columns_of(at.residual, at.batch, self.columns)
+            ),
         )
 
     @cached_property

@@ -88,9 +88,8 @@ class QkvOperands:
         return Range(self.first_row + first, self.first_row + last)
 
     def weight_reads(self, rows: Range) -> tuple[Region, ...]:
-        return present(
-            Region(self.weight, (rows, (0, self.normed.width))), Region(self.bias, (rows,))
-        )
+        weight = Region(self.weight, (rows, (0, self.normed.width)))
+        return (weight, *present(Region(self.bias, (rows,))))
 
     def kept(self, heads: Range) -> Region:
         """Where heads end up; in the cache, as what is new of every sequence."""

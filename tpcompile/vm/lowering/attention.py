@@ -38,8 +38,8 @@ def normed(to: Building, node: fx.Node, rank: int, *, layer_norm: str = "norm") 
 def cache_of(to: Building, node: fx.Node, block: int) -> int:
     """The cache: in regions by sequence and by past or new, in memory by slot."""
     kind = value_type(node)
-    most = most_blocks(to, block)
-    slots = to.plan.batch * most * block
+    to.plan.check_room(block)
+    slots = to.plan.batch * to.plan.most_blocks(block) * block
     regions, storages = [], []
     for rank in range(to.ranks):
         layers, _, _, heads, width = kind.local_shape(rank)
@@ -49,14 +49,9 @@ def cache_of(to: Building, node: fx.Node, block: int) -> int:
     return to.declare("cache", regions, kind.dtype, "cache", storages)
 
 
-def most_blocks(to: Building, block: int) -> int:
-    """The blocks of the longest sequence."""
-    return -(-to.plan.max_seq_len // block)
-
-
 def places(to: Building, block: int, rank: int) -> dict[str, int]:
     """Where sequences lie."""
-    batch, most = to.plan.batch, most_blocks(to, block)
+    batch, most = to.plan.batch, to.plan.most_blocks(block)
     return {
         "lengths": to.alike("lengths", (batch,), torch.int32, "state") + rank,
         "tables": to.alike("tables", (batch, most), torch.int32, "input") + rank,
@@ -138,6 +133,7 @@ def partial_attention(to: Building, node: fx.Node) -> None:
     """Every sequence, KV head and span, and the query heads that read it."""
     bound = to.bound(node)
     spans = bound["spans"]
+    to.plan.check_spans(spans, bound["block"])
     dims = [shape[1:] for shape in _heads_by_rank(node.args[0])]
     batch = to.plan.batch
     values = to.declare("partial_values", [(batch, h, spans, w) for h, w in dims], torch.float32)

@@ -45,6 +45,18 @@ class Building:
                 Buffer(name, shape, dtype, rank, kind, storage)
                 for rank, (shape, storage) in enumerate(zip(shapes, lies, strict=True))
             ]
+        first = self._numbers[name]
+        found = self.buffers[first : first + self.ranks]
+        if [(one.shape, one.dtype) for one in found] != [(shape, dtype) for shape in shapes]:
+            raise UnsupportedError(
+                f"The layers of the model need the buffer {name} in several sizes",
+                got=f"{list(shapes)} of {dtype}",
+                expected=f"{[one.shape for one in found]} of {found[0].dtype}, as before",
+            )
+        return first
+
+    def number(self, name: str) -> int:
+        """That of rank 0's buffer of a name that is declared."""
         return self._numbers[name]
 
     def alike(

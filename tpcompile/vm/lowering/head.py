@@ -76,8 +76,7 @@ def argmax(to: Building, node: fx.Node) -> None:
     (logits,) = node.all_input_nodes
     to.where(logits, 0)  # refuses what is no head
     plan, batch = to.plan, to.plan.batch
-    best = to.alike("best_logits", (), torch.float32)
-    ids = to.alike("best_ids", (), torch.int32)
+    best, ids = to.number("best_logits"), to.number("best_ids")
     numbers = {
         "tokens": to.alike("tokens", (batch,), torch.int32, "state"),
         "positions": to.alike("positions", (batch,), torch.int32, "state"),

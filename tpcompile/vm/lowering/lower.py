@@ -10,7 +10,7 @@ from torch import fx
 
 from tpcompile.ir import ops
 from tpcompile.ir.leftovers import verify_nothing_left
-from tpcompile.ir.meta import info_of
+from tpcompile.ir.meta import info_of, value_type
 from tpcompile.vm.lowering import attention, head, residual
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.plan import Lowered, StepPlan
@@ -52,6 +52,15 @@ def _same(to: Building, node: fx.Node) -> None:
     to.put(node, to.where(node.all_input_nodes[0], 0))
 
 
+def _side_by_side(to: Building, node: fx.Node) -> None:
+    """Heads beside each other, as they lie."""
+    source, first, last = node.args
+    assert isinstance(source, fx.Node)
+    if (first, last, value_type(source).dims) != (1, 2, 3):
+        raise to.refusal(node, "a view that is not heads side by side")
+    _same(to, node)
+
+
 def _item(to: Building, node: fx.Node) -> None:
     """One of several results."""
     source, index = node.args
@@ -73,7 +82,7 @@ def _rows(to: Building, node: fx.Node) -> None:
 
 _HANDLERS: dict[object, Callable[[Building, fx.Node], None]] = {
     operator.getitem: _item,
-    aten.flatten.using_ints: _same,
+    aten.flatten.using_ints: _side_by_side,
     aten.index_select.default: _rows,
     ops.ALL_GATHER: _same,  # logits stay where they are
     ops.EMBEDDING: residual.embedding,

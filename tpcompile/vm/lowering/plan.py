@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.vm.instructions import Range, StepInstruction
 from tpcompile.vm.region import Buffer
+from tpcompile.vm.targets import INT32_MAX, MOST_WORKERS
 
 LOWERINGS = ("heads", "rows")
 """Whole heads in each instruction, or blocks of a head's rows of which the last finishes it."""
 
+
+_MOST = {"workers": MOST_WORKERS, "batch": 1024}
+"""Of anything else, and of slots in the cache, there are as many as int32 can count."""
 
 AUTO = "auto"
 """Whole heads as long as there are enough of them to keep all workers busy."""
@@ -48,12 +53,36 @@ class StepPlan:
                 hint=did_you_mean(self.lowering, (AUTO, *LOWERINGS)),
             )
         for name, value in vars(self).items():
-            if isinstance(value, int) and value < 1:
-                raise UsageError(f"{name}={value} means nothing", expected="1 or more")
+            if name != "lowering":
+                _check_size(name, value)
+        self.check_room(1)
         if self.column_splits & (self.column_splits - 1):
             raise UsageError(
                 f"column_splits={self.column_splits}",
                 expected="a power of two, so that the parts are parts of one tree",
+            )
+
+    def most_blocks(self, block: int) -> int:
+        """The blocks of the longest sequence, with so many tokens in each."""
+        return -(-self.max_seq_len // block)
+
+    def check_room(self, block: int) -> None:
+        """Refuses a cache with more slots than there are numbers for them."""
+        slots = self.batch * self.most_blocks(block) * block
+        if slots > INT32_MAX:
+            raise UsageError(
+                f"batch={self.batch:,} of max_seq_len={self.max_seq_len:,}",
+                got=f"{slots:,} slots of the cache",
+                expected=f"at most {INT32_MAX:,}",
+            )
+
+    def check_spans(self, spans: int, block: int) -> None:
+        """Refuses spans of which one is always empty: they are of whole blocks."""
+        most = self.most_blocks(block)
+        if spans > most:
+            raise UsageError(
+                f"spans={spans:,} of a sequence of at most {most:,} blocks",
+                expected=f"at most one span for each block of {block:,} tokens",
             )
 
     def splits_heads(self, heads: int) -> bool:
@@ -95,6 +124,14 @@ class StepPlan:
 
         count = min(range(min(2, units), units + 1), key=rows_in_all)
         return _cut([*range(0, width, self.grain), width], count)
+
+
+def _check_size(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name}={value!r} means nothing", expected="a whole number, 1 or more")
+    most = _MOST.get(name, INT32_MAX)
+    if value > most:
+        raise UsageError(f"{name}={value:,} is too many", expected=f"at most {most:,}")
 
 
 def _cut(edges: Sequence[int], most: int) -> list[Range]:

@@ -35,7 +35,7 @@ class Line:
             return reader(word)
         except ValueError as error:
             raise self.refusal(
-                f"The {what} is not understood", got=repr(word), expected=str(error)
+                _not_understood(what), got=repr(word), expected=str(error)
             ) from error
 
     def word(self, place: int, what: str) -> str:
@@ -47,17 +47,16 @@ class Line:
         """The number of `b3`, with this letter."""
         digits = word[1:]
         if word[:1] != letter or not digits.isascii() or not digits.isdigit() or len(digits) > 9:
-            raise self.refusal(
-                f"The {what} is not understood", got=repr(word), expected=f"one as {letter}0"
-            )
+            raise self.refusal(_not_understood(what), got=repr(word), expected=f"one as {letter}0")
         return int(digits)
 
     def begin(self, letter: str, expected: int, what: str) -> None:
         """Its own number, which is that behind the last one's."""
         number = self.reference(self.word(0, what), letter, what)
         if number != expected:
+            comes = "comes again" if number < expected else "comes too early"
             raise self.refusal(
-                f"The {what} {letter}{number} " + ("again" if number < expected else "too early"),
+                f"The {what} {letter}{number} {comes}",
                 got=f"{letter}{number}",
                 expected=f"{letter}{expected}: all are numbered from 0 in order",
             )
@@ -86,6 +85,12 @@ class Line:
                 "Operands are missing", got=" ".join(words), expected=", ".join(missing)
             )
         return found
+
+
+def _not_understood(what: str) -> str:
+    """Of one thing, or of several: "value of ranks", "instructions of a queue"."""
+    several = what.partition(" of ")[0].endswith("s")
+    return f"The {what} {'are' if several else 'is'} not understood"
 
 
 def lines_of(text: str) -> Iterator[Line]:

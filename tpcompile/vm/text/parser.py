@@ -28,14 +28,24 @@ from tpcompile.vm.text.values import (
     whole,
 )
 
+_BEGINS = "a line that begins: program"
+_SHOWN = 60
+"""So many signs of a line that is none of a program's."""
+
 
 def parse_program(text: str) -> Program:
     """The program whose text this is. What it means is the verifier's to judge."""
+    if not isinstance(text, str):
+        raise UsageError(
+            "A program is parsed from its text",
+            got=f"a value of type {type(text).__name__}",
+            expected="a str",
+        )
     head: Line | None = None
     sections: dict[str, list[Line]] = {}
     for line in lines_of(text):
         if head is None:
-            head = line
+            head = _headed(line)
         elif len(line.words) == 1 and line.words[0] == _next_section(sections):
             sections[line.words[0]] = []
         elif not sections:
@@ -43,7 +53,7 @@ def parse_program(text: str) -> Program:
         else:
             sections[next(reversed(sections))].append(line)
     if head is None:
-        raise UsageError("The text of a program is empty", expected="a line that begins: program")
+        raise UsageError("The text of a program is empty", expected=_BEGINS)
     missing = _next_section(sections)
     if missing:
         raise UsageError(
@@ -52,6 +62,15 @@ def parse_program(text: str) -> Program:
             expected=", ".join(SECTIONS),
         )
     return _Parser(head, sections).program()
+
+
+def _headed(line: Line) -> Line:
+    """The first line, which says that a program follows."""
+    if line.words[0] != "program":
+        said = " ".join(line.words)
+        begins = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"
+        raise line.refusal("This is no program's text", got=repr(begins), expected=_BEGINS)
+    return line
 
 
 def _next_section(sections: Mapping[str, object]) -> str:
@@ -86,8 +105,6 @@ class _Parser:
 
     def _header(self) -> tuple[str, dict[str, Any]]:
         line = self._head
-        if line.words[0] != "program":
-            raise line.refusal("This is no program's text", got=line.words[0], expected="program")
         types = {"ranks": int, "sharing": int, "repeats": bool, "counters": int}
         values = line.values(line.words[2:], types)
         for name, least in (("ranks", 1), ("sharing", 1), ("counters", 0)):
