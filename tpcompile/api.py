@@ -65,19 +65,13 @@ def compile(
     `rank_timeout` seconds is taken for dead.
     """
     _check_backend(backend)
-    if backend == "reference" and not simulate and is_torchelastic_launched():
-        raise UnsupportedError(
-            "The reference machine under torchrun",
-            expected="one process, which runs all ranks",
-            hint="Start it without torchrun, with the tp that you want",
-        )
-    simulate = simulate or backend == "reference"
     _check_limit("max_seq_len", max_seq_len)
     _check_limit("max_batch", max_batch)
     _check_seconds(rank_timeout)
     place = _device_of(device)
-    if backend == "reference" and place.type != "cpu":
-        raise UnsupportedError(f"The reference machine on {place}", expected="the CPU")
+    if backend == "reference":
+        _check_machine(place, simulate)
+        simulate = True
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
@@ -107,6 +101,18 @@ def compile(
             max_batch=max_batch,
             device=place,
         )
+
+
+def _check_machine(place: torch.device, simulate: bool) -> None:
+    """The reference machine is one process on the CPU."""
+    if is_torchelastic_launched() and not simulate:
+        raise UnsupportedError(
+            "The reference machine under torchrun",
+            expected="one process, which runs all ranks",
+            hint="Start it without torchrun, with the tp that you want",
+        )
+    if place.type != "cpu":
+        raise UnsupportedError(f"The reference machine on {place}", expected="the CPU")
 
 
 def _programs(

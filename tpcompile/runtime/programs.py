@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tpcompile.errors import VerifyError
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.ir.meta import info_of
 from tpcompile.passes import Pass, run_passes
@@ -63,8 +62,6 @@ class StepPrograms:
         target = self._target
         plan = StepPlan(target.workers, batch, self._longest, grain=target.grain)
         found = scheduled(self._graph, target, plan)
-        if found.faults:
-            raise VerifyError("The program is not valid", got=found.faults[0].said)
         asked = {
             "model": info_of(self._graph).name,
             "target": target.name,
@@ -73,4 +70,4 @@ class StepPrograms:
             "policy": DEFAULT_POLICY,
             "batch": batch,
         }
-        return StepProgram(found.program, ScheduleReport(asked, found))
+        return StepProgram(found.proved, ScheduleReport(asked, found))

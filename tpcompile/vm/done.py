@@ -15,10 +15,6 @@ class Done:
 
     def __init__(self, program: Program, order: list[int]) -> None:
         self._program, self._order = program, order
-        self._signallers: list[list[int]] = [[] for _ in range(program.counters)]
-        for number, own in enumerate(program.signals):
-            for counter in own:
-                self._signallers[counter].append(number)
         self._gathered: list[Known] = [NOTHING] * program.counters
         """What is done when all signals of a counter have come."""
         self._front: list[Known] = [NOTHING] * len(program.queues)
@@ -26,7 +22,7 @@ class Done:
         self._needed = {
             wait: self._indispensable(wait)
             for wait in dict.fromkeys(wait for own in program.waits for wait in own)
-            if wait.until < len(self._signallers[wait.counter])
+            if wait.until < len(program.signallers[wait.counter])
         }
         """Of waits for some signals of a counter: the signallers that they cannot do without."""
 
@@ -77,7 +73,7 @@ class Done:
         """The signallers without which the wait cannot be over."""
         if wait.until <= 0:
             return []
-        signallers = dict.fromkeys(self._signallers[wait.counter])
+        signallers = dict.fromkeys(self._program.signallers[wait.counter])
         return [number for number in signallers if not self._reached(wait, number)]
 
     def _reached(self, wait: Wait, held: int) -> bool:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.instructions import OPCODES, WORDS, StepInstruction, decode
-from tpcompile.vm.instructions.base import own_fields, words_of
+from tpcompile.vm.instructions import OPCODES, WORDS, StepInstruction, decode, encode
 from tpcompile.vm.program import Instruction, Program, Wait
 
 
@@ -76,7 +75,7 @@ def decode_program(encoded: EncodedProgram, like: Program) -> Program:
 def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
     """A row for each instruction; what several share is put into words once."""
     shared: dict[int, list[int]] = {}
-    rows = [_words(_encodable(instruction), shared) for instruction in instructions]
+    rows = [encode(_encodable(instruction), shared) for instruction in instructions]
     if not rows:
         return torch.empty((0, WORDS), dtype=torch.int32)
     found = torch.tensor(rows, dtype=torch.int64)
@@ -100,17 +99,6 @@ def _encodable(instruction: Instruction) -> StepInstruction:
         where=instruction.label,
         expected=f"one of {', '.join(kind.name for kind in OPCODES)}",
     )
-
-
-def _words(instruction: StepInstruction, shared: dict[int, list[int]]) -> list[int]:
-    """The same as `encode`; `shared` has the words of operands by their identity."""
-    at = instruction.at
-    if id(at) not in shared:
-        shared[id(at)] = list(words_of(at))
-    words = [OPCODES[type(instruction)], *shared[id(at)]]
-    for _, value in own_fields(instruction):
-        words += words_of(value)
-    return words + [0] * (WORDS - len(words))
 
 
 def _lists(lists: Sequence[Sequence[Any]], pairs: bool = False) -> Lists:

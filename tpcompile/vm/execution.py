@@ -50,9 +50,7 @@ def _unmet(waits: Sequence[Wait], counts: list[int]) -> Wait | None:
 
 def unrolled(program: Program, steps: int) -> Program:
     """The same for a number of steps, one after the other, without repeating."""
-    raised = [0] * program.counters
-    for counter in (counter for own in program.signals for counter in own):
-        raised[counter] += 1
+    raised = [len(own) for own in program.signallers]
     count = len(program.instructions)
     return replace(
         program,

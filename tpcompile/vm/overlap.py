@@ -28,8 +28,7 @@ def steps_may_overlap(program: Program) -> bool:
     order = list(run_order(both))
     if len(order) < len(both.instructions):
         return False
-    signallers = _signallers(program)
-    all_of = {counter: several(own) for counter, own in enumerate(signallers) if own}
+    all_of = {counter: several(own) for counter, own in enumerate(program.signallers) if own}
     earlier = Earlier(both, heads_of(both.instructions))
     for number, known in Done(both, order).walk():
         wanted = list(earlier.of[number])
@@ -46,7 +45,7 @@ def _told_apart(program: Program) -> Program:
 
     A wait of the second step also means all signals of the first that the counter got.
     """
-    totals = [len(own) for own in _signallers(program)]
+    totals = [len(own) for own in program.signallers]
     apart = len(totals)
     second = tuple(
         tuple(
@@ -66,11 +65,3 @@ def _told_apart(program: Program) -> Program:
         waits=program.waits + second,
         signals=program.signals + signals,
     )
-
-
-def _signallers(program: Program) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(program.counters)]
-    for number, own in enumerate(program.signals):
-        for counter in own:
-            found[counter].append(number)
-    return found

@@ -78,6 +78,15 @@ class Program:
         used += [wait.counter for own in self.waits for wait in own]
         return 1 + max(used, default=-1)
 
+    @cached_property
+    def signallers(self) -> tuple[tuple[int, ...], ...]:
+        """By counter, the instructions that raise it in a step, as often as they do."""
+        found: list[list[int]] = [[] for _ in range(self.counters)]
+        for number, own in enumerate(self.signals):
+            for counter in own:
+                found[counter].append(number)
+        return tuple(map(tuple, found))
+
 
 def queue_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:
     """Which queue each instruction is in."""

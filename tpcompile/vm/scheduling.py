@@ -17,7 +17,7 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.targets import TARGETS, Target
 from tpcompile.vm.timing import Timing, timing
-from tpcompile.vm.verify import Fault, check_program
+from tpcompile.vm.verify import Fault, check_program, refuse
 
 DEFAULT_POLICY = "critical-path"
 _SMALL = replace(TARGETS["cpu"], workers=2)
@@ -39,6 +39,12 @@ class Scheduled:
     """None of a program with faults: it may never end."""
     seconds: dict[str, float]
     """How long each phase took here."""
+
+    @property
+    def proved(self) -> Program:
+        """The program; refused if it has faults."""
+        refuse(self.faults)
+        return self.program
 
 
 def scheduled(

@@ -6,7 +6,7 @@ blocks, every two that conflict are ordered, by their queue or by counters, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
@@ -31,7 +31,11 @@ class Fault:
 
 def verify_program(program: Program) -> None:
     """Raise if anything is wrong."""
-    faults = check_program(program)
+    refuse(check_program(program))
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise if there are any."""
     if faults:
         more = f" ({len(faults)} faults in all)" if len(faults) > 1 else ""
         raise VerifyError(f"The program is not valid: {faults[0].rule}{more}", got=faults[0].said)

@@ -41,14 +41,20 @@ class Machine:
         self._numbers: dict[str, list[int]] = {}
         for number, buffer in enumerate(program.buffers):
             self._numbers.setdefault(buffer.name, []).append(number)
-        self.memory = [_filled(buffer) for buffer in program.buffers]
-        for number, buffer in enumerate(program.buffers):
-            if buffer.kind == "weight":
-                self.memory[number] = _checked(parameter(buffer.rank, buffer.name), buffer)
-        self._make_tables(rotary)
         self._own_caches = caches is None
+        self.memory = [self._first(buffer, parameter) for buffer in program.buffers]
+        self._make_tables(rotary)
         if caches is not None:
             self.use_caches(caches)
+
+    def _first(self, buffer: Buffer, parameter: Callable[[int, str], torch.Tensor]) -> torch.Tensor:
+        """What a buffer holds at first; of a cache that is given nothing, it would be as large."""
+        if buffer.kind == "weight":
+            return _checked(parameter(buffer.rank, buffer.name), buffer)
+        if buffer.kind == "cache" and not self._own_caches:
+            return torch.empty(0)
+        found = torch.zeros(buffer.storage or buffer.shape, dtype=buffer.dtype)
+        return found if buffer.kind in ("state", "input") else _poison(found)
 
     def use_caches(self, caches: Sequence[torch.Tensor]) -> None:
         """Keep K and V there from now on; they may have any number of slots."""
@@ -243,11 +249,6 @@ def _at_most(what: str, found: int, most: int, name: str) -> None:
             expected=f"at most {most}, the {name} that the program was made for",
             hint="Make one with more room",
         )
-
-
-def _filled(buffer: Buffer) -> torch.Tensor:
-    found = torch.zeros(buffer.storage or buffer.shape, dtype=buffer.dtype)
-    return found if buffer.kind in ("state", "input", "weight") else _poison(found)
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:

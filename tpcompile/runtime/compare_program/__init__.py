@@ -11,11 +11,9 @@ from tpcompile.backends.reference.orders import shuffled
 from tpcompile.inspect.compare import Comparison
 from tpcompile.passes import Pass
 from tpcompile.runtime.compare_program.case import Batch, Case, prepare
-from tpcompile.vm.assemble import assemble
-from tpcompile.vm.lowering import Lowered, StepPlan, lower
-from tpcompile.vm.program import Program
+from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.scheduling import scheduled
 from tpcompile.vm.targets import target_of
-from tpcompile.vm.verify import verify_program
 
 __all__ = ["Batch", "Case", "compare_program", "plan_for", "prepare"]
 
@@ -43,24 +41,9 @@ def compare_program(
         random_weights=random_weights,
         tolerance=tolerance,
     )
-    lowered = lower(case.graph, plan_for(case, workers, lowering))
-    return case.against(_scheduled(lowered, workers), shuffled(batch.seed))
-
-
-def _scheduled(lowered: Lowered, workers: int) -> Program:
-    """For the workers of a CPU; any of the orders that it allows gives the same bits."""
-    target = target_of("cpu", workers)
-    costs = [instruction.cost(target) for instruction in lowered.instructions]
-    program = assemble(
-        lowered.name,
-        lowered.buffers,
-        lowered.instructions,
-        costs,
-        workers=workers,
-        ranks=lowered.ranks,
-    ).program
-    verify_program(program)
-    return program
+    plan = plan_for(case, workers, lowering)
+    program = scheduled(case.graph, target_of("cpu", workers), plan).proved
+    return case.against(program, shuffled(batch.seed))
 
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:

@@ -48,8 +48,9 @@ class MachineRanks:
         if batch not in self._machines:
             program = self._programs.for_batch(batch).program
             self._machines[batch] = Machine(program, self.parameter, self._rotary, caches)
-        self._machines[batch].use_caches(caches)  # others, if they have grown
-        return self._machines[batch]
+        machine = self._machines[batch]
+        machine.use_caches(caches)  # others, if they have grown
+        return machine
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as a rank holds it."""

@@ -13,6 +13,7 @@ from tpcompile.vm.instructions.base import (
     Range,
     StepInstruction,
     from_words,
+    own_fields,
     unseen,
     word_count,
     words_of,
@@ -45,9 +46,18 @@ WORDS = 8 * -(-(1 + max(map(word_count, INSTRUCTIONS))) // 8)
 """The words of every instruction, the opcode first; what it does not need is zero."""
 
 
-def encode(instruction: StepInstruction) -> list[int]:
-    """The int32 words that an executor reads."""
-    words = [OPCODES[type(instruction)], *words_of(instruction)]
+def encode(instruction: StepInstruction, shared: dict[int, list[int]] | None = None) -> list[int]:
+    """The int32 words that an executor reads.
+
+    `shared` keeps the words of operands by their identity, for those who encode many.
+    """
+    shared = {} if shared is None else shared
+    at = instruction.at
+    if id(at) not in shared:
+        shared[id(at)] = list(words_of(at))
+    words = [OPCODES[type(instruction)], *shared[id(at)]]
+    for _, value in own_fields(instruction):
+        words += words_of(value)
     return words + [0] * (WORDS - len(words))
 
 

@@ -69,6 +69,11 @@ def present(*regions: Region) -> tuple[Region, ...]:
     return tuple(region for region in regions if region.buffer != NONE)
 
 
+def with_bias(memory: Memory, bias: int, rows: Range, found: torch.Tensor) -> torch.Tensor:
+    """What was found for some rows in fp32, and their bias if there is one."""
+    return found if bias == NONE else found + memory[bias][rows.slice].float()
+
+
 @dataclass(frozen=True)
 class StepInstruction:
     """Base of the instructions: a subclass adds operands, regions, its traffic and its meaning."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 
-from tpcompile.vm.arithmetic import dots
 from tpcompile.vm.instructions.base import (
     NONE,
     Memory,
@@ -16,10 +15,9 @@ from tpcompile.vm.instructions.base import (
     Range,
     StepInstruction,
     columns_of,
-    present,
     unseen,
 )
-from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.instructions.normed import Normed, linear
 from tpcompile.vm.region import Region
 
 
@@ -52,8 +50,7 @@ class NormLmHead(StepInstruction):
     @cached_property
     def reads(self) -> tuple[Region, ...]:
         at = self.at
-        weight = Region(at.weight, (self.rows, (0, at.normed.width)))
-        return (*at.normed.reads, weight, *present(Region(at.bias, (self.rows,))))
+        return at.normed.reads + at.normed.linear_reads(at.weight, at.bias, self.rows)
 
     @cached_property
     def writes(self) -> tuple[Region, ...]:
@@ -72,10 +69,7 @@ class NormLmHead(StepInstruction):
         """Of equal logits the lowest row is best."""
         at = self.at
         x = at.normed.value(memory, probe, "final_norm")
-        found = dots(x, memory[at.weight][self.rows.slice])
-        if at.bias != NONE:
-            found = found + memory[at.bias][self.rows.slice].float()
-        found = found.to(x.dtype)
+        found = linear(memory, x, at.weight, at.bias, self.rows)
         memory[at.logits][:, self.rows.slice] = found
         best = found.argmax(-1)
         memory[at.best][:, self.slot] = found.gather(-1, best[:, None])[:, 0].float()

@@ -6,20 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import torch
-
-from tpcompile.vm.arithmetic import dots, swiglu
+from tpcompile.vm.arithmetic import swiglu
 from tpcompile.vm.instructions.base import (
-    NONE,
     Memory,
     Probe,
     Range,
     StepInstruction,
     columns_of,
-    present,
     unseen,
 )
-from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.instructions.normed import Normed, linear
 from tpcompile.vm.region import Region
 
 
@@ -36,16 +32,6 @@ class GateUpOperands:
     ffn: int
     item: int
 
-    def weight_reads(self, rows: Range) -> tuple[Region, ...]:
-        weight = Region(self.weight, (rows, (0, self.normed.width)))
-        return (weight, *present(Region(self.bias, (rows,))))
-
-    def project(self, memory: Memory, x: torch.Tensor, rows: Range) -> torch.Tensor:
-        found = dots(x, memory[self.weight][rows.slice])
-        if self.bias != NONE:
-            found = found + memory[self.bias][rows.slice].float()
-        return found.to(x.dtype)
-
 
 @dataclass(frozen=True)
 class NormGateUpSwiglu(StepInstruction):
@@ -58,7 +44,10 @@ class NormGateUpSwiglu(StepInstruction):
     @cached_property
     def reads(self) -> tuple[Region, ...]:
         at = self.at
-        return at.normed.reads + at.weight_reads(self.rows) + at.weight_reads(self._up)
+        gate, up = (
+            at.normed.linear_reads(at.weight, at.bias, rows) for rows in (self.rows, self._up)
+        )
+        return at.normed.reads + gate + up
 
     @cached_property
     def writes(self) -> tuple[Region, ...]:
@@ -73,8 +62,9 @@ class NormGateUpSwiglu(StepInstruction):
         return 2 * self.rows.extent * self.at.normed.width * self.at.item
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        x = self.at.normed.value(memory, probe, "mlp_norm")
-        gate, up = (self.at.project(memory, x, rows) for rows in (self.rows, self._up))
+        at = self.at
+        x = at.normed.value(memory, probe, "mlp_norm")
+        gate, up = (linear(memory, x, at.weight, at.bias, rows) for rows in (self.rows, self._up))
         found = swiglu(gate, up)
-        memory[self.at.out][:, self.rows.slice] = found
-        probe("swiglu", Range(0, self.at.normed.batch), self.rows, found)
+        memory[at.out][:, self.rows.slice] = found
+        probe("swiglu", Range(0, at.normed.batch), self.rows, found)

@@ -1,4 +1,4 @@
-"""The normed residual: each instruction that reads it norms all of it for itself."""
+"""The normed residual, and linears of it: each instruction norms all of it for itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property
 
 import torch
 
-from tpcompile.vm.arithmetic import rms_norm
-from tpcompile.vm.instructions.base import Memory, Probe, Range, columns_of
+from tpcompile.vm.arithmetic import dots, rms_norm
+from tpcompile.vm.instructions.base import Memory, Probe, Range, columns_of, present, with_bias
 from tpcompile.vm.region import Region
 
 
@@ -31,3 +31,12 @@ class Normed:
         found = rms_norm(memory[self.x], memory[self.weight], self.eps)
         probe(name, Range(0, self.batch), Range(0, self.width), found)
         return found
+
+    def linear_reads(self, weight: int, bias: int, rows: Range) -> tuple[Region, ...]:
+        """What some rows of a linear need beside the normed residual."""
+        return (Region(weight, (rows, (0, self.width))), *present(Region(bias, (rows,))))
+
+
+def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:
+    """Some rows of a linear of the normed residual, rounded once."""
+    return with_bias(memory, bias, rows, dots(x, memory[weight][rows.slice])).to(x.dtype)

@@ -24,6 +24,7 @@ from tpcompile.vm.instructions.base import (
     columns_of,
     present,
     unseen,
+    with_bias,
 )
 from tpcompile.vm.region import Region
 from tpcompile.vm.targets import Target
@@ -89,8 +90,7 @@ class LinearResidual(StepInstruction):
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
         found = leaf_dots(memory[at.x], memory[at.weight][self.rows.slice], at.leaves)
-        if at.bias != NONE:
-            found = found + memory[at.bias][self.rows.slice].float()
+        found = with_bias(memory, at.bias, self.rows, found)
         found = memory[at.residual][:, self.rows.slice].float() + found
         memory[at.out][:, self.rows.slice] = found.to(memory[at.out].dtype)
         probe(at.site.group, Range(0, at.batch), self.rows, found)
@@ -193,9 +193,7 @@ class AllReduce(StepInstruction):
         for rank in range(at.ranks):
             held = memory[at.terms + rank][: at.slots * at.batch, self.columns.slice]
             terms += held.view(at.slots, at.batch, -1).unbind(0)
-        found = fold_tree(terms, torch.add)
-        if at.bias != NONE:
-            found = found + memory[at.bias][self.columns.slice].float()
+        found = with_bias(memory, at.bias, self.columns, fold_tree(terms, torch.add))
         if at.residual != NONE:
             found = memory[at.residual][:, self.columns.slice].float() + found
         memory[at.out][:, self.columns.slice] = found.to(memory[at.out].dtype)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from tpcompile.ir.ops.rotary import rope
-from tpcompile.vm.arithmetic import dots, rms_norm
+from tpcompile.vm.arithmetic import rms_norm
 from tpcompile.vm.instructions.base import (
     NONE,
     Memory,
@@ -24,10 +24,9 @@ from tpcompile.vm.instructions.base import (
     Range,
     StepInstruction,
     columns_of,
-    present,
     unseen,
 )
-from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.instructions.normed import Normed, linear
 from tpcompile.vm.region import Join, Region
 
 
@@ -88,8 +87,7 @@ class QkvOperands:
         return Range(self.first_row + first, self.first_row + last)
 
     def weight_reads(self, rows: Range) -> tuple[Region, ...]:
-        weight = Region(self.weight, (rows, (0, self.normed.width)))
-        return (weight, *present(Region(self.bias, (rows,))))
+        return self.normed.linear_reads(self.weight, self.bias, rows)
 
     def kept(self, heads: Range) -> Region:
         """Where heads end up; in the cache, as what is new of every sequence."""
@@ -105,10 +103,7 @@ class QkvOperands:
     def project(self, memory: Memory, rows: Range, probe: Probe) -> torch.Tensor:
         """These rows of the weight times the normed residual."""
         x = self.normed.value(memory, probe, "norm")
-        found = dots(x, memory[self.weight][rows.slice])
-        if self.bias != NONE:
-            found = found + memory[self.bias][rows.slice].float()
-        found = found.to(x.dtype)
+        found = linear(memory, x, self.weight, self.bias, rows)
         own = Range(rows.start - self.first_row, rows.stop - self.first_row)
         probe(self.part.name.lower(), Range(0, len(x)), own, found)
         return found

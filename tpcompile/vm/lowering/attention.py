@@ -23,16 +23,14 @@ from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperand
 from tpcompile.vm.instructions.base import fraction
 from tpcompile.vm.instructions.normed import Normed
 from tpcompile.vm.instructions.qkv import Part, QkvOperands
-from tpcompile.vm.lowering.building import Building
+from tpcompile.vm.lowering.building import Building, width_of
 
 
-def normed(to: Building, node: fx.Node, rank: int, *, layer_norm: str = "norm") -> Normed:
+def normed(to: Building, node: fx.Node, rank: int) -> Normed:
     """The normed residual that a fused op begins with."""
     bound = to.bound(node)
-    width = value_type(bound["x"]).shape[-1]
-    assert isinstance(width, int)
-    x, weight = to.where(bound["x"], rank), to.where(bound[layer_norm], rank)
-    return Normed(x, weight, to.plan.batch, width, fraction(bound["eps"]))
+    x, weight = to.where(bound["x"], rank), to.where(bound["norm"], rank)
+    return Normed(x, weight, to.plan.batch, width_of(bound["x"]), fraction(bound["eps"]))
 
 
 def cache_of(to: Building, node: fx.Node, block: int) -> int:
@@ -81,8 +79,7 @@ def _qkv_operands(
     to: Building, node: fx.Node, rank: int, part: Part, first_row: int, out: int
 ) -> QkvOperands:
     bound = to.bound(node)
-    width = value_type(bound["cos"]).shape[-1]
-    assert isinstance(width, int)
+    width = width_of(bound["cos"])
     head_norm = {Part.Q: bound["q_norm"], Part.K: bound["k_norm"], Part.V: None}[part]
     longest, dtype = to.plan.max_seq_len, value_type(bound["cos"]).dtype
     return QkvOperands(
@@ -98,7 +95,7 @@ def _qkv_operands(
         cos=to.alike("cos", (longest, width), dtype, "input") + rank,
         sin=to.alike("sin", (longest, width), dtype, "input") + rank,
         longest=longest,
-        interleaved=bound.get("interleaved", False),
+        interleaved=bound["interleaved"],
         positions=to.alike("positions", (to.plan.batch,), torch.int32, "state") + rank,
         width=width,
         out=out,
@@ -134,7 +131,8 @@ def partial_attention(to: Building, node: fx.Node) -> None:
     bound = to.bound(node)
     spans = bound["spans"]
     to.plan.check_spans(spans, bound["block"])
-    dims = [shape[1:] for shape in _heads_by_rank(node.args[0])]
+    queries = value_type(bound["q"])
+    dims: list[Any] = [queries.local_shape(rank)[1:] for rank in range(to.ranks)]
     batch = to.plan.batch
     values = to.declare("partial_values", [(batch, h, spans, w) for h, w in dims], torch.float32)
     lse = to.declare("partial_lse", [(batch, h, spans) for h, _ in dims], torch.float32)
@@ -147,23 +145,10 @@ def partial_attention(to: Building, node: fx.Node) -> None:
                     to.instructions.append(PartialAttention(at, sequence, kv_head, heads, span))
 
 
-def _heads_by_rank(node: Any) -> list[tuple[Any, ...]]:
-    kind = value_type(node)
-    return [kind.local_shape(rank) for rank in range(_ranks(node))]
-
-
-def _ranks(node: fx.Node) -> int:
-    layout = value_type(node).layout_of(1)
-    return 1 if layout is None else layout.ranks
-
-
 def _attention_operands(
     to: Building, node: fx.Node, rank: int, values: int, lse: int, spans: int
 ) -> AttentionOperands:
     bound = to.bound(node)
-    kind = value_type(bound["q"])
-    width = kind.shape[-1]
-    assert isinstance(width, int)
     block, context = bound["block"], min(to.plan.context, to.plan.max_seq_len)
     held = -(-context // block)
     return AttentionOperands(
@@ -173,12 +158,12 @@ def _attention_operands(
         cache=cache_of(to, bound["cache"], block) + rank,
         values=values,
         lse=lse,
-        width=width,
+        width=width_of(bound["q"]),
         scale=fraction(bound["scale"]),
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
         planned=-(-held // spans) * block,
-        item=kind.dtype.itemsize,
+        item=value_type(bound["q"]).dtype.itemsize,
         **places(to, block, rank),
     )
 
@@ -201,10 +186,8 @@ def attention_reduce(to: Building, node: fx.Node) -> None:
     """The spans of each sequence: as many heads at once as keeps all workers busy."""
     bound = to.bound(node)
     columns = to.local_columns(node)
-    kind = value_type(node)
-    width = kind.shape[-1]
-    assert isinstance(width, int)
-    out = to.declare("attention", [(to.plan.batch, wide) for wide in columns], kind.dtype)
+    width, dtype = width_of(node), value_type(node).dtype
+    out = to.declare("attention", [(to.plan.batch, wide) for wide in columns], dtype)
     to.put(node, out)
     for rank in range(to.ranks):
         values, lse = to.where(bound["values"], rank), to.where(bound["lse"], rank)

@@ -114,3 +114,16 @@ class Building:
         kind = value_type(node)
         shapes = [tuple(map(int, kind.local_shape(rank))) for rank in range(self.ranks)]
         return self.declare(str(node.target), shapes, kind.dtype, "weight")
+
+
+def width_of(node: fx.Node) -> int:
+    """The last dimension of a value."""
+    width = value_type(node).shape[-1]
+    assert isinstance(width, int)
+    return width
+
+
+def layer_of(node: fx.Node) -> int:
+    """The layer that a node comes from, as instructions write it."""
+    layer = origin_of(node).layer
+    return NONE if layer is None else layer

@@ -6,12 +6,12 @@ import torch
 from torch import fx
 
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.meta import origin_of, value_type
+from tpcompile.ir.meta import value_type
 from tpcompile.vm.instructions import NONE, Argmax, NormGateUpSwiglu, NormLmHead
 from tpcompile.vm.instructions.head import ArgmaxOperands, HeadOperands
 from tpcompile.vm.instructions.mlp import GateUpOperands
 from tpcompile.vm.lowering.attention import normed
-from tpcompile.vm.lowering.building import Building
+from tpcompile.vm.lowering.building import Building, layer_of
 
 
 def norm_gate_up(to: Building, node: fx.Node) -> None:
@@ -22,11 +22,10 @@ def norm_gate_up(to: Building, node: fx.Node) -> None:
         "swiglu", [(to.plan.batch, width) for width in columns], value_type(node).dtype
     )
     to.put(node, out)
-    layer = origin_of(node).layer
     for rank in range(to.ranks):
         at = GateUpOperands(
             rank=rank,
-            layer=NONE if layer is None else layer,
+            layer=layer_of(node),
             normed=normed(to, node, rank),
             weight=to.where(bound["weight"], rank),
             bias=to.where_if(bound["bias"], rank),

@@ -10,14 +10,14 @@ import torch
 from torch import fx
 
 from tpcompile.errors import UsageError
-from tpcompile.ir.meta import origin_of, value_type
+from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE
 from tpcompile.ir.types import Partial
 from tpcompile.vm.arithmetic import leaves_of
 from tpcompile.vm.instructions import NONE, AllReduce, Embed, LinearResidual, LinearTerms, Range
 from tpcompile.vm.instructions.embed import EmbedOperands
 from tpcompile.vm.instructions.project import ProjectOperands, Site, SumOperands
-from tpcompile.vm.lowering.building import Building
+from tpcompile.vm.lowering.building import Building, layer_of, width_of
 
 
 def embedding(to: Building, node: fx.Node) -> None:
@@ -43,7 +43,7 @@ def embedding(to: Building, node: fx.Node) -> None:
             item=kind.dtype.itemsize,
             summed=summed,
         )
-        to.instructions += [Embed(at, columns) for columns in to.plan.sums(_width(node))]
+        to.instructions += [Embed(at, columns) for columns in to.plan.sums(width_of(node))]
 
 
 def linear_residual(to: Building, node: fx.Node) -> None:
@@ -57,7 +57,7 @@ def linear_residual(to: Building, node: fx.Node) -> None:
     to.put(node, out)
     for rank in range(to.ranks):
         at = _project_operands(to, node, rank, out + rank)
-        to.instructions += [LinearResidual(at, rows) for rows in to.plan.blocks(_width(node))]
+        to.instructions += [LinearResidual(at, rows) for rows in to.plan.blocks(width_of(node))]
 
 
 def linear_terms(to: Building, node: fx.Node) -> None:
@@ -78,7 +78,7 @@ def all_reduce(to: Building, node: fx.Node) -> None:
 def all_reduce_residual(to: Building, node: fx.Node) -> None:
     """The sum of all ranks' terms, added to the residual."""
     bound = to.bound(node)
-    _reduce(to, node, to.where(bound["partial"], 0), bound["residual"], bound.get("bias"))
+    _reduce(to, node, to.where(bound["partial"], 0), bound["residual"], bound["bias"])
 
 
 def _make_terms(to: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int:
@@ -90,7 +90,7 @@ def _make_terms(to: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int
             leaves = at.leaves // to.plan.column_splits
             to.instructions += [
                 LinearTerms(at, rows, columns, slot, leaves)
-                for rows in to.plan.blocks(_width(node))
+                for rows in to.plan.blocks(width_of(node))
             ]
     return terms
 
@@ -119,7 +119,7 @@ def _terms_operands(
     assert isinstance(width, int)
     return ProjectOperands(
         rank=rank,
-        layer=_layer(node),
+        layer=layer_of(node),
         site=_site(x),
         x=to.where(x, rank),
         weight=to.where(weight, rank),
@@ -153,7 +153,7 @@ def _reduce(
     for rank in range(to.ranks):
         at = SumOperands(
             rank=rank,
-            layer=_layer(node),
+            layer=layer_of(node),
             site=site,
             terms=terms,
             ranks=to.ranks,
@@ -163,7 +163,7 @@ def _reduce(
             out=out + rank,
             batch=to.plan.batch,
         )
-        to.instructions += [AllReduce(at, columns) for columns in to.plan.sums(_width(node))]
+        to.instructions += [AllReduce(at, columns) for columns in to.plan.sums(width_of(node))]
 
 
 def _site(x: fx.Node) -> Site:
@@ -182,7 +182,7 @@ def _terms(to: Building, site: Site, node: fx.Node) -> int:
     have read the last ones; the embedding's come before attention, so they lie with the MLP's."""
     rows = to.plan.column_splits * to.plan.batch
     name = _TERMS_NAME.get(site, _TERMS_NAME[Site.MLP])
-    return to.alike(name, (rows, _width(node)), torch.float32)
+    return to.alike(name, (rows, width_of(node)), torch.float32)
 
 
 def _residual(to: Building, node: fx.Node, old: fx.Node | None) -> int:
@@ -190,15 +190,4 @@ def _residual(to: Building, node: fx.Node, old: fx.Node | None) -> int:
     name = "x0"
     if old is not None and to.buffers[to.where(old, 0)].name == "x0":
         name = "x1"
-    return to.alike(name, (to.plan.batch, _width(node)), value_type(node).dtype)
-
-
-def _width(node: fx.Node) -> int:
-    width = value_type(node).shape[-1]
-    assert isinstance(width, int)
-    return width
-
-
-def _layer(node: fx.Node) -> int:
-    layer = origin_of(node).layer
-    return NONE if layer is None else layer
+    return to.alike(name, (to.plan.batch, width_of(node)), value_type(node).dtype)
