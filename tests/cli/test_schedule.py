@@ -227,6 +227,14 @@ def test_bad_input(cli: Cli, options: str, tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["zero.json"]
 
 
+def test_two_names_of_one_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "link.svg").symlink_to("a.json")
+    files = ("--trace", str(tmp_path / "a.json"), "--svg", str(tmp_path / "link.svg"))
+    ran = cli(CPU, *files)
+    assert (ran.status, ran.out) == (2, "")
+    assert "one file" in ran.err
+
+
 def test_a_pipeline_of_ones_own(cli: Cli) -> None:
     found = as_json(cli, f"{CPU} -p decode{{spans=2}}")
     assert (found["spans"], found["verified"]) == (2, True)

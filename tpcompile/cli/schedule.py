@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,7 +129,8 @@ def _text(args: argparse.Namespace, report: ScheduleReport) -> str:
 def _check_files(args: argparse.Namespace) -> None:
     from tpcompile.inspect.files import check_file
 
-    if args.trace is not None and args.trace == args.svg:
+    wanted = [os.path.realpath(path) for path in (args.trace, args.svg) if path is not None]
+    if len(set(wanted)) < len(wanted):
         raise UsageError("--trace and --svg are one file", got=str(args.svg), expected="two files")
     for path in (args.trace, args.svg):
         if path is not None:

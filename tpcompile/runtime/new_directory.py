@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from tpcompile.errors import UsageError
 
 def check_new_directory(directory: str | Path) -> Path:
     """The absolute path, if it is free or an empty directory and files can be made there."""
-    target = Path(directory).resolve()
+    target = Path(os.path.realpath(directory))
     try:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(directory)  # raises for a loop of links
         if target.is_dir() and any(target.iterdir()):
             raise UsageError(
                 f"The directory {directory} is not empty",
