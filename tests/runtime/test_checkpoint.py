@@ -75,6 +75,53 @@ def test_a_head_that_is_stored_though_it_is_tied(tmp_path: Path) -> None:
     assert torch.equal(found, expected[3:8])
 
 
+def test_a_tied_head_that_is_stored_too(tmp_path: Path) -> None:
+    """Hugging Face ties the two if they are equal; else it uses both, each for itself."""
+    name, values = "model.embed_tokens.weight", preset_pair("qwen2.5-0.5b").eager.lm_head.weight
+    both = {"lm_head.weight": values.detach().clone()}
+    saved(tmp_path)
+    captured = preset_pair("qwen2.5-0.5b").captured
+    rewritten(tmp_path, lambda tensors: tensors.update(both))
+    with Checkpoint(tmp_path, captured.tensors, captured.aliases) as checkpoint:
+        assert torch.equal(checkpoint(name, (slice(None),)), values)
+    both["lm_head.weight"][-1, -1] += 1
+    rewritten(tmp_path, lambda tensors: tensors.update(both))
+    eager = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not torch.equal(eager.lm_head.weight, eager.model.embed_tokens.weight)
+    checkpoint = Checkpoint(tmp_path, captured.tensors, captured.aliases)
+    with checkpoint, pytest.raises(tpcompile.CheckpointError, match="tied, and stored with diff"):
+        checkpoint(name, (slice(None),))
+
+
+NOT_WEIGHTS = {
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+
+
+@pytest.mark.parametrize("stored", NOT_WEIGHTS)
+@pytest.mark.parametrize("name", [UP, "lm_head.weight"])
+def test_stored_dtypes_that_are_refused(name: str, stored: str, tmp_path: Path) -> None:
+    """By name: a cast would give weights that have nothing to do with the model's."""
+    captured = preset_pair("qwen2.5-0.5b").captured
+
+    def cast(tensors: dict[str, torch.Tensor]) -> None:
+        source = tensors[UP if name == UP else "model.embed_tokens.weight"]
+        tensors[name] = source.to(NOT_WEIGHTS[stored])
+
+    rewritten(saved(tmp_path), cast)
+    with pytest.raises(
+        tpcompile.CheckpointError, match=rf"{name} must hold.*Found {stored}\."
+    ) as e:
+        Checkpoint(tmp_path, captured.tensors, captured.aliases)
+    assert "Expected F64, F32, F16, BF16" in str(e.value)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_stored_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -23,6 +23,10 @@ FUSED = {
 }
 """Tensors that some tools store as one, and what they are made of, in this order, by rows."""
 
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Dtypes of stored tensors. Integers and float8 need scales to become weights: a bare cast of
+them would be wrong without a word."""
+
 DERIVED = ("rotary_emb.inv_freq",)
 """Ends of names that old checkpoints hold and models make themselves."""
 
@@ -42,9 +46,11 @@ class CheckpointFiles:
     directory: Path
     tensors: Mapping[str, Tensor]
     aliases: Mapping[str, str]
+    chosen: Any = None
+    """`transformers_weights` of the configuration: the file to read, or its index."""
 
     def open(self) -> Checkpoint:
-        return Checkpoint(self.directory, self.tensors, self.aliases)
+        return Checkpoint(self.directory, self.tensors, self.aliases, self.chosen)
 
 
 class Checkpoint:
@@ -55,13 +61,18 @@ class Checkpoint:
     """
 
     def __init__(
-        self, directory: Path, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
+        self,
+        directory: Path,
+        tensors: Mapping[str, Tensor],
+        aliases: Mapping[str, str],
+        chosen: Any = None,
     ) -> None:
         self._directory = directory
         self._open = ExitStack()
         self._files: dict[Path, Any] = {}
         self._sizes: dict[Path, int] = {}
-        self._where = files_of(directory)
+        self._where = files_of(directory, chosen)
+        self._twins: dict[str, list[_Stored]] = {}
         try:
             self._shapes = {name: self._shape(name) for name in self._where}
             self._stored = self._resolve(tensors, aliases)
@@ -73,7 +84,13 @@ class Checkpoint:
         """Part of a tensor of the model; no other part is read."""
         if name not in self._stored:
             raise CheckpointError(f"The model has no tensor {name}")
-        stored = self._stored[name]
+        found = self._read(self._stored[name], index)
+        for twin in self._twins[name]:
+            if not torch.equal(self._read(twin, index).double(), found.double()):
+                raise self._untied(name, twin)
+        return found
+
+    def _read(self, stored: _Stored, index: tuple[slice, ...]) -> torch.Tensor:
         if stored.row:
             rows = index[0]
             index = (slice(rows.start + stored.row, rows.stop + stored.row), *index[1:])
@@ -113,14 +130,7 @@ class Checkpoint:
         return self._files[path]
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        try:
-            return tuple(self._file(name).get_slice(name).get_shape())
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"The index names a tensor that its file lacks: {name}",
-                where=str(self._where[name]),
-                hint="The index and the files do not belong together: get both again",
-            ) from error
+        return tuple(self._file(name).get_slice(name).get_shape())
 
     def _resolve(
         self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
@@ -129,12 +139,15 @@ class Checkpoint:
         found: dict[str, _Stored] = {}
         for name, tensor in tensors.items():
             names = (name, *(alias for alias, known in aliases.items() if known == name))
-            stored = next((_Stored(n) for n in names if n in self._shapes), None)
-            stored = stored or self._part_of_fused(tensor, tensors)
-            if stored is None:
+            stored = [_Stored(n) for n in names if n in self._shapes]
+            part = self._part_of_fused(tensor, tensors) if not stored else None
+            stored += [part] if part is not None else []
+            if not stored:
                 raise self._missing(name, names)
-            self._check_shape(tensor, stored, tensors)
-            found[name] = stored
+            for each in stored:
+                self._check_dtype(each.name)
+                self._check_shape(tensor, each, tensors)
+            found[name], *self._twins[name] = stored
         self._refuse_extra({stored.name for stored in found.values()}, aliases)
         return found
 
@@ -145,6 +158,17 @@ class Checkpoint:
                 if whole != tensor.name and whole in self._shapes:
                     return _Stored(whole, _rows_before(tensor.name, part, parts, tensors))
         return None
+
+    def _check_dtype(self, name: str) -> None:
+        found = str(self._file(name).get_slice(name).get_dtype())
+        if found not in FLOATS:
+            raise CheckpointError(
+                f"The tensor {name} must hold floating-point numbers of 16 bits or more",
+                where=str(self._where[name]),
+                got=found,
+                expected=", ".join(FLOATS),
+                hint="The checkpoint may be quantized: get the original one",
+            )
 
     def _check_shape(self, tensor: Tensor, stored: _Stored, tensors: Mapping[str, Tensor]) -> None:
         expected = tensor.shape
@@ -159,6 +183,15 @@ class Checkpoint:
                 expected=str(expected),
                 hint="The config.json and the files do not belong together",
             )
+
+    def _untied(self, name: str, twin: _Stored) -> CheckpointError:
+        """Hugging Face then ties them as little as the checkpoint does."""
+        return CheckpointError(
+            f"The tensors {name} and {twin.name} are tied, and stored with different values",
+            where=str(self._where[twin.name]),
+            expected="equal values, or only one of the two",
+            hint='If they are two tensors, set "tie_word_embeddings": false in the config.json',
+        )
 
     def _missing(self, name: str, names: tuple[str, ...]) -> CheckpointError:
         return CheckpointError(

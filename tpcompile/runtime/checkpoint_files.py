@@ -2,53 +2,151 @@
 
 from __future__ import annotations
 
-import json
+import os
+import re
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from tpcompile.errors import CheckpointError
+from tpcompile.json_files import JsonError, read_object, shortened
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_config.json"
+
+_INDEX_END = ".safetensors.index.json"
+_DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 
-def files_of(directory: Path) -> dict[str, Path]:
-    """The file of every tensor, from the index or from the headers of the files."""
-    index = directory / INDEX
-    if index.is_file():
-        return _files_of_index(index)
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise _no_safetensors(directory)
+def files_of(directory: Path, chosen: Any = None) -> dict[str, Path]:
+    """Map every tensor to its file; of several sets of files, read the one Hugging Face reads.
+
+    `chosen` is `transformers_weights` of the configuration: the file to read, or its index.
+    """
+    _refuse_other_kinds(directory)
+    weights = _weights_file(directory, chosen)
+    if weights.name.endswith(_INDEX_END):
+        return _files_of_index(directory, weights)
+    return dict.fromkeys(_names_in(weights), weights)
+
+
+def _weights_file(directory: Path, chosen: Any) -> Path:
+    """The safetensors file or the index: the chosen one, else the single file, else the index."""
+    if chosen is not None:
+        return _chosen_file(directory, chosen)
+    for name in (SINGLE, INDEX):
+        if os.path.isfile(directory / name):
+            return directory / name
+    raise _no_safetensors(directory)
+
+
+def _chosen_file(directory: Path, chosen: Any) -> Path:
+    where = f"{directory / 'config.json'}, transformers_weights"
+    if not isinstance(chosen, str) or not chosen.endswith((".safetensors", _INDEX_END)):
+        raise CheckpointError(
+            "transformers_weights must name a safetensors file or its index",
+            where=where,
+            got=shortened(repr(chosen)),
+            expected=f"a name such as {SINGLE} or {INDEX}",
+        )
+    return _file_named(directory, chosen, where)
+
+
+def _file_named(directory: Path, name: str, where: str) -> Path:
+    """A file that a configuration or an index names: the name must stay inside the directory.
+
+    The name counts, and not the file it leads to: in the hub's cache every file is a link.
+    """
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        raise CheckpointError(
+            "A file of the checkpoint must be inside its directory",
+            where=where,
+            got=shortened(name),
+            expected="a relative name without ..",
+        )
+    if not os.path.isfile(directory / name):
+        raise CheckpointError(
+            f"The checkpoint lacks the file {shortened(name)}",
+            where=where,
+            expected="every file that is named there",
+            hint="Get the missing files",
+        )
+    return directory / name
+
+
+def _files_of_index(directory: Path, index: Path) -> dict[str, Path]:
+    """Files are named relative to the directory of the checkpoint, wherever the index is."""
+    mapping = _weight_map(index)
+    where = str(index)
+    files = {name: _file_named(directory, name, where) for name in dict.fromkeys(mapping.values())}
     found: dict[str, Path] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as opened:
-                found.update(dict.fromkeys(opened.keys(), path))
-        except (SafetensorError, OSError) as error:
-            raise unreadable(path, error) from error
+    for path in files.values():
+        for name in _names_in(path):
+            if name in found:
+                raise _stored_twice(name, found[name], path)
+            found[name] = path
+    for name, file in mapping.items():
+        if found.get(name) != files[file]:
+            raise CheckpointError(
+                f"The index names a tensor that its file lacks: {shortened(name)}",
+                where=str(files[file]),
+                hint="The index and the files do not belong together: get both again",
+            )
     return found
 
 
-def _files_of_index(index: Path) -> dict[str, Path]:
+def _weight_map(index: Path) -> dict[str, str]:
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        found = read_object(index).get("weight_map")
+    except (JsonError, OSError) as error:
         raise CheckpointError(
             "The index of the checkpoint cannot be read", where=str(index), got=str(error)
         ) from error
-    found = {name: index.parent / file for name, file in names.items()}
-    missing = sorted({path.name for path in found.values() if not path.is_file()})
-    if missing:
+    if not isinstance(found, dict):
         raise CheckpointError(
-            f"The checkpoint lacks the file {missing[0]}"
-            + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
+            "The index of the checkpoint must hold an object named weight_map",
             where=str(index),
-            expected="every file that the index names",
-            hint="Get the missing files",
+            got=shortened(repr(found)),
+            expected="an object that maps each tensor to its file",
         )
+    for name, file in found.items():
+        if not isinstance(file, str):
+            raise CheckpointError(
+                f"The index must map {shortened(name)} to the name of a file",
+                where=str(index),
+                got=shortened(repr(file)),
+            )
     return found
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise unreadable(path, error) from error
+
+
+def _refuse_other_kinds(directory: Path) -> None:
+    """Refuse directories from which Hugging Face loads more or other tensors than ours."""
+    if os.path.isfile(directory / ADAPTER):
+        raise CheckpointError(
+            "The directory holds an adapter, which is not merged into the weights",
+            where=str(directory),
+            got=ADAPTER,
+            hint="Merge it once: load it with peft, call merge_and_unload() and save the result",
+        )
+    names = (path.name for path in directory.glob("shard-*.safetensors"))
+    shards = [name for name in names if _DISTRIBUTED.fullmatch(name)]
+    if shards:
+        raise CheckpointError(
+            "The directory holds a distributed checkpoint, which Hugging Face reads first",
+            where=str(directory),
+            got=min(shards),
+            expected=f"{SINGLE}, or {INDEX} with its files",
+        )
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:
@@ -81,19 +179,42 @@ def changed(path: Path, opened: int) -> CheckpointError:
     )
 
 
+def _stored_twice(name: str, first: Path, second: Path) -> CheckpointError:
+    return CheckpointError(
+        f"Two files of the checkpoint hold the tensor {shortened(name)}",
+        where=str(second),
+        got=f"{first.name} and {second.name}",
+        expected="every tensor in one file",
+        hint="Files of another checkpoint may be among these: get it again",
+    )
+
+
 def _no_safetensors(directory: Path) -> CheckpointError:
-    old = sorted(p.name for p in directory.glob("*.bin"))
+    """The other files that are there: the old format, or names that Hugging Face does not read."""
+    wanted = f"{SINGLE}, or {INDEX} with its files"
+    old, other = (
+        sorted(path.name for path in directory.glob(f"*.{end}")) for end in ("bin", "safetensors")
+    )
+    if other:
+        return CheckpointError(
+            "There are safetensors files, none of them under a name that Hugging Face reads",
+            where=str(directory),
+            got=", ".join(other[:3]),
+            expected=wanted,
+            hint="Get the index, rename the file, or name it in the config.json: "
+            f'"transformers_weights": "{other[0]}"',
+        )
     if old:
         return CheckpointError(
             "The checkpoint is in the old PyTorch format",
             where=str(directory),
             got=", ".join(old[:3]),
-            expected="safetensors files",
+            expected=wanted,
             hint="Convert it once: AutoModelForCausalLM.from_pretrained(DIR)"
             ".save_pretrained(NEW_DIR)",
         )
     return CheckpointError(
         "There are no weights to compile",
         where=str(directory),
-        expected="*.safetensors beside the config.json, or random_weights=SEED",
+        expected=f"{wanted} beside the config.json, or random_weights=SEED",
     )

@@ -19,8 +19,18 @@ from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.checkpoint_files import ADAPTER
 
 GENERATION_CONFIG = "generation_config.json"
+
+_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    GENERATION_CONFIG,
+    ADAPTER,  # it is not applied: a checkpoint that has one is refused
+)
+"""Fetched for a hub id."""
 
 _BIAS = 2
 """The argument of a linear that its bias is."""
@@ -133,7 +143,8 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
     if seed is not None:
         return RandomWeights(captured, seed)
     if isinstance(model, str | Path) and not str(model).startswith("preset:"):
-        return CheckpointFiles(directory_of(model), captured.tensors, captured.aliases)
+        chosen = getattr(captured.config, "transformers_weights", None)
+        return CheckpointFiles(directory_of(model), captured.tensors, captured.aliases, chosen)
     if captured.model is None:
         raise CheckpointError(
             "There are no weights to compile",
@@ -156,8 +167,7 @@ def directory_of(model: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        patterns = ["*.safetensors", "*.safetensors.index.json", "config.json", GENERATION_CONFIG]
-        return Path(snapshot_download(str(model), allow_patterns=patterns))
+        return Path(snapshot_download(str(model), allow_patterns=list(_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"The checkpoint {model} cannot be fetched",

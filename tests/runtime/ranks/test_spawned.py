@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from tests.runtime.ranks.tiny_ranks import WEIGHT, Doubled, halves, programs, step
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.checkpoint_files import SINGLE
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.worker_process import WorkerProcess
 from tpcompile.runtime.ranks.workers import Workers
@@ -265,7 +266,7 @@ def test_ctrl_c_ends_the_workers_and_is_passed_on() -> None:
 
 
 def _checkpoint(directory: Path, rows: int = 6) -> CheckpointFiles:
-    save_file({WEIGHT.name: torch.arange(4.0 * rows).view(rows, 4)}, directory / "a.safetensors")
+    save_file({WEIGHT.name: torch.arange(4.0 * rows).view(rows, 4)}, directory / SINGLE)
     return CheckpointFiles(directory, {WEIGHT.name: WEIGHT}, {})
 
 
