@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+import os
 from typing import Any
 
 from tpcompile.errors import UsageError, did_you_mean
@@ -102,7 +102,7 @@ def check_model_name(model: str) -> None:
     """Refuse names that can be told to be wrong without torch and without a network."""
     if model.startswith("preset:"):
         preset(model.removeprefix("preset:"))
-    elif Path(model).exists():
+    elif os.path.exists(model):  # Path.exists raises if a name is too long
         return
     elif model in PRESETS:
         raise UsageError(

@@ -24,7 +24,7 @@ def eager(directory: Path, tp: int) -> Loaded:
     """Hugging Face as it is, in one process."""
     from transformers import AutoModelForCausalLM, DynamicCache
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", trust_remote_code=False)
     return Loaded(model.train(False), lambda: DynamicCache(config=model.config), [os.getpid()])
 
 
@@ -33,7 +33,9 @@ def hugging_face_tp(directory: Path, tp: int) -> Loaded:
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM, DynamicCache
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", **_tp_arguments(tp))
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype="auto", trust_remote_code=False, **_tp_arguments(tp)
+    )
     processes: list[int] = [0] * tp
     dist.all_gather_object(processes, os.getpid())
     return Loaded(model.train(False), lambda: DynamicCache(config=model.config), processes)

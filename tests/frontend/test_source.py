@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tests.models import scaled_config
-from tpcompile.frontend import capture
+from tests.remote_code import add_code, answer_yes
+from tpcompile.frontend import capture, config_of
+from tpcompile.frontend.source import module_of
 from tpcompile.ir.meta import info_of
 from tpcompile.presets import DENSE, PRESETS
 
@@ -108,3 +110,70 @@ def test_a_custom_activation_is_an_op_without_a_rule(activation: str) -> None:
         capture(scaled_config("qwen3-0.6b", hidden_act=activation))
     assert "model.layers.0.mlp.act_fn" in str(caught.value)
     assert "rule" in str(caught.value)
+
+
+CODE = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+
+
+def test_code_of_a_checkpoint_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = answer_yes(monkeypatch)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil"}))
+    mark = add_code(tmp_path, "config.json", **CODE)
+    with pytest.raises(tpcompile.UnsupportedError, match=r"which tpcompile does not run.*'evil'"):
+        capture(tmp_path)
+    assert not mark.exists()
+    assert said.tell() == 0
+
+
+def test_a_known_type_is_loaded_without_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Hugging Face does without trust_remote_code."""
+    said = answer_yes(monkeypatch)
+    scaled_config("qwen3-0.6b").save_pretrained(tmp_path)
+    mark = add_code(tmp_path, "config.json", **CODE)
+    assert type(config_of(tmp_path)).__name__ == "Qwen3Config"
+    assert type(module_of(tmp_path, None)).__name__ == "Qwen3ForCausalLM"
+    assert not mark.exists()
+    assert said.tell() == 0
+
+
+def test_attention_from_the_hub_is_not_loaded() -> None:
+    """A configuration can name a repository with a kernel; ours takes its place in any case."""
+    config = scaled_config("qwen3-0.6b", attn_implementation="someone/kernel")
+    assert config._attn_implementation == "someone/kernel"
+    assert module_of(config, None).config._attn_implementation == "eager"
+    assert config._attn_implementation == "someone/kernel"
+
+
+BROKEN = {
+    "no JSON": ("{", r"Found Invalid JSON at line 1, column 2"),
+    "no object": ("[]", "Found A JSON list in place of an object"),
+    "nested too deep to parse": ('{"a": ' + "[" * 100_000, "nested more than 100 levels"),
+    "nested too deep to use": (
+        '{"model_type": "qwen3", "a": ' + "[" * 300 + "]" * 300 + "}",
+        "nested more than 100 levels",
+    ),
+    "a type that is a list": ('{"model_type": ["qwen3"]}', "could not be read"),
+    "code and a type that is a list": (
+        '{"model_type": ["qwen3"], "auto_map": {"AutoConfig": "evil.Config"}}',
+        "does not run",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_configurations(name: str, tmp_path: Path) -> None:
+    text, said = BROKEN[name]
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(tpcompile.CompileError, match=said):
+        config_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "/" + "a" * 5000, "a\0b"], ids=["id", "path", "end"])
+def test_names_that_cannot_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(tpcompile.CompileError):
+        config_of(name)

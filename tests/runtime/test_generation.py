@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
-from tests.models import pair_of
+from tests.models import pair_of, preset_pair
+from tests.remote_code import add_code, answer_yes
 from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
 from tpcompile.passes import default_pipeline
 from tpcompile.presets import preset
+from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.generation import generation_config_of
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +109,52 @@ def test_settings_come_from_the_model_the_checkpoint_or_the_configuration(tmp_pa
             assert model.generate(ids).shape == (1, 7)
     with tpcompile.compile("preset:tiny-qwen3", random_weights=0) as model:
         assert model.generation_config.eos_token_id == model.config.eos_token_id
+
+
+def test_code_for_generation_is_neither_run_nor_asked_about(
+    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = answer_yes(monkeypatch)
+    mark = add_code(tmp_path, "generation_config.json", AutoConfig="evil.Config")
+    ids = prompt(4)["input_ids"]
+    code: dict[str, Any] = {"custom_generate": str(tmp_path)}
+    for options in (
+        code,
+        {**code, "trust_remote_code": True},
+        {**code, "trust_remote_code": False},
+        {"custom_generate": tmp_path},
+        {"trust_remote_code": True},
+    ):
+        with pytest.raises(tpcompile.UnsupportedError, match="no generation code"):
+            both.compiled.generate(ids, max_new_tokens=2, **options)
+    with pytest.raises(tpcompile.UnsupportedError, match="no generation code"):
+        both.compiled.generate(ids, *[None] * 9, str(tmp_path))
+    with pytest.raises(tpcompile.UnsupportedError, match="no generation code"):
+        both.compiled.load_custom_generate(tmp_path, trust_remote_code=True)
+    captured = preset_pair("tiny-qwen3").captured
+    generation_config_of(captured, CheckpointFiles(tmp_path, {}, {}))
+    assert not mark.exists()
+    assert said.tell() == 0
+
+
+def test_a_function_of_the_callers_own_generates(both: Both) -> None:
+    def generate(model: Any, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        return input_ids + 1
+
+    ids = prompt(4)["input_ids"]
+    options = {"custom_generate": generate, "trust_remote_code": False}
+    found = both.compiled.generate(ids, max_new_tokens=1, **options)
+    assert torch.equal(found, ids + 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a": ' + "[" * 300 + "]" * 300 + "}", "[]", "{", "\0"]
+)
+def test_broken_generation_configurations(text: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    captured = preset_pair("tiny-qwen3").captured
+    with pytest.raises(tpcompile.CheckpointError, match=r"cannot be read.*JSON"):
+        generation_config_of(captured, CheckpointFiles(tmp_path, {}, {}))
 
 
 def test_a_configuration_and_a_seed_generate_too() -> None:

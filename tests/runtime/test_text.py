@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.models import preset_pair
-from tpcompile.errors import CheckpointError, UsageError
+from tests.remote_code import add_code, answer_yes
+from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.runtime.demo import demo_tokenizer
 from tpcompile.runtime.text import (
     TextWriter,
@@ -34,6 +35,30 @@ def test_a_tokenizer_is_read_back(tokenizer: Any, tmp_path: Path) -> None:
     assert encode_prompt(tokenizer_of(str(tmp_path)), "Anna is") == encode_prompt(
         tokenizer, "Anna is"
     )
+
+
+def test_code_of_a_tokenizer_is_neither_run_nor_asked_about(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = answer_yes(monkeypatch)
+    tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(file.read_text().replace('"TokenizersBackend"', '"EvilTokenizer"'))
+    mark = add_code(tmp_path, file.name, AutoTokenizer=(None, "evil.Tokenizer"))
+    with pytest.raises(UnsupportedError, match=r"which tpcompile does not run.*auto_map"):
+        tokenizer_of(str(tmp_path))
+    preset_pair("tiny-qwen3").eager.config.save_pretrained(tmp_path)  # a type that is known
+    assert tokenizer_of(str(tmp_path))("Anna is")["input_ids"]
+    assert not mark.exists()
+    assert said.tell() == 0
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "[" * 300 + "]" * 300 + "}", "[]", "{"])
+def test_broken_settings_of_a_tokenizer(text: str, tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"could not be read.*JSON"):
+        tokenizer_of(str(tmp_path))
 
 
 def test_a_prompt_without_tokens_is_refused(tokenizer: Any) -> None:

@@ -139,14 +139,14 @@ def _check(args: argparse.Namespace) -> None:
 
 def _tokenizer(args: argparse.Namespace) -> Any | None:
     """Ids can do without one."""
-    from tpcompile.errors import CheckpointError
+    from tpcompile.errors import CheckpointError, UnsupportedError
     from tpcompile.frontend import config_of
     from tpcompile.runtime.text import tokenizer_of
 
     config_of(args.model)  # a directory without a model is refused as such
     try:
         return tokenizer_of(args.model)
-    except CheckpointError:
+    except (CheckpointError, UnsupportedError):
         if args.prompt_ids:
             return None
         raise

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tpcompile.errors import CaptureError, UnsupportedError, UsageError
+from tpcompile.errors import CaptureError, CompileError, UnsupportedError, UsageError
+from tpcompile.json_files import read_object, shortened
 from tpcompile.presets import check_model_name, preset
+
+_BUILT_IN = (None, "eager", "sdpa")
+"""Attention that Hugging Face has without code from elsewhere."""
 
 
 def module_of(model: Any, dtype: torch.dtype | None) -> Any:
@@ -33,7 +38,7 @@ def module_of(model: Any, dtype: torch.dtype | None) -> Any:
 def name_of(model: Any) -> str:
     if isinstance(model, str | Path):
         text = str(model).removeprefix("preset:")
-        return text.rstrip("/").rpartition("/")[2] if Path(text).exists() else text
+        return text.rstrip("/").rpartition("/")[2] if os.path.exists(text) else text
     return str(getattr(model, "model_type", type(model).__name__))
 
 
@@ -53,18 +58,39 @@ def config_of(model: Any) -> Any:
     check_model_name(text)
     if text.startswith("preset:"):
         return AutoConfig.for_model(**preset(text.removeprefix("preset:")))
-    path = Path(text)
-    if path.exists() and not (path / "config.json").is_file():
+    file = Path(text) / "config.json"
+    if os.path.exists(text) and not file.is_file():
         raise UsageError(f"{text} holds no model", expected="a directory with a config.json")
     try:
-        return AutoConfig.from_pretrained(text)
+        local = os.path.exists(text)
+        values = read_object(file) if local else PreTrainedConfig.get_config_dict(text)[0]
+        _refuse_code(text, values)
+        return AutoConfig.from_pretrained(text, trust_remote_code=False)
+    except CompileError:
+        raise
     except Exception as error:  # reading, parsing and validating each raise errors of their own
         raise CaptureError(
-            f"The configuration of {text!r} could not be read",
+            f"The configuration of '{shortened(text)}' could not be read",
             got=_first_line(error),
             hint="Give a directory with a config.json, a hub id that can be reached, "
             "or preset:NAME, e.g. preset:tiny-qwen3",
         ) from error
+
+
+def _refuse_code(model: str, values: dict[str, Any]) -> None:
+    """Refuse a model that only code of its repository can load; it is neither run nor asked about.
+
+    If Hugging Face has classes of its own for the type, these are used and the code is ignored.
+    """
+    from transformers import CONFIG_MAPPING
+
+    kind = values.get("model_type")
+    if values.get("auto_map") and not (isinstance(kind, str) and kind in CONFIG_MAPPING):
+        raise UnsupportedError(
+            f"{model} can be loaded only by code that comes with it, which tpcompile does not run",
+            got=f"an auto_map, and model_type {shortened(repr(kind))}",
+            expected="a type of model that transformers itself has",
+        )
 
 
 def _first_line(error: Exception) -> str:
@@ -87,10 +113,13 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
             expected="a causal LM over tokens, such as Qwen2, Qwen2.5 or Qwen3",
         )
     wanted = dtype or getattr(config, "dtype", None) or torch.float32
+    config = copy.deepcopy(config)
+    if config._attn_implementation not in _BUILT_IN:  # it may be code on the hub; ours replaces it
+        config._attn_implementation = "eager"
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
         try:
-            return make(copy.deepcopy(config), dtype=wanted).eval()
+            return make(config, dtype=wanted, trust_remote_code=False).eval()
         except Exception as error:  # Hugging Face raises what the model's own code raises
             raise CaptureError(
                 f"A model of type {kind!r} could not be made from this configuration",

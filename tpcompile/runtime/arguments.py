@@ -20,6 +20,22 @@ def refuse_options(options: dict[str, Any]) -> None:
         )
 
 
+def refuse_code(custom_generate: Any, trust_remote_code: Any) -> None:
+    """Code of a repository or a directory is never run; a function of the caller's own may be."""
+    if custom_generate is not None and not callable(custom_generate):
+        raise code_error(f"custom_generate={custom_generate!r}")
+    if trust_remote_code:
+        raise code_error(f"trust_remote_code={trust_remote_code!r}")
+
+
+def code_error(got: str) -> UnsupportedError:
+    return UnsupportedError(
+        "A compiled model runs no generation code of a repository or a directory",
+        got=got,
+        hint="Pass a function of your own: custom_generate=FUNCTION",
+    )
+
+
 def refuse_padded_ends(mask: torch.Tensor | None) -> None:
     """Text goes on behind the last column; what a model says behind padding is no text."""
     if mask is None or bool(mask[:, -1].all()):

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationMixin
 
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.runtime.arguments import refuse_padded_ends
+from tpcompile.runtime.arguments import code_error, refuse_padded_ends
 from tpcompile.runtime.generation import decode_greedily
 
 _NOT_FOR_FORWARD = ("tokenizer", "assistant_tokenizer")
@@ -66,6 +66,10 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
         """Hugging Face's, without the tokenizers that `generate` takes and hands down here."""
         own = {name: kwargs[name] for name in kwargs if name not in _NOT_FOR_FORWARD}
         return super().prepare_inputs_for_generation(*args, **own)
+
+    def load_custom_generate(self, name: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: Hugging Face's would run the code, older ones without being told to."""
+        raise code_error(f"custom_generate={str(name)!r}")
 
     def can_generate(self) -> bool:
         """Asked by Hugging Face's pipelines."""

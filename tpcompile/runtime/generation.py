@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from tpcompile.errors import CheckpointError
 from tpcompile.frontend import Captured
+from tpcompile.json_files import read_object, shortened
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.weights import GENERATION_CONFIG, Weights
 
@@ -29,8 +32,23 @@ def generation_config_of(captured: Captured, weights: Weights) -> GenerationConf
     if own is not None:
         return copy.deepcopy(own)
     if isinstance(weights, CheckpointFiles) and (weights.directory / GENERATION_CONFIG).is_file():
-        return GenerationConfig.from_pretrained(weights.directory)
+        return _stored_config(weights.directory)
     return GenerationConfig.from_model_config(captured.config)
+
+
+def _stored_config(directory: Path) -> GenerationConfig:
+    """The checkpoint's generation configuration: data alone, which cannot name code to run."""
+    file = directory / GENERATION_CONFIG
+    try:
+        read_object(file)
+        return GenerationConfig.from_pretrained(directory)
+    except Exception as error:  # reading, parsing and validating each raise errors of their own
+        raise CheckpointError(
+            "The generation configuration cannot be read",
+            where=str(file),
+            got=shortened(next(iter(str(error).splitlines()), type(error).__name__)),
+            hint="Correct the file, or remove it: then the config.json alone is used",
+        ) from error
 
 
 def decode_greedily(

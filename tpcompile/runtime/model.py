@@ -18,7 +18,7 @@ from tpcompile.ir.meta import info_of, parameter_of, parameters
 from tpcompile.ir.pieces import Read, unshard
 from tpcompile.ir.recipe import tensors_of
 from tpcompile.passes import Stage
-from tpcompile.runtime.arguments import check_ids, refuse_options
+from tpcompile.runtime.arguments import check_ids, refuse_code, refuse_options
 from tpcompile.runtime.blocks import BlockPool, blocks_for
 from tpcompile.runtime.cache import PagedCache
 from tpcompile.runtime.causal_lm import CausalLM
@@ -207,6 +207,7 @@ class CompiledModel(CausalLM, nn.Module):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""
         self._check_open()
+        refuse_code(kwargs.get("custom_generate"), kwargs.get("trust_remote_code"))
         self.new_cache()  # refuses a pipeline without one
         self._ranks.agree()
         return super().generate(*args, **kwargs)

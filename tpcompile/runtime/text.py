@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer, StoppingCriteria, TextStreamer
 
-from tpcompile.errors import CheckpointError, UsageError
+from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
+from tpcompile.json_files import read_object, shortened
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _WITHOUT = "Give the prompt as numbers: --prompt-ids 1,2,3"
@@ -31,12 +32,23 @@ def tokenizer_of(model: str) -> Any:
             hint=f"Copy the tokenizer's files beside the weights. {_WITHOUT}",
         )
     load: Any = AutoTokenizer.from_pretrained
+    settings = directory / "tokenizer_config.json"
+    names_code = False
     try:
-        return load(model)
+        names_code = settings.is_file() and "auto_map" in read_object(settings)
+        return load(model, trust_remote_code=False)
     except Exception as error:  # reading and parsing each raise errors of their own
+        if names_code:
+            raise UnsupportedError(
+                f"The tokenizer of {model} is code of its own, which tpcompile does not run",
+                got=f"an auto_map in {settings.name}",
+                expected="a tokenizer that transformers itself has",
+                hint=_WITHOUT,
+            ) from error
+        first = next(iter(str(error).splitlines()), "")
         raise CheckpointError(
             f"The tokenizer of {model} could not be read",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            got=f"{type(error).__name__}: {shortened(first)}",
             hint=_WITHOUT,
         ) from error
 
