@@ -1,4 +1,4 @@
-"""A weight laid out for this machine gives the bits that torch gives, and can be had back."""
+"""A weight laid out for this machine gives what torch gives, and can be had back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = [(1013, 64), (507, 896), (13, 24), (1, 8), (48, 64)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tokens", [1, 2, 33])
-def test_the_bits_are_those_of_torch(
+def test_the_sums_are_in_fp32_and_rounded_once(
     dtype: torch.dtype, shape: tuple[int, int], tokens: int
 ) -> None:
     torch.manual_seed(0)
@@ -23,9 +23,40 @@ def test_the_bits_are_those_of_torch(
     matrix = as_matrix(weight)
     assert matrix.shape == weight.shape
     assert torch.equal(plain(matrix), weight)
-    with torch.inference_mode():
-        assert torch.equal(linear(x, matrix), functional.linear(x, weight))
-        assert torch.equal(linear(x, matrix, bias), functional.linear(x, weight, bias))
+    for added in (None, bias):
+        with torch.inference_mode():
+            found, torchs = linear(x, matrix, added), functional.linear(x, weight, added)
+        if matrix is weight:
+            assert torch.equal(found, torchs), "it is the same call"
+        assert found.dtype == dtype
+        assert bool((_error(found, x, weight, added) <= _allowed(x, weight, added)).all())
+
+
+def _error(
+    found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    exact = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    return (found.double() - exact).abs()
+
+
+def _allowed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The bound for any order of an fp32 sum, and one rounding of the dtype at the end."""
+    added = torch.zeros(len(weight)) if bias is None else bias
+    magnitudes = functional.linear(x.double().abs(), weight.double().abs(), added.double().abs())
+    terms = x.shape[1] + 1
+    summing = terms * torch.finfo(torch.float32).eps / 2 * magnitudes
+    exact = functional.linear(x.double(), weight.double(), added.double()).abs()
+    return summing + torch.finfo(x.dtype).eps / 2 * (exact + summing)
+
+
+def test_sums_in_bf16_would_be_found() -> None:
+    """The bound is tight enough to tell a sum that is rounded on its way."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(507, 896).bfloat16(), torch.randn(33, 896).bfloat16()
+    halves = [
+        functional.linear(x[:, part], weight[:, part]) for part in (slice(448), slice(448, 896))
+    ]
+    assert bool((_error(halves[0] + halves[1], x, weight, None) > _allowed(x, weight, None)).any())
 
 
 def test_only_bf16_is_laid_out_anew() -> None:

@@ -1,7 +1,8 @@
-"""Weights of linears, laid out as the matrix kernels of this machine read them.
+"""Weights of linears in the layout that the matrix kernels of this machine prefer.
 
-On a CPU with bf16 instructions a reordered weight is read at about twice the speed, and the
-results have the same bits.
+On a CPU with bf16 instructions a reordered weight is read at about twice the speed. The kernels
+still add in fp32 and round once, but the order of the sum is the library's choice: on some CPUs
+(AMX is one) a few results differ in their last bit from those of the plain weight.
 """
 
 from __future__ import annotations
