@@ -50,7 +50,9 @@ once; the verifier proves that nobody can tell the difference, whoever is fast o
   once in the first step; later it waits for all signals of the step before.
 - **Queues** are dealt evenly to the ranks, the first ones to rank 0. With `sharing=1` each belongs
   to one worker. With the dynamic policy there is one queue a rank, and `sharing` workers take from
-  it: each takes the next instruction, then waits for it.
+  it: each takes the next instruction, then waits for it. Such a program is proved for *any* number
+  of workers at each queue, one or more: counters alone order its instructions. A program that is
+  safe only because few workers share a queue is refused.
 - **Joins**: blocks of one head that several instructions compute. They are in no order among
   themselves; the last to arrive, whichever it is, norms and rotates the head and keeps it.
 - **Sums** have fixed places and are added in a fixed tree, across columns, spans and ranks, so

@@ -1,25 +1,27 @@
-"""What is known to be done takes no more room in a long program than in a short one."""
+"""What is known to be done: exactly what no adversary overtakes, in little room and time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.vm.programs import MANY, layered, programs
+from tests.vm.programs import MANY, Touch, layered, programs
 from tpcompile.vm.assemble import assemble
 from tpcompile.vm.conflict import heads_of
 from tpcompile.vm.done import Done
 from tpcompile.vm.earlier import Earlier
 from tpcompile.vm.execution import run_order
-from tpcompile.vm.known import has
-from tpcompile.vm.program import Program
+from tpcompile.vm.known import Known, has
+from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.verify import check_program
 
 
-@MANY
-@given(programs(most=8))
-def test_what_is_known_to_be_done_is_what_cannot_be_overtaken(program: Program) -> None:
+def assert_exact(program: Program) -> None:
     """Against an adversary who holds one instruction back after the other."""
     order = list(run_order(program))
     known = dict(Done(program, order).walk())
@@ -30,6 +32,67 @@ def test_what_is_known_to_be_done_is_what_cannot_be_overtaken(program: Program) 
         for number in order:
             if number != held:
                 assert has(known[number], held) == (number not in before)
+
+
+@MANY
+@given(programs(most=8))
+def test_what_is_known_to_be_done_is_what_cannot_be_overtaken(program: Program) -> None:
+    assert_exact(program)
+
+
+@MANY
+@given(programs(most=8), st.data())
+def test_and_so_it_is_with_waits_for_some_signals(program: Program, data: st.DataObject) -> None:
+    """One counter for all that several had: who waits for it does not know who signals first."""
+    counters = st.integers(0, max(0, program.counters // 2))
+    moved = [data.draw(counters) for _ in range(program.counters)]
+    waits = tuple(
+        tuple(Wait(moved[w.counter], data.draw(st.integers(0, w.until))) for w in own)
+        for own in program.waits
+    )
+    signals = tuple(tuple(moved[counter] for counter in own) for own in program.signals)
+    assert_exact(replace(program, waits=waits, signals=signals))
+
+
+def test_signallers_that_stand_behind_the_wait() -> None:
+    """The last of three steps needs the first two; that it signals too orders nothing."""
+    program = Program(
+        (),
+        tuple(Touch() for _ in range(4)),
+        ((0,), (1,), (2, 3)),
+        waits=((), (), (Wait(0, 2),), ()),
+        signals=((0,), (0,), (), (0,)),
+    )
+    known = dict(Done(program, list(run_order(program))).walk())
+    assert has(known[2], 0) and has(known[2], 1)
+    assert_exact(program)
+
+
+@pytest.mark.parametrize("sharing", [1, 2])
+def test_waits_for_some_signals_are_walked_a_few_times(sharing: int) -> None:
+    """Not once for each signaller: the time grows with the program, not with its square."""
+    rounds = []
+    for layers in (6, 12):
+        buffers, steps = layered(layers, ranks=2, blocks=4)
+        costs = [1.0] * len(steps)
+        program = assemble("", buffers, steps, costs, "critical-path", 3, 2).program
+        lowered = tuple(
+            tuple(Wait(w.counter, max(1, w.until - 1)) for w in own) for own in program.waits
+        )
+        done = Counted(replace(program, waits=lowered, sharing=sharing), list(run_order(program)))
+        assert len(list(done.walk())) == len(steps)
+        rounds.append(done.rounds)
+    assert rounds[1] <= rounds[0] + 1
+
+
+class Counted(Done):
+    """How often the program is walked."""
+
+    rounds = 0
+
+    def _round(self) -> Iterator[tuple[int, Known]]:
+        self.rounds += 1
+        return super()._round()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

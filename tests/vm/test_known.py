@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vm.programs import MANY
-from tpcompile.vm.known import NOTHING, Known, has, missing, several, union, with_one
+from tpcompile.vm.known import NOTHING, Known, has, in_at_least, missing, several, union, with_one
 
 numbers = st.lists(st.integers(0, 12), max_size=12)
 
@@ -23,6 +23,14 @@ def test_union(one: list[int], other: list[int]) -> None:
     found = union(known_of(one), known_of(other))
     assert [n for n in range(20) if has(found, n)] == sorted({*one, *other})
     assert found == known_of([*one, *other]), "there is one form of each set"
+
+
+@MANY
+@given(st.lists(numbers, min_size=1, max_size=6), st.integers(1, 6))
+def test_in_at_least(sets: list[list[int]], least: int) -> None:
+    least = min(least, len(sets))
+    found = in_at_least([known_of(one) for one in sets], least)
+    assert found == known_of([n for n in range(13) if sum(n in one for one in sets) >= least])
 
 
 @MANY

@@ -190,7 +190,7 @@ def _one_worker(program: Program) -> Any:
 class _Gullible(Done):
     def __init__(self, program: Program, order: list[int]) -> None:
         super().__init__(program, order)
-        self._needed = {}
+        self._partial = set()
 
 
 _TRUE = verify.check_program

@@ -16,7 +16,7 @@ from tests.vm.mutations import MUTATIONS, Mutation, changed, step_wait_dropped
 from tests.vm.programs import MANY, Touch, program_of, programs
 from tpcompile.errors import VerifyError
 from tpcompile.vm.instructions import NONE, LinearResidual
-from tpcompile.vm.oracle import broken
+from tpcompile.vm.oracle import broken, overtaken
 from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.region import Buffer, Join, Region
 from tpcompile.vm.verify import check_program, verify_program
@@ -250,6 +250,20 @@ def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
     assert check_program(program) == []
     (fault,) = check_program(replace(program, sharing=2))
     assert fault.rule == "order"
+    assert "right for any number of workers at a queue" in fault.said
+
+
+def test_a_shared_queue_is_proved_for_any_number_of_workers() -> None:
+    """Two workers cannot swap the first and the third; three can, so it is refused with two."""
+    steps = (Touch(writes=(WHOLE,)), Touch(), Touch(reads=(WHOLE,)))
+    program = program_of((X,), steps, ((0, 1, 2),))
+    waits, signals = ((), (Wait(0, 1),), ()), ((0,), (), ())
+    loose = replace(program, waits=waits, signals=signals, sharing=2)
+    assert [fault.rule for fault in check_program(loose)] == ["order"]
+    assert overtaken(loose) == (0, 2)
+    tight = replace(loose, waits=((), (), (Wait(0, 1),)))
+    for sharing in (1, 2, 3, 100):
+        assert check_program(replace(tight, sharing=sharing)) == []
 
 
 @pytest.mark.parametrize("field", ["x", "weight", "residual", "out"])

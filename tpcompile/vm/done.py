@@ -3,50 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
 
-from tpcompile.vm.execution import run_order
-from tpcompile.vm.known import NOTHING, Known, union, with_one
+from tpcompile.vm.known import NOTHING, Known, in_at_least, union, with_one
 from tpcompile.vm.program import Program, Wait, queue_by_instruction
 
 
 class Done:
-    """Of a program that ends, with an order in which it can run."""
+    """Of a program that ends, with an order in which it can run.
+
+    An instruction is known to be done if nothing that waits for it can start while it is held
+    back. Workers that share a queue may be any number, so such a queue orders nothing.
+    """
 
     def __init__(self, program: Program, order: list[int]) -> None:
         self._program, self._order = program, order
-        self._gathered: list[Known] = [NOTHING] * program.counters
+        self._gathered: list[Known] = []
         """What is done when all signals of a counter have come."""
-        self._front: list[Known] = [NOTHING] * len(program.queues)
+        self._front: list[Known] = []
         """What is done when the last of each queue is, for as far as it was walked."""
-        self._needed = {
-            wait: self._indispensable(wait)
-            for wait in dict.fromkeys(wait for own in program.waits for wait in own)
+        self._partial = {
+            wait
+            for own in program.waits
+            for wait in own
             if wait.until < len(program.signallers[wait.counter])
         }
-        """Of waits for some signals of a counter: the signallers that they cannot do without."""
+        """Waits for some signals of a counter, no matter which."""
+        self._behind: dict[int, Known] = {
+            number: (len(order), 0)
+            for wait in self._partial
+            for number in program.signallers[wait.counter]
+        }
+        """By signaller of a partial wait, what is done when it is; at first, everything."""
 
     def walk(self) -> Iterator[tuple[int, Known]]:
         """Each instruction with what is done when it starts."""
+        self._settle()
+        return self._round()
+
+    def _settle(self) -> None:
+        """Compute what is done after each signaller of a partial wait.
+
+        Which of the signals come first is open, and a signaller may stand behind the wait in the
+        order. So every round takes away what the last one could not confirm, until all is.
+        """
+        before: dict[int, Known] = {}
+        while before != self._behind:
+            before = dict(self._behind)
+            for _ in self._round():
+                pass
+
+    def _round(self) -> Iterator[tuple[int, Known]]:
         program = self._program
-        apart = {number for needed in self._needed.values() for number in needed}
-        behind: dict[int, Known] = {}
         queue_of = queue_by_instruction(program.queues)
-        front = self._front
+        self._gathered = [NOTHING] * program.counters
+        front = self._front = [NOTHING] * len(program.queues)
+        met: dict[Wait, Known] = {}
         for number in self._order:
             known = front[queue_of[number]] if program.sharing == 1 else NOTHING
             for wait in program.waits[number]:
-                if wait not in self._needed:
+                if wait not in self._partial:
                     known = union(known, self._gathered[wait.counter])
-                else:
-                    for signaller in self._needed[wait]:
-                        known = union(known, behind[signaller])
+                    continue
+                if wait not in met:
+                    met[wait] = self._once_met(wait)
+                known = union(known, met[wait])
             yield number, known
             done = front[queue_of[number]] = with_one(known, number)
             for counter in program.signals[number]:
                 self._gathered[counter] = union(self._gathered[counter], done)
-            if number in apart:
-                behind[number] = done
+            if number in self._behind:
+                self._behind[number] = done
+
+    def _once_met(self, wait: Wait) -> Known:
+        """What so many signallers need that too few are left while it is held back."""
+        signallers = self._program.signallers[wait.counter]
+        spare = len(signallers) - wait.until
+        if spare >= len(signallers):
+            return NOTHING
+        return in_at_least([self._behind[number] for number in signallers], spare + 1)
 
     def unguarded(self) -> Iterator[int]:
         """Once walked, those that can start before all of the step before is done.
@@ -68,16 +102,3 @@ class Done:
                         known = union(known, self._gathered[wait.counter])
                 if known != everything:
                     yield number
-
-    def _indispensable(self, wait: Wait) -> list[int]:
-        """The signallers without which the wait cannot be over."""
-        if wait.until <= 0:
-            return []
-        signallers = dict.fromkeys(self._program.signallers[wait.counter])
-        return [number for number in signallers if not self._reached(wait, number)]
-
-    def _reached(self, wait: Wait, held: int) -> bool:
-        program = self._program
-        order = run_order(program, held, apart=program.sharing > 1)
-        before = takewhile(held.__ne__, order)
-        return sum(program.signals[n].count(wait.counter) for n in before) >= wait.until

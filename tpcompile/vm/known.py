@@ -33,6 +33,32 @@ def with_one(known: Known, number: int) -> Known:
     return _raised(base, bits) if bits & 1 else (base, bits)
 
 
+def in_at_least(sets: Sequence[Known], least: int) -> Known:
+    """The elements of at least `least` of the sets: from 1 of them to all.
+
+    The number of sets that hold an element is counted in binary, for all elements at once:
+    `digits[i]` has a bit for each element whose count has the digit 2^i.
+    """
+    base = min(low for low, _ in sets)
+    digits: list[int] = []
+    for low, more in sets:
+        carry = more << (low - base) | (1 << (low - base)) - 1
+        for place, digit in enumerate(digits):
+            digits[place], carry = digit ^ carry, digit & carry
+        if carry:
+            digits.append(carry)
+    more_than, as_many = 0, -1
+    for place in reversed(range(max(len(digits), least.bit_length()))):
+        digit = digits[place] if place < len(digits) else 0
+        if least >> place & 1:
+            as_many &= digit
+        else:
+            more_than |= as_many & digit
+            as_many &= ~digit
+    found = more_than | as_many
+    return _raised(base, found) if found & 1 else (base, found)
+
+
 def has(known: Known, number: int) -> bool:
     base, bits = known
     return number < base or bool(bits >> (number - base) & 1)

@@ -60,6 +60,8 @@ class Program:
 
     Where there are several, each takes the next instruction from the front, and only then waits
     for what that must wait for: the next ones may overtake it, and counters alone order them.
+    The verifier proves such a program for any number of workers at a queue, so an executor may
+    start more or fewer; one that only this number makes safe is refused.
     """
     repeats: bool = False
     """Whether step follows step in one launch.

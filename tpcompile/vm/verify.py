@@ -1,7 +1,11 @@
 """Proves that a program means what its instructions mean one after the other, whoever is first.
 
-Every instruction is in one queue of its rank, nothing waits for ever, heads are made of all their
-blocks, every two that conflict are ordered, by their queue or by counters, and so are steps.
+Every instruction is in one queue of its rank, the program cannot deadlock, heads are made of all
+their blocks, every two that conflict are ordered, by their queue or by counters, and so are steps.
+
+If workers share queues, all this is proved for any number of workers at each queue, not only for
+`sharing`: the order of a queue proves progress (a single worker gets through), never an order
+between two instructions.
 """
 
 from __future__ import annotations
@@ -19,6 +23,11 @@ from tpcompile.vm.known import Known, Several, missing, with_one
 from tpcompile.vm.overlap import steps_may_overlap
 from tpcompile.vm.program import Instruction, Program
 from tpcompile.vm.region import Region, box_text, fits, refusal
+
+_LOOSE = (
+    "no counter makes it wait, and a queue that workers share orders nothing: a program must be "
+    "right for any number of workers at a queue"
+)
 
 
 @dataclass(frozen=True)
@@ -204,7 +213,7 @@ def _unordered(program: Program, heads: Heads, early: int, late: int) -> str:
     return (
         f"{_name(program, early)} {did} {buffer}{box_text(first.box)} and "
         f"{_name(program, late)} {does} {buffer}{box_text(second.box)}; the second can come first, "
-        "for no queue and no counter makes it wait"
+        f"for {_LOOSE if program.sharing > 1 else 'no queue and no counter makes it wait'}"
     )
 
 
