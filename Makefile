@@ -4,11 +4,12 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check bench golden docs clean
+.PHONY: help demo test test-environments check bench golden docs clean
 
 help:
 	@echo "make demo    train a small Qwen3, generate text on two ranks, compare with Hugging Face"
 	@echo "make test    lint, types, architecture and tests"
+	@echo "make test-environments  the tests again: other CPUs, widths, locales, load (an hour)"
 	@echo "make check   lint, types and architecture only"
 	@echo "make bench   the benchmark tables"
 	@echo "make golden  write the golden files again (then read the difference)"
@@ -30,6 +31,9 @@ build/demo: | $(READY)
 
 test: check
 	$(PYTHON) -m pytest -n auto
+
+test-environments: $(READY)
+	$(PYTHON) -m tests.environments
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .

@@ -1,0 +1,22 @@
+"""Runs under other environments show first that the environment is what it is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.environments import ENVIRONMENTS, main
+
+
+def test_a_setting_that_is_not_in_effect_ends_the_run() -> None:
+    """oneDNN takes no notice of an instruction set that it does not know."""
+    unknown = replace(ENVIRONMENTS["avx2"], variables={"ONEDNN_MAX_CPU_ISA": "AVX3"})
+    with pytest.raises(SystemExit, match="must show"):
+        unknown.check()
+
+
+def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["avx3"])
+    assert "avx3 must be one of avx2, " in capsys.readouterr().err
