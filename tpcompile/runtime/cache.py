@@ -63,14 +63,16 @@ class PagedCache(Cache):
         return tuple(row.length for row in self._rows)
 
     @contextmanager
-    def append(self, real: torch.Tensor) -> Iterator[Appended]:
+    def append(self, real: torch.Tensor, batch: int | None = None) -> Iterator[Appended]:
         """Make room for new columns; `real` [batch, new] says which are tokens, not padding.
 
+        `batch` is the number of rows that the caller gave, if sequences were packed into them:
+        `max_batch` limits rows, not sequences.
         Keep it open while the step runs: if that raises, the cache is as it was before.
         """
         real = real.to("cpu", torch.bool)
         new = real.sum(1).tolist()
-        self._check_batch(len(new))
+        self._check_batch(len(new) if batch is None else batch)
         before, columns = held = list(self._rows), self.real
         if not self.is_initialized:
             before, columns = [Row()] * len(new), real.new_ones(len(new), 0)

@@ -23,7 +23,7 @@ from tpcompile.runtime.blocks import BlockPool, blocks_for
 from tpcompile.runtime.cache import PagedCache
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
-from tpcompile.runtime.packing import Packed, pack
+from tpcompile.runtime.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.rank import Ranks, Step, rank_programs
@@ -152,18 +152,20 @@ class CompiledModel(CausalLM, nn.Module):
         self._check_open()
         refuse_options(options)
         check_ids(input_ids, self.config.vocab_size)
-        cache = self._cache_for(past_key_values, use_cache)
         given = past_key_values is not None
+        wanted = use_cache if use_cache is not None else given or self.config.use_cache
+        split = packs_sequences(attention_mask, past_key_values, wanted)
+        cache = self._cache_for(past_key_values, use_cache)
         packed = pack(
             input_ids.cpu(),
             None if attention_mask is None else attention_mask.cpu(),
             None if position_ids is None else position_ids.cpu(),
             1 if greedy else logits_to_keep,
             cache.real if given and cache is not None else None,
+            split,
         )
         result = self._run(packed, cache, "tokens" if greedy else "logits")
         found = packed.unpack(result).to(input_ids.device)
-        wanted = use_cache if use_cache is not None else given or self.config.use_cache
         kept = cache if wanted else None
         if greedy:
             return GreedyOutput(tokens=found[:, -1], past_key_values=kept)
@@ -174,7 +176,7 @@ class CompiledModel(CausalLM, nn.Module):
     def _run(self, packed: Packed, cache: PagedCache | None, output: str) -> torch.Tensor:
         if cache is None:
             return self._ranks.run(Step(packed.inputs(), output))
-        with cache.append(packed.real) as placed:
+        with cache.append(packed.sequences, batch=len(packed.real)) as placed:
             inputs = packed.inputs() | {
                 "slots": placed.slots,
                 "tables": placed.tables,

@@ -19,6 +19,8 @@ class Packed:
     logit_rows: torch.Tensor
     real: torch.Tensor
     """Boolean [batch, columns]: which of the ids are tokens."""
+    sequences: torch.Tensor
+    """Boolean [sequences, columns]: the same tokens with one sequence per row."""
     kept: torch.Tensor
     """Boolean [batch, kept columns]: which of the wanted logits belong to a real token."""
 
@@ -44,10 +46,12 @@ def pack(
     position_ids: torch.Tensor | None = None,
     logits_to_keep: int | torch.Tensor = 0,
     cached: torch.Tensor | None = None,
+    split: bool = False,
 ) -> Packed:
     """Hugging Face's arguments as the inputs of a graph; padding may be on either side.
 
     `cached` says which columns before those of `input_ids` are tokens that a KV cache holds.
+    `split` starts a new sequence wherever a position does not follow the one before it.
     """
     if input_ids.dim() != 2 or not input_ids.numel():
         raise UsageError("input_ids must be [batch, length]", got=f"shape {tuple(input_ids.shape)}")
@@ -75,7 +79,28 @@ def pack(
     starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     kept = real[:, kept_columns]
     rows = (starts[:-1, None] + places)[:, kept_columns][kept]
-    return Packed(input_ids[real], positions[real], starts, rows, real, kept)
+    sequences = real
+    if split:
+        starts = _split(positions)
+        lengths = starts.diff()
+        sequences = torch.arange(int(lengths.max())) < lengths[:, None]
+    return Packed(input_ids[real], positions[real], starts, rows, real, sequences, kept)
+
+
+def packs_sequences(attention_mask: object, past_key_values: object, use_cache: bool) -> bool:
+    """Whether Hugging Face looks for sequences packed into a row by their positions.
+
+    It does so without a mask and without a cache; `use_cache` makes one before the masks.
+    """
+    return attention_mask is None and past_key_values is None and not use_cache
+
+
+def _split(positions: torch.Tensor) -> torch.Tensor:
+    """Where each sequence of a batch without padding starts, and the number of tokens."""
+    first = torch.ones_like(positions, dtype=torch.bool)
+    first[:, 1:] = positions.diff(dim=1) != 1
+    starts = first.flatten().nonzero().squeeze(1)
+    return torch.cat([starts, starts.new_tensor([positions.numel()])])
 
 
 def _real(
