@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
@@ -40,6 +41,10 @@ def test_a_plain_loop_keeps_its_kinds() -> None:
     assert watch_layers(model, find_layers(model)).kinds == (0,) * 6
 
 
+def _causal(model: Any, hidden: torch.Tensor) -> Any:
+    return create_causal_mask(model.config, hidden, attention_mask=None, past_key_values=None)
+
+
 class _OtherTables(Qwen3Model):
     """Gives layer 3 the rotary tables of other positions."""
 
@@ -52,7 +57,7 @@ class _OtherTables(Qwen3Model):
         for number, layer in enumerate(self.layers):
             hidden = layer(
                 hidden,
-                attention_mask=None,
+                attention_mask=_causal(self, hidden),
                 position_embeddings=doubled if number == 3 else tables,
                 **{k: v for k, v in options.items() if k == "starts"},
             )
@@ -76,7 +81,8 @@ class _Faded(Qwen3Model):
         hidden = self.embed_tokens(input_ids)
         tables = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
-            hidden = layer(hidden, attention_mask=None, position_embeddings=tables) * 0.9
+            mask = _causal(self, hidden)
+            hidden = layer(hidden, attention_mask=mask, position_embeddings=tables) * 0.9
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
 
 

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from tpcompile.frontend.build import Builder, UnlikeLayersError
 from tpcompile.frontend.layers import Layers, find_layers
+from tpcompile.frontend.masks import agreed_split
 from tpcompile.frontend.rotary import RotaryTables
 from tpcompile.frontend.shell import INPUTS, export, make_shell, rotary_of
 from tpcompile.frontend.source import config_of, module_of, name_of
@@ -37,6 +38,8 @@ class Captured:
     """The checkpoint tensors that the graph uses, by name."""
     aliases: dict[str, str] = field(repr=False)
     """Other names of tied tensors."""
+    packs: bool
+    """Whether sequences packed into a row are told apart by their positions."""
     model: nn.Module | None = field(repr=False, default=None)
     """The user's own model, if one was given: it holds the weights."""
 
@@ -65,7 +68,8 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
     result = infer_types(gm)
     gm.meta["tpcompile"] = GraphInfo(name_of(model), tp=1, outputs=(result,))
     own = module if isinstance(model, nn.Module) else None
-    return Captured(gm, module.config, rotary, tensors, aliases, own)
+    packs = agreed_split(filter(None, layers.masks), layers.path)
+    return Captured(gm, module.config, rotary, tensors, aliases, packs, own)
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

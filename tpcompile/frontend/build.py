@@ -28,6 +28,7 @@ from tpcompile.ir.types import ValueType
 _METADATA_CHECK = torch.ops.aten._assert_tensor_metadata.default
 _TABLE_NAMES = ("cos", "sin")
 _LAYER_ARGUMENT = SPECS[ATTENTION].argument_names.index("layer")
+_WINDOW_ARGUMENT = SPECS[ATTENTION].argument_names.index("window")
 
 
 class UnlikeLayersError(Exception):
@@ -80,10 +81,13 @@ class Builder:
         before: list[fx.Node] = []
         after: list[fx.Node] = []
         regions: dict[int, list[fx.Node]] = {layer: [] for layer in self.traced}
+        unread = _unread(self.program.graph)
         for node in self.program.graph.nodes:
             place = self.layers.layer_of(_module_path(node))
             if node.target is _METADATA_CHECK or _is_tensor(node):
                 continue
+            if place is None and node in unread:
+                continue  # what the masks were made of
             if place is not None:
                 regions[self.traced[place]].append(node)
             else:
@@ -144,10 +148,22 @@ class Builder:
             self.tables = copied
         if copied.target is operator.getitem and copied.args[0] is self.tables:
             copied.name = _TABLE_NAMES[int(copied.args[1])]  # type: ignore[arg-type]
-        if node.target is ATTENTION and layer is not None:
-            copied.update_arg(_LAYER_ARGUMENT, layer)
+        if node.target is ATTENTION:
+            self._place_attention(copied, layer, origin)
         copied.meta["value"] = copied.name
         self.values[node] = copied
+
+    def _place_attention(self, node: fx.Node, layer: int | None, origin: Origin) -> None:
+        """Write the layer, and the window that its mask means."""
+        mask = None if layer is None else self.layers.masks[layer]
+        if mask is None:
+            raise UnsupportedError(
+                "The model attends with a mask that it gives to no layer",
+                where=str(origin),
+                expected="layers that are each given their mask",
+            )
+        node.update_arg(_LAYER_ARGUMENT, layer)
+        node.update_arg(_WINDOW_ARGUMENT, mask.window)
 
     def _parameter(
         self, node: fx.Node, template: int, layer: int | None, origin: Origin
@@ -212,6 +228,15 @@ def _source_line(node: fx.Node) -> tuple[str, int]:
         if not file.startswith(_NOT_THE_MODEL):
             return file, int(line)
     return "", 0
+
+
+def _unread(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes without effects whose values nothing reads."""
+    unread: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if not node.is_impure() and unread.issuperset(node.users):
+            unread.add(node)
+    return unread
 
 
 def _handed_on(layer: int, region: list[fx.Node]) -> fx.Node:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from tpcompile.errors import UnsupportedError
+from tpcompile.frontend.masks import Meaning
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Layers:
 
     path: str
     kinds: tuple[int, ...]
+    masks: tuple[Meaning | None, ...] = ()
+    """What the attention mask of each layer means, once that is known."""
 
     def traced(self) -> tuple[int, ...]:
         """The first layer, then the first of every kind among the others, and the last.
@@ -30,13 +33,13 @@ class Layers:
 
     def all_different(self) -> Layers:
         """The same layers, none taken for a copy of another."""
-        return Layers(self.path, tuple(range(len(self.kinds))))
+        return replace(self, kinds=tuple(range(len(self.kinds))))
 
     def told_apart(self, marks: Sequence[Any]) -> Layers:
         """Layers stay of one kind only where their marks are equal too."""
         known: dict[Any, int] = {}
         pairs = zip(self.kinds, marks, strict=True)
-        return Layers(self.path, tuple(known.setdefault(pair, len(known)) for pair in pairs))
+        return replace(self, kinds=tuple(known.setdefault(pair, len(known)) for pair in pairs))
 
     def template(self, layer: int) -> int:
         """The traced layer that `layer` is a copy of."""

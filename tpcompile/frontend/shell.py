@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError
+from tpcompile.frontend import masks
 from tpcompile.frontend.layers import Layers
 
 INPUTS = {"input_ids": "T", "positions": "T", "starts": "S", "logit_rows": "R"}
@@ -41,9 +42,9 @@ def make_shell(
     for tensor in (*module.parameters(), *module.buffers()):
         memo[id(tensor)] = _without_storage(tensor)
     memo[id(rotary)] = _RotaryLeaf(2 * frequencies.shape[-1])
-    _register_attention()
+    masks.register(_attention)
     config: Any = copy.deepcopy(module.config)
-    config._attn_implementation = "tpcompile"
+    config._attn_implementation = masks.IMPLEMENTATION
     memo[id(module.config)] = config
     modules: Any = module.get_submodule(layers.path)
     make = stand_in or (lambda layer: copy.deepcopy(layer, memo))
@@ -104,6 +105,8 @@ class _RotaryLeaf(nn.Module):
         self.width = width
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        if position_ids.device != x.device:  # real ones, which masks are made with
+            position_ids = position_ids.to(x.device)
         return torch.ops.tpc.rotary(position_ids, self.width, x.dtype)
 
 
@@ -132,29 +135,28 @@ class TokenParallel(nn.Module):
         return logits
 
 
-def _register_attention() -> None:
-    """Known as an attention function but not as a mask: then Hugging Face builds no mask."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register("tpcompile", _attention)
-
-
 def _attention(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: Any,
     scaling: float | None = None,
     sliding_window: int | None = None,
     starts: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Hugging Face's attention interface (heads in dimension 1) over `tpc.attention`."""
+    """Hugging Face's attention interface (heads in dimension 1) over `tpc.attention`.
+
+    `sliding_window` is ignored, as eager attention ignores it: the mask decides, and the window
+    that it means is written into the graph when that is built.
+    """
     name = type(module).__name__
-    if attention_mask is not None:
+    if not isinstance(attention_mask, masks.Mask):
         raise UnsupportedError(
-            f"{name} was given a mask of the model's own making",
+            f"{name} was given a mask of the model's own making"
+            if attention_mask is not None
+            else f"{name} was given no mask, so a token sees those after it too",
             expected="a decoder in which a token sees itself and those before it",
         )
     extra = [key for key in ("softcap", "s_aux", "position_bias") if options.get(key) is not None]
@@ -165,4 +167,4 @@ def _attention(
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
-    return torch.ops.tpc.attention(q, k, v, starts, scale, sliding_window, layer), None
+    return torch.ops.tpc.attention(q, k, v, starts, scale, None, layer), None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.layers import Layers
+from tpcompile.frontend.masks import Mask, Meaning, masks_in, meaning_of
 from tpcompile.frontend.shell import (
     TokenParallel,
     as_capture_errors,
@@ -28,10 +30,9 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
     calls: list[_Call] = []
     every = tuple(range(len(layers.kinds)))
     shell = make_shell(module, layers, every, lambda layer: _Watched(layer, calls))
-    with as_capture_errors(shell), torch.no_grad():
-        TokenParallel(shell)(*example_inputs())
-    straight = len(calls) == len(every) and all(
-        after.hidden is before.result for before, after in pairwise(calls)
+    plain = _calls_of(shell, calls, torch.arange(len(_PACKED), device="cpu"))
+    straight = len(plain) == len(every) and all(
+        after.hidden is before.result for before, after in pairwise(plain)
     )
     if not straight:
         raise UnsupportedError(
@@ -39,7 +40,51 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
             where=layers.path,
             expected="layers that each take what the one before gave",
         )
-    return layers.told_apart([call.others for call in calls])
+    packed = _calls_of(shell, calls, torch.tensor(_PACKED, device="cpu"))
+    masks = _meanings(zip(plain, packed, strict=True), layers.path)
+    return replace(layers.told_apart([call.others for call in plain]), masks=masks)
+
+
+_PACKED = (0, 1, 2, 3, 0, 1, 2)
+"""Positions of two sequences in one row."""
+
+
+def _calls_of(shell: nn.Module, calls: list[_Call], positions: torch.Tensor) -> list[_Call]:
+    """The calls of all layers, for tokens at these positions.
+
+    Positions are real numbers, not of the meta device: Hugging Face looks for packed sequences.
+    """
+    calls.clear()
+    ids, _, starts, rows = example_inputs()
+    with as_capture_errors(shell), torch.no_grad():
+        TokenParallel(shell)(ids, positions, starts, rows)
+    return list(calls)
+
+
+def _meanings(pairs: Iterable[tuple[_Call, _Call]], path: str) -> tuple[Meaning | None, ...]:
+    """What the mask of each layer means; each mask is read once, whatever layers share it."""
+    known: dict[Any, Meaning] = {}
+    meanings = []
+    for index, calls in enumerate(pairs):
+        where = f"{path}.{index}"
+        plain, packed = given = tuple(_mask_given(call, where) for call in calls)
+        if plain is not None and packed is not None and given not in known:
+            known[given] = meaning_of(plain, packed, torch.tensor(_PACKED, device="cpu"), where)
+        meanings.append(known.get(given))
+    return tuple(meanings)
+
+
+def _mask_given(call: _Call, where: str) -> Mask | None:
+    """The attention mask that a layer was given, if it was given any."""
+    found = set(masks_in(call.kept))
+    if len(found) > 1:
+        raise UnsupportedError(
+            "A layer is given several attention masks",
+            where=where,
+            got=str(len(found)),
+            expected="one, which its attention takes",
+        )
+    return found.pop() if found else None
 
 
 @dataclass(frozen=True)
@@ -73,8 +118,10 @@ class _Watched(nn.Module):
 
 
 def _mark(value: Any) -> Any:
-    """Equal for the same value, and for equal settings."""
+    """Equal for the same value, and for equal settings; what masks mean is known elsewhere."""
     if isinstance(value, tuple | list):
         return tuple(map(_mark, value))
+    if isinstance(value, Mask):
+        return Mask
     plain = value is None or isinstance(value, int | float | str)
     return value if plain else id(value)

@@ -63,6 +63,7 @@ class CompiledModel(CausalLM, nn.Module):
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
         self.max_batch = max_batch
         self._aliases = captured.aliases
+        self._packs = captured.packs
         self._ranks = ranks
         self._device = device or torch.device("cpu")
         self._step_programs = programs
@@ -154,7 +155,7 @@ class CompiledModel(CausalLM, nn.Module):
         check_ids(input_ids, self.config.vocab_size)
         given = past_key_values is not None
         wanted = use_cache if use_cache is not None else given or self.config.use_cache
-        split = packs_sequences(attention_mask, past_key_values, wanted)
+        split = self._packs and packs_sequences(attention_mask, past_key_values, wanted)
         cache = self._cache_for(past_key_values, use_cache)
         packed = pack(
             input_ids.cpu(),

@@ -1,0 +1,204 @@
+"""Several sequences in one row, told apart by their positions, as Hugging Face does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.masking_utils import create_causal_mask
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+
+import tpcompile
+from tests.models import TOLERANCE, relative_error
+from tests.runtime.eager_pair import Both, enlivened, prompt
+from tpcompile.errors import UsageError
+from tpcompile.frontend import capture
+from tpcompile.presets import preset
+
+VOCABULARY = 128
+
+
+def lively(**changes: Any) -> Any:
+    values = {**preset("tiny-qwen3"), "dtype": "float32", "num_hidden_layers": 2, **changes}
+    return enlivened(AutoConfig.for_model(**{**values, "vocab_size": VOCABULARY}))
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def both(request: pytest.FixtureRequest) -> Both:
+    """Layer 0 with a window of 3, layer 1 without."""
+    eager = lively(
+        use_sliding_window=True,
+        sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    compiled = tpcompile.compile(
+        eager, tp=request.param, simulate=True, max_seq_len=32, max_batch=2
+    )
+    return Both(eager, compiled)
+
+
+def _ids(rows: int, columns: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(4, VOCABULARY, (rows, columns), generator=generator)
+
+
+def _logits(model: Any, **given: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(**given).logits
+    return logits
+
+
+def _difference(both: Both, **given: Any) -> float:
+    return relative_error(_logits(both.compiled, **given), _logits(both.eager, **given))
+
+
+LAYOUTS = {
+    "two": [[0, 1, 2, 3, 0, 1, 2, 3, 4]],
+    "one": [[0, 1, 2, 3, 4, 5, 6, 7, 8]],
+    "one, further on": [[5, 6, 7, 8, 9, 10, 11, 12, 13]],
+    "repeated": [[0, 0, 0, 1, 2, 2, 3, 3, 3]],
+    "jumping": [[0, 1, 2, 7, 8, 9, 11, 12, 13]],
+    "decreasing": [[8, 7, 6, 5, 4, 3, 2, 1, 0]],
+    "goes on where the other stopped": [[3, 4, 5, 6, 7, 1, 2, 3, 4]],
+    "two rows": [[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 6]],
+    "only one of two rows": [[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 0, 0, 1]],
+    "rows that follow each other": [[0, 1, 2, 3, 4, 0, 1, 2, 3], [4, 5, 6, 7, 8, 0, 1, 2, 3]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_packed_rows(both: Both, attention: str, layout: str) -> None:
+    positions = torch.tensor(LAYOUTS[layout])
+    given = {"input_ids": _ids(*positions.shape), "position_ids": positions, "use_cache": False}
+    both.eager.set_attn_implementation(attention)
+    assert _difference(both, **given) < TOLERANCE
+
+
+def test_one_row_of_positions_for_the_whole_batch(both: Both) -> None:
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    assert _difference(both, input_ids=_ids(2, 5), position_ids=positions, use_cache=False) < (
+        TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("keep", [1, 3, torch.tensor([0, 4, -1])])
+def test_only_the_logits_asked_for(both: Both, keep: int | torch.Tensor) -> None:
+    positions = torch.tensor(LAYOUTS["two rows"])
+    given = {"input_ids": _ids(2, 9), "position_ids": positions, "use_cache": False}
+    assert _difference(both, **given, logits_to_keep=keep) < TOLERANCE
+
+
+KEPT_WHOLE: dict[str, dict[str, Any]] = {
+    "the default use_cache": {},
+    "use_cache": {"use_cache": True},
+    "a mask of ones": {"use_cache": False, "attention_mask": torch.ones(1, 9)},
+    "both": {"attention_mask": torch.ones(1, 9, dtype=torch.long)},
+}
+
+
+@pytest.mark.parametrize("case", KEPT_WHOLE)
+def test_rows_that_are_kept_whole(both: Both, case: str) -> None:
+    """Positions start again, but a mask or a cache is in play."""
+    positions = torch.tensor(LAYOUTS["two"])
+    given = {"input_ids": _ids(1, 9), "position_ids": positions}
+    found = _logits(both.compiled, **given, **KEPT_WHOLE[case])
+    assert relative_error(found, _logits(both.eager, **given, **KEPT_WHOLE[case])) < TOLERANCE
+    assert relative_error(found, _logits(both.compiled, **given, use_cache=False)) > 0.01
+
+
+def test_a_cache_that_is_given_keeps_rows_whole(both: Both) -> None:
+    ids = _ids(1, 9)
+    positions = torch.tensor([[0, 1, 0]])
+    with torch.inference_mode():
+        logits = [
+            model(
+                ids[:, 6:],
+                position_ids=positions,
+                use_cache=False,
+                past_key_values=model(ids[:, :6], use_cache=True).past_key_values,
+            ).logits
+            for model in (both.compiled, both.eager)
+        ]
+    assert relative_error(*logits) < TOLERANCE
+
+
+def test_use_cache_of_the_config(both: Both) -> None:
+    positions = torch.tensor(LAYOUTS["two"])
+    given = {"input_ids": _ids(1, 9), "position_ids": positions}
+    split = _logits(both.compiled, **given, use_cache=False)
+    try:
+        both.eager.config.use_cache = False
+        assert both.compiled.config is both.eager.config
+        assert _difference(both, **given) < TOLERANCE
+        assert torch.equal(_logits(both.compiled, **given), split)
+    finally:
+        both.eager.config.use_cache = True
+
+
+def test_masks_in_four_dimensions_are_refused(both: Both) -> None:
+    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    with pytest.raises(UsageError, match="attention_mask"):
+        both.compiled(_ids(1, 9), attention_mask=mask, use_cache=False)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_padding_free_is_the_padded_batch(both: Both, attention: str) -> None:
+    """As in transformers' own padding-free tests: left-padded rows against one flat row."""
+    both.eager.set_attn_implementation(attention)
+    given = {name: value % VOCABULARY for name, value in prompt(4, 7).items()}
+    real = given["attention_mask"].bool()
+    positions = (real.cumsum(1) - 1).clamp(min=0)
+    flat = {"input_ids": given["input_ids"][real][None], "position_ids": positions[real][None]}
+    padded = _logits(both.compiled, **given, position_ids=positions, use_cache=False)[real]
+    found = _logits(both.compiled, **flat, use_cache=False)[0]
+    assert relative_error(found, padded) < TOLERANCE
+    assert relative_error(found, _logits(both.eager, **flat, use_cache=False)[0]) < TOLERANCE
+
+
+def test_neither_max_batch_nor_the_cache_limits_packed_sequences(both: Both) -> None:
+    """Nine sequences in each of two rows, where `max_batch` is 2; nothing is left behind."""
+    positions = torch.tensor(LAYOUTS["decreasing"]).expand(2, -1)
+    given = {"position_ids": positions, "use_cache": False}
+    assert _difference(both, input_ids=_ids(2, 9), **given) < TOLERANCE
+    assert both.compiled._pool is not None and both.compiled._pool.used == 0
+    with pytest.raises(UsageError, match="max_batch"):
+        both.compiled(_ids(3, 9), position_ids=positions[:1], use_cache=False)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_generate_is_not_affected(both: Both, use_cache: bool) -> None:
+    """It always gives a mask, so the prompt stays whole whatever its positions are."""
+    both.eager.set_attn_implementation("eager")
+    ids = _ids(1, 6)
+    asked = {"max_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
+    both.same(ids, **asked)
+    both.same(ids, **asked, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+
+
+class _NeverApart(Qwen3Model):
+    """Makes its masks without positions, so packed sequences see each other in eager."""
+
+    def forward(self, input_ids: Any, position_ids: Any = None, **options: Any) -> Any:
+        hidden = self.embed_tokens(input_ids)
+        del options["attention_mask"], options["inputs_embeds"]
+        mask = create_causal_mask(self.config, hidden, attention_mask=None, past_key_values=None)
+        return super().forward(
+            inputs_embeds=hidden,
+            position_ids=position_ids,
+            attention_mask={"full_attention": mask},
+            **options,
+        )
+
+
+def test_a_model_that_never_packs_is_not_split() -> None:
+    eager = lively()
+    assert capture(eager).packs
+    eager.model.__class__ = _NeverApart
+    assert not capture(eager).packs
+    both = Both(eager, tpcompile.compile(eager, tp=1, simulate=True))
+    positions = torch.tensor(LAYOUTS["two"])
+    given = {"input_ids": _ids(1, 9), "position_ids": positions, "use_cache": False}
+    assert _difference(both, **given) < TOLERANCE
