@@ -81,13 +81,10 @@ class Builder:
         before: list[fx.Node] = []
         after: list[fx.Node] = []
         regions: dict[int, list[fx.Node]] = {layer: [] for layer in self.traced}
-        unread = _unread(self.program.graph)
         for node in self.program.graph.nodes:
             place = self.layers.layer_of(_module_path(node))
             if node.target is _METADATA_CHECK or _is_tensor(node):
                 continue
-            if place is None and node in unread:
-                continue  # what the masks were made of
             if place is not None:
                 regions[self.traced[place]].append(node)
             else:
@@ -228,15 +225,6 @@ def _source_line(node: fx.Node) -> tuple[str, int]:
         if not file.startswith(_NOT_THE_MODEL):
             return file, int(line)
     return "", 0
-
-
-def _unread(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes without effects whose values nothing reads."""
-    unread: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if not node.is_impure() and unread.issuperset(node.users):
-            unread.add(node)
-    return unread
 
 
 def _handed_on(layer: int, region: list[fx.Node]) -> fx.Node:

@@ -21,6 +21,8 @@ class Layers:
     kinds: tuple[int, ...]
     masks: tuple[Meaning | None, ...] = ()
     """What the attention mask of each layer means, once that is known."""
+    mask_arguments: tuple[int | str | None, ...] = ()
+    """Which argument of each layer that mask is."""
 
     def traced(self) -> tuple[int, ...]:
         """The first layer, then the first of every kind among the others, and the last.

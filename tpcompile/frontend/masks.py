@@ -1,9 +1,9 @@
 """What a model's attention masks mean, asked of the masks themselves.
 
 Eager attention takes causality and sliding windows from the mask alone, so a graph must too.
-While a shell runs, Hugging Face's mask builders give a `Mask` in place of a tensor. It carries
-the function of positions that the builder would have tabulated, which is compared with what
-`tpc.attention` can express. Any other mask is refused.
+While layers are watched, Hugging Face's mask builders give a `Mask` in place of a tensor. It
+carries the function of positions that the builder would have tabulated, which is compared with
+what `tpc.attention` can express. Any other mask is refused, and so is any other use of one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from tpcompile.errors import UnsupportedError
 
-IMPLEMENTATION = "tpcompile"
-"""The name of our attention and mask functions in Hugging Face's registries."""
+ATTENTION_ONLY = "tpcompile"
+"""Our attention function in Hugging Face's registry; its mask builders give None for it."""
+WITH_MASKS = "tpcompile, with masks"
+"""The same function; Hugging Face's mask builders give a `Mask` for it."""
 
 _EXPECTED = "a causal mask, with or without a sliding window"
 
@@ -55,7 +58,7 @@ class Meaning:
     window: int | None
     """How many tokens a token sees, itself included; all before it without one."""
     splits: frozenset[bool]
-    """Whether sequences packed into a row see each other; both fit a window of one token."""
+    """Whether sequences packed into a row are kept apart; both fit a window of one token."""
 
 
 def register(attention: Callable[..., Any]) -> None:
@@ -63,12 +66,33 @@ def register(attention: Callable[..., Any]) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _make_mask)
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_ONLY, attention)
+    ALL_ATTENTION_FUNCTIONS.register(WITH_MASKS, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(WITH_MASKS, _make_mask)
+
+
+def hand_in(layer: nn.Module, argument: int | str) -> None:
+    """Give a layer a `Mask` where it would be given None, to see what it does with it.
+
+    A trace cannot make masks: it would record how Hugging Face looks for packed sequences.
+    """
+
+    def put(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = dict(enumerate(args)) | kwargs
+        if given.get(argument) is not None:
+            return None
+        if isinstance(argument, str):
+            return args, kwargs | {argument: _TRACED}
+        return (*args[:argument], _TRACED, *args[argument + 1 :]), kwargs
+
+    layer.register_forward_pre_hook(put, with_kwargs=True)
+
+
+_TRACED = Mask(lambda *_: torch.empty(0), custom=True, sizes=())
 
 
 def masks_in(value: Any) -> Iterator[Mask]:
-    """Every mask among the arguments of a layer."""
+    """Every mask in an argument of a layer."""
     if isinstance(value, Mask):
         yield value
     elif isinstance(value, dict):

@@ -44,11 +44,15 @@ def make_shell(
     memo[id(rotary)] = _RotaryLeaf(2 * frequencies.shape[-1])
     masks.register(_attention)
     config: Any = copy.deepcopy(module.config)
-    config._attn_implementation = masks.IMPLEMENTATION
+    config._attn_implementation = masks.WITH_MASKS if stand_in else masks.ATTENTION_ONLY
     memo[id(module.config)] = config
     modules: Any = module.get_submodule(layers.path)
     make = stand_in or (lambda layer: copy.deepcopy(layer, memo))
-    memo[id(modules)] = nn.ModuleList(make(modules[i]) for i in traced)
+    memo[id(modules)] = kept = nn.ModuleList(make(modules[i]) for i in traced)
+    if stand_in is None:
+        for i, layer in zip(traced, kept, strict=True):
+            if (argument := layers.mask_arguments[i]) is not None:
+                masks.hand_in(layer, argument)
     return copy.deepcopy(module, memo)
 
 

@@ -41,8 +41,11 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
             expected="layers that each take what the one before gave",
         )
     packed = _calls_of(shell, calls, torch.tensor(_PACKED, device="cpu"))
-    masks = _meanings(zip(plain, packed, strict=True), layers.path)
-    return replace(layers.told_apart([call.others for call in plain]), masks=masks)
+    return replace(
+        layers.told_apart([call.others for call in plain]),
+        masks=_meanings(zip(plain, packed, strict=True), layers.path),
+        mask_arguments=tuple(_mask_given(call, layers.path)[0] for call in plain),
+    )
 
 
 _PACKED = (0, 1, 2, 3, 0, 1, 2)
@@ -67,24 +70,27 @@ def _meanings(pairs: Iterable[tuple[_Call, _Call]], path: str) -> tuple[Meaning 
     meanings = []
     for index, calls in enumerate(pairs):
         where = f"{path}.{index}"
-        plain, packed = given = tuple(_mask_given(call, where) for call in calls)
+        plain, packed = given = tuple(_mask_given(call, where)[1] for call in calls)
         if plain is not None and packed is not None and given not in known:
             known[given] = meaning_of(plain, packed, torch.tensor(_PACKED, device="cpu"), where)
         meanings.append(known.get(given))
     return tuple(meanings)
 
 
-def _mask_given(call: _Call, where: str) -> Mask | None:
-    """The attention mask that a layer was given, if it was given any."""
-    found = set(masks_in(call.kept))
-    if len(found) > 1:
+def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]:
+    """The attention mask that a layer was given and as which argument, if any."""
+    found = [(name, mask) for name, value in call.kept.items() for mask in masks_in(value)]
+    if not found:
+        return None, None
+    name, mask = found[0]
+    if len(found) > 1 or call.kept[name] is not mask:
         raise UnsupportedError(
-            "A layer is given several attention masks",
+            "A layer is given several attention masks, or one in a collection",
             where=where,
-            got=str(len(found)),
-            expected="one, which its attention takes",
+            got=", ".join(str(name) for name, _ in found),
+            expected="one argument that is the mask of its attention",
         )
-    return found.pop() if found else None
+    return name, mask
 
 
 @dataclass(frozen=True)
