@@ -15,6 +15,7 @@ from tpcompile.ir.layout import AnyLayout, TokenLayout
 from tpcompile.ir.meta import GraphInfo
 from tpcompile.ir.ops import SPECS, RuleError
 from tpcompile.ir.ops.collectives import to_whole
+from tpcompile.ir.roles import Role
 from tpcompile.ir.simulate import run_ranks
 from tpcompile.ir.types import PARTIAL, REPLICATE, AnyType, Dim, Partial, Shard, ValueType
 
@@ -28,6 +29,9 @@ class Operand:
 
     def sharded(self, dim: int, layout: AnyLayout) -> Operand:
         return Operand(self.whole, self.kind.sharded(dim, layout))
+
+    def in_role(self, role: Role | None) -> Operand:
+        return Operand(self.whole, self.kind.in_role(role))
 
     def partial(self) -> Operand:
         return Operand(self.whole, self.kind.placed(PARTIAL))

@@ -27,7 +27,7 @@ from tpcompile.ir.meta import (
     value_type,
 )
 from tpcompile.ir.ops import ALL_REDUCE, LINEAR, PAGED_ATTENTION, RMS_NORM, SPECS, SWIGLU, RuleError
-from tpcompile.ir.recipe import Concat, Pad, Permute, Slice, Tensor
+from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import PARTIAL, Shard, ValueType
 from tpcompile.passes import default_pipeline, insert_after, run_passes
@@ -122,6 +122,18 @@ def cache_of_one_layer(gm: fx.GraphModule) -> None:
     second.update_arg(place, first.args[place])
 
 
+def cache_layers_swapped(gm: fx.GraphModule) -> None:
+    place = SPECS[PAGED_ATTENTION].argument_names.index("layer")
+    for node in gm.graph.nodes:
+        if node.target is PAGED_ATTENTION:
+            node.update_arg(place, 1 - node.args[place])
+
+
+def cache_of_other_blocks(gm: fx.GraphModule) -> None:
+    place = SPECS[PAGED_ATTENTION].argument_names.index("block")
+    called(gm, PAGED_ATTENTION).update_arg(place, 16)
+
+
 def recipe_shape(gm: fx.GraphModule) -> None:
     weight = made_of(gm, "layers.0.self_attn.q_proj")
     first, *others = parameter_of(weight).shards
@@ -167,6 +179,68 @@ def replicas_that_differ(gm: fx.GraphModule) -> None:
     redefined(norm, shards=(first, *others[:-1], other))
 
 
+def rewritten(tensor: str, change: Callable[[Recipe], Recipe]) -> Callable[[fx.GraphModule], None]:
+    """Other rows, in the whole and on every rank alike."""
+
+    def edit(gm: fx.GraphModule) -> None:
+        node = made_of(gm, tensor)
+        old = parameter_of(node)
+        whole = change(old.whole)
+        assert shape_of(whole) == shape_of(old.whole)
+        new = dataclasses.replace(old, whole=whole).on_ranks(len(old.shards))
+        layout = old.type.layout_of(0)
+        split = isinstance(layout, Layout | FusedLayout)
+        set_parameter(node, new.sharded(0, layout) if split else new)
+
+    return edit
+
+
+def _repeated(whole: Recipe) -> Recipe:
+    """The first row twice, for the last."""
+    return Concat((Slice(whole, 0, 0, 1), Slice(whole, 0, 0, shape_of(whole)[0] - 1)), 0)
+
+
+def _turned(whole: Recipe) -> Recipe:
+    middle = shape_of(whole)[0] // 2
+    return Concat((Slice(whole, 0, middle, 2 * middle), Slice(whole, 0, 0, middle)), 0)
+
+
+def _interleaved_rows(whole: Recipe) -> Recipe:
+    """As interleave-rotary does it, but the type does not tell."""
+    return Permute(whole, 0, (1, 2, shape_of(whole)[0] // 2), (0, 2, 1))
+
+
+def _longer(whole: Recipe) -> Recipe:
+    """As if the checkpoint had more rows."""
+    assert isinstance(whole, Tensor)
+    return Slice(Tensor(whole.name, (65, *whole.shape[1:])), 0, 1, 65)
+
+
+def _other_layer(whole: Recipe) -> Recipe:
+    assert isinstance(whole, Tensor)
+    return Tensor(whole.name.replace(".0.", ".1."), whole.shape)
+
+
+def _parts_swapped(whole: Recipe) -> Recipe:
+    assert isinstance(whole, Concat)
+    return Concat(whole.sources[::-1], 0)
+
+
+def _last_row_skipped(gm: fx.GraphModule) -> None:
+    """A row less of the table, and of the logits, all in step."""
+    table = made_of(gm, "embed_tokens")
+    old = parameter_of(table)
+    rows, width = shape_of(old.whole)
+    less = Layout("vocab", rows - 1, 1, even_runs(rows - 1, len(old.shards)))
+    kind = ValueType((rows - 1, width), old.type.dtype)
+    whole = Slice(old.whole, 0, 0, rows - 1)
+    set_parameter(table, Parameter(kind, whole, ()).on_ranks(len(old.shards)).sharded(0, less))
+    info = info_of(gm)
+    logits, *rest = info.outputs
+    shorter = dataclasses.replace(logits, shape=(logits.shape[0], rows - 1))
+    gm.meta["tpcompile"] = dataclasses.replace(info, outputs=(shorter, *rest))
+
+
 def relaid(tensor: str, dim: int, parts: Any) -> Callable[[fx.GraphModule], None]:
     """Another layout, with recipes that agree with it."""
 
@@ -183,6 +257,7 @@ def relaid(tensor: str, dim: int, parts: Any) -> Callable[[fx.GraphModule], None
 
 
 O_PROJ = "layers.0.self_attn.o_proj"
+QKV, NORM = "layers.0.self_attn.q_proj", "layers.0.input_layernorm"
 GAP = ((0, 2),), ((2, 3),), ((4, 5),), ((5, 6),)
 IDLE = ((0, 2),), ((2, 4),), ((4, 6),), ((6, 6),)
 TWICE = ((0, 2), (1, 3)), ((3, 4),), ((4, 5),), ((5, 6),)
@@ -242,6 +317,8 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
     "ranks": (("a cache on other ranks", relaid_cache((((0, 1),), ((1, 2),))), "on 2 ranks"),),
     "kv-cache": (
         ("layers in one place", cache_of_one_layer, "layer 0 of the cache"),
+        ("layers in another order", cache_layers_swapped, "layer 0 of the cache behind layer 1"),
+        ("a layer of other blocks", cache_of_other_blocks, "block=16"),
         ("heads where the keys are not", relaid_cache((((0, 1),),) * 3 + (((1, 2),),)), "cache"),
     ),
     "recipe": (
@@ -252,6 +329,14 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
         ("too few recipes", recipe_missing, "3 recipes"),
         ("a whole that is not the type's", recipe_of_the_whole, "shape (63,)"),
         ("replicas that differ", replicas_that_differ, "on rank 3"),
+        ("a row twice", rewritten(NORM, _repeated), "[0:1]"),
+        ("rows turned", rewritten(NORM, _turned), "[32:64]"),
+        ("rows interleaved", rewritten(NORM, _interleaved_rows), "permute("),
+        ("a row of the fused rows twice", rewritten(QKV, _repeated), "[0:1]"),
+        ("fused parts swapped", rewritten("layers.0.mlp.gate_proj", _parts_swapped), "made of"),
+        ("the tensor of another layer", rewritten(NORM, _other_layer), "layers.1.input"),
+        ("a tensor of another shape", rewritten(NORM, _longer), "[65]"),
+        ("a row that nothing reads", _last_row_skipped, "1 rows of model.embed_tokens"),
     ),
     "layout": (
         ("a head that no cache has", relaid_cache((((0, 1),),) * 4), "unit 1 (1 missing)"),

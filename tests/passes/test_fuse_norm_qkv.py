@@ -78,9 +78,9 @@ def test_the_step_s_own_keys_are_read_from_the_cache() -> None:
     place = NAMES.index("layer")
     for node in calls(gm, NORM_QKV_ROPE_APPEND):
         node.update_arg(place, 1 - node.args[place])  # type: ignore[operator]
-    (problem,) = check_graph(gm)
-    assert problem.rule == "kv-cache"
-    assert "in which nothing was kept before" in problem.got
+    problems = check_graph(gm)
+    assert {problem.rule for problem in problems} == {"kv-cache"}
+    assert any("in which nothing was kept before" in problem.got for problem in problems)
     given = filled("tiny-qwen3", 1, BATCHES[1])
     pair = decode_step("fuse-norm-qkv", tp=1).plain.pair
     assert bool(run_step(gm, pair, given.inputs, given.caches).logits.isnan().any())
@@ -166,7 +166,8 @@ def test_near_miss_is_left_alone(name: str) -> None:
     assert reason in str(report.nearest)
     assert report.nearest is not None and report.nearest.node is not None
     assert len(calls(gm, PAGED_ATTENTION)) == len(calls(gm, CACHED_ATTENTION)) == 1
-    assert check_graph(gm) == []
+    rules = ["head-order"] if change is _only_keys_are_interleaved else []
+    assert [problem.rule for problem in check_graph(gm)] == rules
 
 
 def test_a_graph_without_attention_has_nothing_to_fuse() -> None:

@@ -10,6 +10,7 @@ from torch import fx
 from tests.models import TOLERANCE, batch, eager_logits, relative_error, stage_logits
 from tests.passes.steps import TINY_VOCABULARY
 from tests.passes.test_interleave_rotary import LENGTHS, interleaved
+from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ATTENTION, ROPE
 from tpcompile.passes.manager import clone
@@ -81,3 +82,13 @@ def test_a_mistake_shows(name: str) -> None:
     put_back(gm, current.before.graph)
     found = stage_logits(gm, current.pair, packed)
     assert relative_error(found, eager_logits(current.pair.eager, LENGTHS)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_checker_names_the_order(name: str) -> None:
+    model, put_back = MISTAKES[name]
+    current = interleaved(model)
+    gm = clone(current.after.graph)
+    assert check_graph(gm) == []
+    put_back(gm, current.before.graph)
+    assert check_graph(gm)[0].rule == "head-order"

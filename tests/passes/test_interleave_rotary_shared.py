@@ -13,11 +13,11 @@ from tests.passes.graphs import GraphBuilder, refusal
 from tests.passes.test_fuse_norm_linear import numbered
 from tpcompile.errors import PassError
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.meta import parameter_of, parameters
+from tpcompile.ir.meta import parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ATTENTION, LINEAR, RMS_NORM, ROPE
 from tpcompile.ir.ops.rotary import interleave
 from tpcompile.ir.recipe import Permute
-from tpcompile.passes.interleave_rotary import InterleaveRotary
+from tpcompile.passes.interleave_rotary import InterleaveRotary, _interleaved
 from tpcompile.passes.rewrite import calls, drop_dead
 
 aten = torch.ops.aten
@@ -60,7 +60,8 @@ class Rotated:
                 rows["v"] = rows["k"]
             q, k, v = (made.side(name, rows[name]) for name in "qkv")
             values = k if self.keys_are_values else v
-            mixed = made.call(ATTENTION, q, k, values, starts, 0.25, None, layer)
+            kind = q.meta["type"].in_role(None) if self.paired else None  # no rule allows it
+            mixed = made.call(ATTENTION, q, k, values, starts, 0.25, None, layer, kind=kind)
             others = {"heads": [q], "rows": [rows["q"]]}.get(self.read, [])
             for term in (mixed, *(made.call(aten.neg.default, other) for other in others)):
                 flat = term.meta["type"].dims == 2
@@ -83,7 +84,9 @@ class _Builder(GraphBuilder):
 
     def own(self, name: str, *shape: int) -> fx.Node:
         if name not in self.made:
-            self.made[name] = self.parameter(name, *shape)
+            self.made[name] = node = self.parameter(name, *shape)
+            if name[0] in self.asked.paired:
+                set_parameter(node, _interleaved(parameter_of(node), WIDTH))
         return self.made[name]
 
     def rows(self, name: str, layer: int, x: fx.Node) -> fx.Node:

@@ -9,13 +9,17 @@ from torch import fx
 
 from tpcompile.ir.check_parameters import check_ranks
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import CACHE_OPS, CACHE_WRITERS, SPECS, RuleError
+from tpcompile.ir.ops import CACHE_OPS, CACHE_WRITERS, NORM_QKV_ROPE_APPEND, SPECS, RuleError
+from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Shard
 
 
 def check_input(node: fx.Node, ranks: int) -> None:
     """Every rank gets the same, but for a KV cache, which lies as the keys do."""
     kind = value_type(node)
+    known = kind.role is None or isinstance(kind.role, CacheOf)
+    if not known:
+        raise RuleError("input", str(kind), "an input without a role, or a KV cache")
     cache = bool(node.users) and all(_is_cache(node, user) for user in node.users)
     if kind.placement != REPLICATE and not (cache and isinstance(kind.placement, Shard)):
         raise RuleError("input", str(kind), "inputs on every rank")
@@ -33,8 +37,10 @@ def _is_cache(node: fx.Node, user: fx.Node) -> bool:
 
 
 def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Ops that keep K and V where another does, and ops that read what nobody has kept yet."""
+    """Ops that break the order of a step: each layer of the cache is written once, then read."""
     kept: dict[tuple[Any, Any], fx.Node] = {}
+    read: dict[tuple[Any, Any], fx.Node] = {}
+    last: dict[Any, int] = {}
     for node in graph.nodes:
         if node.target not in CACHE_OPS:
             continue
@@ -44,9 +50,21 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
             if place not in kept:
                 got = f"layer {found['layer']} of the cache, in which nothing was kept before"
                 yield node, RuleError("kv-cache", got, "the step's keys and values kept first")
+            elif (other := read.setdefault(place, node)) is not node:
+                got = f"layer {found['layer']} of the cache, which %{other.name} reads"
+                yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
         elif (other := kept.setdefault(place, node)) is not node:
             got = f"layer {found['layer']} of the cache, which %{other.name} has"
             yield node, RuleError("kv-cache", got, "a layer of the cache for each attention")
+        elif last.setdefault(found["cache"], found["layer"]) > found["layer"]:
+            got = f"layer {found['layer']} of the cache behind layer {last[found['cache']]}"
+            yield node, RuleError("kv-cache", got, "the model's layers in their order")
+        else:
+            last[found["cache"]] = found["layer"]
+    for place, node in kept.items():
+        if node.target is NORM_QKV_ROPE_APPEND and place not in read:
+            got = f"layer {place[1]} of the cache, which no attention reads"
+            yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

@@ -15,7 +15,20 @@ from tpcompile.ir.layout import Interval, TokenLayout
 from tpcompile.ir.meta import Parameter, parameter_of
 from tpcompile.ir.ops.spec import RuleError
 from tpcompile.ir.pieces import Piece, merge, pieces, restrict
-from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of, tensors_of
+from tpcompile.ir.recipe import (
+    Concat,
+    Pad,
+    Permute,
+    Recipe,
+    Slice,
+    Tensor,
+    concat,
+    describe,
+    shape_of,
+    take,
+    tensors_of,
+)
+from tpcompile.ir.roles import Interleaved
 from tpcompile.ir.types import REPLICATE, AnyType, Shard, ValueType
 
 
@@ -98,6 +111,87 @@ def _append(indices: list[Any], start: int, run: range) -> None:
             indices[-1] = (last_start, range(last[0], run[-1] + run.step, run.step))
             return
     indices.append((start, run))
+
+
+def check_whole(parameter: Parameter) -> None:
+    """Refuse a parameter whose rows are not those of its tensors, in the order its type gives.
+
+    Each tensor gives consecutive rows of all its columns, one tensor after the other. Only
+    interleaved heads have another order, which their type tells.
+    """
+    whole, kind = parameter.whole, parameter.type
+    tensors = list(dict.fromkeys(tensors_of(whole)))
+    found = pieces(whole)
+    try:
+        right = concat([_rows_in_order(t, found, run) for t, run in _runs_of(tensors, kind)], 0)
+    except _DisorderError as disorder:
+        raise RuleError("recipe", f"{parameter.describe()}: {disorder}", _IN_ORDER) from disorder
+    plain = kind.placed(REPLICATE)
+    if _boxes(found, plain) != _boxes(pieces(right), plain):
+        raise RuleError("recipe", parameter.describe(), f"{describe(right)}: {_IN_ORDER}")
+
+
+_IN_ORDER = "the rows of each tensor once, in the order of the checkpoint or interleaved by head"
+
+
+class _DisorderError(Exception):
+    """Rows that no order of the tensors gives."""
+
+
+def _runs_of(tensors: list[Tensor], kind: ValueType) -> list[tuple[Tensor, tuple[int, int] | None]]:
+    """Each tensor with the run of rows that the type's role gives it."""
+    if kind.role is None:
+        return [(tensor, None) for tensor in tensors]
+    runs = kind.role.runs if isinstance(kind.role, Interleaved) else ()
+    if len(runs) != len(tensors):
+        raise _DisorderError(f"{len(tensors)} tensors for {kind}")
+    return list(zip(tensors, runs, strict=True))
+
+
+def _rows_in_order(tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int] | None) -> Recipe:
+    """The rows that are read of a tensor, as they belong."""
+    mine = [piece.source[0] for piece in found if piece.tensor == tensor.name]
+    first = min((min(rows) for runs in mine for rows in runs), default=0)
+    count = sum(len(rows) for runs in mine for rows in runs)
+    if not 0 < count <= tensor.shape[0] - first:
+        raise _DisorderError(f"{count} rows from row {first} of {tensor.name} {list(tensor.shape)}")
+    rows = take(tensor, 0, first, first + count)
+    if run is None or run == (count, 0):
+        return rows
+    size, width = run
+    if size != count or width <= 0 or width % 2 or count % width:
+        raise _DisorderError(f"{count} rows of {tensor.name} for {size} in heads of {width}")
+    return Permute(rows, 0, (count // width, 2, width // 2), (0, 2, 1))
+
+
+def unread_rows(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Rows of a checkpoint tensor that no parameter has, though some have others of it."""
+    owners: dict[Tensor, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            for tensor in dict.fromkeys(tensors_of(parameter_of(node).whole)):
+                owners.setdefault(tensor, []).append(node)
+    for tensor, nodes in owners.items():
+        wholes = [parameter_of(node).whole for node in nodes]
+        if not any(map(_has_slice, wholes)):
+            continue
+        read = [i for node in nodes for i in _rows_of(tensor.name, parameter_of(node))]
+        missing = tensor.shape[0] - _count(merge(read))
+        if missing:
+            got = f"{missing} rows of {tensor.name} {list(tensor.shape)} in no parameter"
+            yield nodes[-1], RuleError("recipe", got, "every row of a tensor in some parameter")
+
+
+def _has_slice(recipe: Recipe) -> bool:
+    match recipe:
+        case Tensor():
+            return False
+        case Slice():
+            return True
+        case Concat(sources=sources):
+            return any(map(_has_slice, sources))
+        case Permute(source=source) | Pad(source=source):
+            return _has_slice(source)
 
 
 def shared_tensors(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:

@@ -18,17 +18,21 @@ from tpcompile.ir.check_inputs import check_input, shared_layers
 from tpcompile.ir.check_parameters import (
     check_parameter,
     check_ranks,
+    check_whole,
     parameter_key,
     shared_tensors,
+    unread_rows,
 )
 from tpcompile.ir.meta import (
     GraphInfo,
     Parameter,
     info_of,
+    made_of,
     origin_of,
     parameter_of,
 )
 from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
+from tpcompile.ir.recipe import Tensor, tensors_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import AnyType, ValueType
 
@@ -87,7 +91,7 @@ class Checker:
         if all(node.op != "output" for node in seen):
             missing = RuleError("result", "no output", ", ".join(map(str, info.outputs)))
             problems.append(_problem(next(reversed(gm.graph.nodes)), missing))
-        shared = (*shared_tensors(gm.graph), *shared_layers(gm.graph))
+        shared = (*shared_tensors(gm.graph), *unread_rows(gm.graph), *shared_layers(gm.graph))
         problems += [_problem(node, error) for node, error in shared]
         return problems
 
@@ -112,6 +116,7 @@ class Checker:
                 raise RuleError("recipe", "no recipe", "a parameter made by new_parameter")
             parameter = parameter_of(node)
             self._check_parameter(parameter, info.tp)
+            _check_made_of(node, parameter)
             node.meta["type"] = parameter.type
             if not node.users:
                 made_of = f"{parameter.describe()}, which nothing reads"
@@ -129,6 +134,7 @@ class Checker:
         key = parameter_key(parameter, ranks)
         if key not in self._shapes_of_parameters:
             check_parameter(parameter, ranks)
+            check_whole(parameter)
             self._shapes_of_parameters.add(key)
         self._parameters[id(parameter), ranks] = parameter
 
@@ -192,10 +198,21 @@ _MEANINGLESS = (
 def _apply_rule(spec: OpSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> AnyType:
     """A rule may count on arguments as its schema has them; others are a problem of the node."""
     try:
-        return spec.rule(**spec.bind(args, kwargs))
+        bound = spec.bind(args, kwargs)
+        if not spec.takes_roles:
+            _check_roles(spec, bound)
+        return spec.rule(**bound)
     except _MEANINGLESS as error:
         expected = f"arguments ({', '.join(spec.argument_names)}) of {spec.name}"
         raise RuleError("arguments", f"{type(error).__name__}: {error}", expected) from error
+
+
+def _check_roles(spec: OpSpec, bound: dict[str, Any]) -> None:
+    """A role says more of a value than its numbers, which an op may not drop unasked."""
+    for name, arg in bound.items():
+        for kind in arg if isinstance(arg, tuple) else (arg,):
+            if isinstance(kind, ValueType) and kind.role is not None:
+                raise RuleError("role", f"{name} {kind}", f"operands of {spec.name} without a role")
 
 
 def _told_apart(arg: Any) -> Any:
@@ -223,6 +240,20 @@ def _check_output(node: fx.Node, info: GraphInfo) -> None:
             ", ".join(map(str, info.outputs)),
             "every rank returns the whole result",
         )
+
+
+def _check_made_of(node: fx.Node, parameter: Parameter) -> None:
+    found, captured = tuple(dict.fromkeys(tensors_of(parameter.whole))), made_of(node)
+    if found != captured:
+        raise RuleError(
+            "recipe",
+            f"a parameter made of {_tensors(found)}",
+            f"{_tensors(captured)}, of which it was captured",
+        )
+
+
+def _tensors(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in tensors)
 
 
 def _problem(node: fx.Node, error: RuleError) -> Problem:

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from tpcompile.ir.layout import FusedLayout, Layout
-from tpcompile.ir.recipe import Recipe, describe, shape_of, shard
-from tpcompile.ir.types import AnyType, Placement, ValueType
+from tpcompile.ir.recipe import Recipe, Tensor, describe, shape_of, shard, tensors_of
+from tpcompile.ir.types import REPLICATE, AnyType, Placement, ValueType
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Parameter:
     @staticmethod
     def replicated(whole: Recipe, dtype: torch.dtype, ranks: int) -> Parameter:
         return Parameter(ValueType(shape_of(whole), dtype), whole, (whole,) * ranks)
+
+    def on_ranks(self, ranks: int) -> Parameter:
+        """The same tensor, whole on every one of so many ranks."""
+        return Parameter(self.type.placed(REPLICATE), self.whole, (self.whole,) * ranks)
 
     def sharded(self, dim: int, layout: Layout | FusedLayout) -> Parameter:
         """The same tensor, each rank holding what `layout` gives it of `dim`."""
@@ -124,8 +128,16 @@ def parameters(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def set_parameter(node: fx.Node, parameter: Parameter) -> None:
+    """Define what ranks make of the checkpoint tensors that the node was first made of."""
+    node.meta.setdefault("made_of", tuple(dict.fromkeys(tensors_of(parameter.whole))))
     node.meta["parameter"] = parameter
     node.meta["type"] = parameter.type
+
+
+def made_of(node: fx.Node) -> tuple[Tensor, ...]:
+    """The checkpoint tensors of a parameter, in order, as they were captured."""
+    found: tuple[Tensor, ...] = node.meta["made_of"]
+    return found
 
 
 def new_parameter(

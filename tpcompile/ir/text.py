@@ -57,9 +57,9 @@ def format_type(kind: AnyType, rank: int | None = None) -> str:
         return "(" + ", ".join(format_type(part, rank) for part in kind) + ")"
     if rank is not None:
         extents = ", ".join(map(str, kind.local_shape(rank)))
-        return f"{dtype_name(kind.dtype)}[{extents}] {kind.placement}"
+        return f"{dtype_name(kind.dtype)}[{extents}] {kind.placed_as}"
     shape = ", ".join(_extent(kind, dim) for dim in range(kind.dims))
-    return f"{dtype_name(kind.dtype)}[{shape}] {kind.placement}"
+    return f"{dtype_name(kind.dtype)}[{shape}] {kind.placed_as}"
 
 
 def _extent(kind: ValueType, dim: int) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
+from tpcompile.ir.roles import Role
 
 Dim = int | str
 """An extent: a number, or the name of a symbolic one (`T` tokens, `S` starts, `R` rows)."""
@@ -47,15 +48,16 @@ PARTIAL = Partial()
 
 @dataclass(frozen=True)
 class ValueType:
-    """Global shape, dtype, and how the value lies across the ranks."""
+    """Global shape, dtype, how the value lies across the ranks, and its role if it has one."""
 
     shape: tuple[Dim, ...]
     dtype: torch.dtype
     placement: Placement = REPLICATE
+    role: Role | None = None
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.shape, self.dtype, self.placement))
+        return hash((self.shape, self.dtype, self.placement, self.role))
 
     def __hash__(self) -> int:
         return self._hash
@@ -66,6 +68,9 @@ class ValueType:
 
     def placed(self, placement: Placement) -> ValueType:
         return replace(self, placement=placement)
+
+    def in_role(self, role: Role | None) -> ValueType:
+        return replace(self, role=role)
 
     def sharded(self, dim: int, layout: AnyLayout) -> ValueType:
         return self.placed(Shard(dim % self.dims, layout))
@@ -101,7 +106,12 @@ class ValueType:
 
     def __str__(self) -> str:
         extents = ", ".join(str(extent) for extent in self.shape)
-        return f"{dtype_name(self.dtype)}[{extents}] {self.placement}"
+        return f"{dtype_name(self.dtype)}[{extents}] {self.placed_as}"
+
+    @property
+    def placed_as(self) -> str:
+        """Placement and role as text."""
+        return str(self.placement) if self.role is None else f"{self.placement} {self.role}"
 
 
 @dataclass(frozen=True)

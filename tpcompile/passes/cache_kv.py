@@ -13,6 +13,7 @@ from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, SPECS
 from tpcompile.ir.ops.paged_attention import HEADS
+from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Dim, Partial, Shard, ValueType
 from tpcompile.passes.rewrite import Report, calls, insert, replace
 
@@ -42,7 +43,8 @@ class CacheKv:
         found = calls(gm, ATTENTION)
         if not found:
             return Report()
-        inputs = _new_inputs(gm.graph, _cache_type(found), value_type(found[0]).shape[0])
+        cache = _cache_type(found, self.block)
+        inputs = _new_inputs(gm.graph, cache, value_type(found[0]).shape[0])
         for node in found:
             bound = SPECS[ATTENTION].bind(node.args, dict(node.kwargs))
             bound = {**bound, **inputs, "block": self.block}
@@ -54,7 +56,7 @@ class CacheKv:
         return Report(matches=len(found))
 
 
-def _cache_type(found: list[fx.Node]) -> ValueType:
+def _cache_type(found: list[fx.Node], block: int) -> ValueType:
     """One cache serves all layers, so their keys are of one type."""
     kinds = list(dict.fromkeys(value_type(operand(node, 1)) for node in found))
     odd = next((node for node in found if value_type(operand(node, 1)) != kinds[0]), None)
@@ -76,7 +78,7 @@ def _cache_type(found: list[fx.Node]) -> ValueType:
             hint="Put cache-kv behind raise-attention and the sharding passes",
         )
     layers = 1 + max(int(node.args[_LAYER]) for node in found)  # type: ignore[arg-type]
-    cache = ValueType((layers, 2, "C", *kind.shape[1:]), kind.dtype)
+    cache = ValueType((layers, 2, "C", *kind.shape[1:]), kind.dtype, role=CacheOf(block))
     layout = kind.layout_of(1)
     return cache if layout is None else cache.sharded(HEADS, layout)
 

@@ -12,6 +12,7 @@ from tpcompile.ir.layout import FusedLayout, Layout
 from tpcompile.ir.meta import Parameter, new_parameter, origin_of, parameter_of, value_type
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.recipe import Concat
+from tpcompile.ir.roles import joined_roles
 from tpcompile.ir.types import Shard, ValueType
 from tpcompile.passes.pattern import check
 from tpcompile.passes.rewrite import insert, insert_item, replace
@@ -87,8 +88,10 @@ def _joined(parts: list[Parameter]) -> Parameter:
     shards = tuple(
         Concat(recipes, 0) for recipes in zip(*(part.shards for part in parts), strict=True)
     )
-    rows = sum(int(part.type.shape[0]) for part in parts)
-    kind = ValueType((rows, *parts[0].type.shape[1:]), parts[0].type.dtype)
+    rows = [int(part.type.shape[0]) for part in parts]
+    role = joined_roles([(n, part.type.role) for n, part in zip(rows, parts, strict=True)])
+    first = parts[0].type
+    kind = ValueType((sum(rows), *first.shape[1:]), first.dtype, role=role)
     layouts = [part.type.layout_of(0) for part in parts]
     if layouts[0] is not None:
         segments = tuple(layout for layout in layouts if isinstance(layout, Layout))

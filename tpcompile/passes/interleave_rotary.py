@@ -14,6 +14,7 @@ from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import Parameter, operand, origin_of, parameter_of, set_parameter, value_type
 from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SPECS
 from tpcompile.ir.recipe import Permute
+from tpcompile.ir.roles import Interleaved
 from tpcompile.ir.text import format_node
 from tpcompile.passes.pattern import MissError
 from tpcompile.passes.rewrite import Report
@@ -137,8 +138,9 @@ def _interleaved(parameter: Parameter, width: int) -> Parameter:
     assert isinstance(rows, int)
     view = (rows // width, 2, width // 2)
     whole = Permute(parameter.whole, 0, view, (0, 2, 1))
-    made = Parameter.replicated(whole, parameter.type.dtype, len(parameter.shards))
-    layout = parameter.type.layout_of(0)
+    kind = parameter.type.in_role(Interleaved(((rows, width),)))
+    made = Parameter(kind, whole, ()).on_ranks(len(parameter.shards))
+    layout = kind.layout_of(0)
     return made.sharded(0, layout) if isinstance(layout, Layout) else made
 
 

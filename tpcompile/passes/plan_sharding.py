@@ -9,7 +9,6 @@ from torch import fx
 
 from tpcompile.errors import ShardingError, UsageError
 from tpcompile.ir.meta import (
-    Parameter,
     info_of,
     parameter_of,
     parameters,
@@ -65,7 +64,7 @@ class PlanSharding:
         for node in parameters(gm.graph):
             whole = parameter_of(node)
             if len(whole.shards) != tp:
-                set_parameter(node, Parameter.replicated(whole.whole, whole.type.dtype, tp))
+                set_parameter(node, whole.on_ranks(tp))
         return Report(matches=len(heads) + len(ffn) + 1)
 
 

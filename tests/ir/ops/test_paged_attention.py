@@ -16,6 +16,7 @@ from tests.ir.ranks import Operand, operand, random, refused, run
 from tests.ir.strategies import EXAMPLES
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
+from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
 from tpcompile.passes.plan import plan_heads
 
@@ -203,7 +204,7 @@ Q6, K2, V2 = SIX = (
     random(4, 2, WIDTH, seed=1),
     random(4, 2, WIDTH, seed=2),
 )
-CACHE = random(LAYERS, 2, 8, 2, WIDTH, seed=3)
+CACHE = random(LAYERS, 2, 8, 2, WIDTH, seed=3).in_role(CacheOf(2))
 PLACES = (
     operand(torch.tensor([0, 1, 4])),
     operand(torch.tensor([6, 0, 1, 2])),
@@ -224,7 +225,7 @@ def heads(queries: int, keys: int) -> list[Operand]:
         random(4, queries, WIDTH),
         random(4, keys, WIDTH, seed=1),
         random(4, keys, WIDTH, seed=2),
-        random(LAYERS, 2, 8, keys, WIDTH, seed=3),
+        random(LAYERS, 2, 8, keys, WIDTH, seed=3).in_role(CacheOf(2)),
     ]
 
 

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-from tests.ir.ranks import operand, random, refused, run, sound_or_refused
+from tests.ir.ranks import infer, operand, random, refused, run, sound_or_refused
 from tests.ir.strategies import EXAMPLES, RANKS, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ROPE, ROTARY, SPECS, TABLES
 from tpcompile.ir.ops.rotary import interleave, split_halves
+from tpcompile.ir.roles import one_head
 from tpcompile.ir.types import ValueType
 
 HEADS = Layout("heads", 4, 1, even_runs(4, 2))
@@ -72,6 +73,7 @@ def test_interleaved_and_back() -> None:
 def test_heads_on_ranks(interleaved: bool, data: st.DataObject, ranks: int) -> None:
     layout = data.draw(layouts(ranks, overlapping=True, grain=1))
     x = random(3, layout.size, 8).sharded(1, layout)
+    x = x.in_role(one_head(8)) if interleaved else x
     run(ROPE, x, COS, SIN, interleaved, ranks=ranks).assert_sound(exact=True)
 
 
@@ -87,6 +89,15 @@ def test_tokens_on_ranks(tokens: int, ranks: int) -> None:
 def test_refuses_half_a_head() -> None:
     refused("whole-heads", ROPE, X.sharded(2, WIDTH), COS, SIN)
     refused("rope", ROPE, X, COS.sharded(1, WIDTH), SIN.sharded(1, WIDTH))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_refuses_heads_in_the_other_order(interleaved: bool) -> None:
+    x = random(3, 4, 8)
+    ordered = (x.in_role(one_head(8)), x)
+    infer(ROPE, ordered[not interleaved], COS, SIN, interleaved)
+    refused("head-order", ROPE, ordered[interleaved], COS, SIN, interleaved)
+    refused("head-order", ROPE, x.in_role(one_head(4)), COS, SIN, interleaved)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -42,6 +42,7 @@ from tpcompile.ir.ops import (
     spec_of,
 )
 from tpcompile.ir.ops.spec import local_bytes, numel
+from tpcompile.ir.roles import CacheOf, QueriesOf, SpansOf
 from tpcompile.ir.types import ValueType
 
 aten = torch.ops.aten
@@ -49,7 +50,8 @@ X = random(4, 6)
 IDS = operand(torch.tensor([2, 0]))
 HEADS, TABLE = random(4, 2, 6), random(4, 6, seed=1)
 STARTS = operand(torch.tensor([0, 1, 4]))
-CACHE = random(3, 2, 8, 1, 6)
+CACHE = random(3, 2, 8, 1, 6).in_role(CacheOf(2))
+QUERIES = HEADS.in_role(QueriesOf(1, 2))
 SLOTS, LENGTHS = operand(torch.tensor([5, 0, 1, 2])), operand(torch.tensor([2, 3]))
 BLOCKS = operand(torch.tensor([[2, -1], [0, 1]]))
 ONE_EACH = (
@@ -99,9 +101,13 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
         *(X, random(6), 1e-6, random(24, 6), random(24), random(6), None, 1e-6),
         *(TABLE, TABLE, CACHE, SLOTS, 1, 2, (2, 1, 1)),
     ),
-    CACHED_ATTENTION: (HEADS, CACHE, *ONE_EACH, 0.5, 2, 1, 2),
-    PARTIAL_ATTENTION: (HEADS, CACHE, *ONE_EACH, 0.5, None, 1, 2, 2),
-    ATTENTION_REDUCE: (random(4, 2, 3, 6), random(4, 2, 3), torch.float32),
+    CACHED_ATTENTION: (QUERIES, CACHE, *ONE_EACH, 0.5, 2, 1, 2),
+    PARTIAL_ATTENTION: (QUERIES, CACHE, *ONE_EACH, 0.5, None, 1, 2, 2),
+    ATTENTION_REDUCE: (
+        random(4, 2, 3, 6).in_role(SpansOf("values", 1, 2, 3)),
+        random(4, 2, 3).in_role(SpansOf("lse", 1, 2, 3)),
+        torch.float32,
+    ),
     LINEAR_RESIDUAL: (X, random(3, 6), None, random(4, 3)),
     NORM_LINEAR: (X, random(6), 1e-6, random(3, 6)),
     NORM_GATE_UP_SWIGLU: (X, random(6), 1e-6, random(8, 6)),

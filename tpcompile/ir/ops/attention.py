@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from tpcompile.ir.layout import Layout
+from tpcompile.ir.ops.head_order import is_interleaved
 from tpcompile.ir.ops.spec import Cost, define, local_bytes, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
 
@@ -143,7 +144,8 @@ def attention_rule(
         "a window of one token or more",
     )
     tokens = q.shape[:-2]
-    require(k == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
+    alike = k.in_role(None) == v.in_role(None)
+    require(alike, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
     require(
         k.shape[:-2] == tokens and k.shape[-1] == q.shape[-1],
         "attention",
@@ -168,8 +170,11 @@ def attention_rule(
         layout = kind.layout_of(-2)
         whole = layout is None or (isinstance(layout, Layout) and layout.grain == 1)
         require(whole, "whole-heads", kind, "a layout that counts single heads")
+    orders = is_interleaved(q), is_interleaved(k)
+    require(orders[0] == orders[1], "head-order", f"q {q}, k {k}", "heads in one order")
+    require(v.role is None, "head-order", f"v {v}", "values in the model's order")
     _check_groups(q, k, heads // shared)
-    return q
+    return q.in_role(None)
 
 
 def _check_groups(q: ValueType, k: ValueType, group: int) -> None:
@@ -227,4 +232,5 @@ ATTENTION = define(
     rule=attention_rule,
     cost=attention_cost,
     localize=attention_localize,
+    takes_roles=True,
 )

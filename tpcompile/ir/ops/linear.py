@@ -21,13 +21,20 @@ def linear_rule(input: ValueType, weight: ValueType, bias: ValueType | None = No
     )
     if bias is not None:
         require(bias.shape == weight.shape[:1], "linear-shape", bias, f"shape {weight.shape[:1]}")
+        require(
+            bias.role == weight.role,
+            "head-order",
+            f"bias {bias} beside weight {weight}",
+            "rows of both in one order",
+        )
+    require(input.role is None, "head-order", input, "input features in the model's order")
     dtypes = {kind.dtype for kind in (input, weight, bias) if kind is not None}
     require(len(dtypes) == 1, "linear-shape", f"{input} times {weight}", "operands of one dtype")
     shape = (*input.shape[:-1], weight.shape[0])
     placement = _linear_placement(input, weight, bias)
     if isinstance(placement, Shard) and placement.dim < 0:
         placement = Shard(placement.dim + len(shape), placement.layout)
-    return ValueType(shape, input.dtype, placement)
+    return ValueType(shape, input.dtype, placement, weight.role)
 
 
 def _linear_placement(input: ValueType, weight: ValueType, bias: ValueType | None) -> Placement:
@@ -99,4 +106,4 @@ def linear_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> 
     return Cost(flops=2 * numel(weight), memory_bytes=moved)
 
 
-LINEAR = declare(aten.linear.default, linear_rule, linear_cost)
+LINEAR = declare(aten.linear.default, linear_rule, linear_cost, takes_roles=True)

@@ -47,7 +47,13 @@ def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
         f"shape {x.shape[-1:]}",
         "a per-head norm sees one whole head, a layer norm the whole width",
     )
-    return ValueType(x.shape, promoted(weight, x), unary_rule(x).placement)
+    require(
+        x.role == weight.role,
+        "head-order",
+        f"{x} with the scale {weight}",
+        "the numbers of a head, and those of its scale, in one order",
+    )
+    return ValueType(x.shape, promoted(weight, x), unary_rule(x).placement, x.role)
 
 
 def add_rms_norm_rule(
@@ -85,6 +91,7 @@ RMS_NORM = define(
     fake=lambda x, weight, eps: torch.empty_like(x),
     rule=rms_norm_rule,
     cost=streaming_cost,
+    takes_roles=True,
 )
 ADD_RMS_NORM = define(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",

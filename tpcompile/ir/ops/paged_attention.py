@@ -14,6 +14,7 @@ from tpcompile.ir.ops.attention import (
     attention_rule,
 )
 from tpcompile.ir.ops.spec import define, refuse, require
+from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
 
 HEADS = 3
@@ -129,7 +130,18 @@ def _rule(
         f"cache {cache}, k {k}",
         "a cache that lies on the ranks as the keys do",
     )
+    check_blocks(cache, block)
     return result
+
+
+def check_blocks(cache: ValueType, block: int) -> None:
+    """Refuse an op that takes the cache for one in other blocks."""
+    require(
+        cache.role == CacheOf(block),
+        "kv-cache",
+        f"cache {cache}, block={block}",
+        f"{CacheOf(block)}: all layers keep keys and values in blocks of one size",
+    )
 
 
 def _check_places(slots: ValueType, tables: ValueType, lengths: ValueType, k: ValueType) -> None:
@@ -160,4 +172,5 @@ PAGED_ATTENTION = define(
     rule=_rule,
     cost=lambda result, operands, rank: attention_cost(result, operands[:3], rank),
     localize=attention_localize,
+    takes_roles=True,
 )

@@ -12,6 +12,7 @@ from typing import NoReturn
 import torch
 
 from tpcompile.ir.ops.elementwise import promoted, unary_rule
+from tpcompile.ir.ops.head_order import is_interleaved
 from tpcompile.ir.ops.spec import SPECS, OpSpec, define, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, ValueType
 
@@ -74,8 +75,15 @@ def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = 
         refuse("whole-heads", x, "the whole head on one rank, to rotate it")
     require(x.layout_of(0) == cos.layout_of(0), "rope", f"{x} with {cos}", "the same tokens")
     require(cos.layout_of(1) is None, "rope", cos, "whole tables")
+    require(
+        is_interleaved(x) == interleaved,
+        "head-order",
+        f"interleaved={interleaved} of {x}",
+        "heads whose pairs are where the rotation takes them to be",
+        "interleave-rotary changes the parameters of heads and their rotation together",
+    )
     whole = unary_rule(cos), unary_rule(x)
-    return ValueType(x.shape, promoted(x, cos), whole[1].placement)
+    return ValueType(x.shape, promoted(x, cos), whole[1].placement, x.role)
 
 
 TABLES = define(
@@ -94,6 +102,7 @@ ROPE = define(
     fake=lambda x, cos, sin, interleaved=False: torch.empty_like(x),
     rule=rope_rule,
     cost=streaming_cost,
+    takes_roles=True,
 )
 
 SPECS[ROTARY] = OpSpec(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tpcompile.ir.layout import FusedLayout, Layout
+from tpcompile.ir.ops.head_order import role_of_heads, roles_of_parts
 from tpcompile.ir.ops.spec import (
     SPECS,
     OpSpec,
@@ -155,10 +156,11 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
     )
     assert isinstance(extent, int)
     shape = (*self.shape[:dim], extent // width, width, *self.shape[dim + 1 :])
+    role = role_of_heads(self, dim, width)
     layout = self.layout_of(dim)
     if layout is None:
         behind = isinstance(self.placement, Shard) and self.placement.dim > dim
-        return _shifted(self, shape, int(behind))
+        return _shifted(self, shape, int(behind)).in_role(role)
     whole = isinstance(layout, Layout) and layout.grain == width
     require(
         whole,
@@ -168,7 +170,7 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
         "a per-head norm or a rotation must see the whole head",
     )
     assert isinstance(layout, Layout)
-    return ValueType(shape, self.dtype, Shard(dim, layout.with_grain(1)))
+    return ValueType(shape, self.dtype, Shard(dim, layout.with_grain(1)), role)
 
 
 def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> ValueType:
@@ -201,9 +203,13 @@ def split_rule(
     )
     shapes = [(*self.shape[:dim], size, *self.shape[dim + 1 :]) for size in split_sizes]
     layout = self.layout_of(dim)
+    roles = roles_of_parts(self, split_sizes, dim)
     if layout is None:
         require(not isinstance(self.placement, Partial), "partial-nonlinear", self, "a sum")
-        return tuple(_shifted(self, shape, 0) for shape in shapes)
+        return tuple(
+            _shifted(self, shape, 0).in_role(role)
+            for shape, role in zip(shapes, roles, strict=True)
+        )
     segments = layout.segments if isinstance(layout, FusedLayout) else ()
     require(
         tuple(segment.size for segment in segments) == split_sizes,
@@ -212,8 +218,8 @@ def split_rule(
         f"the fused parts, {tuple(segment.size for segment in segments)}",
     )
     return tuple(
-        ValueType(shape, self.dtype, Shard(dim, segment))
-        for shape, segment in zip(shapes, segments, strict=True)
+        ValueType(shape, self.dtype, Shard(dim, segment), role)
+        for shape, segment, role in zip(shapes, segments, roles, strict=True)
     )
 
 
@@ -269,9 +275,9 @@ declare(aten.unsqueeze.default, unsqueeze_rule, free_cost)
 declare(aten.select.int, select_rule, free_cost)
 declare(aten.slice.Tensor, slice_rule, free_cost)
 declare(aten.cat.default, concat_rule, streaming_cost)
-declare(aten.unflatten.int, unflatten_rule, free_cost)
+declare(aten.unflatten.int, unflatten_rule, free_cost, takes_roles=True)
 declare(aten.flatten.using_ints, flatten_rule, free_cost)
-declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize)
+declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize, takes_roles=True)
 declare(aten.index_select.default, rows_rule, streaming_cost)
 declare(aten.index.Tensor, index_rule, streaming_cost)
 declare(aten.dropout.default, dropout_rule, free_cost)
@@ -287,4 +293,5 @@ SPECS[operator.getitem] = OpSpec(
     cost=free_cost,
     reference=operator.getitem,
     argument_names=("a", "b"),
+    takes_roles=True,
 )

@@ -57,6 +57,8 @@ class OpSpec:
     defaults: dict[str, Any] = field(default_factory=dict, hash=False)
     localize: Localize | None = None
     across: Across | None = None
+    takes_roles: bool = False
+    """Whether the rule looks at the roles of its operands; others' operands have none."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, in the order of the schema, defaults filled in."""
@@ -84,19 +86,26 @@ def define(
     cost: CostRule,
     localize: Localize | None = None,
     across: Across | None = None,
+    takes_roles: bool = False,
 ) -> Any:
     """Declare an op of the dialect and return its node target."""
     name = _LIBRARY.define(schema)
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tpc::{name}", fake, lib=_LIBRARY)
     target = getattr(torch.ops.tpc, name).default
-    _register(f"tpc.{name}", target, rule, cost, reference, localize, across)
+    _register(f"tpc.{name}", target, rule, cost, reference, localize, across, takes_roles)
     return target
 
 
-def declare(target: Any, rule: Rule, cost: CostRule, localize: Localize | None = None) -> Any:
+def declare(
+    target: Any,
+    rule: Rule,
+    cost: CostRule,
+    localize: Localize | None = None,
+    takes_roles: bool = False,
+) -> Any:
     """Give an ATen op a rule and a cost."""
-    _register(_packet_name(target), target, rule, cost, target, localize, None)
+    _register(_packet_name(target), target, rule, cost, target, localize, None, takes_roles)
     return target
 
 
@@ -108,6 +117,7 @@ def _register(
     reference: Callable[..., Any],
     localize: Localize | None,
     across: Across | None,
+    takes_roles: bool,
 ) -> None:
     arguments = target._schema.arguments
     SPECS[target] = OpSpec(
@@ -121,6 +131,7 @@ def _register(
         defaults={a.name: a.default_value for a in arguments if a.has_default_value()},
         localize=localize,
         across=across,
+        takes_roles=takes_roles,
     )
 
 

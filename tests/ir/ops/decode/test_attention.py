@@ -12,11 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ir.ranks import Operand, operand, random, refused, run
+from tests.ir.ranks import Operand, infer, operand, random, refused, run
 from tests.ir.strategies import EXAMPLES
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION
 from tpcompile.ir.ops.decode import merge_spans, span_of
+from tpcompile.ir.roles import CacheOf, QueriesOf, SpansOf
 from tpcompile.ir.types import Shard, ValueType
 from tpcompile.passes.plan import plan_heads
 
@@ -262,7 +263,14 @@ REST = (SCALE, None, LAYER, 2)
 
 
 def heads(queries: int, keys: int) -> tuple[Operand, Operand]:
-    return random(2, queries, WIDTH), random(LAYERS, 2, 8, keys, WIDTH, seed=3)
+    q, cache = random(2, queries, WIDTH), random(LAYERS, 2, 8, keys, WIDTH, seed=3)
+    return q.in_role(QueriesOf(LAYER, 2)), cache.in_role(CacheOf(2))
+
+
+def spans_in_role(values: Operand, lse: Operand) -> list[Operand]:
+    """As the two results of one partial_attention in three spans."""
+    sides = zip(("values", "lse"), (values, lse), strict=True)
+    return [side.in_role(SpansOf(part, LAYER, 2, 3)) for part, side in sides]
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (6, 2), (12, 2), (14, 2), (8, 4), (6, 6)])
@@ -282,7 +290,7 @@ def test_every_tp_of_the_plan_is_sound(queries: int, keys: int) -> None:
         partial.assert_sound()
         values, lse = (
             side.sharded(1, plan.queries)
-            for side in (random(2, queries, 3, WIDTH), random(2, queries, 3))
+            for side in spans_in_role(random(2, queries, 3, WIDTH), random(2, queries, 3))
         )
         reduced = run(ATTENTION_REDUCE, values, lse, torch.float32, ranks=tp)
         assert isinstance(reduced.kind, ValueType)
@@ -371,4 +379,49 @@ def test_tokens_split_between_ranks_stay_so() -> None:
     values, lse = (
         random(4, 6, 3, *more, symbols=["T"]).sharded(0, TokenLayout(2)) for more in ([WIDTH], [])
     )
+    values, lse = spans_in_role(values, lse)
     run(ATTENTION_REDUCE, values, lse, torch.float32, ranks=2).assert_sound()
+
+
+ROLES: dict[str, tuple[Any, ...]] = {
+    "queries of another layer": (Q.in_role(QueriesOf(0, 2)), CACHE, *PLACES, *REST),
+    "queries of no layer": (random(2, 6, WIDTH), CACHE, *PLACES, *REST),
+    "a reader of another layer": (Q, CACHE, *PLACES, SCALE, None, 0, 2),
+    "a reader of other blocks": (Q, CACHE, *PLACES, SCALE, None, LAYER, 4),
+    "a layer of other blocks": (
+        Q.in_role(QueriesOf(LAYER, 4)), CACHE, *PLACES, SCALE, None, LAYER, 4
+    ),
+    "a cache of no blocks": (Q, Operand(CACHE.whole, CACHE.kind.in_role(None)), *PLACES, *REST),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_attention_reads_what_its_own_step_kept(name: str) -> None:
+    infer(CACHED_ATTENTION, Q, CACHE, *PLACES, *REST)
+    refused("kv-cache", CACHED_ATTENTION, *ROLES[name])
+    refused("kv-cache", PARTIAL_ATTENTION, *ROLES[name], 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "lse"),
+    [
+        (SpansOf("values", 0, 2, 3), SpansOf("lse", 1, 2, 3)),
+        (SpansOf("values", 1, 2, 3), SpansOf("lse", 1, 4, 3)),
+        (SpansOf("values", 1, 2, 3), SpansOf("lse", 1, 2, 2)),
+        (SpansOf("values", 1, 2, 6), SpansOf("lse", 1, 2, 6)),
+        (SpansOf("lse", 1, 2, 3), SpansOf("lse", 1, 2, 3)),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_spans_merge_with_their_own_weights(values: Any, lse: Any) -> None:
+    """Of another layer, other blocks, other spans, some of the spans, or no partial at all."""
+    infer(ATTENTION_REDUCE, *spans_in_role(VALUES, LSE), torch.float32)
+    refused("spans", ATTENTION_REDUCE, VALUES.in_role(values), LSE.in_role(lse), torch.float32)
+
+
+def test_an_op_that_knows_no_role_takes_none() -> None:
+    values, lse = spans_in_role(VALUES, LSE)
+    for known in (Q, CACHE, values, lse):
+        refused("role", torch.ops.aten.clone.default, known)
+        refused("role", torch.ops.aten.cat.default, [VALUES, known], 0)

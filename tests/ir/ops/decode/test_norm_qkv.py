@@ -12,6 +12,7 @@ from tests.ir.ranks import Operand, deal, infer, operand, random, refused
 from tpcompile.ir.layout import FusedLayout, Layout, even_runs
 from tpcompile.ir.ops import LINEAR, NORM_QKV_ROPE_APPEND, RMS_NORM, ROPE, SPECS
 from tpcompile.ir.ops.collectives import to_whole
+from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Shard, ValueType
 from tpcompile.passes.plan import plan_heads
 
@@ -36,7 +37,7 @@ def given(heads: Sequence[int] = (4, 2, 2), **changes: Any) -> dict[str, Any]:
         "head_eps": HEAD_EPS,
         "cos": random(TOKENS, WIDTH, seed=6),
         "sin": random(TOKENS, WIDTH, seed=7),
-        "cache": operand(cache),
+        "cache": operand(cache).in_role(CacheOf(2)),
         "slots": PLACES,
         "layer": LAYER,
         "block": 2,
@@ -153,7 +154,7 @@ def split(values: dict[str, Any], tp: int) -> dict[str, Any]:
     if values["bias"] is not None:
         changed["bias"] = values["bias"].sharded(0, fused)
     cache = torch.full((LAYERS, 2, SLOTS, keys, WIDTH), torch.nan)
-    return {**values, **changed, "cache": operand(cache).sharded(3, plan.keys)}
+    return {**values, **changed, "cache": operand(cache).in_role(CacheOf(2)).sharded(3, plan.keys)}
 
 
 def rows(grain: int, *counts: int) -> FusedLayout:

@@ -7,6 +7,7 @@ the logarithm of what they were divided by: with that, spans merge in any number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +25,9 @@ from tpcompile.ir.ops.decode.cache import (
     check_places,
     kept_type,
 )
-from tpcompile.ir.ops.paged_attention import read_tokens
+from tpcompile.ir.ops.paged_attention import check_blocks, read_tokens
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
+from tpcompile.ir.roles import QueriesOf, SpansOf
 from tpcompile.ir.types import Partial, ValueType
 
 
@@ -150,9 +152,24 @@ def _cached_rule(
     require(q.dims == 3, "attention", q, "q[T, heads, width]")
     check_cache(cache, layer, block)
     check_places(tables, lengths)
+    plain = q.in_role(None)
     require(q.dtype == cache.dtype, "kv-cache", f"q {q}, cache {cache}", "values of one dtype")
     keys = kept_type(cache, q.shape[0])
-    return attention_rule(q, keys, keys, lengths, scale, window, layer, kv_heads)
+    result = attention_rule(plain, keys, keys, lengths, scale, window, layer, kv_heads)
+    _check_queries(q, cache, layer, block)
+    return result
+
+
+def _check_queries(q: ValueType, cache: ValueType, layer: int, block: int) -> None:
+    """Attention reads what the step of its queries kept, where and as it kept it."""
+    wanted = QueriesOf(layer, block)
+    check_blocks(cache, block)
+    require(
+        q.role == wanted,
+        "kv-cache",
+        f"q {q}, layer={layer}, block={block}",
+        f"{wanted}: those of the op that kept the keys and values of this layer",
+    )
 
 
 def _partial_rule(
@@ -171,9 +188,11 @@ def _partial_rule(
     _cached_rule(q, cache, tables, lengths, scale, window, layer, block, kv_heads)
     require(spans > 0, "spans", f"spans={spans}", "one span or more")
     shape = (*q.shape[:2], spans)
-    found = ValueType((*shape, q.shape[2]), torch.float32), ValueType(shape, torch.float32)
-    layout = q.layout_of(1)
-    return found if layout is None else (found[0].sharded(1, layout), found[1].sharded(1, layout))
+    values, lse = (
+        ValueType(extents, torch.float32, q.placement, SpansOf(part, layer, block, spans))
+        for part, extents in (("values", (*shape, q.shape[2])), ("lse", shape))
+    )
+    return values, lse
 
 
 def _reduce_rule(values: ValueType, lse: ValueType, dtype: torch.dtype) -> ValueType:
@@ -195,8 +214,21 @@ def _reduce_rule(values: ValueType, lse: ValueType, dtype: torch.dtype) -> Value
         f"values {values}, lse {lse}",
         "whole heads, with the same layout in both",
     )
-    result = ValueType((*values.shape[:2], values.shape[3]), dtype)
-    return result.placed(values.placement)
+    _check_one_partial(values, lse)
+    return ValueType((*values.shape[:2], values.shape[3]), dtype, values.placement)
+
+
+def _check_one_partial(values: ValueType, lse: ValueType) -> None:
+    """Values merge by their own weights, and all the spans of them."""
+    spans = values.role
+    require(
+        isinstance(spans, SpansOf)
+        and (spans.part, spans.spans) == ("values", values.shape[2])
+        and lse.role == replace(spans, part="lse"),
+        "spans",
+        f"values {values}, lse {lse}",
+        "the values and the lse of one partial_attention, in all its spans",
+    )
 
 
 def _localize(result: Any, rank: int, q: ValueType, cache: ValueType, **_: Any) -> dict[str, Any]:
@@ -220,6 +252,7 @@ CACHED_ATTENTION = define(
     rule=_cached_rule,
     cost=_cost,
     localize=_localize,
+    takes_roles=True,
 )
 PARTIAL_ATTENTION = define(
     f"partial_attention({_OPERANDS}, {_PLACE}, int spans, int[]? kv_heads=None) "
@@ -232,6 +265,7 @@ PARTIAL_ATTENTION = define(
     rule=_partial_rule,
     cost=_cost,
     localize=_localize,
+    takes_roles=True,
 )
 ATTENTION_REDUCE = define(
     "attention_reduce(Tensor values, Tensor lse, ScalarType dtype) -> Tensor",
@@ -241,4 +275,5 @@ ATTENTION_REDUCE = define(
     ),
     rule=_reduce_rule,
     cost=streaming_cost,
+    takes_roles=True,
 )

@@ -17,7 +17,7 @@ def kept_type(cache: ValueType, tokens: Dim) -> ValueType:
 
 
 def check_cache(cache: ValueType, layer: int, block: int) -> None:
-    """Refuse what is no cache of this many layers in blocks, whole or split by head."""
+    """Refuse what is no cache of so many layers in blocks of this size, whole or split by head."""
     shape = cache.dims == HEADS + 2 and cache.shape[1] == 2
     require(shape, "kv-cache", cache, "[layers, 2, slots, kv_heads, width]")
     by_head = isinstance(cache.placement, Shard) and cache.layout_of(HEADS) is not None

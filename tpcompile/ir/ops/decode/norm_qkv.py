@@ -13,9 +13,11 @@ from tpcompile.ir.layout import FusedLayout
 from tpcompile.ir.ops.decode.cache import check_cache, kept_type
 from tpcompile.ir.ops.linear import linear_cost, linear_rule
 from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
+from tpcompile.ir.ops.paged_attention import check_blocks
 from tpcompile.ir.ops.rotary import rope, rope_rule
 from tpcompile.ir.ops.shape import split_rule, unflatten_rule
 from tpcompile.ir.ops.spec import Cost, define, local_bytes, require
+from tpcompile.ir.roles import QueriesOf
 from tpcompile.ir.types import REPLICATE, ValueType
 
 
@@ -90,16 +92,17 @@ def _rule(
     k = k if k_norm is None else rms_norm_rule(k, k_norm, head_eps)
     q, k = (rope_rule(side, cos, sin, interleaved) for side in (q, k))
     _check_kept(k, v, cache, slots, layer, block)
-    return q
+    return q.in_role(QueriesOf(layer, block))
 
 
 def _check_kept(
     k: ValueType, v: ValueType, cache: ValueType, slots: ValueType, layer: int, block: int
 ) -> None:
     check_cache(cache, layer, block)
-    require(k == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
+    keys = k.in_role(None)
+    require(keys == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
     require(
-        k == kept_type(cache, k.shape[0]),
+        keys == kept_type(cache, k.shape[0]),
         "kv-cache",
         f"cache {cache}, k {k}",
         "a cache that lies on the ranks as the keys do, KV heads only",
@@ -111,6 +114,7 @@ def _check_kept(
         f"slots {slots}, k {k}",
         "a slot for each new token, as i64 on every rank",
     )
+    check_blocks(cache, block)
 
 
 def _localize(
@@ -149,4 +153,5 @@ NORM_QKV_ROPE_APPEND = define(
     rule=_rule,
     cost=_cost,
     localize=_localize,
+    takes_roles=True,
 )
