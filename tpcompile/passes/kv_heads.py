@@ -7,10 +7,13 @@ from typing import ClassVar
 
 from torch import fx
 
-from tpcompile.ir.meta import value_type
+from tpcompile.errors import PassError
+from tpcompile.ir.meta import origin_of, placement_of, value_type
+from tpcompile.ir.text import format_node
+from tpcompile.ir.types import REPLICATE
 from tpcompile.passes.rewrite import Report
 from tpcompile.passes.shard_linears import plan_of, split_rows
-from tpcompile.passes.structure import attention_blocks
+from tpcompile.passes.structure import AttentionBlock, attention_blocks, weight_of
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,24 @@ class KvHeads:
         plan = plan_of(gm)
         if plan.tp == 1:
             return report
-        for block in attention_blocks(gm.graph):
+        blocks = attention_blocks(gm.graph)
+        for block in blocks:
+            _check_queries_split(block)
+        for block in blocks:
             width = value_type(block.attention).shape[-1]
             assert isinstance(width, int)
             layout = plan.heads_of(block.attention).keys.with_grain(width)
             report.matches += split_rows(block.key, layout) + split_rows(block.value, layout)
         return report
+
+
+def _check_queries_split(block: AttentionBlock) -> None:
+    """KV heads follow the query heads of a rank, so those must be split by now."""
+    weight = weight_of(block.query)
+    if placement_of(weight) == REPLICATE:
+        raise PassError(
+            "kv-heads must run after shard-linears",
+            where=str(origin_of(block.query)),
+            got=format_node(weight),
+            expected="split query heads, or all KV heads beside all query heads",
+        )

@@ -21,6 +21,7 @@ from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph
+from tpcompile.passes.order import order_refusal
 from tpcompile.passes.rewrite import Report
 from tpcompile.pause import paused_collector
 
@@ -129,7 +130,9 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
     try:
         report = current.apply(gm)
     except CompileError as error:
-        error.args = (f"{error} (In the pass {describe(current)}, {_history(done)}.)",)
+        order = order_refusal(current.name, [before.name for before in done])
+        place = f"(In the pass {describe(current)}, {_history(done)}.)"
+        error.args = (" ".join(filter(None, (str(error), order, place))),)
         raise
     except Exception as error:
         error.add_note(f"in the pass {describe(current)}, {_history(done)}")

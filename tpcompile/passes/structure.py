@@ -11,6 +11,7 @@ from tpcompile.errors import ShardingError
 from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import (
     ATTENTION,
+    DECODE_OPS,
     EMBEDDING,
     LINEAR,
     RMS_NORM,
@@ -124,7 +125,7 @@ def output_of(graph: fx.Graph) -> fx.Node:
 def head_of(graph: fx.Graph) -> fx.Node:
     """The linear whose result is the logits."""
     head: object = operand(output_of(graph))
-    while isinstance(head, fx.Node) and head.target is not LINEAR and head.args:
+    while isinstance(head, fx.Node) and head.target not in (LINEAR, *DECODE_OPS) and head.args:
         head = head.args[0]
     if not isinstance(head, fx.Node) or head.target is not LINEAR:
         raise ShardingError("The logits do not come from a linear", expected="a linear head")
