@@ -126,6 +126,11 @@ def shortfalls(found: Sequence[Result]) -> list[str]:
         for result in found
         if result.unexplained and not result.survived
     ]
+    missed += [
+        f"the checker accepts {result.name}, {result.verdict.numbers}"
+        for result in found
+        if result.kind.strict and result.by_numbers_only
+    ]
     produced = {result.kind.name for result in found}
     missed += [f"no mutant of the kind {k.name!r}" for k in KINDS if k.name not in produced]
     return missed

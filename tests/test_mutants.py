@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from tpcompile.ir import checker
 from tpcompile.ir.ops import LINEAR, SPECS, VOCAB_EMBEDDING
 from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
 from tpcompile.passes.manager import clone
+
+attention = import_module("tpcompile.ir.ops.decode.attention")
+norm_qkv = import_module("tpcompile.ir.ops.decode.norm_qkv")
+paged_attention = import_module("tpcompile.ir.ops.paged_attention")
 
 _PER_KIND = 2
 
@@ -44,6 +49,7 @@ def test_each_kind_is_noticed(kind: Any, found: list[Result]) -> None:
         assert not result.survived, result.name
         assert not result.verdict.crash, result.name
         assert not result.unexplained, f"it changes nothing: {result.name}"
+        assert not (kind.strict and result.by_numbers_only), f"accepted: {result.name}"
 
 
 def test_the_targets_are_met(found: list[Result]) -> None:
@@ -72,6 +78,56 @@ def test_without_the_recipe_check_only_numbers_see_wrong_slices(
     kinds = ("swapped slices", "shifted slices", "slice of another layer")
     made, by_checker, by_numbers = _rates(kinds, some_graphs)
     assert (by_checker, by_numbers) == (0, made)
+
+
+HOLES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "rows": (
+        {"check_whole": lambda parameter: None, "unread_rows": lambda graph: iter(())},
+        ("rows repeated", "rows skipped", "rows permuted"),
+    ),
+    "biases": (
+        {"wrong_biases": lambda graph, info: iter(())},
+        ("bias of another layer", "bias of another projection", "bias behind another sum"),
+    ),
+    "layers": (
+        {"shared_layers": lambda graph: iter(())},
+        ("spans of another partial",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_without_a_check_only_numbers_see_its_mistakes(
+    name: str, monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    holes, kinds = HOLES[name]
+    assert _rates(kinds, some_graphs)[2] == 0
+    for function, lenient in holes.items():
+        monkeypatch.setattr(checker, function, lenient)
+    made, by_checker, by_numbers = _rates(kinds, some_graphs)
+    assert by_numbers > 0 and by_checker + by_numbers == made
+
+
+CACHE_RULES = {
+    "check_blocks": ("blocks of one reader", "blocks of one layer"),
+    "_check_queries": ("queries of another layer",),
+    "_check_one_partial": ("lse of another partial", "values of another partial"),
+}
+
+
+@pytest.mark.parametrize("rule", CACHE_RULES)
+def test_without_a_rule_of_the_cache_only_numbers_see_its_mistakes(
+    rule: str, monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    """The rules that each step of a decode graph has, taken away one by one."""
+    for module in (attention, paged_attention, norm_qkv):
+        if hasattr(module, rule):
+            monkeypatch.setattr(module, rule, lambda *_: None)
+    monkeypatch.setattr(checker, "shared_layers", lambda graph: iter(()))
+    if rule == "check_blocks":
+        monkeypatch.setattr(attention, "_check_queries", lambda *_: None)
+    made, by_checker, by_numbers = _rates(CACHE_RULES[rule], some_graphs)
+    assert by_numbers > 0 and by_checker + by_numbers == made
 
 
 def test_without_the_rule_for_tied_weights_a_second_one_survives(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from benchmarks.mutations.subjects import TILED
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Interval, Layout, TokenLayout
 from tpcompile.ir.meta import (
     Parameter,
@@ -22,7 +23,7 @@ from tpcompile.ir.meta import (
     value_type,
 )
 from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, SPECS
-from tpcompile.ir.recipe import Concat, Recipe, Tensor, shape_of, shard, take
+from tpcompile.ir.recipe import Concat, Recipe, Tensor, shard
 from tpcompile.ir.types import Shard
 
 T = TypeVar("T")
@@ -151,9 +152,8 @@ def slice_anew(node: fx.Node, rank: int, intervals: Iterable[Interval]) -> None:
 
 def tiled(tensor: Recipe, length: int) -> Recipe:
     """A vector, repeated until it is `length` long."""
-    (width,) = shape_of(tensor)
-    copies = -(-length // width)
-    return take(Concat((tensor,) * copies, 0), 0, 0, length)
+    assert isinstance(tensor, Tensor)
+    return Tensor(f"{tensor.name}{TILED}{length}", (length,))
 
 
 def renamed(recipe: Recipe, old: str, new: str) -> Recipe:

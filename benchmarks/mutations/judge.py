@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import fx
 
+from benchmarks.mutations.steps import Inputs, cache_of, caches_for, decodes, steps_of
 from benchmarks.mutations.subjects import Graph
 from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
 from tpcompile.ir import checker
-from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.ops import DECODE_OPS
 from tpcompile.ir.pieces import evaluate
-from tpcompile.ir.simulate import rank_inputs
-from tpcompile.runtime.packing import Packed, pack
+from tpcompile.ir.simulate import logits_of, materialise, run_ranks
+from tpcompile.passes.manager import clone
 
 TOLERANCE = 1e-5
 """Of the logits in fp32, over the largest: two right graphs differ by less."""
-
-_LENGTHS = (9, 1, 6)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,29 @@ def _expected(original: Graph) -> torch.Tensor:
 
 
 def _logits(gm: fx.GraphModule, original: Graph) -> list[torch.Tensor]:
-    """Of every rank, by the modules that would be shipped."""
+    """Of every rank, by the modules that would be shipped; of all steps, one behind the other."""
+    steps = steps_of(original)
+    caches = caches_for(gm, steps, original)
+    if decodes(original.gm):
+        caches = [cache.clone() for cache in _filled(original)]
+        return _run(gm, original, steps[1:], caches)
+    return _run(gm, original, steps, caches)
+
+
+@cache
+def _filled(original: Graph) -> list[torch.Tensor]:
+    """The caches behind all but the last token of each sequence."""
+    first, _ = steps_of(original)
+    caches = caches_for(original.prefill, [first], original)
+    _run(original.prefill, original, [first], caches)
+    return caches
+
+
+def _run(
+    gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    if any(node.target in DECODE_OPS for node in gm.graph.nodes):
+        return _interpret(gm, original, steps, caches)
     subject, ranks = original.subject, info_of(gm).tp
     group = SimulatedGroup(ranks)
     modules = [
@@ -84,23 +106,22 @@ def _logits(gm: fx.GraphModule, original: Graph) -> list[torch.Tensor]:
         )
         for rank in range(ranks)
     ]
-    batch = tokens(subject.captured.config.vocab_size, original.tp)
-    return run_simulated(modules, group, rank_inputs(gm, batch.inputs()))
+    own = [{"cache": cache} for cache in caches] or [{} for _ in range(ranks)]
+    found = [run_simulated(modules, group, [{**step, **each} for each in own]) for step in steps]
+    return [torch.cat(logits) for logits in zip(*found, strict=True)]
 
 
-def tokens(vocabulary: int, tp: int) -> Packed:
-    """Three sequences whose ids lie on every rank's part of the vocabulary.
-
-    The first and the last row of each part are among them, where a split goes wrong by one;
-    the others lie in between.
-    """
-    edges = [row for ((start, stop),) in even_runs(vocabulary, tp) for row in (start, stop - 1)]
-    count = sum(_LENGTHS)
-    between = [row * vocabulary // count + 1 for row in range(count - len(edges))]
-    spread = torch.tensor(edges + between)[torch.arange(count) * 7 % count]
-    ids = torch.zeros(len(_LENGTHS), max(_LENGTHS), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, length in enumerate(_LENGTHS):
-        mask[row, :length] = 1
-        ids[row, :length], spread = spread[:length], spread[length:]
-    return pack(ids, mask)
+def _interpret(
+    gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The same for graphs that become programs, which no module is made of."""
+    weights = materialise(gm, original.subject.read)
+    gm = clone(gm)
+    node = cache_of(gm)
+    assert node is not None
+    node.op = "get_attr"  # each rank has a cache of its own, as it has weights
+    weights[str(node.target)] = list(caches)
+    tables = original.subject.captured.rotary.fresh()
+    with torch.inference_mode():
+        found = [logits_of(run_ranks(gm, step, weights, tables)) for step in steps]
+    return [torch.cat(logits) for logits in zip(*found, strict=True)]

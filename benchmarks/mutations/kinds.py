@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.mutations import collectives, functions, heads, layouts, nodes, slices, vocabulary
+from benchmarks.mutations import (
+    biases,
+    caches,
+    collectives,
+    functions,
+    heads,
+    layouts,
+    nodes,
+    recipes,
+    slices,
+    vocabulary,
+)
 from benchmarks.mutations.draft import Draft
+from benchmarks.mutations.subjects import CACHED, SHARDED
 
 Mutate = Callable[[Draft], str]
 """Edits the graph and says what it did, or raises `UnfitError`."""
@@ -24,10 +36,18 @@ class Kind:
     sharding: bool = True
     """Whether it is a mistake of sharding, which the checker is to see."""
     silent: str = ""
+    pipelines: tuple[str, ...] = SHARDED
+    """The graphs that have places for it."""
+    strict: bool = False
+    """Whether the checker must refuse every mutant that changes the numbers."""
 
 
 def _kind(name: str, *ways: Mutate, silent: str = "") -> Kind:
     return Kind(name, ways, silent=silent)
+
+
+def _strict(name: str, *ways: Mutate, on: tuple[str, ...] = SHARDED, silent: str = "") -> Kind:
+    return Kind(name, ways, silent=silent, pipelines=on, strict=True)
 
 
 def _other(name: str, *ways: Mutate) -> Kind:
@@ -78,6 +98,32 @@ KINDS: tuple[Kind, ...] = (
     ),
     _kind("local sizes in a split", nodes.local_split_sizes, silent=_DERIVED),
     _kind("split sizes swapped", nodes.split_sizes_swapped, silent=_DERIVED),
+    _strict("layer of the cache", caches.layer_read, caches.layers_swapped, on=("decode",)),
+    _strict("layer written twice", caches.layer_written, on=CACHED),
+    _strict("blocks of one reader", caches.block_of_reader, on=("decode",)),
+    _strict("blocks of one layer", caches.block_of_layer, on=CACHED),
+    _strict("queries of another layer", caches.queries_of_layer, on=("decode",)),
+    _strict("lse of another partial", caches.lse_of_another, on=("decode",)),
+    _strict("values of another partial", caches.values_of_another, on=("decode",)),
+    _strict("spans of another partial", caches.both_of_another, on=("decode",)),
+    _strict("other spans", caches.spans_left_out, caches.lse_of_other_spans, on=("decode",)),
+    _strict("rows repeated", recipes.rows_repeated),
+    _strict("rows skipped", recipes.rows_skipped),
+    _strict("rows permuted", recipes.rows_permuted, recipes.columns_permuted),
+    _strict("rows of another tensor", recipes.of_another_tensor),
+    _strict(
+        "order in heads",
+        recipes.one_order_dropped,
+        recipes.other_pairs,
+        recipes.rotation_of_halves,
+        on=("interleaved",),
+    ),
+    _strict("bias dropped", biases.dropped),
+    _strict("bias of another layer", biases.of_another_layer),
+    _strict("bias of another projection", biases.of_another_projection, biases.parts_swapped),
+    _strict("bias before the sum", biases.added_before_sum),
+    _strict("bias added twice", biases.added_twice),
+    _strict("bias behind another sum", biases.added_elsewhere),
     _other("k for v, gate for up", functions.fused_parts_swapped, functions.gate_for_up),
     _other("keys used as values", functions.keys_for_values),
     _other("tensor of another layer", functions.wrong_tensor, functions.parameter_of_other_layer),

@@ -35,6 +35,7 @@ def mutants_of(kind: Kind, graphs: Sequence[Graph], count: int, seed: int) -> It
     """Up to `count` different mutants of one kind."""
     dice = random.Random(f"{seed} {kind.name}")
     seen: set[str] = set()
+    graphs = [graph for graph in graphs if graph.pipeline in kind.pipelines]
     for _ in range(_ROUNDS):
         for graph in dice.sample(graphs, len(graphs)):
             if len(seen) == count:

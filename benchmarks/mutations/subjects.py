@@ -38,8 +38,12 @@ PIPELINES = {
     "fused": "",
     "unfused": _UNFUSED,
     "sequence-parallel": f"{_UNFUSED},sequence-parallel,fuse-qkv,fuse-gate-up",
+    "decode": "decode{spans=2,block=4}",
+    "interleaved": _UNFUSED.replace("raise-attention", "raise-attention,interleave-rotary"),
 }
 """Ways to the sharded graph, as pipeline text; empty for the standard one."""
+SHARDED = ("fused", "unfused", "sequence-parallel")
+CACHED = ("fused", "decode")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class Subject:
         return UnitGain(RandomWeights(self.captured, seed=0))
 
 
+TILED = " repeated to "
+"""In the name of a tensor: another one, as often as it takes to get so many elements."""
+
+
 class UnitGain:
     """Random tensors whose matrices keep the size of what goes through them.
 
@@ -74,7 +82,10 @@ class UnitGain:
 
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         if name not in self._tensors:
-            tensor = self._source.whole(name)
+            source, _, length = name.partition(TILED)
+            tensor = self._source.whole(source)
+            if length:
+                tensor = tensor.repeat(-(-int(length) // len(tensor)))[: int(length)]
             if tensor.dim() == 2:
                 tensor = tensor / (tensor.std() * tensor.shape[1] ** 0.5)
             self._tensors[name] = tensor
@@ -99,6 +110,14 @@ class Graph:
         text = PIPELINES[self.pipeline]
         passes = for_ranks(parse_pipeline(text), self.tp) if text else default_pipeline(self.tp)
         return run_passes(self.subject.captured.graph, passes)[0]
+
+    @cached_property
+    def prefill(self) -> fx.GraphModule:
+        """Of a graph with a KV cache the one that takes any number of tokens."""
+        passes = for_ranks(parse_pipeline(PIPELINES[self.pipeline]), self.tp)
+        names = [current.name for current in passes]
+        kept = passes[: names.index("cache-kv") + 1]
+        return run_passes(self.subject.captured.graph, kept)[0]
 
 
 SUBJECTS = (

@@ -16,6 +16,7 @@ from tpcompile.frontend.rotary import RotaryTables
 from tpcompile.frontend.shell import INPUTS, export, make_shell, rotary_of
 from tpcompile.frontend.source import config_of, module_of, name_of
 from tpcompile.frontend.watch import watch_layers
+from tpcompile.ir.check_biases import captured_biases
 from tpcompile.ir.checker import infer_types
 from tpcompile.ir.meta import GraphInfo
 from tpcompile.ir.recipe import Tensor
@@ -66,7 +67,9 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
         log.info("tracing every layer: %s", unlike)
         gm = trace(layers.all_different())
     result = infer_types(gm)
-    gm.meta["tpcompile"] = GraphInfo(name_of(model), tp=1, outputs=(result,))
+    gm.meta["tpcompile"] = GraphInfo(
+        name_of(model), tp=1, outputs=(result,), biases=captured_biases(gm.graph)
+    )
     own = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), layers.path)
     return Captured(gm, module.config, rotary, tensors, aliases, packs, own)

@@ -9,7 +9,14 @@ from torch import fx
 
 from tpcompile.ir.check_parameters import check_ranks
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import CACHE_OPS, CACHE_WRITERS, NORM_QKV_ROPE_APPEND, SPECS, RuleError
+from tpcompile.ir.ops import (
+    CACHE_OPS,
+    CACHE_WRITERS,
+    NORM_QKV_ROPE_APPEND,
+    PARTIAL_ATTENTION,
+    SPECS,
+    RuleError,
+)
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Shard
 
@@ -37,34 +44,61 @@ def _is_cache(node: fx.Node, user: fx.Node) -> bool:
 
 
 def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Ops that break the order of a step: each layer of the cache is written once, then read."""
-    kept: dict[tuple[Any, Any], fx.Node] = {}
-    read: dict[tuple[Any, Any], fx.Node] = {}
-    last: dict[Any, int] = {}
+    """Ops that break the order of a step: each layer of the cache is written once, then read once,
+    layer after layer, and all that is read is used."""
+    writers = [node for node in graph.nodes if node.target in CACHE_WRITERS]
+    yield from _written_twice(writers)
+    kept: set[Any] = set()
+    read: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.target not in CACHE_OPS:
             continue
-        found = _arguments(node)
-        place = found["cache"], found["layer"]
-        if node.target not in CACHE_WRITERS:
-            if place not in kept:
-                got = f"layer {found['layer']} of the cache, in which nothing was kept before"
-                yield node, RuleError("kv-cache", got, "the step's keys and values kept first")
-            elif (other := read.setdefault(place, node)) is not node:
-                got = f"layer {found['layer']} of the cache, which %{other.name} reads"
-                yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
-        elif (other := kept.setdefault(place, node)) is not node:
-            got = f"layer {found['layer']} of the cache, which %{other.name} has"
+        place = _place(node)
+        if node.target in CACHE_WRITERS:
+            kept.add(place)
+        elif place not in kept:
+            got = f"layer {place[1]} of the cache, in which nothing was kept before"
+            yield node, RuleError("kv-cache", got, "the step's keys and values kept first")
+        elif (other := read.setdefault(place, node)) is not node:
+            got = f"layer {place[1]} of the cache, which %{other.name} reads"
+            yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
+    for node in writers:
+        if node.target is NORM_QKV_ROPE_APPEND and _place(node) not in read:
+            got = f"layer {_place(node)[1]} of the cache, which no attention reads"
+            yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
+    yield from _spans_left(graph)
+
+
+def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Ops that keep K and V where another does, or ahead of an earlier layer."""
+    kept: dict[Any, fx.Node] = {}
+    last: dict[Any, int] = {}
+    for node in writers:
+        cache, layer = place = _place(node)
+        if (other := kept.setdefault(place, node)) is not node:
+            got = f"layer {layer} of the cache, which %{other.name} has"
             yield node, RuleError("kv-cache", got, "a layer of the cache for each attention")
-        elif last.setdefault(found["cache"], found["layer"]) > found["layer"]:
-            got = f"layer {found['layer']} of the cache behind layer {last[found['cache']]}"
+        elif last.setdefault(cache, layer) > layer:
+            got = f"layer {layer} of the cache behind layer {last[cache]}"
             yield node, RuleError("kv-cache", got, "the model's layers in their order")
         else:
-            last[found["cache"]] = found["layer"]
-    for place, node in kept.items():
-        if node.target is NORM_QKV_ROPE_APPEND and place not in read:
-            got = f"layer {place[1]} of the cache, which no attention reads"
-            yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
+            last[cache] = layer
+
+
+def _spans_left(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Attention in spans that are not merged, or not once."""
+    for node in graph.nodes:
+        if node.target is PARTIAL_ATTENTION:
+            merged = {reader for item in node.users for reader in item.users}
+            if len(merged) != 1:
+                got = f"spans of %{node.name}, which {len(merged)} nodes read"
+                yield node, RuleError("spans", got, "one attention_reduce of the spans of a layer")
+
+
+def _place(node: fx.Node) -> tuple[Any, int]:
+    """The cache that an op uses, and its layer in it."""
+    found = _arguments(node)
+    return found["cache"], found["layer"]
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from tpcompile.errors import UnsupportedError, VerifyError
+from tpcompile.ir.check_biases import wrong_biases
 from tpcompile.ir.check_inputs import check_input, shared_layers
 from tpcompile.ir.check_parameters import (
     check_parameter,
@@ -91,7 +92,12 @@ class Checker:
         if all(node.op != "output" for node in seen):
             missing = RuleError("result", "no output", ", ".join(map(str, info.outputs)))
             problems.append(_problem(next(reversed(gm.graph.nodes)), missing))
-        shared = (*shared_tensors(gm.graph), *unread_rows(gm.graph), *shared_layers(gm.graph))
+        shared = (
+            *shared_tensors(gm.graph),
+            *unread_rows(gm.graph),
+            *shared_layers(gm.graph),
+            *wrong_biases(gm.graph, info),
+        )
         problems += [_problem(node, error) for node, error in shared]
         return problems
 

@@ -69,6 +69,8 @@ class GraphInfo:
     outputs: tuple[ValueType, ...]
     plan: Any = None
     """Set by the pass `plan-sharding` (a `passes.plan.Plan`); passes after it read it."""
+    biases: frozenset[tuple[str, str]] = frozenset()
+    """The tensor of each bias of the captured model, with that of its weight."""
 
 
 def operand(node: fx.Node, index: int = 0) -> fx.Node:

@@ -1,0 +1,124 @@
+"""Mistakes with what attention keeps and reads: layers, blocks and spans of the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from benchmarks.mutations.draft import Draft, place_of
+from tpcompile.ir.meta import operand, type_of
+from tpcompile.ir.ops import (
+    ATTENTION_REDUCE,
+    CACHE_OPS,
+    CACHE_WRITERS,
+    NORM_QKV_ROPE_APPEND,
+    PARTIAL_ATTENTION,
+)
+from tpcompile.passes.rewrite import insert, insert_item
+
+aten = torch.ops.aten
+
+
+def layer_read(draft: Draft) -> str:
+    """One attention reads what another layer kept."""
+    node = draft.pick(draft.calls(PARTIAL_ATTENTION), "reader of a cache")
+    return _other_layer(node)
+
+
+def layer_written(draft: Draft) -> str:
+    """One layer keeps its keys and values where another does."""
+    return _other_layer(draft.pick(draft.calls(*CACHE_WRITERS), "writer of a cache"))
+
+
+def layers_swapped(draft: Draft) -> str:
+    """What writes, or what reads, takes each layer for the other; alone, as both would be right."""
+    target = draft.pick([NORM_QKV_ROPE_APPEND, PARTIAL_ATTENTION], "side")
+    nodes = draft.calls(target)
+    draft.pick(nodes, "reader or writer of its own")
+    for node in nodes:
+        _other_layer(node)
+    return f"{len(nodes)} nodes like %{nodes[0].name} take each layer for the other"
+
+
+def _other_layer(node: fx.Node) -> str:
+    place = place_of(node, "layer")
+    layer = node.args[place]
+    assert isinstance(layer, int)
+    node.update_arg(place, 1 - layer)
+    return f"%{node.name} takes layer {1 - layer} of the cache for {layer}"
+
+
+def block_of_reader(draft: Draft) -> str:
+    return _other_block(draft, [draft.pick(draft.calls(PARTIAL_ATTENTION), "reader of a cache")])
+
+
+def block_of_layer(draft: Draft) -> str:
+    """All that a layer does with the cache counts other blocks."""
+    nodes = draft.calls(*CACHE_OPS)
+    one = draft.pick(nodes, "op with a cache")
+    layer = one.args[place_of(one, "layer")]
+    return _other_block(draft, [n for n in nodes if n.args[place_of(n, "layer")] == layer])
+
+
+def _other_block(draft: Draft, nodes: list[fx.Node]) -> str:
+    old = nodes[0].args[place_of(nodes[0], "block")]
+    assert isinstance(old, int)
+    new = draft.pick([old // 2, old * 2, old - 1], "block")
+    for node in nodes:
+        node.update_arg(place_of(node, "block"), new)
+    return f"{', '.join(f'%{node.name}' for node in nodes)} with blocks of {new}, not {old}"
+
+
+def queries_of_layer(draft: Draft) -> str:
+    """The last layer attends with the queries of the first."""
+    first, *others = draft.calls(PARTIAL_ATTENTION)
+    node = draft.pick(others, "second reader of a cache")
+    node.update_arg(0, operand(first))
+    return f"%{node.name} attends with %{operand(first).name}"
+
+
+def lse_of_another(draft: Draft) -> str:
+    return _of_another(draft, 1)
+
+
+def values_of_another(draft: Draft) -> str:
+    return _of_another(draft, 0)
+
+
+def both_of_another(draft: Draft) -> str:
+    """The reduction of the last layer merges the spans of the first, whole as they are."""
+    return _of_another(draft, 0, 1)
+
+
+def _of_another(draft: Draft, *places: int) -> str:
+    first, *others = draft.calls(ATTENTION_REDUCE)
+    node = draft.pick(others, "second reduction")
+    for place in places:
+        node.update_arg(place, operand(first, place))
+    return f"%{node.name} takes operands {list(places)} of %{first.name}"
+
+
+def spans_left_out(draft: Draft) -> str:
+    """Only some of the spans are merged."""
+    node = draft.pick(draft.calls(ATTENTION_REDUCE), "reduction")
+    for place in (0, 1):
+        source = operand(node, place)
+        with draft.graph.inserting_before(node):
+            some = insert(node, aten.slice.Tensor, source, 2, 0, 1, 1)
+        some.meta["type"] = type_of(source)
+        node.update_arg(place, some)
+    return f"%{node.name} merges the first span alone"
+
+
+def lse_of_other_spans(draft: Draft) -> str:
+    """The log-sum-exp comes from the same attention in another window, or in other spans."""
+    node = draft.pick(draft.calls(ATTENTION_REDUCE), "reduction")
+    partial = operand(operand(node))
+    with draft.graph.inserting_before(node):
+        again = draft.graph.node_copy(partial)
+        lse = insert_item(node, again, 1, "lse")
+    lse.meta["type"] = type_of(operand(node, 1))
+    name, value = draft.pick([("window", 2), ("spans", 3), ("scale", 3.0)], "option")
+    again.update_arg(place_of(partial, name), value)
+    node.update_arg(1, lse)
+    return f"%{node.name} takes the lse with {name}={value}"

@@ -1,0 +1,131 @@
+"""Mistakes in the recipes of whole parameters: every rank reads the wrong rows alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import fx
+
+from benchmarks.mutations.draft import Draft, UnfitError
+from tpcompile.ir.layout import FusedLayout, Layout
+from tpcompile.ir.meta import Parameter, parameter_of, parameters, set_parameter
+from tpcompile.ir.ops import ROPE
+from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, shape_of
+from tpcompile.ir.roles import Interleaved
+from tpcompile.ir.types import Shard
+
+
+def rows_repeated(draft: Draft) -> str:
+    """A row stands where another belongs; or all rows from one on move down by one."""
+    node, whole, rows = _matrix(draft)
+    at = draft.dice.randrange(rows - 1)
+    one = Concat((Slice(whole, 0, 0, at + 1), Slice(whole, 0, at, rows - 1)), 0)
+    return _rewritten(node, one, f"row {at} twice, for the last")
+
+
+def rows_skipped(draft: Draft) -> str:
+    """A row is left out and zeros stand at the end."""
+    node, whole, rows = _matrix(draft)
+    at = draft.dice.randrange(rows)
+    kept = [Slice(whole, 0, a, b) for a, b in ((0, at), (at + 1, rows)) if a < b]
+    return _rewritten(node, Pad(Concat(tuple(kept), 0), 0, 1), f"row {at} left out")
+
+
+def rows_permuted(draft: Draft) -> str:
+    """Halves change places, neighbours interleave, or the rows of two runs do."""
+    node, whole, rows = _matrix(draft)
+    ways: dict[str, Callable[[], Recipe]] = {
+        "halves interleaved": lambda: Permute(whole, 0, (2, rows // 2), (1, 0)),
+        "halves swapped": lambda: Concat(
+            (Slice(whole, 0, rows // 2, rows), Slice(whole, 0, 0, rows // 2)), 0
+        ),
+        "the first two rows swapped": lambda: Concat(
+            (Slice(whole, 0, 1, 2), Slice(whole, 0, 0, 1), Slice(whole, 0, 2, rows)), 0
+        ),
+    }
+    how = draft.pick([name for name in ways if rows % 2 == 0 or "first" in name], "order")
+    return _rewritten(node, ways[how](), how)
+
+
+def columns_permuted(draft: Draft) -> str:
+    node, whole, _ = _matrix(draft)
+    columns = shape_of(whole)[1]
+    turned = Concat((Slice(whole, 1, 1, columns), Slice(whole, 1, 0, 1)), 1)
+    return _rewritten(node, turned, "columns turned by one")
+
+
+def of_another_tensor(draft: Draft) -> str:
+    """Two parameters alike in shape take each other's tensors, whole or a row of them."""
+    node, whole, rows = _matrix(draft)
+    alike = [
+        other
+        for other in parameters(draft.graph)
+        if other is not node and shape_of(parameter_of(other).whole) == shape_of(whole)
+    ]
+    other = draft.pick(alike, "parameter of the same shape")
+    theirs = parameter_of(other).whole
+    if draft.dice.random() < 0.5:
+        mixed = Concat((Slice(theirs, 0, 0, 1), Slice(whole, 0, 1, rows)), 0)
+        return _rewritten(node, mixed, f"its first row of %{other.name}")
+    _rewritten(other, whole, "")
+    return _rewritten(node, theirs, f"swapped with %{other.name}")
+
+
+def one_order_dropped(draft: Draft) -> str:
+    """A weight, a bias or a norm keeps the order that interleave-rotary changes around it."""
+    node = _interleaved(draft)
+    parameter = parameter_of(node)
+    assert isinstance(parameter.whole, Permute)
+    kind = parameter.type.in_role(None)
+    told = draft.dice.random() < 0.5
+    plain = replace(parameter, type=kind if told else parameter.type)
+    set_parameter(node, plain)
+    return _rewritten(node, parameter.whole.source, f"as captured, {'' if told else 'un'}told")
+
+
+def other_pairs(draft: Draft) -> str:
+    """Heads are interleaved by another width, and the type may say so."""
+    node = _interleaved(draft)
+    parameter = parameter_of(node)
+    rows = int(parameter.type.shape[0])
+    assert isinstance(parameter.whole, Permute)
+    width = parameter.whole.view[1] * parameter.whole.view[2] // 2
+    role = Interleaved(((rows, width),)) if draft.dice.random() < 0.5 else parameter.type.role
+    set_parameter(node, replace(parameter, type=parameter.type.in_role(role)))
+    view = (rows // width, 2, width // 2)
+    return _rewritten(node, Permute(parameter.whole.source, 0, view, (0, 2, 1)), f"by {width}")
+
+
+def rotation_of_halves(draft: Draft) -> str:
+    """Interleaved heads are rotated as if they were not, on one side or in a whole layer."""
+    nodes = [node for node in draft.calls(ROPE) if len(node.args) > 3]
+    node = draft.pick(nodes, "interleaved rotation")
+    node.args = node.args[:3]
+    return f"%{node.name} rotates halves"
+
+
+def _interleaved(draft: Draft) -> fx.Node:
+    found = [n for n in parameters(draft.graph) if parameter_of(n).type.role is not None]
+    return draft.pick(found, "interleaved parameter")
+
+
+def _matrix(draft: Draft) -> tuple[fx.Node, Recipe, int]:
+    """A parameter of two dimensions: the scales of norms are all alike at first."""
+    nodes = [n for n in parameters(draft.graph) if parameter_of(n).type.dims == 2]
+    node = draft.pick(nodes, "matrix")
+    whole = parameter_of(node).whole
+    return node, whole, shape_of(whole)[0]
+
+
+def _rewritten(node: fx.Node, whole: Recipe, what: str) -> str:
+    """The whole and, by the same layout, the parts of all ranks."""
+    old = parameter_of(node)
+    new = Parameter(old.type, whole, ()).on_ranks(len(old.shards))
+    placement = old.type.placement
+    if isinstance(placement, Shard):
+        if not isinstance(placement.layout, Layout | FusedLayout):
+            raise UnfitError("it is split by tokens")
+        new = new.sharded(placement.dim, placement.layout)
+    set_parameter(node, new)
+    return f"%{node.name} {what}"

@@ -1,0 +1,118 @@
+"""What graphs are run on: a batch, and with a KV cache a second step that reads what it kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from benchmarks.mutations.subjects import Graph
+from tpcompile.ir.layout import even_runs
+from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.ops import CACHE_OPS, CACHED_ATTENTION, PARTIAL_ATTENTION
+from tpcompile.ir.roles import CacheOf
+from tpcompile.runtime.packing import Packed, pack
+
+_LENGTHS = (9, 1, 6)
+_BEFORE = (5, 0, 4)
+"""Tokens of each sequence that the first of two steps brings."""
+Inputs = dict[str, torch.Tensor]
+
+
+def steps_of(original: Graph) -> list[Inputs]:
+    """The inputs of one step; of two if the graph has a KV cache.
+
+    The graph of a decode step takes the last token of each sequence: the first step is then for
+    the graph that fills its cache.
+    """
+    batch = tokens(original.subject.captured.config.vocab_size, original.tp)
+    block = _block(original.gm)
+    if block is None:
+        return [batch.inputs()]
+    before = [length - 1 for length in _LENGTHS] if decodes(original.gm) else _BEFORE
+    counts = [-(-length // block) for length in _LENGTHS]
+    free = list(range(sum(counts), 0, -1))  # block 0 lies where blocks of any size begin
+    tables = torch.full((len(counts), max(counts)), -1)
+    for row, count in enumerate(counts):
+        tables[row, :count] = torch.tensor([free.pop() for _ in range(count)])
+        tables[row, :count] = tables[row, :count].flip(0)
+    rows = batch.input_ids.split(list(_LENGTHS))
+    spans = [(0, first) for first in before], list(zip(before, _LENGTHS, strict=True))
+    return [_step(rows, span, tables, block) for span in spans]
+
+
+def _step(
+    rows: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], tables: torch.Tensor, block: int
+) -> Inputs:
+    """Tokens `first` to `last` of each sequence."""
+    places = [torch.arange(first, last) for first, last in spans]
+    counts = torch.tensor([len(place) for place in places])
+    slots = [
+        table[place // block] * block + place % block
+        for table, place in zip(tables, places, strict=True)
+    ]
+    return {
+        "input_ids": torch.cat([row[place] for row, place in zip(rows, places, strict=True)]),
+        "positions": torch.cat(places),
+        "starts": torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]),
+        "logit_rows": torch.arange(int(counts.sum())),
+        "slots": torch.cat(slots),
+        "tables": tables,
+        "lengths": torch.tensor([last for _, last in spans]),
+    }
+
+
+def caches_for(gm: fx.GraphModule, steps: Sequence[Inputs], original: Graph) -> list[torch.Tensor]:
+    """Each rank's cache, without numbers."""
+    node = cache_of(gm)
+    block = _block(original.gm)
+    if node is None or block is None:
+        return []
+    slots = (int(steps[-1]["tables"].max()) + 1) * block
+    kind = value_type(node)
+    return [
+        torch.full(
+            [slots if isinstance(extent, str) else extent for extent in kind.local_shape(rank)],
+            torch.nan,
+            dtype=kind.dtype,
+        )
+        for rank in range(info_of(gm).tp)
+    ]
+
+
+def cache_of(gm: fx.GraphModule) -> fx.Node | None:
+    return next((n for n in gm.graph.nodes if n.op == "placeholder" and n.name == "cache"), None)
+
+
+def decodes(gm: fx.GraphModule) -> bool:
+    """Whether the graph is for steps of one new token of each sequence."""
+    return any(node.target in (CACHED_ATTENTION, PARTIAL_ATTENTION) for node in gm.graph.nodes)
+
+
+def _block(gm: fx.GraphModule) -> int | None:
+    node = cache_of(gm)
+    if node is None:
+        return None
+    assert all(user.target in CACHE_OPS for user in node.users)
+    role = value_type(node).role
+    assert isinstance(role, CacheOf)
+    return role.block
+
+
+def tokens(vocabulary: int, tp: int) -> Packed:
+    """Three sequences whose ids lie on every rank's part of the vocabulary.
+
+    The first and the last row of each part are among them, where a split goes wrong by one;
+    the others lie in between.
+    """
+    edges = [row for ((start, stop),) in even_runs(vocabulary, tp) for row in (start, stop - 1)]
+    count = sum(_LENGTHS)
+    between = [row * vocabulary // count + 1 for row in range(count - len(edges))]
+    spread = torch.tensor(edges + between)[torch.arange(count) * 7 % count]
+    ids = torch.zeros(len(_LENGTHS), max(_LENGTHS), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(_LENGTHS):
+        mask[row, :length] = 1
+        ids[row, :length], spread = spread[:length], spread[length:]
+    return pack(ids, mask)

@@ -1,0 +1,103 @@
+"""Biases: each is added once, to what its own weight gives, as the model was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import GraphInfo, made_of
+from tpcompile.ir.ops import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCE_RESIDUAL,
+    LINEAR,
+    LINEAR_RESIDUAL,
+    NORM_GATE_UP_SWIGLU,
+    NORM_LINEAR,
+    NORM_QKV_ROPE_APPEND,
+    REDISTRIBUTE,
+    REDUCE_SCATTER,
+    SPECS,
+    RuleError,
+)
+
+aten = torch.ops.aten
+
+_WITH_WEIGHT = (LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, NORM_GATE_UP_SWIGLU, NORM_QKV_ROPE_APPEND)
+_OF_ONE_VALUE = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, REDISTRIBUTE, aten.to.dtype)
+Pairs = frozenset[tuple[str, str]]
+
+
+def captured_biases(graph: fx.Graph) -> Pairs:
+    """The tensors of each bias of a captured graph, with that of its weight."""
+    return frozenset(
+        (bias.name, weight.name)
+        for node in graph.nodes
+        if node.target is LINEAR and len(node.args) > 2 and _is_parameter(node.args[2])
+        for bias in made_of(node.args[2])
+        for weight in made_of(node.args[1])
+    )
+
+
+def wrong_biases(graph: fx.Graph, info: GraphInfo) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Biases that are added to another projection than their own, or to none."""
+    known = {name for name, _ in info.biases}
+    lost = set(known)
+    for node in graph.nodes:
+        for weight, bias in _added(node):
+            names = [tensor.name for tensor in made_of(bias)] if _is_parameter(bias) else []
+            if not known.issuperset(names):
+                continue
+            lost.difference_update(names)
+            weights = [] if weight is None else [tensor.name for tensor in made_of(weight)]
+            if len(names) != len(weights) or not info.biases.issuperset(
+                zip(names, weights, strict=True)
+            ):
+                yield node, _not_its_own(names, weights, info)
+    if lost:
+        got = f"{len(lost)} biases that nothing adds, as {min(lost)}"
+        output = next(iter(reversed(graph.nodes)))
+        yield output, RuleError("bias-owner", got, "every bias of the captured model added once")
+
+
+def _not_its_own(names: list[str], weights: list[str], info: GraphInfo) -> RuleError:
+    own = dict(info.biases)
+    return RuleError(
+        "bias-owner",
+        f"{', '.join(names)} added to the result of {', '.join(weights) or 'no linear of its own'}",
+        f"that of {', '.join(own[name] for name in names)}, once",
+    )
+
+
+def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
+    """What a node adds as a bias, each with the weight whose result it is added to."""
+    if node.target in _WITH_WEIGHT:
+        bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
+        if bound.get("bias") is not None:
+            yield bound["weight"], bound["bias"]
+    elif node.target is ALL_REDUCE_RESIDUAL:
+        bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
+        if bound.get("bias") is not None:
+            yield _weight_behind(bound["partial"]), bound["bias"]
+    elif node.target is aten.add.Tensor:
+        one, other = node.args[:2]
+        for value, bias in ((one, other), (other, one)):
+            if _is_parameter(bias):
+                yield _weight_behind(value), bias
+
+
+def _weight_behind(value: Any) -> fx.Node | None:
+    """The weight of the linear without a bias that a value is the result of, or its sum."""
+    while isinstance(value, fx.Node) and value.target in _OF_ONE_VALUE:
+        value = value.args[0]
+    if not isinstance(value, fx.Node) or value.target is not LINEAR or len(value.args) > 2:
+        return None
+    weight = value.args[1]
+    return weight if isinstance(weight, fx.Node) and _is_parameter(weight) else None
+
+
+def _is_parameter(value: Any) -> bool:
+    return isinstance(value, fx.Node) and value.op == "get_attr" and "made_of" in value.meta
