@@ -30,11 +30,14 @@ model after every pass. It is made by `make docs` and checked in CI.
                | op "(" operand, … ")"            an op of the dialect (tpc.*) or of ATen
                | "%"name "[" i "]"                one of several results
     operand   := "%"name | option "=" value | "[" operand, … "]"
-    type      := dtype "[" extent, … "]" placement | "int" symbol | "(" type, … ")"
+    type      := dtype "[" extent, … "]" placement [role] | "int" symbol | "(" type, … ")"
     extent    := whole | whole ":" ranks "×" each | whole ":" first "|" second "|" …
                | "T:" ranks "×T/" ranks           tokens in even runs (sequence-parallel)
     placement := "Replicate" | "Shard(" dim "," axis ")" | "Partial(sum)"
     axis      := "q_heads" | "kv_heads" | "ffn" | "vocab" | "tokens" | axis "+" axis
+    role      := "cache(block=" n ")" | "queries(layer=" n ", block=" n ")"
+               | ("values" | "lse") "(layer=" n ", block=" n ", spans=" n ")"
+               | "interleaved(" rows " by " width, … ")"
     recipe    := tensor | recipe "[" from ":" to "]" | recipe " ++ " recipe | …
     origin    := module file ":" line             of the Hugging Face model
 
@@ -51,6 +54,10 @@ model after every pass. It is made by `make docs` and checked in CI.
   both.
 - `q_heads+kv_heads+kv_heads` is a fused axis: each rank holds its parts of the three, one after
   the other.
+- A role tells apart values of one shape: in what blocks a cache is, which layer of it the keys and
+  values of queries are in, whose spans `attention_reduce` merges, and which rows have the two
+  halves of each head interleaved (a width of 0: rows in the checkpoint's order). The ops that know
+  a role compare it; any other op refuses an operand that has one.
 - Sizes in arguments are global. What a rank really uses follows from its layout;
   `dump --rank R` shows the shapes and recipes of one rank.
 
