@@ -26,6 +26,7 @@ from tpcompile.runtime.generation import GreedyOutput
 from tpcompile.runtime.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
+from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.rank import Ranks, Step, rank_programs
 
 
@@ -245,8 +246,7 @@ class CompiledModel(CausalLM, nn.Module):
         self._ranks.close()
 
     def _check_open(self) -> None:
-        if self._ranks.closed:
-            raise UsageError(self._ranks.closed, hint="Compile it again")
+        check_open(self._ranks.closed)
 
     def __enter__(self) -> CompiledModel:
         return self

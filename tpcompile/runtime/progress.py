@@ -12,7 +12,7 @@ Loaded = Callable[[int, int], None]
 @contextmanager
 def loading_bar(shown: bool = True) -> Iterator[Loaded]:
     """Yields what is to be told how many parameters are there, and of how many."""
-    if not shown or not sys.stderr.isatty():
+    if not shown or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, of: None
         return
     from rich.console import Console

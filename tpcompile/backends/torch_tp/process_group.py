@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from tpcompile.ir.ops.collectives import tree_sum
 WHOLE_BYTES = 128 * 1024
 """Up to this size ranks send their terms whole. Measured with 4 ranks of one thread each: whole
 terms take 1.4 ms at 4 KB and 16 ms at 1 MB, pieces 2.0 ms and 8 ms; they cross near 128 KB."""
+
+_LAST_S = 0.3
+"""At the end of Python, how long a group may take at most to let go of its tensors."""
+_LOOK_S = 0.001
 
 
 class ProcessGroupRank:
@@ -154,7 +159,7 @@ class ProcessGroupRank:
         return self._scratch[:size].view(dtype).view(rows, columns)
 
     def _wait(self, start: Callable[..., Any], *tensors: torch.Tensor) -> None:
-        """Run a collective. Its tensors are kept until the next one.
+        """Run a collective. Its tensors are kept until the next one, and while the group uses them.
 
         The group's own thread lets go of them a moment after `wait` returns. Were it the last to
         do so, it would need Python's lock, which costs time, and which it cannot get any more
@@ -170,7 +175,18 @@ class ProcessGroupRank:
                 hint="Look at what the other ranks print: one of them failed first",
             ) from error
         finally:
-            self._held = tensors
+            self._held = (*filter(_in_use, self._held), *tensors)
+
+    def rest(self) -> None:
+        """Wait until the group's own threads have let go of all tensors: see `_wait`.
+
+        That is a moment after the last collective; without one there is nothing to wait for.
+        """
+        until = time.monotonic() + _LAST_S
+        waiting = any(held.device.type == "cpu" for held in self._held)
+        while waiting and time.monotonic() < until:
+            waiting = any(map(_in_use, self._held))
+            time.sleep(_LOOK_S)  # also after the last look: a thread that lets go needs the lock
 
 
 _SUMMED_ALIKE = (torch.float32, torch.float64)
@@ -189,6 +205,11 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
+
+
+def _in_use(x: Any) -> bool:
+    """Whether a thread of gloo still holds the tensor, beside Python."""
+    return bool(x.device.type == "cpu" and x._use_count() > 1)
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

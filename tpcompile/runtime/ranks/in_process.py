@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from tpcompile.backends.torch_tp import SimulatedGroup, run_together
 from tpcompile.ir.pieces import Read
+from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step, make_parameter
 
 
@@ -25,6 +25,7 @@ class InProcessRanks:
         device: torch.device,
         loaded: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
+        self._owner = Owner()  # the threads of torch, and a held lock, would stop a fork for ever
         self._group = SimulatedGroup(len(programs))
         weights: list[dict[str, torch.Tensor]] = [{} for _ in programs]
         names = list(programs[0].parameters)
@@ -43,14 +44,17 @@ class InProcessRanks:
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """The result of every rank."""
+        check_open(self.closed)
         return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
     def caches_for(self, step: Step) -> list[torch.Tensor]:
         """Each rank's KV cache, with the room that a step needs and its blocks copied."""
+        check_open(self.closed)
         return [rank.cache_for(step) for rank in self._ranks]
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as a rank holds it."""
+        check_open(self.closed)
         return self._ranks[rank].parameter(name)
 
     def agree(self) -> None:
@@ -59,7 +63,7 @@ class InProcessRanks:
     @property
     def processes(self) -> list[int]:
         """This process, for every rank."""
-        return [os.getpid()] * len(self._ranks)
+        return [self._owner.pid] * len(self._ranks)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -68,4 +72,4 @@ class InProcessRanks:
     @property
     def closed(self) -> str:
         """Why nothing can be run any more; empty while it can."""
-        return "" if self._ranks else "The model is closed"
+        return self._owner.refusal or ("" if self._ranks else "The model is closed")

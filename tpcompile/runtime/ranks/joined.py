@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import datetime
 import hashlib
 import os
-import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +22,13 @@ from tpcompile.backends.torch_tp import ProcessGroupRank
 from tpcompile.errors import RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step
 from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torch's own `env://` reads; torchrun sets it."""
-_LAST_S = 0.3
-"""The group's own threads let go of what was sent a moment later. Were Python ending by then, that
-would abort the process."""
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -49,8 +49,6 @@ def find_group(
         if not all(name in os.environ for name in _TORCHRUN):
             return None
         _initialise(tp, device, meeting, timeout)
-    atexit.unregister(_rest)  # once, however many models are compiled
-    atexit.register(_rest)
     _check_size(dist.get_world_size(), tp)
     if device.type == "cuda" and device.index is None:
         torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
@@ -77,7 +75,10 @@ class JoinedRanks:
     ) -> None:
         self._closed = ""
         self._device = device
+        self._owner = Owner()
         self._group = ProcessGroupRank(group)
+        weakref.finalize(self, _rest, self._owner, self._group)
+        os.register_at_fork(after_in_child=partial(_keep, weakref.ref(group)))
         self._tp = len(programs)
         program = programs[group.rank()]
         count = 0
@@ -94,7 +95,7 @@ class JoinedRanks:
     @property
     def closed(self) -> str:
         """Why nothing can be run any more; empty while it can."""
-        return self._closed
+        return self._owner.refusal or self._closed
 
     def run(self, step: Step) -> torch.Tensor:
         """The result of a step, the same on every rank."""
@@ -151,7 +152,7 @@ class JoinedRanks:
     @property
     def processes(self) -> list[int]:
         """This process; those of the other ranks may be on other hosts."""
-        return [os.getpid()]
+        return [self._owner.pid]
 
     def close(self) -> None:
         """Give the memory back. The process group stays: others may use it."""
@@ -161,8 +162,8 @@ class JoinedRanks:
     @contextmanager
     def _working(self) -> Iterator[Rank]:
         """Whatever goes wrong closes this rank, for it is out of step with the others."""
-        if self._rank is None:
-            raise UsageError(self._closed, hint="Compile it again")
+        check_open(self.closed)
+        assert self._rank is not None
         try:
             yield self._rank
         except (KeyboardInterrupt, SystemExit) as error:
@@ -205,16 +206,25 @@ def _initialise(
             hint="The host must be reachable from all ranks and its port free: give torchrun "
             "another --master-port, or --rdzv-endpoint HOST:PORT for several hosts",
         ) from error
-    atexit.register(_leave)
+    atexit.register(_leave, Owner())
 
 
-def _rest() -> None:
-    time.sleep(_LAST_S)
+def _rest(owner: Owner, group: ProcessGroupRank) -> None:
+    """Run when ranks are dropped, and before Python ends."""
+    if owner.here:
+        group.rest()
 
 
-def _leave() -> None:
-    if dist.is_initialized():
+def _leave(owner: Owner) -> None:
+    if owner.here and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _keep(group: weakref.ref[Any]) -> None:
+    """In a fork, never destroy the group: that waits for threads that the fork does not have."""
+    kept = group()
+    if kept is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _check_size(size: int, tp: int | None) -> None:

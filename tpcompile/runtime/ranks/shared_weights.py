@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from tpcompile.errors import RankError
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import shape_of
 from tpcompile.runtime.ranks.channel import tensor_bytes
+from tpcompile.runtime.ranks.descriptors import after_standard, nameless_file
 from tpcompile.runtime.ranks.rank import RankProgram, laid_out
 
 _ALIGN = mmap.PAGESIZE
@@ -94,9 +94,8 @@ def _room(rank: int, size: int) -> Iterator[None]:
 def _nameless_file() -> int:
     """In memory where the system has that; else a temporary file, already unlinked."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("tpcompile-weights")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        return after_standard(os.memfd_create("tpcompile-weights"))
+    return nameless_file()
 
 
 def _write(file: int, data: memoryview, start: int) -> None:

@@ -15,6 +15,7 @@ from tpcompile.errors import CompileError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks.channel import encode
+from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import RankProgram, Step
 from tpcompile.runtime.ranks.shared_weights import fill, places_of
 from tpcompile.runtime.ranks.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
@@ -33,6 +34,7 @@ class SpawnedRanks:
     """
 
     def __init__(self, tp: int, *, threads: int | None = None, timeout: float = 60.0) -> None:
+        self._owner = Owner()
         self._lock = threading.Lock()
         self._closed = ""
         self._programs: Sequence[RankProgram] = ()
@@ -47,7 +49,7 @@ class SpawnedRanks:
     @property
     def closed(self) -> str:
         """Why nothing can be run any more; empty while it can."""
-        return self._closed
+        return self._owner.refusal or self._closed
 
     def load(
         self,
@@ -81,7 +83,7 @@ class SpawnedRanks:
         return self._run(step, all_answer=True)
 
     def _run(self, step: Step, *, all_answer: bool) -> list[torch.Tensor]:
-        self._check_open()
+        check_open(self.closed)
         message = encode(Run(step, self._tables(step), all_answer))
         with self._working():
             for rank in range(len(self._programs)):
@@ -103,7 +105,10 @@ class SpawnedRanks:
         """One front hands out all work, so there is nobody to agree with."""
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers. A fork of their owner only closes its files of them."""
+        if not self._owner.here:  # where the lock may be held for ever
+            self._shut("The model is closed")
+            return
         with self._lock:
             self._shut("The model is closed")
 
@@ -140,8 +145,9 @@ class SpawnedRanks:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """One caller at a time; whatever goes wrong ends the workers, for they are out of step."""
+        self._owner.check()  # a fork of the owner may have taken over a lock that is held
         with self._lock:
-            self._check_open()
+            check_open(self._closed)
             try:
                 yield
             except CompileError as error:
@@ -150,10 +156,6 @@ class SpawnedRanks:
             except BaseException as error:
                 self._shut(f"The model is closed: a call ended with {type(error).__name__}")
                 raise
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(self._closed, hint="Compile it again")
 
     def _shut(self, reason: str) -> None:
         self._closed = self._closed or reason

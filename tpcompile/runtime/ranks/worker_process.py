@@ -5,23 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import IO
 
 from tpcompile.errors import RankError
 from tpcompile.runtime.ranks.channel import Channel
+from tpcompile.runtime.ranks.descriptors import nameless_file, socket_pair
 from tpcompile.runtime.ranks.worker_start import STACK_SIGNAL
 
 _START = """\
 import sys
 sys.path[:] = {path!r}
 from tpcompile.runtime.ranks.worker_start import main
-main({rank}, {connection}, {lifeline}, {stacks}, {threads})
+main({parent}, {rank}, {connection}, {lifeline}, {stacks}, {threads})
 """
 _WHY: dict[int, str] = {
     signal.SIGKILL: "The system kills processes when memory runs out: see its log",
@@ -29,7 +28,7 @@ _WHY: dict[int, str] = {
 }
 """What the system may mean by a signal."""
 _DYING_S = 5.0
-_STACK_S = 1.0
+_STACK_S = 3.0
 _TAIL = 3000
 
 
@@ -38,9 +37,9 @@ class WorkerProcess:
 
     def __init__(self, rank: int, lifeline: int, threads: int) -> None:
         self.rank = rank
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `bury`
-        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `bury`
-        own, other = socket.socketpair()
+        self._errors: IO[bytes] = open(nameless_file(), "rb")  # noqa: SIM115 - see `_close`
+        self._stacks: IO[bytes] = open(nameless_file(), "rb")  # noqa: SIM115 - see `_close`
+        own, other = socket_pair()
         self.channel = Channel(own)
         with other:
             files = {
@@ -49,7 +48,9 @@ class WorkerProcess:
                 "stacks": self._stacks.fileno(),
             }
             path = [entry for entry in sys.path if isinstance(entry, str)]
-            start = _START.format(path=path, rank=rank, threads=threads, **files)
+            start = _START.format(
+                path=path, parent=os.getpid(), rank=rank, threads=threads, **files
+            )
             try:
                 self._process = subprocess.Popen(
                     [_interpreter(), "-c", start],
@@ -94,6 +95,11 @@ class WorkerProcess:
     def bury(self) -> None:
         """Reap the process and close all files."""
         self._process.wait()
+        self._close()
+
+    def disown(self) -> None:
+        """Close all files in a fork of the parent, whose child the process is not."""
+        self._process.poll()  # finds no such child, and notes that there is none to wait for
         self._close()
 
     def ask_for_stack(self) -> int:

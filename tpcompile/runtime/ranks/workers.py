@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import queue
 import select
-import socket
+import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from itertools import combinations
 from typing import TypeVar
 
 from tpcompile.errors import CompileError, RankError
 from tpcompile.runtime.ranks.channel import ChannelClosed, Encoded
+from tpcompile.runtime.ranks.descriptors import pipe, socket_pair
+from tpcompile.runtime.ranks.owner import Owner
 from tpcompile.runtime.ranks.worker import Done, Failed, Progress, Ready
 from tpcompile.runtime.ranks.worker_process import WorkerProcess, stacks_of
 
@@ -30,13 +35,13 @@ class Workers:
     def __init__(self, tp: int, threads: int | None, timeout: float) -> None:
         self._timeout = timeout
         self._workers: list[WorkerProcess] = []
-        watched, lifeline = os.pipe()
-        self.end = weakref.finalize(self, _end, self._workers, lifeline)
+        watched, lifeline = pipe()
+        starter = _Starter()
+        self.end = weakref.finalize(self, _end, Owner(), starter, self._workers, lifeline)
         """Ends all processes; so does the end of this object, or of the interpreter."""
+        share = threads or max(1, cores() // tp)
         try:
-            for rank in range(tp):
-                self._workers.append(WorkerProcess(rank, watched, threads or max(1, cores() // tp)))
-                self._workers[-1].channel.set_timeout(timeout)
+            starter.run(partial(_start, tp, watched, share, timeout, self._workers))
         except BaseException:
             self.end()
             raise
@@ -65,7 +70,7 @@ class Workers:
         """Hand every two ranks the ends of a socket between them, in the order of the others."""
         for one, other in combinations(range(len(self._workers)), 2):
             with contextlib.ExitStack() as ends:
-                for rank, end in zip((one, other), socket.socketpair(), strict=True):
+                for rank, end in zip((one, other), socket_pair(), strict=True):
                     self.send_file(rank, ends.enter_context(end).fileno())
 
     def answers(
@@ -149,10 +154,63 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _end(workers: list[WorkerProcess], lifeline: int) -> None:
-    """End the workers. A fork of their parent that leaves ends none: they are no children of it."""
-    for worker in workers:
-        worker.kill()
-    for worker in workers:
-        worker.bury()
+class _Starter:
+    """A thread that starts processes, and lives as long as they may.
+
+    Where there is a parent-death signal, the system sends it when the *thread* that started a
+    process ends, and a caller's thread may end at any time.
+    """
+
+    def __init__(self) -> None:
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, start: Callable[[], None]) -> None:
+        """Run `start` in the thread, which then waits for `end`."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=_start_and_stay, args=(start, started, self._over), daemon=True
+        )
+        self._thread.start()
+        started.result()
+
+    def end(self) -> None:
+        """End the thread; no process starts any more."""
+        self._over.put(None)
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join()
+
+
+def _start_and_stay(
+    start: Callable[[], None], started: Future[None], over: queue.SimpleQueue[None]
+) -> None:
+    try:
+        start()
+    except BaseException as error:  # raised to the caller, by the future
+        started.set_exception(error)
+    else:
+        started.set_result(None)
+    del start
+    over.get()
+
+
+def _start(
+    tp: int, watched: int, threads: int, timeout: float, workers: list[WorkerProcess]
+) -> None:
+    for rank in range(tp):
+        workers.append(WorkerProcess(rank, watched, threads))
+        workers[-1].channel.set_timeout(timeout)
+
+
+def _end(owner: Owner, starter: _Starter, workers: list[WorkerProcess], lifeline: int) -> None:
+    """End the workers. A fork of their parent only closes its files of them."""
+    if owner.here:
+        starter.end()
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.bury()
+    else:
+        for worker in workers:
+            worker.disown()
     os.close(lifeline)
