@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -12,7 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.backends.torch_tp import Group, PeerError, ProcessGroupRank, SimulatedGroup
+from tpcompile.backends.torch_tp import (
+    Group,
+    PeerError,
+    ProcessGroupRank,
+    SimulatedGroup,
+    process_group,
+)
 from tpcompile.backends.torch_tp.process_group import WHOLE_BYTES
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.collectives import tree_sum
@@ -224,3 +232,55 @@ def test_a_rank_that_has_gone_is_named_as_such() -> None:
     groups.clear()  # the second closes its connections
     with pytest.raises(PeerError, match="Another rank is gone"):
         first.all_reduce(torch.ones(3))
+
+
+def test_nothing_is_waited_for_where_the_group_was_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("there is nothing to wait for")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    ProcessGroupRank(_connected(1)[0]).rest()
+
+
+def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 is in a sum that rank 1 joins only while rank 0 rests."""
+    first, second = _connected(2)
+    rank = ProcessGroupRank(first)
+    late, other = torch.ones(5), torch.ones(5)
+    kept = weakref.ref(late)
+
+    class Pending:
+        """What rank 0 does not wait for."""
+
+        def wait(self) -> None:
+            pass
+
+    rank._wait(lambda x: first.allreduce([x]) and Pending(), late)
+    rank._wait(lambda x: Pending(), torch.ones(1))
+    address = late.data_ptr()
+    del late
+    assert kept() is not None, "it is still in use"
+    slept = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += 1
+        if slept == 3:
+            second.allreduce([other]).wait()
+        wait(seconds)
+
+    wait = time.sleep
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(process_group, "_LAST_S", 60.0)
+    rank.rest()
+    assert slept > 3
+    held = kept()
+    assert held is not None and held.data_ptr() == address
+    assert torch.equal(held, torch.full((5,), 2.0))
+    assert held._use_count() == 1
+    slept = 3
+    rank._wait(lambda x: Pending(), torch.ones(1))
+    del held
+    assert kept() is None, "nobody uses it any more"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+
 import pytest
 import torch
 
@@ -78,6 +81,30 @@ def test_what_cannot_be_lowered() -> None:
 def test_a_sequence_that_is_too_long() -> None:
     with _compiled("reference") as model, pytest.raises(UsageError, match="max_seq_len"):
         model.generate(IDS, max_new_tokens=60, min_new_tokens=60)
+
+
+def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, decode steps and weights: all of them through the ranks of the modules."""
+    steps: list[Step] = []
+    with _compiled("reference") as model:
+        ranks, own = model._ranks, os.getpid()
+        run_all = ranks.run_all
+        monkeypatch.setattr(ranks, "run_all", lambda step: steps.append(step) or run_all(step))
+        past = model(IDS, use_cache=True).past_key_values
+        before = model(IDS[:, :1], past_key_values=past).logits
+        assert [decodes(step) for step in steps] == [False, True]
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: own + 1)
+            for call in (
+                lambda: model(IDS),
+                lambda: model.generate(IDS),
+                lambda: model.gather_weight("model.norm.weight"),
+                lambda: ranks.parameter(0, "model.norm.weight"),
+                *(partial(ranks.run, step) for step in steps),
+            ):
+                with pytest.raises(UsageError, match=rf"belongs to process {own}; .* {own + 1}"):
+                    call()
+        assert torch.equal(ranks.run(steps[-1]), before[:, -1])
 
 
 @pytest.mark.parametrize(
