@@ -1,4 +1,8 @@
-"""Weights that were read and laid out anew leave no holes behind."""
+"""Weights that were read and laid out anew leave no holes behind.
+
+What is expected is measured beside, in the same process: how much memory a page is, and how much of
+it the system gives at a time, differ between machines.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +12,86 @@ from pathlib import Path
 
 import pytest
 
-_SCRIPT = """
-import contextlib, sys, torch
+_HEAD = """
+import mmap, resource, torch
 from tpcompile.runtime.memory import returned_at_once
 
 def anonymous():
     with open("/proc/self/smaps_rollup") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Anonymous"))
 
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+"""
+_GLIBC = pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists() or sys.platform != "linux",
+    reason="Linux tells by pages, and glibc takes advice",
+)
+
+
+def _found(script: str) -> list[int]:
+    command = [sys.executable, "-c", _HEAD + script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+_RETURNED = """
 torch.ones(30 << 18)  # freed: glibc now keeps pieces of up to 30 MB
-with returned_at_once() if sys.argv[1] == "inside" else contextlib.nullcontext():
+
+def returned():
     kept = [torch.ones(2 << 20) for _ in range(20)]  # 8 MB each
     before = anonymous()
     del kept[::2]
-    print((before - anonymous()) // 1024)
+    return before - anonymous()
+
+with returned_at_once():
+    inside = returned()
+outside = returned()
+private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+mapped = [mmap.mmap(-1, 8 << 20, private) for _ in range(10)]  # what certainly goes back
+for each in mapped:
+    each.write(bytes(8 << 20))
+before = anonymous()
+for each in mapped:
+    each.close()
+print(inside, outside, before - anonymous())
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells by pages")
+@_GLIBC
 def test_what_is_freed_inside_goes_back_to_the_system() -> None:
-    returned = {}
-    for where in ("inside", "outside"):
-        command = [sys.executable, "-c", _SCRIPT, where]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        returned[where] = int(done.stdout)
-    assert returned["inside"] >= 75
-    assert returned["outside"] <= 10
+    """As much as was mapped and unmapped by hand; without advice most of it stays."""
+    inside, outside, all_of_it = _found(_RETURNED)
+    assert inside > 0.75 * all_of_it
+    assert outside < 0.5 * all_of_it
 
 
 _AFTERWARDS = """
-import resource, torch
-from tpcompile.runtime.memory import returned_at_once
-
 with returned_at_once():
     kept = [torch.ones(2 << 20) for _ in range(20)]
     del kept[::2]
+
+def fills(room):
+    before = faults()
+    for _ in range(50):
+        room()  # 12 MB, filled and freed
+    return faults() - before
+
+ones = bytes(12 << 20)
+
+def fresh():
+    with mmap.mmap(-1, 12 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        pages.write(ones)
+
 for _ in range(5):
     torch.ones(3 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(50):
-    torch.ones(3 << 20)  # 12 MB, filled and freed
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(fills(lambda: torch.ones(3 << 20)), fills(fresh))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells by pages")
+@_GLIBC
 def test_afterwards_memory_is_used_again_without_being_asked_for_anew() -> None:
     """It depends on the layout of the heap, so it is tried several times."""
     for _ in range(4):
-        command = [sys.executable, "-c", _AFTERWARDS]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert int(done.stdout) < 10_000, "50 fills of fresh pages would be 150,000 faults"
+        again, fresh = _found(_AFTERWARDS)
+        assert again < fresh / 5

@@ -22,8 +22,8 @@ from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 
 ROOT = Path(__file__).parents[3]
 FAULT_S = 30.0
-"""A fault is told within this time: half of what ranks wait for each other without knowing of one,
-and much more than a busy machine needs."""
+"""A fault is told within this time: half of the limit of a rank that just waits (60 s), and much
+more than a busy machine needs."""
 SCRIPT_S = 300
 """Far more than a script takes: interpreters start slowly on a busy machine."""
 CPU = torch.device("cpu")
