@@ -125,6 +125,8 @@ def main():
         status = os.waitpid(pid, 0)[1]
         texts += [text(model) for name, model in models.items() if number == 1 or name == "workers"]
         tell(status=status, right=texts == [expected] * len(texts))
+        if status:
+            break
 
 try:
     main()
