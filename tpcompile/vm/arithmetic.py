@@ -7,6 +7,8 @@ so that it does not matter which lane computed them.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 
 from tpcompile.ir.layout import even_runs
@@ -17,40 +19,54 @@ LEAVES = 8
 hold whole ones, and add up what a single rank would."""
 
 
-_AT_ONCE = 1 << 20
+AT_ONCE = 1 << 20
 """Products that are held at a time."""
 
 
 def total(terms: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """The sum over a dimension: the second half on the first, until one is left."""
-    return _fold(terms.movedim(dim, 0).clone())
+    return _fold(terms.movedim(dim, 0).clone(memory_format=torch.contiguous_format))
 
 
 def _fold(terms: torch.Tensor) -> torch.Tensor:
     """The sum over the first dimension, which is used up."""
-    while len(terms) > 1:
-        pairs = len(terms) // 2
-        terms[:pairs] += terms[-pairs:]
-        terms = terms[:-pairs]
+    count = terms.shape[0]
+    while count > 1:
+        pairs, left = count // 2, count - count // 2
+        first = terms[:pairs]
+        first += terms[left:count]
+        count = left
     return terms[0]
 
 
 def dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x[batch, columns]` times `weight[rows, columns]`, in fp32: `[batch, rows]`."""
-    columns = x.float().t().unsqueeze(2)
-    rows = max(1, _AT_ONCE // max(1, x.numel()))
-    found = []
-    for first in range(0, len(weight), rows):
-        part = weight[first : first + rows].float().t().contiguous()
-        found.append(_fold(part.unsqueeze(1) * columns))
-    return torch.cat(found, 1)
+    return _run_dots(x.unsqueeze(1), weight.unsqueeze(1))[..., 0]
 
 
 def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:
     """The same, as the sums of so many even runs of columns, added in a fixed tree."""
-    runs = [run for ((run),) in even_runs(x.shape[-1], leaves)]
-    sums = [dots(x[:, start:stop], weight[:, start:stop]) for start, stop in runs]
+    sums: list[torch.Tensor] = []
+    widths = [stop - start for ((start, stop),) in even_runs(x.shape[-1], leaves)]
+    first = 0
+    for width, equal in groupby(widths):
+        count = len(list(equal))
+        columns = slice(first, first + count * width)
+        parts = (side[:, columns].reshape(-1, count, width) for side in (x, weight))
+        sums += _run_dots(*parts).unbind(2)
+        first = columns.stop
     return fold_tree(sums, torch.add)
+
+
+def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`x[batch, runs, columns]` times `weight[rows, runs, columns]`: `[batch, rows, runs]`."""
+    columns = x.float().permute(2, 0, 1).unsqueeze(2)
+    rows = max(1, AT_ONCE // max(1, x.numel()))
+    found = []
+    for first in range(0, weight.shape[0], rows):
+        part = weight[first : first + rows].float().permute(2, 0, 1).contiguous()
+        found.append(_fold(part.unsqueeze(1) * columns))
+    return torch.cat(found, 1)
 
 
 def leaves_of(ranks: int) -> int:

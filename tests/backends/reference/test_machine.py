@@ -34,6 +34,8 @@ SEVERAL_RANKS = (
     "qwen3-14b",  # 40 heads, 8 KV heads
     "qwen3-32b",
 )
+FEW_STEPS = 5
+"""Enough to enter another block from any place in one, where heads are swept."""
 WAYS = list(product(POLICIES, ("heads", "rows"), (False, True), (1, 2, 3, 7)))
 """Policy, lowering, interleaved, spans: more than a model needs to meet, so each meets another."""
 
@@ -47,14 +49,14 @@ def _on_the_way(case: Case, number: int) -> Case:
 @pytest.mark.parametrize("model", OFFICIAL)
 def test_heads_of_every_preset(model: str) -> None:
     case = _on_the_way(Case(model), OFFICIAL.index(model))
-    assert worst_error(case, steps_of(case)) < TOLERANCE
+    assert worst_error(case, steps_of(case, FEW_STEPS)) < TOLERANCE
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4])
 @pytest.mark.parametrize("model", SEVERAL_RANKS)
 def test_heads_on_several_ranks(model: str, tp: int) -> None:
     case = _on_the_way(Case(model, tp), SEVERAL_RANKS.index(model) * 3 + tp)
-    assert worst_error(case, steps_of(case)) < TOLERANCE
+    assert worst_error(case, steps_of(case, FEW_STEPS)) < TOLERANCE
 
 
 @pytest.mark.parametrize("spans", [1, 2, 3, 7])

@@ -11,7 +11,7 @@ import torch
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.paged_attention import read_tokens
-from tpcompile.vm.arithmetic import exp, log, total
+from tpcompile.vm.arithmetic import AT_ONCE, exp, log, total
 from tpcompile.vm.instructions.base import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.region import Region
 
@@ -95,7 +95,8 @@ class PartialAttention(StepInstruction):
             )
             q = memory[at.q][row].view(-1, at.width)[self.heads.slice].float()
             values[:], lse[row, self.heads.slice, self.span] = attend_span(q, k, v, at.scale)
-        self._show(values, lse[row, self.heads.slice, self.span], probe)
+        if probe is not unseen:
+            self._show(values, lse[row, self.heads.slice, self.span], probe)
 
     def _show(self, values: torch.Tensor, lse: torch.Tensor, probe: Probe) -> None:
         """Columns count through heads and spans, a head's spans beside each other."""
@@ -111,12 +112,13 @@ def attend_span(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`[heads, width]` to `k` and `v[tokens, width]`: values normalised, and their log-sum-exp."""
-    scores = torch.stack([total(k * head) for head in q]) * scale
+    parts = torch.split(q, max(1, AT_ONCE // max(1, k.numel())))
+    scores = torch.cat([total(part.unsqueeze(1) * k) for part in parts]) * scale
     most = scores.amax(-1)
     weights = exp(scores - most[:, None])
     mass = total(weights)
-    columns = v.t()
-    mixed = torch.stack([total(columns * row) for row in weights])
+    rows = torch.split(weights, len(parts[0]))
+    mixed = torch.cat([total(part.unsqueeze(2) * v, dim=1) for part in rows])
     return mixed / mass[:, None], most + log(mass)
 
 
