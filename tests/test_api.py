@@ -22,6 +22,8 @@ from tpcompile.passes import default_pipeline
 from tpcompile.runtime.packing import pack
 from tpcompile.runtime.ranks import start
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 
 def _compiled(**options: Any) -> tpcompile.CompiledModel:
     return tpcompile.compile("preset:tiny-qwen3", random_weights=0, simulate=True, **options)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from torch import fx
 from transformers import BertConfig, CLIPConfig, PreTrainedConfig, T5Config, ViTConfig
 
-from tpcompile import frontend
 from tpcompile.cli import main
 from tpcompile.ir.ops import ALL_REDUCE
 from tpcompile.passes import ALL_PASSES, Report
@@ -39,23 +37,9 @@ class Ran:
 Cli = Callable[..., Ran]
 
 
-@pytest.fixture(scope="session")
-def captured_once() -> Callable[..., frontend.Captured]:
-    """Captures a model that is named once: passes work on a copy of its graph."""
-    capture = frontend.capture
-    named = functools.cache(capture)
-
-    def once(model: Any, **options: Any) -> frontend.Captured:
-        return (named if isinstance(model, str | Path) else capture)(model, **options)
-
-    return once
-
-
 @pytest.fixture(autouse=True)
-def _captured_once(
-    monkeypatch: pytest.MonkeyPatch, captured_once: Callable[..., frontend.Captured]
-) -> None:
-    monkeypatch.setattr(frontend, "capture", captured_once)
+def _captured_once(captured_once: Callable[..., object]) -> None:
+    """Capture is not the subject of these tests."""
 
 
 @pytest.fixture

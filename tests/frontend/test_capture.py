@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import tpcompile
 from tests.models import (
     TOLERANCE,
     VOCABULARY,
+    Pair,
     batch,
     eager_logits,
     pair_of,
@@ -102,10 +104,15 @@ def family(name: str) -> Any:
     return AutoConfig.for_model(**{**SMALL, **FAMILIES[name]})
 
 
+@cache
+def family_pair(name: str) -> Pair:
+    return pair_of(family(name))
+
+
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str, tp: int) -> None:
-    pair = pair_of(family(name))
+    pair = family_pair(name)
     graph, _ = run_passes(pair.captured.graph, default_pipeline(tp))
     found = stage_logits(graph, pair, batch(LENGTHS))
     assert relative_error(found, eager_logits(pair.eager, LENGTHS)) < TOLERANCE
@@ -138,7 +145,8 @@ def test_every_rope_type_of_hugging_face_is_tried() -> None:
     "name", ["qwen3, sliding from layer 2 of 5", "qwen3, window in every other layer", "llama"]
 )
 def test_stamped_layers_are_those_of_the_full_capture(name: str) -> None:
-    stamped, full = capture(family(name)), capture(family(name), stamped=False)
+    stamped = family_pair(name).captured
+    full = capture(family(name), dtype=torch.float32, stamped=False)
     first, second = stamped.graph.graph.nodes, full.graph.graph.nodes
     assert len(first) == len(second)
     for a, b in zip(first, second, strict=True):
@@ -166,11 +174,11 @@ def test_inputs_are_flat_runs_of_tokens() -> None:
 
 
 def test_tied_weights_are_one_parameter() -> None:
-    captured = capture(family("qwen3, tied"))
+    captured = family_pair("qwen3, tied").captured
     table = [n for n in parameters(captured.graph.graph) if len(n.users) == 2]
     assert [parameter_of(n).describe() for n in table] == ["model.embed_tokens.weight"]
     assert captured.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
-    untied = capture(family("llama"))
+    untied = family_pair("llama").captured
     assert "lm_head.weight" in untied.tensors
     assert not untied.aliases
 
@@ -219,7 +227,7 @@ def test_nothing_is_keyed_to_names() -> None:
         layer.add_module("thing", mlp)
         del layer.mlp
         layer.__class__ = _renamed(type(layer))
-    known = capture(family("llama"), dtype=torch.float32)
+    known = family_pair("llama").captured
     found = capture(model)
     renamed, _ = run_passes(found.graph, default_pipeline(3))
     plain, _ = run_passes(known.graph, default_pipeline(3))

@@ -20,6 +20,8 @@ from tpcompile.passes.rewrite import calls
 from tpcompile.runtime import compare, sides
 from tpcompile.runtime.ranks.rank import RankProgram, rank_programs
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 
 def _compared(dtype: torch.dtype, sharper: int = 1, **options: Any) -> Comparison:
     """`sharper` multiplies the scores of attention, which then magnifies errors as much."""

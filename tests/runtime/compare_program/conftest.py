@@ -1,0 +1,12 @@
+"""Presets are captured once for all of these tests: capture is not their subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _captured_once(captured_once: Callable[..., object]) -> None:
+    """Every case prepares the same few models."""
