@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -80,6 +81,11 @@ def _with_a_tie() -> Any:
 
 def tiny(kind: str, **changes: Any) -> Any:
     """A tiny preset in eager with another configuration, and weights from seed 0."""
+    return copy.deepcopy(_tiny(kind, **changes))
+
+
+@lru_cache(maxsize=8)
+def _tiny(kind: str, **changes: Any) -> Any:
     return pair_of(AutoConfig.for_model(**{**preset(f"tiny-{kind}"), **changes})).eager
 
 

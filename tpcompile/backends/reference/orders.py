@@ -39,27 +39,42 @@ def _play(program: Program, choose: Callable[[list[int]], int]) -> Iterator[int]
 
     A worker takes the first of its queue; of a shared queue, as many are taken as it has workers.
     """
-    counts = [0] * program.counters
+    missing = _Missing(program)
     left = [list(reversed(queue)) for queue in program.queues]
     hands: list[list[int]] = [[] for _ in left]
     while True:
         for queue, hand in zip(left, hands, strict=True):
             while queue and len(hand) < program.sharing:
                 hand.append(queue.pop())
-        ready = [
-            number
-            for hand in hands
-            for number in hand
-            if all(counts[wait.counter] >= wait.until for wait in program.waits[number])
-        ]
+        ready = [number for hand in hands for number in hand if not missing.waits[number]]
         if not ready:
             break
         number = choose(ready)
         next(hand for hand in hands if number in hand).remove(number)
         for counter in program.signals[number]:
-            counts[counter] += 1
+            missing.signal(counter)
         yield number
     stuck = [number for hand in hands for number in hand]
     if stuck:
         names = "; ".join(program.instructions[number].label for number in stuck[:3])
         raise VerifyError("The program hangs", got=f"{len(stuck)} workers that wait: {names}")
+
+
+class _Missing:
+    """How many waits of each instruction are not met yet."""
+
+    def __init__(self, program: Program) -> None:
+        self._counts = [0] * program.counters
+        self._waiting: list[dict[int, list[int]]] = [{} for _ in self._counts]
+        """By counter, the instructions that wait for each value of it."""
+        self.waits = [0] * len(program.instructions)
+        for number, waits in enumerate(program.waits):
+            for wait in waits:
+                if wait.until > 0:
+                    self.waits[number] += 1
+                    self._waiting[wait.counter].setdefault(wait.until, []).append(number)
+
+    def signal(self, counter: int) -> None:
+        self._counts[counter] += 1
+        for number in self._waiting[counter].get(self._counts[counter], ()):
+            self.waits[number] -= 1
