@@ -93,24 +93,38 @@ def evaluate(recipe: Recipe, read: Read) -> torch.Tensor:
 def unshard(
     name: str, shape: tuple[int, ...], shards: Iterable[tuple[Recipe, torch.Tensor]]
 ) -> torch.Tensor:
-    """A checkpoint tensor put together again from what ranks made of it."""
+    """A checkpoint tensor put together again from what ranks made of it.
+
+    No more shards are asked for than it takes.
+    """
     result: torch.Tensor | None = None
     seen = torch.zeros(shape, dtype=torch.bool)
     for recipe, value in shards:
+        if result is None:
+            result = value.new_empty(shape)
         for piece in pieces(recipe):
-            if piece.tensor != name:
-                continue
-            if result is None:
-                result = value.new_empty(shape)
-            where = torch.meshgrid(
-                *(torch.tensor([i for run in runs for i in run]) for runs in piece.source),
-                indexing="ij",
-            )
-            result[where] = value[tuple(slice(*box) for box in piece.target)]
-            seen[where] = True
-    if result is None or not bool(seen.all()):
-        raise ValueError(f"the ranks do not hold all of {name}")
-    return result
+            if piece.tensor == name:
+                for source, target in _boxes(piece):
+                    result[source] = value[target]
+                    seen[source] = True
+        if bool(seen.all()):
+            return result
+    raise ValueError(f"the ranks do not hold all of {name}")
+
+
+def _boxes(piece: Piece) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """The parts of a piece that are slices in both: of the tensor, and of the parameter."""
+    sides = []
+    for runs, (start, _) in zip(piece.source, piece.target, strict=True):
+        starts = accumulate((len(run) for run in runs), initial=start)
+        sides.append(
+            [
+                (slice(run.start, run.stop, run.step), slice(first, first + len(run)))
+                for run, first in zip(runs, starts, strict=False)
+            ]
+        )
+    for box in product(*sides):
+        yield tuple(source for source, _ in box), tuple(target for _, target in box)
 
 
 def byte_ranges(recipe: Recipe, itemsize: int) -> dict[str, list[Interval]]:

@@ -10,13 +10,14 @@ from transformers import GenerationMixin
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.arguments import code_error, refuse_padded_ends
 from tpcompile.runtime.generation import decode_greedily
+from tpcompile.runtime.refusals import NO_GRADIENTS, Refusals, refusal
 
 _NOT_FOR_FORWARD = ("tokenizer", "assistant_tokenizer")
 
 _GenerationMixin: Any = GenerationMixin  # its methods type `self` as a model of Hugging Face's own
 
 
-class CausalLM(_GenerationMixin):  # type: ignore[misc]
+class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
     """`generate`, pipelines and evaluation harnesses call these; a user seldom does."""
 
     main_input_name = "input_ids"
@@ -27,6 +28,12 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         refuse_padded_ends(model_kwargs.get("attention_mask"))
+        if generation_config.assistant_early_exit is not None:
+            raise UnsupportedError(
+                "A compiled model cannot draft with its own first layers, as "
+                f"assistant_early_exit={generation_config.assistant_early_exit!r} asks",
+                hint="Give a smaller model as assistant_model",
+            )
         asked = generation_config.cache_implementation
         if asked not in (None, "dynamic"):
             raise UnsupportedError(
@@ -85,7 +92,15 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
         """Behind `to`, `half`, `cuda` and the like; the parameters are not here to be moved."""
-        moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        try:
+            moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        except (AssertionError, RuntimeError) as error:  # torch's for a device that is not there
+            raise UsageError(
+                "A compiled model cannot be moved",
+                got=str(error).split("\n")[0],
+                expected=f"{self.dtype} on {self.device}",
+                hint="Give device and dtype to tpcompile.compile",
+            ) from error
         if (moved.device, moved.dtype) != (self.device, self.dtype):
             raise UsageError(
                 "A compiled model stays where it is, and what it is",
@@ -96,9 +111,18 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
             )
         return self
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: the checkpoint that was compiled is still there."""
-        raise _not_to_be_moved()
+    def train(self, mode: bool = True) -> Self:
+        """Refused, but for `train(False)`, which `eval` calls."""
+        if mode:
+            raise refusal("train", NO_GRADIENTS)
+        found: Self = super().train(False)
+        return found
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Refused, but for `requires_grad_(False)`, which is how it is."""
+        if requires_grad:
+            raise refusal("requires_grad_", NO_GRADIENTS)
+        return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise _not_to_be_moved()
@@ -116,6 +140,6 @@ class CausalLM(_GenerationMixin):  # type: ignore[misc]
 
 def _not_to_be_moved() -> UnsupportedError:
     return UnsupportedError(
-        "A compiled model cannot be copied or saved: its numbers lie on the ranks",
-        hint="Compile it again where it is wanted; model.gather_weight(name) gives one tensor",
+        "A compiled model cannot be copied or pickled: its numbers lie on the ranks",
+        hint="Compile it again where it is wanted; model.save_pretrained(DIR) writes a checkpoint",
     )

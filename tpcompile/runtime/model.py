@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -11,23 +14,35 @@ from torch import fx, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
-from tpcompile.ir.meta import info_of, parameter_of, parameters
-from tpcompile.ir.pieces import Read, unshard
-from tpcompile.ir.recipe import tensors_of
+from tpcompile.ir.meta import info_of
+from tpcompile.ir.pieces import Read
 from tpcompile.passes import Stage
-from tpcompile.runtime.arguments import check_ids, refuse_code, refuse_options
+from tpcompile.runtime.arguments import (
+    check_flag,
+    check_ids,
+    check_mask,
+    checked,
+    refuse_code,
+    refuse_options,
+)
 from tpcompile.runtime.blocks import BlockPool, blocks_for
 from tpcompile.runtime.cache import PagedCache
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
+from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.rank import Ranks, Step, rank_programs
+from tpcompile.runtime.saving import refuse_save_options, save_checkpoint
+from tpcompile.runtime.whole_weights import WholeWeights, embeddings_of
+
+_UNTRACED = ("forward", "generate")
+"""The methods that torch.compile calls as they are: ranks are beyond what it can trace."""
 
 
 class CompiledModel(CausalLM, nn.Module):
@@ -35,7 +50,10 @@ class CompiledModel(CausalLM, nn.Module):
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
         """Of a class with the name of the captured one: Hugging Face's pipelines look at that."""
-        named = type(_class_name(captured), (cls,), {"__module__": cls.__module__})
+        why = "A compiled model runs on ranks, which torch.compile cannot trace"
+        untraced: Any = torch.compiler.disable
+        own = {name: untraced(getattr(cls, name), reason=why) for name in _UNTRACED}
+        named = type(_class_name(captured), (cls,), {"__module__": cls.__module__, **own})
         made: CompiledModel = super().__new__(named)
         return made
 
@@ -63,13 +81,18 @@ class CompiledModel(CausalLM, nn.Module):
         self.tp = len(self._programs)
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
         self.max_batch = max_batch
-        self._aliases = captured.aliases
         self._packs = captured.packs
+        self._weights = WholeWeights(graph, captured.tensors, captured.aliases)
+        self._embeddings = embeddings_of(captured.graph)
+        self._vocabulary = min(captured.tensors[name].shape[0] for name in self._embeddings)
+        self._frozen = _frozen(captured)
         self._ranks = ranks
         self._device = device or torch.device("cpu")
         self._step_programs = programs
         kept = self._programs[0].cache
         self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
+        self._open_calls = OpenCalls()
+        weakref.finalize(self, self._open_calls.end)  # at exit, before the ranks are ended
         self.eval()
 
     def _enough(self, block: int) -> int:
@@ -136,7 +159,7 @@ class CompiledModel(CausalLM, nn.Module):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         past_key_values: Any = None,
@@ -151,27 +174,33 @@ class CompiledModel(CausalLM, nn.Module):
         `greedy` asks for the best token behind each sequence instead: the ranks then exchange
         a value and an id for each, and no logits.
         """
-        self._check_open()
-        refuse_options(options)
-        check_ids(input_ids, self.config.vocab_size)
-        given = past_key_values is not None
-        wanted = use_cache if use_cache is not None else given or self.config.use_cache
-        split = self._packs and packs_sequences(attention_mask, past_key_values, wanted)
-        cache = self._cache_for(past_key_values, use_cache)
-        packed = pack(
-            input_ids.cpu(),
-            None if attention_mask is None else attention_mask.cpu(),
-            None if position_ids is None else position_ids.cpu(),
-            1 if greedy else logits_to_keep,
-            cache.real if given and cache is not None else None,
-            split,
-        )
-        result = self._run(packed, cache, "tokens" if greedy else "logits")
+        with self._open_calls.enter():
+            self._check_open()
+            refuse_options(options)
+            use_cache = check_flag("use_cache", use_cache)
+            told = check_flag("return_dict", return_dict)
+            given = checked(
+                input_ids, attention_mask, position_ids, logits_to_keep, self._vocabulary
+            )
+            past = past_key_values is not None
+            wanted = use_cache if use_cache is not None else past or self.config.use_cache
+            split = self._packs and packs_sequences(attention_mask, past_key_values, wanted)
+            cache = self._cache_for(past_key_values, use_cache)
+            packed = pack(
+                given.input_ids,
+                given.attention_mask,
+                given.position_ids,
+                1 if greedy else given.columns,
+                cache.real if past and cache is not None else None,
+                split,
+            )
+            result = self._run(packed, cache, "tokens" if greedy else "logits")
+        assert input_ids is not None
         found = packed.unpack(result).to(input_ids.device)
         kept = cache if wanted else None
         if greedy:
             return GreedyOutput(tokens=found[:, -1], past_key_values=kept)
-        if return_dict is False:
+        if told is False or (told is None and not self.config.return_dict):
             return (found,) if kept is None else (found, kept)
         return CausalLMOutputWithPast(logits=found, past_key_values=kept)
 
@@ -210,11 +239,19 @@ class CompiledModel(CausalLM, nn.Module):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""
-        self._check_open()
-        refuse_code(kwargs.get("custom_generate"), kwargs.get("trust_remote_code"))
-        self.new_cache()  # refuses a pipeline without one
-        self._ranks.agree()
-        return super().generate(*args, **kwargs)
+        with self._open_calls.enter():
+            self._check_open()
+            refuse_code(kwargs.get("custom_generate"), kwargs.get("trust_remote_code"))
+            self.new_cache()  # refuses a pipeline without one
+            refuse_options({"inputs_embeds": kwargs.get("inputs_embeds")})
+            names = [name for name in ("inputs", "input_ids") if kwargs.get(name) is not None]
+            for ids in (*args[:1], *(kwargs[name] for name in names)):
+                if ids is not None:
+                    check_ids(ids, self._vocabulary)
+            if kwargs.get("attention_mask") is not None:
+                check_mask(kwargs["attention_mask"])
+            self._ranks.agree()
+            return super().generate(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"CompiledModel({type(self).__name__}, tp={self.tp}, dtype={self.dtype})"
@@ -222,24 +259,50 @@ class CompiledModel(CausalLM, nn.Module):
     def gather_weight(self, name: str) -> torch.Tensor:
         """A checkpoint tensor put together again from the ranks' shards."""
         self._check_open()
-        known = self._aliases.get(str(name), str(name))
-        nodes = list(parameters(self.graph.graph))
-        shapes = {
-            tensor.name: tensor.shape
-            for node in nodes
-            for tensor in tensors_of(parameter_of(node).whole)
-        }
-        if known not in shapes:
-            raise UsageError(
-                f"The model has no tensor {name!r}", hint=did_you_mean(str(name), shapes)
-            )
-        shards = [
-            (recipe, self._ranks.parameter(rank, str(node.target)))
-            for node in nodes
-            if any(tensor.name == known for tensor in tensors_of(parameter_of(node).whole))
-            for rank, recipe in enumerate(parameter_of(node).shards)
-        ]
-        return unshard(known, shapes[known], shards)
+        return self._weights.gather(str(name), self._ranks)
+
+    def state_dict(
+        self,
+        *,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> Any:
+        """The whole checkpoint on the CPU, in an `OrderedDict`; tied tensors are one tensor.
+
+        The tensors are copies: to change one changes nothing on the ranks.
+        """
+        self._check_open()
+        found = OrderedDict() if destination is None else destination
+        for name, tensor in self._weights.state_dict(self._ranks).items():
+            found[prefix + name] = tensor
+        return found
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        *,
+        max_shard_size: int | str = "50GB",
+        **options: Any,
+    ) -> None:
+        """Write a checkpoint as Hugging Face's `save_pretrained` does, one tensor at a time.
+
+        Files of the same names are replaced once all are written. Under torchrun every process
+        calls this, and rank 0 writes.
+        """
+        self._check_open()
+        refuse_save_options(options)
+        save_checkpoint(
+            self, self._weights, self._ranks, save_directory, max_shard_size, main=is_main_process
+        )
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """How many numbers the model that was compiled has, as Hugging Face counts them."""
+        metas = self._weights.metas()
+        out = {*(self._embeddings if exclude_embeddings else ())}
+        out |= self._frozen if only_trainable else set()
+        return sum(tensor.numel() for name, tensor in metas.items() if name not in out)
 
     def close(self) -> None:
         """End the ranks and give their memory back; plan, stages and sources stay."""
@@ -258,6 +321,12 @@ class CompiledModel(CausalLM, nn.Module):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _frozen(captured: Captured) -> frozenset[str]:
+    """The parameters that do not ask for gradients; those of a checkpoint all would."""
+    own = [] if captured.model is None else captured.model.named_parameters()
+    return frozenset(name for name, parameter in own if not parameter.requires_grad)
 
 
 def _class_name(captured: Captured) -> str:

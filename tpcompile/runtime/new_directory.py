@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpcompile.errors import UsageError
@@ -45,6 +45,41 @@ def new_directory(directory: str | Path) -> Iterator[Path]:
             _place(made, target)
     except OSError as error:
         raise _unwritable(directory, error) from error
+
+
+@contextlib.contextmanager
+def filled_directory(directory: str | Path, stale: Callable[[str], bool]) -> Iterator[Path]:
+    """A directory to write into; when the body is done its files stand in `directory`.
+
+    There they replace files of the same names, and those whose name is `stale` are removed; all
+    others stay. Whatever ends the body early changes nothing.
+    """
+    target = Path(directory).resolve()
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{directory} is a file", expected="a directory")
+    try:
+        with _beside(target) as temporary:
+            made = temporary / "made"
+            made.mkdir()
+            yield made
+            if target.exists():
+                _replace(made, target, stale)
+            else:
+                _place(made, target)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+def _replace(made: Path, target: Path, stale: Callable[[str], bool]) -> None:
+    written = {file.name for file in made.iterdir()}
+    taken = sorted(name for name in written if (target / name).is_dir())
+    if taken:
+        raise UsageError(f"{target / taken[0]} is a directory", expected="a file, or nothing")
+    for name in sorted(written):
+        (made / name).replace(target / name)
+    for old in list(target.iterdir()):
+        if old.name not in written and stale(old.name):
+            old.unlink()
 
 
 @contextlib.contextmanager

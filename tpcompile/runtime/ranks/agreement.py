@@ -34,6 +34,17 @@ class WatchedRanks:
     def agree(self) -> None:
         self._ranks.agree()
 
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        return self._ranks.same(x)
+
+    @property
+    def front(self) -> int:
+        return self._ranks.front
+
+    @property
+    def fronts(self) -> int:
+        return self._ranks.fronts
+
     def close(self) -> None:
         self._ranks.close()
 

@@ -60,6 +60,20 @@ class InProcessRanks:
     def agree(self) -> None:
         """One front hands out all work, so there is nobody to agree with."""
 
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        """This is the only front."""
+        return x
+
+    @property
+    def front(self) -> int:
+        """The first, and the only one."""
+        return 0
+
+    @property
+    def fronts(self) -> int:
+        """One front hands out all work."""
+        return 1
+
     @property
     def processes(self) -> list[int]:
         """This process, for every rank."""

@@ -80,7 +80,8 @@ class JoinedRanks:
         weakref.finalize(self, _rest, self._owner, self._group)
         os.register_at_fork(after_in_child=partial(_keep, weakref.ref(group)))
         self._tp = len(programs)
-        program = programs[group.rank()]
+        self._front: int = group.rank()
+        program = programs[self._front]
         count = 0
 
         def one_more() -> None:
@@ -148,6 +149,16 @@ class JoinedRanks:
 
     def _same(self, x: torch.Tensor) -> torch.Tensor:
         return self._group.broadcast(x, 0, self._device)
+
+    @property
+    def front(self) -> int:
+        """Every process is a rank, and calls the model."""
+        return self._front
+
+    @property
+    def fronts(self) -> int:
+        """As many as there are ranks."""
+        return self._tp
 
     @property
     def processes(self) -> list[int]:

@@ -89,6 +89,20 @@ class Ranks(Protocol):
         """Where every rank has a front of its own, make them draw the same random numbers."""
         ...
 
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        """The `x` of the first front, on every front."""
+        ...
+
+    @property
+    def front(self) -> int:
+        """Which of the processes that call the model this one is; the first writes files."""
+        ...
+
+    @property
+    def fronts(self) -> int:
+        """How many processes call the model."""
+        ...
+
     def close(self) -> None: ...
 
     @property

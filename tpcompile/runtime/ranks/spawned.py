@@ -104,6 +104,20 @@ class SpawnedRanks:
     def agree(self) -> None:
         """One front hands out all work, so there is nobody to agree with."""
 
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        """This is the only front."""
+        return x
+
+    @property
+    def front(self) -> int:
+        """The first, and the only one."""
+        return 0
+
+    @property
+    def fronts(self) -> int:
+        """One front hands out all work."""
+        return 1
+
     def close(self) -> None:
         """End the workers. A fork of their owner only closes its files of them."""
         if not self._owner.here:  # where the lock may be held for ever

@@ -1,0 +1,196 @@
+"""`save_pretrained`: a checkpoint as Hugging Face writes it, one tensor at a time."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
+from tpcompile.runtime.checkpoint_files import INDEX, SINGLE
+from tpcompile.runtime.new_directory import filled_directory
+from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.safetensors_files import SafetensorsWriter
+from tpcompile.runtime.whole_weights import WholeWeights
+
+_SHARDS = "model{suffix}.safetensors"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "state_dict": (None,),
+    "push_to_hub": (False,),
+    "variant": (None,),
+    "distributed_checkpoint": (False,),
+    "safe_serialization": (True,),
+    "save_function": (None,),
+}
+"""The values that options of Hugging Face's may have here."""
+_WITHOUT_EFFECT = ("token", "save_peft_format", "save_original_format")
+"""Options about a hub, adapters and renamed tensors: there are none."""
+
+_FAILED, _GO, _NOTHING = range(3)
+"""What rank 0 tells the other processes that call the model."""
+
+
+def refuse_save_options(options: Mapping[str, Any]) -> None:
+    """Name the first option of `save_pretrained` that is not supported."""
+    for name, value in options.items():
+        if name in _WITHOUT_EFFECT:
+            continue
+        if name not in _ONLY:
+            known = (*_ONLY, *_WITHOUT_EFFECT, "is_main_process", "max_shard_size")
+            raise UsageError(
+                f"save_pretrained has no option {name!r}", hint=did_you_mean(name, known)
+            )
+        if not any(value is allowed for allowed in _ONLY[name]):
+            raise UnsupportedError(
+                f"A compiled model cannot be saved with {name}={_short(value)}",
+                expected=f"{name}={_ONLY[name][0]!r}",
+                hint="Save it to a directory; Hugging Face's own model, loaded from there, does "
+                "the rest",
+            )
+
+
+def save_checkpoint(
+    model: Any,
+    weights: WholeWeights,
+    ranks: Ranks,
+    directory: str | os.PathLike[str],
+    max_shard_size: int | str,
+    *,
+    main: bool,
+) -> None:
+    """Write a checkpoint that `from_pretrained` reads back bit for bit.
+
+    Where several processes are the ranks, each calls this, and the first of them writes.
+    """
+    if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
+        raise UsageError("save_directory must be a path", got=repr(directory))
+    metas = weights.metas()
+    if not getattr(model.config, "tie_word_embeddings", True):  # tied by hand: loaded one by one
+        metas |= {alias: metas[name] for alias, name in weights.aliases.items()}
+    files = _split(metas, max_shard_size)
+    tensors = ((name, weights.gather(name, ranks)) for name in metas)
+    if ranks.front != 0:
+        _follow(tensors, ranks, directory)
+    elif not main:
+        _tell(ranks, _NOTHING)
+    else:
+        _lead(model, files, metas, tensors, ranks, Path(directory))
+
+
+def _lead(
+    model: Any,
+    files: Mapping[str, list[str]],
+    metas: Mapping[str, torch.Tensor],
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    ranks: Ranks,
+    directory: Path,
+) -> None:
+    begun = False
+    try:
+        with filled_directory(directory, _is_weights) as made:
+            _write_settings(model, made)
+            if len(files) > 1:
+                _write_index(made / INDEX, files, metas, model.num_parameters())
+            of_files = {file: {name: metas[name] for name in files[file]} for file in files}
+            writer = SafetensorsWriter(made, of_files)
+            begun = _tell(ranks, _GO) == _GO
+            for name, tensor in tensors:
+                writer.write(name, tensor.cpu())
+    except Exception:
+        if not ranks.closed and ranks.fronts > 1:
+            for _ in tensors if begun else ():
+                pass  # the other processes gather them all the same
+            _tell(ranks, _FAILED)
+        raise
+    _tell(ranks, _GO)
+
+
+def _follow(
+    tensors: Iterator[tuple[str, torch.Tensor]], ranks: Ranks, directory: str | os.PathLike[str]
+) -> None:
+    """Give rank 0 what it writes."""
+    told = _tell(ranks, _GO)
+    if told == _GO:
+        for _ in tensors:
+            pass
+        told = _tell(ranks, _GO)
+    if told == _FAILED:
+        raise UsageError(
+            f"{os.fspath(directory)} was not written",
+            got="an error on rank 0, which writes all files",
+            hint="See what rank 0 says",
+        )
+
+
+def _tell(ranks: Ranks, status: int) -> int:
+    """The status of the process that writes."""
+    return int(ranks.same(torch.tensor([status])))
+
+
+def _split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict[str, list[str]]:
+    """The names of the tensors that go into each file, as Hugging Face shares them out."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    number = isinstance(max_shard_size, int) and not isinstance(max_shard_size, bool)
+    expected = "a number of bytes, 1 or more, or one with a unit, like '5GB'"
+    if not isinstance(max_shard_size, str) and not (number and int(max_shard_size) > 0):
+        raise UsageError(f"max_shard_size={max_shard_size!r} is no size", expected=expected)
+    try:
+        split = split_state_dict_into_shards_factory(
+            dict(metas),
+            get_storage_size=lambda tensor: int(tensor.nbytes),
+            filename_pattern=_SHARDS,
+            max_shard_size=max_shard_size,
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"max_shard_size={max_shard_size!r} is no size", got=str(error), expected=expected
+        ) from error
+    return dict(split.filename_to_tensors)
+
+
+def _write_settings(model: Any, made: Path) -> None:
+    config = copy.deepcopy(model.config)
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.architectures = [type(model).__name__]
+    try:
+        config.save_pretrained(made)
+        model.generation_config.save_pretrained(made)
+    except ValueError as error:
+        raise UsageError(
+            "The configuration cannot be saved", got=str(error), hint="Correct it and save again"
+        ) from error
+
+
+def _write_index(
+    path: Path,
+    files: Mapping[str, list[str]],
+    metas: Mapping[str, torch.Tensor],
+    count: int,
+) -> None:
+    index = {
+        "metadata": {
+            "total_parameters": count,
+            "total_size": sum(tensor.nbytes for tensor in metas.values()),
+        },
+        "weight_map": {name: file for file, names in files.items() for name in names},
+    }
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def _is_weights(name: str) -> bool:
+    """Whether a file would be read as weights of the model: it may not outlive another save."""
+    return name in (SINGLE, INDEX) or _SHARD.fullmatch(name) is not None
+
+
+def _short(value: Any) -> str:
+    return repr(value) if isinstance(value, bool | int | str) else f"a {type(value).__name__}"
