@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -69,6 +70,13 @@ class Both:
         assert found.tolist() == expected.tolist()
         tokens: list[list[int]] = found.tolist()
         return tokens
+
+
+@lru_cache
+def tiny_both() -> Both:
+    """A tiny Qwen3 on two simulated ranks, for tests that leave it as it was."""
+    eager = lively("tiny-qwen3")
+    return Both(eager, tpcompile.compile(eager, tp=2, simulate=True))
 
 
 @contextmanager

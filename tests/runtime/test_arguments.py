@@ -11,22 +11,21 @@ from transformers import DynamicCache
 
 import tpcompile
 from tests.models import TOLERANCE, relative_error
-from tests.runtime.eager_pair import PAD, Both, lively
+from tests.runtime.eager_pair import PAD, Both, tiny_both
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 MASK = torch.ones_like(IDS)
 PLACES = torch.arange(4)[None]
 
 
-@pytest.fixture(scope="module")
-def eager() -> Any:
-    return lively("tiny-qwen3")
-
-
 @pytest.fixture(scope="module", params=["simulated", "spawned"])
-def both(eager: Any, request: pytest.FixtureRequest) -> Iterator[Both]:
-    with tpcompile.compile(eager, tp=2, simulate=request.param == "simulated") as compiled:
-        yield Both(eager, compiled)
+def both(request: pytest.FixtureRequest) -> Iterator[Both]:
+    found = tiny_both()
+    if request.param == "simulated":
+        yield found
+        return
+    with tpcompile.compile(found.eager, tp=2) as compiled:
+        yield Both(found.eager, compiled)
 
 
 def _nested(x: torch.Tensor) -> torch.Tensor:

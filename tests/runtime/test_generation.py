@@ -170,3 +170,21 @@ def test_loading_and_generating_leave_random_numbers_alone() -> None:
     with tpcompile.compile(eager, tp=2, simulate=True) as model:
         model.generate(prompt(4)["input_ids"], max_new_tokens=2, pad_token_id=PAD)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+BROKEN: dict[str, bytes] = {
+    "no json": b"{",
+    "a list": b"[]",
+    "a number": b"3",
+    "no text": b"\xff\xfe\x00",
+    "deep": b"[" * 100_000,
+    "another type": b'{"max_new_tokens": "many"}',
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_generation_config_is_named(tmp_path: Any, broken: str) -> None:
+    (tmp_path / "generation_config.json").write_bytes(BROKEN[broken])
+    captured = preset_pair("tiny-qwen3").captured
+    with pytest.raises(tpcompile.CheckpointError, match=r"generation_config\.json.*remove it"):
+        generation_config_of(captured, CheckpointFiles(tmp_path, {}, {}))

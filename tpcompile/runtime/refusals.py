@@ -55,5 +55,5 @@ class Refusals:
     gradient_checkpointing_enable = _refused("gradient_checkpointing_enable", NO_GRADIENTS)
     enable_input_require_grads = _refused("enable_input_require_grads", NO_GRADIENTS)
     load_state_dict = _refused("load_state_dict", _NO_LOADING)
-    _load_from_state_dict = _refused("load_from_state_dict", _NO_LOADING)
+    _load_from_state_dict = _refused("load_state_dict", _NO_LOADING)
     push_to_hub = _refused("push_to_hub", _NO_HUB)

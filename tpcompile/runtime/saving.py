@@ -166,7 +166,9 @@ def _write_settings(model: Any, made: Path) -> None:
         model.generation_config.save_pretrained(made)
     except ValueError as error:
         raise UsageError(
-            "The configuration cannot be saved", got=str(error), hint="Correct it and save again"
+            "The configuration cannot be saved",
+            got=" ".join(str(error).split()),
+            hint="Correct it and save again",
         ) from error
 
 

@@ -1,0 +1,109 @@
+"""What users of Hugging Face's models try beyond calling one: it works, or says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tpcompile
+from tests.runtime.eager_pair import PAD, Both, lively, tiny_both
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+@pytest.fixture(scope="module")
+def both() -> Both:
+    return tiny_both()
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "parameters": (lambda model: model.parameters(), "gather_weight"),
+    "named_parameters": (lambda model: model.named_parameters(), "gather_weight"),
+    "get_parameter": (lambda model: model.get_parameter("model.norm.weight"), "gather_weight"),
+    "get_input_embeddings": (lambda model: model.get_input_embeddings(), "state_dict"),
+    "get_output_embeddings": (lambda model: model.get_output_embeddings(), "state_dict"),
+    "set_input_embeddings": (
+        lambda model: model.set_input_embeddings(torch.nn.Embedding(3, 4)),
+        "Change the model first",
+    ),
+    "set_output_embeddings": (lambda model: model.set_output_embeddings(None), "Change the model"),
+    "resize_token_embeddings": (lambda model: model.resize_token_embeddings(9), "Change the model"),
+    "load_adapter": (lambda model: model.load_adapter("x"), "Change the model first"),
+    "load_state_dict": (lambda model: model.load_state_dict({}), "has those weights"),
+    "train": (lambda model: model.train(), "without gradients"),
+    "requires_grad_": (lambda model: model.requires_grad_(), "without gradients"),
+    "push_to_hub": (lambda model: model.push_to_hub("x"), "save_pretrained"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_compiled_model_does_not_have(both: Both, name: str) -> None:
+    call, said = REFUSED[name]
+    with pytest.raises(tpcompile.UnsupportedError, match=rf"no {name}\(\).*{said}"):
+        call(both.compiled)
+    assert both.compiled(IDS).logits.shape == (1, 4, 1013)
+
+
+def test_what_changes_nothing_is_allowed(both: Both) -> None:
+    model = both.compiled
+    assert model.train(False) is model.eval() is model.requires_grad_(False) is model
+    assert not model.training
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize(
+    "move", [lambda model: model.to("cuda"), lambda model: model.cuda()], ids=["to", "cuda"]
+)
+def test_a_device_that_is_not_there(both: Both, move: Callable[[Any], Any]) -> None:
+    with pytest.raises(tpcompile.UsageError, match=r"cannot be moved.*float32 on cpu"):
+        move(both.compiled)
+    assert both.compiled.to("cpu") is both.compiled.cpu() is both.compiled
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_the_number_of_parameters(both: Both, exclude: bool, trainable: bool) -> None:
+    expected, found = (model.num_parameters(trainable, exclude) for model in both.each())
+    assert found == expected
+
+
+def test_the_number_of_parameters_that_are_not_tied_and_partly_frozen() -> None:
+    eager = lively("tiny-qwen2", tie_word_embeddings=False)
+    eager.lm_head.requires_grad_(False)
+    with tpcompile.compile(eager) as model:
+        for trainable in (False, True):
+            for exclude in (False, True):
+                expected = eager.num_parameters(trainable, exclude)
+                assert model.num_parameters(trainable, exclude) == expected
+
+
+COMPILED: dict[str, Callable[[Any], Any]] = {
+    "the model": lambda model: torch.compile(model, backend="eager")(IDS).logits,
+    "its forward": lambda model: torch.compile(model.forward, backend="eager")(IDS).logits,
+    "around it": lambda model: torch.compile(lambda x: model(x).logits, backend="eager")(IDS),
+}
+
+
+@pytest.mark.parametrize("way", COMPILED)
+def test_torch_compile_leaves_it_alone(both: Both, way: str) -> None:
+    found = COMPILED[way](both.compiled)
+    assert torch.equal(found, both.compiled(IDS).logits)
+
+
+def test_torch_compile_generates(both: Both) -> None:
+    asked = {"max_new_tokens": 3, "pad_token_id": PAD}
+    expected = both.same(IDS, **asked)
+    assert torch.compile(both.compiled, backend="eager").generate(IDS, **asked).tolist() == expected
+
+
+def test_assistants_on_either_side(both: Both) -> None:
+    eager, compiled = both.eager, both.compiled
+    expected = both.same(IDS, max_new_tokens=4, do_sample=False)
+    for model, assistant in ((compiled, eager), (eager, compiled), (compiled, compiled)):
+        found = model.generate(
+            IDS, assistant_model=assistant, max_new_tokens=4, do_sample=False, pad_token_id=PAD
+        )
+        assert found.tolist() == expected

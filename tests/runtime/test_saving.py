@@ -1,0 +1,313 @@
+"""Saving a compiled model: the files are those that Hugging Face's own model writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+import tpcompile
+from tests.runtime.eager_pair import Both, lively, prompt, tiny_both
+from tpcompile.runtime.ranks.agreement import same_bits
+from tpcompile.runtime.safetensors_files import SafetensorsWriter
+
+ROOT = Path(__file__).parents[2]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    """A model whose head is tied, with settings of its own."""
+    found = tiny_both()
+    settings = [model.generation_config for model in found.each()]
+    for model in found.each():
+        model.generation_config = GenerationConfig(do_sample=True, temperature=0.7)
+    yield found
+    for model, own in zip(found.each(), settings, strict=True):
+        model.generation_config = own
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def _same_model(one: Any, other: Any) -> bool:
+    first, second = one.state_dict(), other.state_dict()
+    return list(first) == list(second) and all(
+        same_bits(first[name], second[name]) for name in first
+    )
+
+
+@pytest.mark.parametrize("size", ["50GB", "100KB", "10KB", 70_000])
+def test_the_files_are_those_of_hugging_face(both: Both, tmp_path: Path, size: int | str) -> None:
+    for model, name in zip(both.each(), ("eager", "compiled"), strict=True):
+        model.save_pretrained(tmp_path / name, max_shard_size=size)
+    found = _files(tmp_path / "compiled")
+    assert found == _files(tmp_path / "eager")
+    assert (INDEX in found) == (size != "50GB")
+
+
+@pytest.mark.parametrize("size", ["50GB", "10KB"])
+def test_what_is_saved_is_what_was_compiled(both: Both, tmp_path: Path, size: str) -> None:
+    both.compiled.save_pretrained(tmp_path, max_shard_size=size)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(both.eager) and loaded.dtype == both.eager.dtype
+    assert _same_model(loaded, both.eager)
+    assert loaded.generation_config == both.eager.generation_config
+    if size == "10KB":
+        with tpcompile.compile(tmp_path, tp=2, simulate=True) as again:
+            assert _same_model(again, both.eager)
+
+
+def test_rows_that_a_pipeline_permutes_are_saved_in_order(tmp_path: Path) -> None:
+    """Biases, no tied head, half precision, and pairs of rotary rows side by side."""
+    eager = lively("tiny-qwen2", tie_word_embeddings=False).half()
+    eager.config.dtype = torch.float16
+    pipeline = "standard{interleaved=true}"
+    with tpcompile.compile(eager, tp=4, simulate=True, pipeline=pipeline) as model:
+        assert model.source(0).count(", cos, sin, True)  # ")
+        model.save_pretrained(tmp_path / "compiled", max_shard_size="20KB")
+        assert _same_model(model, eager)
+    eager.save_pretrained(tmp_path / "eager", max_shard_size="20KB")
+    assert _files(tmp_path / "compiled") == _files(tmp_path / "eager")
+    for ask in (model.state_dict, lambda: model.save_pretrained(tmp_path / "closed")):
+        with pytest.raises(tpcompile.UsageError, match="closed"):
+            ask()
+
+
+def test_another_dtype_is_saved_as_it_is(tmp_path: Path) -> None:
+    eager = lively("tiny-qwen3")
+    eager.save_pretrained(tmp_path / "eager")
+    with tpcompile.compile(tmp_path / "eager", dtype="bfloat16") as model:
+        model.save_pretrained(tmp_path / "compiled")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "compiled")
+    assert saved.dtype == torch.bfloat16 and _same_model(saved, eager.bfloat16())
+
+
+def test_tensors_tied_by_hand_are_saved_twice(tmp_path: Path) -> None:
+    """The configuration does not say so: a model that is loaded would have another head."""
+    eager = lively("tiny-qwen3", tie_word_embeddings=False)
+    eager.lm_head.weight = eager.model.embed_tokens.weight
+    with tpcompile.compile(eager) as model:
+        model.save_pretrained(tmp_path)
+    assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), eager)
+
+
+def test_no_more_than_a_tensor_is_held(
+    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is written before the next is gathered."""
+    order: list[str] = []
+    gather, write = type(both.compiled._weights).gather, SafetensorsWriter.write
+
+    def gathered(self: Any, name: str, ranks: Any) -> torch.Tensor:
+        order.append(f"gather {name}")
+        return gather(self, name, ranks)
+
+    def written(self: Any, name: str, tensor: torch.Tensor) -> None:
+        order.append(f"write {name}")
+        write(self, name, tensor)
+
+    monkeypatch.setattr(type(both.compiled._weights), "gather", gathered)
+    monkeypatch.setattr(SafetensorsWriter, "write", written)
+    both.compiled.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
+        names = set(opened.keys())
+    assert {name.split()[1] for name in order} == names
+    assert all(
+        one.replace("gather", "write") == other
+        for one, other in zip(order[::2], order[1::2], strict=True)
+    )
+
+
+def test_saving_over_what_is_there(both: Both, tmp_path: Path) -> None:
+    """Other files stay, and of older weights nothing does: they would be read in place of these."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    both.compiled.save_pretrained(tmp_path, max_shard_size="10KB")
+    many = set(_files(tmp_path))
+    both.compiled.save_pretrained(tmp_path)
+    settings = {"config.json", "generation_config.json", "tokenizer.json"}
+    assert set(_files(tmp_path)) == {"model.safetensors", *settings}
+    both.compiled.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert set(_files(tmp_path)) == many
+    assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), both.eager)
+
+
+def _fails(both: Both, patch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, name: str, tensor: torch.Tensor) -> None:
+        raise OSError(28, "No space left on device")
+
+    patch.setattr(SafetensorsWriter, "write", full)
+
+
+def test_a_save_that_fails_changes_nothing(
+    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both.compiled.save_pretrained(tmp_path / "old")
+    before = _files(tmp_path / "old")
+    with monkeypatch.context() as patch:
+        _fails(both, patch)
+        for name in ("old", "new"):
+            with pytest.raises(tpcompile.UsageError, match="No space left"):
+                both.compiled.save_pretrained(tmp_path / name, max_shard_size="10KB")
+    assert _files(tmp_path / "old") == before
+    assert not (tmp_path / "new").exists()
+    both.compiled.save_pretrained(tmp_path / "new")
+    assert _files(tmp_path / "new") == before
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a file": ({"save_directory": __file__}, "is a file"),
+    "below a file": ({"save_directory": f"{__file__}/x"}, "cannot be written"),
+    "no path": ({"save_directory": None}, "must be a path"),
+    "an empty path": ({"save_directory": ""}, "must be a path"),
+    "no size": ({"max_shard_size": "much"}, "max_shard_size='much' is no size"),
+    "a size of zero": ({"max_shard_size": 0}, "max_shard_size=0 is no size"),
+    "a flag for a size": ({"max_shard_size": True}, "max_shard_size=True is no size"),
+    "to the hub": ({"push_to_hub": True}, "push_to_hub=True"),
+    "another state": ({"state_dict": {}}, "state_dict=a dict"),
+    "a variant": ({"variant": "fp16"}, "variant='fp16'"),
+    "a function": ({"save_function": print}, "save_function="),
+    "pickles": ({"safe_serialization": False}, "safe_serialization=False"),
+    "distributed": ({"distributed_checkpoint": True}, "distributed_checkpoint=True"),
+    "a typing mistake": ({"max_shard_sise": "1GB"}, "Did you mean max_shard_size"),
+}
+
+
+@pytest.mark.parametrize("asked", REFUSED)
+def test_what_saving_refuses(both: Both, tmp_path: Path, asked: str) -> None:
+    given, said = REFUSED[asked]
+    with pytest.raises((tpcompile.UsageError, tpcompile.UnsupportedError), match=said):
+        both.compiled.save_pretrained(**{"save_directory": tmp_path / "x", **given})
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_generation_config_that_contradicts_itself(both: Both, tmp_path: Path) -> None:
+    own = both.compiled.generation_config
+    both.compiled.generation_config = GenerationConfig(do_sample=False, temperature=0.5)
+    try:
+        with pytest.raises(tpcompile.UsageError, match=r"cannot be saved.*temperature"):
+            both.compiled.save_pretrained(tmp_path / "x")
+    finally:
+        both.compiled.generation_config = own
+    assert not (tmp_path / "x").exists()
+
+
+def test_not_the_main_process(both: Both, tmp_path: Path) -> None:
+    both.compiled.save_pretrained(tmp_path / "x", is_main_process=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_state_is_that_of_eager(both: Both) -> None:
+    state = both.compiled.state_dict()
+    assert type(state) is OrderedDict
+    assert _same_model(both.compiled, both.eager)
+    assert state["lm_head.weight"] is state["model.embed_tokens.weight"]
+    assert {tensor.device.type for tensor in state.values()} == {"cpu"}
+    fresh = lively("tiny-qwen3")
+    with torch.no_grad():
+        fresh.model.norm.weight.zero_()
+    fresh.load_state_dict(state)
+    assert _same_model(fresh, both.eager)
+    state["model.norm.weight"].zero_()  # a copy
+    assert _same_model(both.compiled, both.eager)
+
+
+def test_the_state_of_a_module_around_it(both: Both) -> None:
+    outer = torch.nn.ModuleDict({"inner": both.compiled})
+    assert list(outer.state_dict()) == [f"inner.{name}" for name in both.eager.state_dict()]
+    with pytest.raises(tpcompile.UnsupportedError, match=r"load_state_dict\(\)"):
+        outer.load_state_dict({}, strict=False)
+
+
+def test_a_state_is_not_loaded(both: Both) -> None:
+    for state in ({}, both.eager.state_dict()):
+        with pytest.raises(tpcompile.UnsupportedError, match=r"no load_state_dict\(\).*Compile"):
+            both.compiled.load_state_dict(state)
+
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+import torch
+import torch.distributed as dist
+import tpcompile
+from tests.runtime.eager_pair import lively
+from tpcompile.runtime.safetensors_files import SafetensorsWriter
+
+out = Path({out!r})
+eager = lively("tiny-qwen3")
+model = tpcompile.compile(eager)
+first = dist.get_rank() == 0
+model.save_pretrained(out / "all", max_shard_size="50KB" if first else "5GB")
+model.save_pretrained(out / "main", is_main_process=first)
+state = model.state_dict()
+same = state["lm_head.weight"] is state["model.embed_tokens.weight"]
+same = same and all(value.equal(state[name]) for name, value in eager.state_dict().items())
+
+def refusal(directory):
+    try:
+        model.save_pretrained(directory)
+    except tpcompile.UsageError as error:
+        return str(error)
+
+said = [refusal(__file__)]
+write = SafetensorsWriter.write
+def full(self, name, tensor):
+    if "norm" in name:
+        raise OSError(28, "No space left on device")
+    write(self, name, tensor)
+SafetensorsWriter.write = full
+said.append(refusal(out / "full"))
+SafetensorsWriter.write = write
+logits = model(torch.tensor([[4, 5, 6]])).logits.sum().item()
+sys.stdout.write(repr((dist.get_rank(), same, said, logits)) + chr(10))
+sys.stdout.flush()
+"""
+
+
+def test_under_torchrun_every_process_saves_and_the_first_writes(tmp_path: Path) -> None:
+    """Also what fails on the first fails on both, and neither waits for the other."""
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT.format(root=str(ROOT), out=str(tmp_path)))
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *command, str(script)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    (_, *first), (_, *second) = sorted(eval(line) for line in done.stdout.splitlines())
+    assert first[0] is True and second[0] is True
+    assert "is a file" in first[1][0] and "No space left" in first[1][1]
+    assert all("error on rank 0" in said for said in second[1])
+    assert first[2] == second[2]
+    eager = lively("tiny-qwen3")
+    for name in ("all", "main"):
+        assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path / name), eager)
+    assert len(set(json.loads((tmp_path / "all" / INDEX).read_text())["weight_map"].values())) > 2
+    assert not (tmp_path / "full").exists()
+
+
+@pytest.mark.slow
+def test_saving_from_workers(both: Both, tmp_path: Path) -> None:
+    with tpcompile.compile(both.eager, tp=2) as model:
+        model.save_pretrained(tmp_path)
+        assert _same_model(model, both.eager)
+        expected = both.eager.generate(**prompt(4), max_new_tokens=3, do_sample=False)
+        found = model.generate(**prompt(4), max_new_tokens=3, do_sample=False)
+    assert torch.equal(found, expected)
+    assert _same_model(AutoModelForCausalLM.from_pretrained(tmp_path), both.eager)
