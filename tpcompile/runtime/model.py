@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -38,14 +36,13 @@ from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.rank import Ranks, Step, rank_programs
-from tpcompile.runtime.saving import refuse_save_options, save_checkpoint
-from tpcompile.runtime.whole_weights import WholeWeights, embeddings_of
+from tpcompile.runtime.weights_out import WeightsOut
 
 _UNTRACED = ("forward", "generate")
 """The methods that torch.compile calls as they are: ranks are beyond what it can trace."""
 
 
-class CompiledModel(CausalLM, nn.Module):
+class CompiledModel(WeightsOut, CausalLM, nn.Module):
     """A causal LM over ranks, called as Hugging Face's are."""
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
@@ -82,11 +79,8 @@ class CompiledModel(CausalLM, nn.Module):
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
         self.max_batch = max_batch
         self._packs = captured.packs
-        self._weights = WholeWeights(graph, captured.tensors, captured.aliases)
-        self._embeddings = embeddings_of(captured.graph)
-        self._vocabulary = min(captured.tensors[name].shape[0] for name in self._embeddings)
-        self._frozen = _frozen(captured)
         self._ranks = ranks
+        self._name_weights(captured, graph)
         self._device = device or torch.device("cpu")
         self._step_programs = programs
         kept = self._programs[0].cache
@@ -256,54 +250,6 @@ class CompiledModel(CausalLM, nn.Module):
     def __repr__(self) -> str:
         return f"CompiledModel({type(self).__name__}, tp={self.tp}, dtype={self.dtype})"
 
-    def gather_weight(self, name: str) -> torch.Tensor:
-        """A checkpoint tensor put together again from the ranks' shards."""
-        self._check_open()
-        return self._weights.gather(str(name), self._ranks)
-
-    def state_dict(
-        self,
-        *,
-        destination: Any = None,
-        prefix: str = "",
-        keep_vars: bool = False,
-    ) -> Any:
-        """The whole checkpoint on the CPU, in an `OrderedDict`; tied tensors are one tensor.
-
-        The tensors are copies: to change one changes nothing on the ranks.
-        """
-        self._check_open()
-        found = OrderedDict() if destination is None else destination
-        for name, tensor in self._weights.state_dict(self._ranks).items():
-            found[prefix + name] = tensor
-        return found
-
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        *,
-        max_shard_size: int | str = "50GB",
-        **options: Any,
-    ) -> None:
-        """Write a checkpoint as Hugging Face's `save_pretrained` does, one tensor at a time.
-
-        Files of the same names are replaced once all are written. Under torchrun every process
-        calls this, and rank 0 writes.
-        """
-        self._check_open()
-        refuse_save_options(options)
-        save_checkpoint(
-            self, self._weights, self._ranks, save_directory, max_shard_size, main=is_main_process
-        )
-
-    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """How many numbers the model that was compiled has, as Hugging Face counts them."""
-        metas = self._weights.metas()
-        out = {*(self._embeddings if exclude_embeddings else ())}
-        out |= self._frozen if only_trainable else set()
-        return sum(tensor.numel() for name, tensor in metas.items() if name not in out)
-
     def close(self) -> None:
         """End the ranks and give their memory back; plan, stages and sources stay."""
         self._ranks.close()
@@ -321,12 +267,6 @@ class CompiledModel(CausalLM, nn.Module):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _frozen(captured: Captured) -> frozenset[str]:
-    """The parameters that do not ask for gradients; those of a checkpoint all would."""
-    own = [] if captured.model is None else captured.model.named_parameters()
-    return frozenset(name for name, parameter in own if not parameter.requires_grad)
 
 
 def _class_name(captured: Captured) -> str:

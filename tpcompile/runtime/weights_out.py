@@ -1,0 +1,80 @@
+"""How weights leave a compiled model: one tensor, all of them, or a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.frontend import Captured
+from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.saving import refuse_save_options, save_checkpoint
+from tpcompile.runtime.whole_weights import WholeWeights, embeddings_of
+
+
+class WeightsOut:
+    """The methods of a Hugging Face model that give its weights away."""
+
+    _ranks: Ranks
+    _check_open: Callable[[], None]
+
+    def _name_weights(self, captured: Captured, graph: fx.GraphModule) -> None:
+        self._weights = WholeWeights(graph, captured.tensors, captured.aliases)
+        self._embeddings = embeddings_of(captured.graph)
+        self._vocabulary = min(captured.tensors[name].shape[0] for name in self._embeddings)
+        """How many rows the embedding has."""
+        own = [] if captured.model is None else captured.model.named_parameters()
+        self._frozen = {name for name, parameter in own if not parameter.requires_grad}
+        """The parameters that do not ask for gradients; those of a checkpoint all would."""
+
+    def gather_weight(self, name: str) -> torch.Tensor:
+        """A checkpoint tensor put together again from the ranks' shards."""
+        self._check_open()
+        return self._weights.gather(str(name), self._ranks)
+
+    def state_dict(
+        self,
+        *,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> Any:
+        """The whole checkpoint on the CPU, in an `OrderedDict`; tied tensors are one tensor.
+
+        The tensors are copies: to change one changes nothing on the ranks.
+        """
+        self._check_open()
+        found = OrderedDict() if destination is None else destination
+        for name, tensor in self._weights.state_dict(self._ranks).items():
+            found[prefix + name] = tensor
+        return found
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        *,
+        max_shard_size: int | str = "50GB",
+        **options: Any,
+    ) -> None:
+        """Write a checkpoint as Hugging Face's `save_pretrained` does, one tensor at a time.
+
+        Files of the same names are replaced once all are written. Under torchrun every process
+        calls this, and rank 0 writes.
+        """
+        self._check_open()
+        refuse_save_options(options)
+        save_checkpoint(
+            self, self._weights, self._ranks, save_directory, max_shard_size, main=is_main_process
+        )
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """How many numbers the model that was compiled has, as Hugging Face counts them."""
+        metas = self._weights.metas()
+        out = {*(self._embeddings if exclude_embeddings else ())}
+        out |= self._frozen if only_trainable else set()
+        return sum(tensor.numel() for name, tensor in metas.items() if name not in out)
