@@ -42,7 +42,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no rotary": ({"model_type": "gpt2"}, tpcompile.UnsupportedError, "rotary"),
     "a state space": ({"model_type": "mamba"}, tpcompile.UnsupportedError, "attention"),
     "experts": ({"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64},
-                tpcompile.UnsupportedError, "hands on"),
+                tpcompile.UnsupportedError, "has a mixture of 128 experts"),
     "quantized": (
         {"model_type": "qwen2", "quantization_config": {"quant_method": "awq", "bits": 4}},
         tpcompile.UnsupportedError, "is quantized",

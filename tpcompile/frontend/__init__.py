@@ -12,8 +12,8 @@ from torch import fx, nn
 from tpcompile.frontend.build import Builder, UnlikeLayersError
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
-from tpcompile.frontend.rotary import RotaryTables
-from tpcompile.frontend.shell import INPUTS, export, make_shell, rotary_of
+from tpcompile.frontend.rotary import RotaryTables, rotary_modules
+from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
 from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir.check_biases import captured_biases
@@ -54,21 +54,27 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
     module = module_of(model, dtype)
     tensors, aliases = _tensors(module)
     layers = watch_layers(module, find_layers(module))
-    rotary = RotaryTables(rotary_of(module), module.config)
+    name = type(module).__name__
+    (source,) = rotary_modules(module).values()
+    rotary = RotaryTables(source, module.config)
 
     def trace(layers: Layers) -> fx.GraphModule:
         traced = layers.traced()
         program = export(make_shell(module, layers, traced))
-        return Builder(program, layers, traced, tensors, aliases, rotary).build()
+        return Builder(program, layers, traced, tensors, aliases, rotary, name).build()
 
     try:
         gm = trace(layers if stamped else layers.all_different())
     except UnlikeLayersError as unlike:
         log.info("tracing every layer: %s", unlike)
         gm = trace(layers.all_different())
-    result = infer_types(gm)
+    result = infer_types(gm, name)
     gm.meta["tpcompile"] = GraphInfo(
-        name_of(model), tp=1, outputs=(result,), biases=captured_biases(gm.graph)
+        name_of(model),
+        tp=1,
+        outputs=(result,),
+        model=name,
+        biases=captured_biases(gm.graph),
     )
     own = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), layers.path)

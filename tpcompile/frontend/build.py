@@ -48,6 +48,8 @@ class Builder:
     tensors: dict[str, Tensor]
     aliases: dict[str, str]
     rotary: nn.Module
+    model: str
+    """The class of the model, for messages."""
     root: nn.Module = field(default_factory=nn.Module)
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Builder:
     def build(self) -> fx.GraphModule:
         self.root.add_module(ROTARY, self.rotary)
         before, regions, after = self._regions()
-        handed_on = {layer: _handed_on(layer, nodes) for layer, nodes in regions.items()}
+        handed_on = {layer: self._handed_on(layer, nodes) for layer, nodes in regions.items()}
         self._check_alike(regions, handed_on)
         for node in before:
             self._copy(node)
@@ -82,7 +84,7 @@ class Builder:
         after: list[fx.Node] = []
         regions: dict[int, list[fx.Node]] = {layer: [] for layer in self.traced}
         for node in self.program.graph.nodes:
-            place = self.layers.layer_of(_module_path(node))
+            place = self._place(node)
             if node.target is _METADATA_CHECK or _is_tensor(node):
                 continue
             if place is not None:
@@ -90,6 +92,36 @@ class Builder:
             else:
                 (after if regions[self.traced[-1]] else before).append(node)
         return before, regions, after
+
+    def _place(self, node: fx.Node) -> int | None:
+        """The place among the traced layers; paths lose it where modules are shared."""
+        path = _module_path(node)
+        member = path.removeprefix(f"{self.layers.path}.")
+        if member != path and not member.partition(".")[0].isdigit():
+            raise UnsupportedError(
+                f"{self.model} has one module in several places",
+                where=path,
+                expected="a module of its own in every place",
+            )
+        return self.layers.layer_of(path)
+
+    def _handed_on(self, layer: int, region: list[fx.Node]) -> fx.Node:
+        """The one value of a traced layer that is read behind it."""
+        own = set(region)
+        read = {
+            node
+            for node in region
+            for user in node.users
+            if user not in own and user.target is not _METADATA_CHECK
+        }
+        if len(read) != 1:
+            raise UnsupportedError(
+                f"Layer {layer} of {self.model} hands on {len(read)} values",
+                where=self.layers.path,
+                got=", ".join(f"%{node.name}" for node in read),
+                expected="the residual alone",
+            )
+        return read.pop()
 
     def _ahead(self, template: int) -> int:
         """The traced layer whose output the template read."""
@@ -130,7 +162,9 @@ class Builder:
     def _copy(self, node: fx.Node, template: int = 0, layer: int | None = None) -> None:
         origin = self._origin(node, template, layer)
         if node.op == "get_attr":
-            raise UnsupportedError(f"The model reads a constant, {node.target}", where=str(origin))
+            raise UnsupportedError(
+                f"{self.model} reads a constant, {node.target}", where=str(origin)
+            )
         for operand in node.all_input_nodes:
             if _is_tensor(operand):
                 self.values[operand] = self._parameter(operand, template, layer, origin)
@@ -183,7 +217,7 @@ class Builder:
         if name is None:
             buffer = signature.inputs_to_buffers.get(node.name, node.name)
             raise UnsupportedError(
-                f"The model reads the buffer {buffer.removeprefix('model.')}",
+                f"{self.model} reads the buffer {buffer.removeprefix('model.')}",
                 where=str(origin or ""),
                 expected="a forward pass over parameters alone",
             )
@@ -225,22 +259,6 @@ def _source_line(node: fx.Node) -> tuple[str, int]:
         if not file.startswith(_NOT_THE_MODEL):
             return file, int(line)
     return "", 0
-
-
-def _handed_on(layer: int, region: list[fx.Node]) -> fx.Node:
-    """The one value of a traced layer that is read behind it."""
-    own = set(region)
-    read = {
-        node
-        for node in region
-        for user in node.users
-        if user not in own and user.target is not _METADATA_CHECK
-    }
-    if len(read) != 1:
-        raise UnsupportedError(
-            f"Layer {layer} hands on {len(read)} values", expected="the residual alone"
-        )
-    return read.pop()
 
 
 def _mapped(value: Any, operand: Callable[[fx.Node], Any]) -> Any:

@@ -62,8 +62,8 @@ class Layers:
 
 
 def find_layers(module: nn.Module) -> Layers:
-    """The longest list of modules in the model."""
-    lists = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.ModuleList)]
+    """The longest list of modules in the model that is in no other list."""
+    lists = outermost_lists(module)
     if not lists:
         raise UnsupportedError(f"{type(module).__name__} has no list of layers")
     path, modules = max(lists, key=lambda item: len(item[1]))
@@ -72,6 +72,16 @@ def find_layers(module: nn.Module) -> Layers:
     known: dict[Any, int] = {}
     kinds = tuple(known.setdefault(_signature(layer), len(known)) for layer in modules)
     return Layers(path, kinds)
+
+
+def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    """Lists of modules that are in no other list, by path: experts of a layer are not layers."""
+    found: list[tuple[str, nn.ModuleList]] = []
+    for path, part in module.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer, _ in found)
+        if isinstance(part, nn.ModuleList) and not inside:
+            found.append((path, part))
+    return found
 
 
 def _signature(module: nn.Module) -> Any:

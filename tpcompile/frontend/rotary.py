@@ -8,6 +8,42 @@ from typing import Any
 import torch
 from torch import nn
 
+_FREQUENCIES = "inv_freq"
+
+
+def rotary_modules(module: nn.Module) -> dict[str, nn.Module]:
+    """Hugging Face's rotary modules, by path: those that store inverse frequencies."""
+    return {path: part for path, part in module.named_modules() if frequencies_of(part)}
+
+
+def frequencies_of(part: nn.Module) -> list[str]:
+    """The names of the inverse frequencies that a module stores; one per table."""
+    if isinstance(getattr(part, _FREQUENCIES, None), torch.Tensor):
+        return [_FREQUENCIES]
+    per_type = (name for name in part._buffers if name.endswith(f"_{_FREQUENCIES}"))
+    return [name for name in per_type if not name.endswith(f"original_{_FREQUENCIES}")]
+
+
+def table_feature(source: nn.Module, config: Any) -> str:
+    """What is unsupported about the tables that a rotary module returns; "" if nothing is."""
+    try:
+        made: Any = RotaryTables(source, config).made()
+        frequencies = made.inv_freq
+        positions = torch.arange(2, device=frequencies.device).unsqueeze(0)
+        found = made(torch.empty(0, device=frequencies.device), positions)
+    except Exception as error:  # Hugging Face's own code raises whatever it raises
+        return f"rotary tables that cannot be made of positions alone ({type(error).__name__})"
+    tables = found if isinstance(found, tuple) else (found,)
+    if any(table.is_complex() for table in tables):
+        return "rotary tables of complex numbers"
+    width = 2 * frequencies.shape[-1]
+    widths = {table.shape[-1] for table in tables}
+    if len(tables) == 2 and widths == {width // 2}:
+        return "rotary tables of half the rotated width"
+    if len(tables) != 2 or widths != {width}:
+        return f"{len(tables)} rotary tables of widths {sorted(widths)}"
+    return ""
+
 
 class RotaryTables(nn.Module):
     """`(positions, width, dtype)` to cos and sin, by Hugging Face's own module.
@@ -28,7 +64,7 @@ class RotaryTables(nn.Module):
         self, positions: torch.Tensor, width: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._own is None:
-            self._own = self._make().to(positions.device)
+            self._own = self.made().to(positions.device)
         like = torch.empty(0, dtype=dtype, device=positions.device)
         batch = positions if positions.dim() == 2 else positions.unsqueeze(0)
         cos, sin = self._own(like, batch)
@@ -41,9 +77,10 @@ class RotaryTables(nn.Module):
         """One for another rank."""
         return RotaryTables(self._source[0], self._config)
 
-    def _make(self) -> nn.Module:
+    def made(self) -> nn.Module:
+        """Hugging Face's module with numbers, which may keep state from call to call."""
         source: Any = self._source[0]
         if source.inv_freq.is_meta:
-            made: nn.Module = type(source)(config=self._config)
+            made: nn.Module = type(source)(config=getattr(source, "config", self._config))
             return made
         return copy.deepcopy(self._source[0])

@@ -8,16 +8,21 @@ rotary module becomes a leaf, and the configuration is a copy that names our att
 from __future__ import annotations
 
 import copy
+import io
+import logging
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError
 from tpcompile.frontend import masks
 from tpcompile.frontend.layers import Layers
+from tpcompile.frontend.rotary import rotary_modules
 
 INPUTS = {"input_ids": "T", "positions": "T", "starts": "S", "logit_rows": "R"}
 """The inputs of every graph, each with the symbol of its one extent.
@@ -36,7 +41,7 @@ def make_shell(
     stand_in: Callable[[nn.Module], nn.Module] | None = None,
 ) -> nn.Module:
     """The model with the `traced` layers only, or with something that stands in for each."""
-    rotary = rotary_of(module)
+    (rotary,) = rotary_modules(module).values()
     frequencies: Any = rotary.inv_freq
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
@@ -73,27 +78,39 @@ def example_inputs() -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def as_capture_errors(shell: nn.Module) -> Iterator[None]:
-    """The model's own code runs inside, and torch.export raises whatever that raises."""
+    """The model's own code runs inside, and torch.export raises whatever that raises.
+
+    Fake tensors also log what they raise, with a traceback, and torch.export prints the graph as
+    far as it got; that would say it twice. What is printed without an error is passed on.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(_no_record)
+    printed = io.StringIO()
     try:
-        yield
+        with redirect_stderr(printed):
+            yield
+        sys.stderr.write(printed.getvalue())
     except CompileError:
         raise
     except Exception as error:
+        if isinstance(error, GuardOnDataDependentSymNode) or _ITEM_OF_META in str(error):
+            raise UnsupportedError(
+                f"{type(shell).__name__} branches on values that it computes, as experts do",
+                expected="the same operations for all values",
+            ) from error
         raise CaptureError(
             f"{type(shell).__name__} could not be traced",
-            got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            got=": ".join((type(error).__name__, *str(error).strip().splitlines()[:1])),
         ) from error
+    finally:
+        log.removeFilter(_no_record)
 
 
-def rotary_of(module: nn.Module) -> nn.Module:
-    """Hugging Face's rotary modules are those that keep inverse frequencies."""
-    found = [m for m in module.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
-    if len(found) != 1:
-        raise UnsupportedError(
-            f"{type(module).__name__} has {len(found)} rotary embedding modules",
-            expected="one that all layers share",
-        )
-    return found[0]
+_ITEM_OF_META = "item() cannot be called on meta tensors"
+
+
+def _no_record(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _without_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,7 +185,17 @@ def _attention(
         raise UnsupportedError(
             f"{name} puts {extra[0]} into its attention", expected="plain scaled dot products"
         )
+    _refuse_two_widths(name, query, value)
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
     return torch.ops.tpc.attention(q, k, v, starts, scale, None, layer), None
+
+
+def _refuse_two_widths(name: str, query: torch.Tensor, value: torch.Tensor) -> None:
+    if query.shape[-1] != value.shape[-1]:
+        raise UnsupportedError(
+            f"{name} has heads of two widths "
+            f"({query.shape[-1]} for queries and keys, {value.shape[-1]} for values)",
+            expected="heads of one width",
+        )

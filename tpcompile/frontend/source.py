@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError, UsageError
+from tpcompile.frontend.features import refuse_features
 from tpcompile.json_files import read_object, shortened
 from tpcompile.presets import check_model_name, preset
 
@@ -107,10 +108,9 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
             f"A model of type {kind!r} is not a decoder-only language model",
             expected="a causal LM such as Qwen2, Qwen2.5 or Qwen3",
         )
-    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+    if _reads_more_than_text(config):
         raise UnsupportedError(
-            f"A model of type {kind!r} reads more than text",
-            expected="a causal LM over tokens, such as Qwen2, Qwen2.5 or Qwen3",
+            f"A model of type {kind!r} reads more than text", expected=_OVER_TOKENS
         )
     wanted = dtype or getattr(config, "dtype", None) or torch.float32
     config = copy.deepcopy(config)
@@ -130,24 +130,47 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
 
 def _refuse_unsupported(module: Any) -> None:
     name = type(module).__name__
-    if not getattr(module, "_supports_attention_backend", False):
-        raise UnsupportedError(
-            f"{name} does not take its attention from Hugging Face's attention interface",
-            expected="a decoder-only model whose attention can be replaced, as Qwen2's or Qwen3's",
-        )
-    for path, part in module.named_modules():
-        if getattr(part, "is_causal", True) is False:
-            raise UnsupportedError(
-                f"{name} is an encoder: {path} is attention that is not causal",
-                expected="a decoder, in which a token sees itself and those before it",
-            )
+    _refuse_other_kinds(module, name)
     if getattr(module.config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{name} is quantized", expected="weights in float32, bfloat16 or float16"
         )
+    refuse_features(module)
     if getattr(module, "training", False):
         raise UsageError(f"{name} is in training mode", hint="Call model.eval() first")
     if module.get_output_embeddings() is None:
         raise UnsupportedError(
             f"{name} has no language-model head", hint="Load it with AutoModelForCausalLM"
         )
+
+
+def _refuse_other_kinds(module: Any, name: str) -> None:
+    """Refuse modules that are not decoder-only language models over tokens."""
+    from transformers import PreTrainedConfig
+
+    if not isinstance(getattr(module, "config", None), PreTrainedConfig):
+        raise UnsupportedError(
+            f"{name} is not a Hugging Face model",
+            expected="a PreTrainedModel such as Qwen3ForCausalLM",
+        )
+    if module.config.is_encoder_decoder:
+        raise UnsupportedError(
+            f"{name} is an encoder with a decoder", expected="a decoder-only language model"
+        )
+    if _reads_more_than_text(module.config):
+        raise UnsupportedError(f"{name} reads more than text", expected=_OVER_TOKENS)
+    if getattr(module.config, "is_causal", True) is False:
+        raise UnsupportedError(f"{name} is an encoder: is_causal=False", expected=_CAUSAL)
+    causal = [part.is_causal for part in module.modules() if hasattr(part, "is_causal")]
+    if causal and not any(causal) and getattr(module, "_supports_attention_backend", False):
+        raise UnsupportedError(
+            f"{name} is an encoder: its attention is not causal", expected=_CAUSAL
+        )
+
+
+_CAUSAL = "a decoder, in which a token sees itself and those before it"
+_OVER_TOKENS = "a causal LM over tokens, such as Qwen2, Qwen2.5 or Qwen3"
+
+
+def _reads_more_than_text(config: Any) -> bool:
+    return hasattr(config, "vision_config") or hasattr(config, "audio_config")

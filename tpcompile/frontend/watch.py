@@ -29,12 +29,11 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
     """
     calls: list[_Call] = []
     every = tuple(range(len(layers.kinds)))
-    shell = make_shell(module, layers, every, lambda layer: _Watched(layer, calls))
+    numbers = iter(every)
+    shell = make_shell(module, layers, every, lambda layer: _Watched(layer, next(numbers), calls))
     plain = _calls_of(shell, calls, torch.arange(len(_PACKED), device="cpu"))
-    straight = len(plain) == len(every) and all(
-        after.hidden is before.result for before, after in pairwise(plain)
-    )
-    if not straight:
+    _refuse_other_calls(type(module).__name__, layers, [call.layer for call in plain])
+    if not all(after.hidden is before.result for before, after in pairwise(plain)):
         raise UnsupportedError(
             f"{type(module).__name__} computes something between its layers",
             where=layers.path,
@@ -97,6 +96,7 @@ def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]
 class _Call:
     """What a layer was given, and what it gave; values are told apart by identity."""
 
+    layer: int
     hidden: Any
     result: torch.Tensor
     others: tuple[Any, ...]
@@ -106,8 +106,9 @@ class _Call:
 class _Watched(nn.Module):
     """Stands in for a layer: notes its arguments."""
 
-    def __init__(self, layer: nn.Module, calls: list[_Call]) -> None:
+    def __init__(self, layer: nn.Module, number: int, calls: list[_Call]) -> None:
         super().__init__()
+        self._number = number
         self._calls = calls
         plain = {k: v for k, v in vars(layer).items() if isinstance(v, int | float | str)}
         vars(self).update({k: v for k, v in plain.items() if k not in vars(self)})
@@ -119,8 +120,30 @@ class _Watched(nn.Module):
             hidden = given.pop("hidden_states", None)
         result = torch.empty_like(hidden)
         others = tuple((name, _mark(value)) for name, value in given.items())
-        self._calls.append(_Call(hidden, result, others, kept=given))
+        self._calls.append(_Call(self._number, hidden, result, others, kept=given))
         return result
+
+
+def _refuse_other_calls(name: str, layers: Layers, called: list[int]) -> None:
+    """Each layer must be called once, in order."""
+    every = range(len(layers.kinds))
+    if called == list(every):
+        return
+    left_out = sorted(set(every) - set(called))
+    if left_out:
+        raise UnsupportedError(
+            f"{name} leaves out layer {left_out[0]}",
+            where=layers.path,
+            got=f"calls of {len(set(called))} of its {len(every)} layers",
+            expected="every layer in the forward pass",
+            hint="Build the model with as many layers as it calls",
+        )
+    raise UnsupportedError(
+        f"{name} does not call each of its layers once, in order",
+        where=layers.path,
+        got=f"{len(called)} calls of {len(every)} layers",
+        expected="layers that each take what the one before gave",
+    )
 
 
 def _mark(value: Any) -> Any:

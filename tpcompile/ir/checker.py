@@ -172,7 +172,7 @@ def verify_graph(gm: fx.GraphModule) -> None:
     Checker().verify(gm)
 
 
-def infer_types(gm: fx.GraphModule) -> ValueType:
+def infer_types(gm: fx.GraphModule, model: str = "The model") -> ValueType:
     """Set the type of every node of a graph not yet sharded; the type of the result."""
     checker = Checker()
     for node in gm.graph.nodes:
@@ -186,7 +186,7 @@ def infer_types(gm: fx.GraphModule) -> ValueType:
                 node.meta["type"] = checker.infer(node)
             except RuleError as error:
                 raise UnsupportedError(
-                    f"The model does something that tpcompile cannot type (rule {error.rule})",
+                    f"{model} does something that tpcompile cannot type (rule {error.rule})",
                     where=f"%{node.name} {origin_of(node)}",
                     got=error.got,
                     expected=error.expected,

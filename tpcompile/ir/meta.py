@@ -71,6 +71,14 @@ class GraphInfo:
     """Set by the pass `plan-sharding` (a `passes.plan.Plan`); passes after it read it."""
     biases: frozenset[tuple[str, str]] = frozenset()
     """The tensor of each bias of the captured model, with that of its weight."""
+    model: str = "the model"
+    """The class of the captured model, for messages."""
+
+
+def model_of(graph: fx.Graph) -> str:
+    """The class of the model that a graph was captured from, for messages."""
+    owner = graph.owning_module
+    return info_of(owner).model if owner is not None and "tpcompile" in owner.meta else "the model"
 
 
 def operand(node: fx.Node, index: int = 0) -> fx.Node:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import operand
-from tpcompile.ir.ops import ATTENTION, op_name
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.meta import model_of, operand, origin_of
+from tpcompile.ir.ops import ATTENTION, RMS_NORM, op_name
 from tpcompile.passes.canonicalize import cancel_transposes
 from tpcompile.passes.pattern import MissError, check
 from tpcompile.passes.rewrite import Report, calls
@@ -50,8 +51,20 @@ class RaiseAttention:
 def _check_token_major(heads: fx.Node) -> None:
     """A head axis must be cut from the features of one projection, right after it."""
     origin = head_ops(heads)[-1]
+    _refuse_transposed_norm(origin)
     check(
         origin.target is aten.unflatten.int,
         origin,
         f"heads come from {op_name(origin)}, not from a projection cut into heads",
     )
+
+
+def _refuse_transposed_norm(origin: fx.Node) -> None:
+    """Refuse a norm over heads between two transposes."""
+    norm = operand(origin) if origin.target is aten.transpose.int else origin
+    if norm.target is RMS_NORM and operand(norm).target is aten.transpose.int:
+        raise UnsupportedError(
+            f"{model_of(origin.graph)} transposes its heads before their norm",
+            where=str(origin_of(norm)),
+            expected="a norm of heads that are not transposed yet, as in Qwen3",
+        )

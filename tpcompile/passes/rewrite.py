@@ -11,7 +11,7 @@ from torch import fx
 
 from tpcompile.errors import PassError
 from tpcompile.ir.leftovers import keep_refusal, pass_refusals_on
-from tpcompile.ir.meta import captured_value, origin_of
+from tpcompile.ir.meta import captured_value, model_of, origin_of
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.text import format_node
 from tpcompile.passes.pattern import Bindings, Call, MissError, match
@@ -38,7 +38,7 @@ class Report:
         nearest = str(self.nearest) if self.nearest else "nothing like it"
         line = format_node(self.nearest.node) if self.nearest and self.nearest.node else ""
         raise PassError(
-            f"There is no {what} in the graph",
+            f"There is no {what} in the graph of {model_of(gm.graph)}",
             got=f"as the nearest {nearest}" + (f", in {line}" if line else ""),
             expected=f"at least one {what}",
             hint="The model does this in another way than those that tpcompile knows",

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tpcompile.errors import ShardingError
-from tpcompile.ir.meta import operand, origin_of
+from tpcompile.ir.meta import model_of, operand, origin_of
 from tpcompile.ir.ops import (
     ATTENTION,
     DECODE_OPS,
@@ -77,6 +77,14 @@ def _projection(attention: fx.Node, operand: object) -> fx.Node:
     heads = head_ops(operand)[-1]
     source = heads.args[0] if heads.target is aten.unflatten.int else heads
     assert isinstance(source, fx.Node)
+    if source.target is RMS_NORM:
+        raise ShardingError(
+            f"{model_of(attention.graph)} normalises all heads together: "
+            "the projection of its heads is no linear of its own",
+            where=str(origin_of(source)),
+            got=format_node(source),
+            expected="a norm of each head",
+        )
     return _expect(source, LINEAR, attention, "the projection of its heads")
 
 

@@ -1,0 +1,228 @@
+"""Every causal LM of Hugging Face, small: configurations, weights, and the reasons for refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+VOCABULARY = 64
+WINDOW = 5
+MOST_PARAMETERS = 1_000_000
+
+KINDS = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind in CONFIG_MAPPING)
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "d_model": 32,
+    "n_embd": 32,
+    "embedding_size": 32,
+    "intermediate_size": 48,
+    "ffn_dim": 48,
+    "n_inner": 48,
+    "num_hidden_layers": 2,
+    "num_layers": 2,
+    "n_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "n_positions": 64,
+    "sliding_window": WINDOW,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+_DECODER: dict[str, Any] = {
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "is_decoder": True,
+}
+SMALL = {**_TEXT, **_EXPERTS, **_LATENT, **_DECODER}
+"""Settings by the names that configurations give them; each class takes those that it has."""
+
+_NO_TYPES: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "cohere_compass_text": {
+        "head_dim": 128,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"sliding_attention": _NO_TYPES, "full_attention": _NO_TYPES},
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 1},
+    "moshi": {"audio_vocab_size": 32},
+    "reformer": {
+        "axial_pos_embds_dim": [16, 16],
+        "axial_pos_shape": [8, 8],
+        "attn_layers": ["local", "lsh"],
+    },
+    "zamba": {
+        "num_hidden_layers": 5,
+        "layer_types": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"],
+    },
+    "zamba2": {
+        "layer_types": ["linear_attention", "hybrid"],
+        "mamba_ngroups": 1,
+        "n_mamba_heads": 8,
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What the classes need on top that small settings alone do not build."""
+
+NOT_BUILT: dict[str, str] = {
+    "dots3_note": "its text configuration names layers beyond a small number of them",
+    "gemma4_assistant": "its own check refuses small text configurations: no layer writes a cache",
+    "gemma4_unified_assistant": "as gemma4_assistant",
+    "musicgen": "from_config reads settings that only the decoder's configuration has",
+    "musicgen_melody": "from_config reads settings that only the decoder's configuration has",
+}
+"""Classes that Hugging Face does not build from a small configuration, with the reason."""
+
+NEEDED_PACKAGES: dict[str, str] = {"gemma3n": "timm"}
+"""Classes that are not built unless a package is installed."""
+
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+_PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("cwm", {"num_hidden_layers": 5}),
+    ("cwm", {"layer_types": SLIDING, "num_hidden_layers": 3}),
+    ("hyperclovax", {"attention_multiplier": 0.3, "residual_multiplier": 0.5}),
+    ("hyperclovax", {"logits_scaling": 3.0, "embedding_multiplier": 2.0}),
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("llama", {"rope_parameters": _PARTIAL}),
+    ("llama", {"head_dim": 16, "num_key_value_heads": 1}),
+    ("ministral", {"num_hidden_layers": 4}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
+    ("qwen3", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
+    ("qwen3", {"num_hidden_layers": 3, "use_sliding_window": True, "layer_types": SLIDING}),
+    ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
+    ("smollm3", {"num_hidden_layers": 5}),
+]
+"""Other settings of classes that compile: windows, biases, tying, layers of several kinds."""
+
+EQUAL = frozenset({"llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
+"""Classes that must compile, whatever the version of Hugging Face."""
+
+REASONS: dict[str, str] = {
+    "encoder": r"is an encoder",
+    "more than text": r"reads more than text",
+    "layers of other kinds": r"has .*layers of kind ",
+    "complex rotary": r"has .*rotary tables of complex numbers",
+    "half-width rotary": r"has .*rotary tables of half the rotated width",
+    "rotary per layer type": r"has .*a rotary table per layer type",
+    "several rotary modules": r"has .*\d+ rotary modules",
+    "experts": r"has .*a mixture of \d+ experts",
+    "branches on values": r"branches on values that it computes",
+    "heads of two widths": r"has .*heads of two widths",
+    "no rotary": r"has .*no rotary position embedding",
+    "cross-attention": r"has .*attention that is not causal",
+    "attention interface": r"has .*no attention that goes through Hugging Face's",
+    "attention option": r"puts (softcap|s_aux|position_bias) into its attention",
+    "mask of its own": r"was given a mask of the model's own making",
+    "layers called otherwise": r"leaves out layer|does not call each of its layers once",
+    "between layers": r"computes something between its layers",
+    "buffer": r"reads the buffer",
+    "op without a rule": r"does something that tpcompile cannot type \(rule known-op\)",
+    "transposed norm": r"transposes its heads before their norm",
+    "norm of all heads": r"normalises all heads together",
+}
+"""Known reasons for a refusal, as patterns; the first that fits is the one to count."""
+
+
+def tiny_config(kind: str, **changes: Any) -> Any:
+    """A configuration of this kind with small settings."""
+    values = {**_small_values(CONFIG_MAPPING[kind]), **OVERRIDES.get(kind, {}), **changes}
+    return AutoConfig.for_model(kind, **values)
+
+
+def _small_values(kind: Any) -> dict[str, Any]:
+    names = {f.name for f in dataclasses.fields(kind)} | set(kind.attribute_map)
+    known = {name: value for name, value in SMALL.items() if name in names}
+    values: dict[str, Any] = {kind.attribute_map.get(n, n): value for n, value in known.items()}
+    for name, part in (getattr(kind, "sub_configs", None) or {}).items():
+        if dataclasses.is_dataclass(part):
+            values[name] = _small_values(part)
+    return values
+
+
+def tiny_model(config: Any, *, on_meta: bool = False) -> Any:
+    """Hugging Face's eager model in fp32 for evaluation, with weights from a seed."""
+    with torch.device("meta" if on_meta else "cpu"):
+        model: Any = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        )
+    if not on_meta:
+        _randomise(model)
+    return model.eval()
+
+
+def _randomise(model: Any) -> None:
+    """Random numbers everywhere: scales of 1 and biases of 0 would hide that one is lost."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.copy_(0.3 * noise + (0.0 if "bias" in name else 1.0))
+
+
+def cannot_be_built(kind: str) -> bool:
+    """Whether this environment cannot build the class."""
+    needed = NEEDED_PACKAGES.get(kind)
+    return kind in NOT_BUILT or (needed is not None and importlib.util.find_spec(needed) is None)
+
+
+def is_mapped(kind: str) -> bool:
+    return CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING

@@ -1,0 +1,95 @@
+"""Every causal LM of Hugging Face: equal to eager, or refused for a known reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from tests.causal_lms import (
+    EQUAL,
+    KINDS,
+    MOST_PARAMETERS,
+    REASONS,
+    VARIANTS,
+    VOCABULARY,
+    WINDOW,
+    cannot_be_built,
+    is_mapped,
+    tiny_config,
+    tiny_model,
+)
+from tests.models import TOLERANCE, relative_error
+from tpcompile.errors import CompileError
+from tpcompile.frontend import capture
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.weights import weights_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+_HUGGING_FACE = (AttributeError, ImportError, StrictDataclassError, ValueError)
+"""What Hugging Face raises for configurations that it does not build."""
+
+LENGTH = 4 * WINDOW - 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if is_mapped(kind)])
+def test_equal_or_refused_by_name(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    if cannot_be_built(kind):
+        with pytest.raises(_HUGGING_FACE):
+            tiny_model(tiny_config(kind), on_meta=True)
+        return
+    reason = _check(tiny_config(kind), capfd)
+    assert reason is None or kind not in EQUAL, reason
+
+
+@pytest.mark.slow  # two compilations each
+@pytest.mark.parametrize(("kind", "changes"), VARIANTS, ids=str)
+def test_variants(kind: str, changes: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    if kind not in KINDS:
+        pytest.skip(f"this version of Hugging Face has no {kind}")
+    _check(tiny_config(kind, **changes), capfd)
+
+
+def _check(config: Any, capfd: pytest.CaptureFixture[str]) -> str | None:
+    """The known reason for which the class is refused; None if it equals eager."""
+    on_meta = tiny_model(config, on_meta=True)
+    capfd.readouterr()
+    try:
+        captured = capture(on_meta)
+        stages = [run_passes(captured.graph, default_pipeline(tp)) for tp in (2, 3)]
+    except CompileError as refusal:
+        said = str(refusal)
+        assert capfd.readouterr().err == ""
+        assert type(on_meta).__name__.removesuffix("ForCausalLM") in said
+        found = [reason for reason, pattern in REASONS.items() if re.search(pattern, said)]
+        assert found, f"refused for a reason that is not in the table: {said}"
+        return found[0]
+    assert sum(p.numel() for p in on_meta.parameters()) < MOST_PARAMETERS
+    eager = tiny_model(config)
+    expected = _runs(eager)
+    captured = dataclasses.replace(captured, model=eager)
+    for graph, kept in stages:
+        weights = weights_of(captured, eager, None)
+        with CompiledModel.simulated(captured, graph, kept, weights) as compiled:
+            for found, wanted in zip(_runs(compiled), expected, strict=True):
+                assert relative_error(found, wanted) < TOLERANCE
+    return None
+
+
+def _runs(model: Any) -> list[torch.Tensor]:
+    """Logits of two prompts, of the same padded, and of one step from a cache."""
+    ids = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :WINDOW] = 0
+    with torch.inference_mode():
+        plain = model(ids, use_cache=False).logits
+        padded = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+        step = model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
+    return [plain, padded, step]

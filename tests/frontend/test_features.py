@@ -1,0 +1,229 @@
+"""Refusals of features: one sentence that names the class, the feature and what is supported."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, ModernBertConfig
+
+from tests.causal_lms import KINDS, tiny_config, tiny_model
+from tests.models import TOLERANCE, relative_error
+from tpcompile import compile as compiled
+from tpcompile.errors import CaptureError, CompileError, UnsupportedError
+from tpcompile.frontend import capture
+from tpcompile.frontend.features import refuse_features
+from tpcompile.frontend.layers import find_layers
+from tpcompile.frontend.shell import _attention
+from tpcompile.passes import default_pipeline, run_passes
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning")
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "qwen3_moe": ("Qwen3MoeForCausalLM has a mixture of 4 experts", "one MLP in each layer"),
+    "mixtral": ("MixtralForCausalLM has a mixture of 4 experts", "one MLP in each layer"),
+    "jetmoe": ("JetMoeForCausalLM has a mixture of 4 experts", "one MLP in each layer"),
+    "dbrx": ("DbrxForCausalLM branches on values that it computes", "the same operations"),
+    "gemma3_text": ("Gemma3ForCausalLM has a rotary table per layer type", "one rotary table"),
+    "olmo3": ("Olmo3ForCausalLM has a rotary table per layer type", "one rotary table"),
+    "granite_swa": ("GraniteSWAForCausalLM has 2 rotary modules", "one rotary table"),
+    "llama4_text": ("Llama4ForCausalLM has .*rotary tables of complex numbers", "real cos and sin"),
+    "gpt_oss": ("GptOssForCausalLM has rotary tables of half the rotated width", "as wide as"),
+    "deepseek_v3": (
+        r"DeepseekV3ForCausalLM has heads of two widths \(16 for queries and keys, 8 for values\)",
+        "heads of one width",
+    ),
+    "exaone4": ("Exaone4ForCausalLM transposes its heads before their norm", "not transposed yet"),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1ForCausalLM transposes its heads before their norm",
+        "not transposed yet",
+    ),
+    "olmo2": ("Olmo2ForCausalLM normalises all heads together", "each head"),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM has layers of kind linear_attention", "full_attention"),
+    "gpt2": ("GPT2LMHeadModel has no rotary position embedding", "rotates its heads by position"),
+    "bart": ("BartForCausalLM has .*attention that is not causal", "those before it"),
+    "gemma": ("GemmaForCausalLM reads the buffer", "parameters alone"),
+    "jais2": ("Jais2ForCausalLM does something .*aten.layer_norm", "an op of the dialect"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_the_true_reason(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    if kind not in KINDS:
+        pytest.skip(f"this version of Hugging Face has no {kind}")
+    model = tiny_model(tiny_config(kind), on_meta=True)
+    capfd.readouterr()
+    with pytest.raises(CompileError) as refused:
+        run_passes(capture(model).graph, default_pipeline(2))
+    feature, supported = REFUSED[kind]
+    assert re.match(feature, str(refused.value))
+    assert re.search(f"Expected .*{supported}", str(refused.value))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_all_features_are_named_at_once() -> None:
+    model = tiny_model(tiny_config("gpt_oss"), on_meta=True)
+    with pytest.raises(UnsupportedError) as refused:
+        refuse_features(model)
+    said = str(refused.value)
+    assert said.index("half the rotated width") < said.index(" and a mixture of 4 experts")
+    assert "wide as the rotated heads, one MLP in each layer" in said
+
+
+def _llama(**changes: Any) -> Any:
+    return tiny_model(tiny_config("llama", **changes))
+
+
+def test_dense_layers_of_a_class_with_experts_compile() -> None:
+    """The modules decide, and not the class."""
+    model = tiny_model(tiny_config("qwen3_moe", mlp_only_layers=[0, 1]), on_meta=True)
+    refuse_features(model)
+
+
+def test_listed_experts_are_found_and_are_not_the_layers() -> None:
+    model = _llama()
+    mlp = model.model.layers[1].mlp
+    mlp.router = nn.Linear(32, 7, bias=False)
+    mlp.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(7))
+    assert find_layers(model).path == "model.layers"
+    with pytest.raises(UnsupportedError, match="has a mixture of 7 experts"):
+        capture(model)
+
+
+def test_a_list_without_a_router_is_no_mixture() -> None:
+    model = _llama()
+    model.model.layers[0].mlp.parts = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+    refuse_features(model)
+
+
+def test_layers_left_out() -> None:
+    model = _llama(num_hidden_layers=3)
+    model.config.num_hidden_layers = 2
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM leaves out layer 2") as refused:
+        capture(model)
+    assert "calls of 2 of its 3 layers" in str(refused.value)
+
+
+def test_one_layer_in_two_places() -> None:
+    model = _llama(num_hidden_layers=3)
+    model.model.layers[2] = model.model.layers[0]
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM has one module in several places"):
+        capture(model)
+
+
+def test_bidirectional_attention_is_refused() -> None:
+    """Hugging Face masks nothing then, and says so nowhere but in the configuration."""
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM is an encoder: is_causal=False"):
+        capture(_llama(is_causal=False))
+
+
+def test_value_heads_of_another_width_are_refused_where_they_are_traced() -> None:
+    query, value = torch.zeros(1, 2, 3, 6), torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UnsupportedError, match=r"two widths \(6 for .*, 4 for values\)"):
+        _attention(nn.Module(), query, query, value, None)
+
+
+class _Records(logging.Handler):
+    """What torch logs; its own handler writes to the stderr of when it was imported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def test_an_error_while_tracing_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Fake tensors log it with a traceback too."""
+    model = _llama()
+    model.model.layers[0].mlp.down_proj = nn.Linear(47, 32, bias=False)
+    capfd.readouterr()
+    records = _Records()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(records)
+    try:
+        with pytest.raises(CaptureError, match="LlamaForCausalLM could not be traced"):
+            capture(model)
+    finally:
+        logger.removeHandler(records)
+    assert capfd.readouterr() == ("", "")
+    assert not records.said
+
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize("config", [BertConfig(**SMALL), ModernBertConfig(**SMALL)], ids=str)
+@pytest.mark.parametrize("loader", [AutoModel, AutoModelForMaskedLM])
+def test_encoders(config: Any, loader: Any) -> None:
+    with torch.device("meta"):
+        model = loader.from_config(config).eval()
+    with pytest.raises(UnsupportedError, match=f"{type(model).__name__} is an encoder"):
+        capture(model)
+
+
+class _Unknown(nn.Module):
+    """Not a Hugging Face model."""
+
+
+@pytest.mark.parametrize("module", [_Unknown(), nn.Linear(2, 2), nn.ModuleList()], ids=str)
+def test_unknown_classes(module: nn.Module) -> None:
+    name = type(module).__name__
+    with pytest.raises(UnsupportedError, match=f"{name} is not a Hugging Face model") as refused:
+        capture(module)
+    assert "PreTrainedModel" in str(refused.value)
+
+
+def test_a_head_for_classes_of_texts() -> None:
+    from transformers import LlamaForSequenceClassification
+
+    with torch.device("meta"):
+        model = LlamaForSequenceClassification(tiny_config("llama")).eval()
+    with pytest.raises(UnsupportedError, match="has no language-model head"):
+        capture(model)
+
+
+def _with_lora(model: Any, **settings: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+    return peft.get_peft_model(model, config).eval()
+
+
+def test_unmerged_adapters_are_refused_with_what_to_do() -> None:
+    adapted = _with_lora(_llama())
+    for model in (adapted, adapted.get_base_model()):
+        with pytest.raises(UnsupportedError, match="has unmerged adapters") as refused:
+            capture(model)
+        assert str(refused.value).startswith(type(model).__name__)
+        assert "merge_and_unload()" in str(refused.value)
+
+
+@pytest.mark.parametrize("how", ["merge_and_unload", "merge_adapter"])
+def test_merged_adapters_compile(how: str) -> None:
+    adapted = _with_lora(_llama())
+    ids = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(0))
+    model = getattr(adapted, how)() or adapted
+    with torch.inference_mode():
+        expected = model(ids).logits
+    with compiled(model, tp=2, simulate=True) as made:
+        assert relative_error(made(ids).logits, expected) < TOLERANCE
+
+
+def test_virtual_tokens_are_refused() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(_llama(), config).eval()
+    with pytest.raises(UnsupportedError, match="has virtual tokens of a prompt adapter"):
+        capture(model)
