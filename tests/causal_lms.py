@@ -147,6 +147,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"num_hidden_layers": 3, "use_sliding_window": True, "layer_types": SLIDING}),
     ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     ("smollm3", {"num_hidden_layers": 5}),
+    ("smollm3", {"num_hidden_layers": 3, "layer_types": SLIDING}),
 ]
 """Other settings of classes that compile: windows, biases, tying, layers of several kinds."""
 
@@ -168,7 +169,9 @@ REASONS: dict[str, str] = {
     "cross-attention": r"has .*attention that is not causal",
     "attention interface": r"has .*no attention that goes through Hugging Face's",
     "attention option": r"puts (softcap|s_aux|position_bias) into its attention",
-    "mask of its own": r"was given a mask of the model's own making",
+    "mask of its own": r"attention masks? (of a layer cannot|, or one)|was given (a|no) mask"
+    r"|computes with its attention mask|attends with a mask that it gives to no layer"
+    r"|keep packed sequences apart",
     "layers called otherwise": r"leaves out layer|does not call each of its layers once",
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",
