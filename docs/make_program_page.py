@@ -83,6 +83,19 @@ One line for each; numbers count from 0 in order; what stands behind `#` is a co
 operands by number, and `none` where there is none, as for the bias of a linear without one.
 `tpcompile.vm.text.parse_program` reads it again, and refuses a line that is wrong with its number.
 
+## Operands and buffers
+
+Each operand has a rule beside its type (`tpcompile.vm.instructions.rules`): for a buffer its kind,
+its shape in terms of other operands, its dtype and its rank; for a number its range. Executors
+find a `state`, an `input` or a `cache` by its name, so there the name is the role: `lengths` in
+the place of `positions` is refused though both have one shape. The storage of the cache fixes the
+tokens of a block: `batch * most_blocks * block` slots. An instruction whose operands agree with
+its buffers touches no more than its regions say.
+
+The verifier checks the rules before it computes a region. `parse_program` and `decode_program`
+check them too, and refuse with the line or the instruction; `check=False` turns that off, for a
+look at a broken program. The reference machine checks them when it loads a program.
+
 ## One layer
 
 This is layer 0 of what

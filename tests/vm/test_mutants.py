@@ -26,9 +26,12 @@ from tests.vm.mutants.running import (
 )
 from tests.vm.mutants.table import KINDS, Mutant, all_bases, judged, mutants_of
 from tests.vm.mutants.traps import TRAPS
+from tests.vm.mutants.words import judged_words, word_mutants, words_of_kind
 from tpcompile.errors import VerifyError
 from tpcompile.vm import verify
 from tpcompile.vm.done import Done
+from tpcompile.vm.instructions import INSTRUCTIONS, StepInstruction
+from tpcompile.vm.instructions.base import word_count
 from tpcompile.vm.oracle import broken
 from tpcompile.vm.program import Program
 from tpcompile.vm.verify import check_program, verify_program
@@ -61,7 +64,7 @@ def test_the_verifier_says_what_the_adversary_says(kind: str) -> None:
 
 @pytest.mark.slow
 def test_and_so_it_does_of_ten_thousand(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["320"]) == 0
+    assert main(["320", "0"]) == 0
     said = re.search(r"│ all +│ +(\d+)", capsys.readouterr().out)
     assert said is not None and int(said[1]) >= 10_000
 
@@ -177,6 +180,34 @@ def test_traps_are_refused_in_words(trap: int, kind: str) -> None:
         assert any(re.search(SAID[kind], one) for one in said), (str(mutant), said[:5])
     with pytest.raises(VerifyError, match="The program is not valid"):
         verify_program(unsafe[0].program)
+
+
+WORDS = 30
+"""Mutants with one wrong word, of each kind of instruction."""
+
+
+@pytest.mark.parametrize("kind", INSTRUCTIONS, ids=lambda kind: kind.name)
+def test_one_wrong_word_is_refused_or_does_no_harm(kind: type[StepInstruction]) -> None:
+    found, strange = judged_words(kind, WORDS, orders_each=4)
+    assert found.mutants == WORDS
+    assert found.refused >= WORDS // 2
+    assert found.unsafe_accepted == 0, list(map(str, strange))
+    assert found.safe_refused <= 0.05 * found.safe, list(map(str, strange))
+
+
+@pytest.mark.slow
+def test_and_so_are_five_thousand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["0", "460"]) == 0
+    said = re.search(r"│ all +│ +(\d+)", capsys.readouterr().out)
+    assert said is not None and int(said[1]) >= 5_000
+
+
+def test_every_word_can_be_the_wrong_one() -> None:
+    for kind in INSTRUCTIONS:
+        words = words_of_kind(kind)
+        assert len(words) == word_count(kind)
+        changed = {word for m in word_mutants(kind, 10 * len(words)) for word in m.changed}
+        assert changed == set(words)
 
 
 def _nothing(*arguments: object) -> Any:

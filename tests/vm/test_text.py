@@ -72,7 +72,7 @@ def test_the_text_of_a_small_program() -> None:
         buffers, instructions, ((1, 2), (0,)), waits, ((0,), (0, 1), ()), repeats=True, name="two"
     )
     assert format_program(program) == SAID
-    assert parse_program(SAID) == program
+    assert parse_program(SAID, check=False) == program
 
 
 SAID = """\
@@ -188,7 +188,7 @@ def _on_some_rank(instruction: Any, ranks: int) -> Any:
 @given(any_program())
 def test_any_program_round_trips(program: Program) -> None:
     text = format_program(program)
-    found = parse_program(text)
+    found = parse_program(text, check=False)
     assert found == program
     assert format_program(found) == text
 

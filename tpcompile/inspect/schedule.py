@@ -108,7 +108,8 @@ class ScheduleReport:
 
 
 def count_of(faults: Sequence[Fault]) -> str:
-    return "1 fault" if len(faults) == 1 else f"{len(faults):,} faults"
+    count = sum(fault.count for fault in faults)
+    return "1 fault" if count == 1 else f"{count:,} faults"
 
 
 def fault_lines(faults: Sequence[Fault]) -> str:

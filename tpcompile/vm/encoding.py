@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from tpcompile.errors import UnsupportedError
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.instructions import OPCODES, WORDS, StepInstruction, decode, encode
+from tpcompile.vm.operands import verify_operands
 from tpcompile.vm.program import Instruction, Program, Wait
 
 
@@ -61,15 +62,23 @@ def encode_program(program: Program) -> EncodedProgram:
     )
 
 
-def decode_program(encoded: EncodedProgram, like: Program) -> Program:
-    """The program of these arrays, with the buffers and options of another."""
-    return replace(
+def decode_program(encoded: EncodedProgram, like: Program, check: bool = True) -> Program:
+    """The program of these arrays, with the buffers and options of another.
+
+    Operands that do not agree with the buffers are refused, unless `check` is off: for a look at
+    a broken program.
+    """
+    shared: dict[Any, Any] = {}
+    found = replace(
         like,
-        instructions=tuple(map(decode, encoded.words.tolist())),
+        instructions=tuple(decode(words, shared) for words in encoded.words.tolist()),
         queues=tuple(map(tuple, encoded.queues)),
         waits=tuple(tuple(Wait(*pair) for pair in own) for own in encoded.waits),
         signals=tuple(map(tuple, encoded.signals)),
     )
+    if check:
+        verify_operands(found, UsageError)
+    return found
 
 
 def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:

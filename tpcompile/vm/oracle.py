@@ -78,6 +78,7 @@ def split_head(program: Program) -> Region | None:
 class _Slot:
     whole: int
     arrivals: int
+    finish: tuple[float, ...]
     arrived: int = 0
     rows: list[int] = field(default_factory=list)
 
@@ -92,8 +93,8 @@ def split(instructions: Sequence[Instruction], order: Iterator[int]) -> Region |
                 if (region != other or region in touched) and _meet(region, other):
                     return other
         for join in joins:
-            slot = slots.setdefault(join.region, _Slot(join.whole, join.arrivals))
-            if (slot.whole, slot.arrivals) != (join.whole, join.arrivals):
+            slot = slots.setdefault(join.region, _Slot(join.whole, join.arrivals, join.finish))
+            if (slot.whole, slot.arrivals, slot.finish) != (join.whole, join.arrivals, join.finish):
                 return join.region  # how it ends depends on whom the machine asks
             slot.arrived += 1
             slot.rows += range(*join.part)

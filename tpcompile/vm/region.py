@@ -52,6 +52,8 @@ class Join(NamedTuple):
     """How many rows the head has."""
     arrivals: int
     """How many blocks there are."""
+    finish: tuple[float, ...] = ()
+    """The operands that the head is finished by; any block may be last, so all have the same."""
 
 
 def overlap(one: Box, other: Box) -> bool:

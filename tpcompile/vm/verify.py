@@ -20,6 +20,7 @@ from tpcompile.vm.done import Done
 from tpcompile.vm.earlier import Earlier
 from tpcompile.vm.execution import run_order
 from tpcompile.vm.known import Known, Several, missing, with_one
+from tpcompile.vm.operands import disagreements
 from tpcompile.vm.overlap import steps_may_overlap
 from tpcompile.vm.program import Instruction, Program
 from tpcompile.vm.region import Region, box_text, fits, refusal
@@ -36,6 +37,12 @@ class Fault:
 
     rule: str
     said: str
+    count: int = 1
+    """How many faults it stands for."""
+
+
+MOST_LISTED = 100
+"""Faults that are listed one by one."""
 
 
 def verify_program(program: Program) -> None:
@@ -46,16 +53,35 @@ def verify_program(program: Program) -> None:
 def refuse(faults: Sequence[Fault]) -> None:
     """Raise if there are any."""
     if faults:
-        more = f" ({len(faults)} faults in all)" if len(faults) > 1 else ""
+        count = sum(fault.count for fault in faults)
+        more = f" ({count} faults in all)" if count > 1 else ""
         raise VerifyError(f"The program is not valid: {faults[0].rule}{more}", got=faults[0].said)
 
 
 @paused_collector()
 def check_program(program: Program) -> list[Fault]:
     """Everything that is wrong; what rests on a broken part is not looked at."""
-    faults = list(_check_queues(program)) or list(_check_regions(program))
+    faults = _faults(program)
+    more = len(faults) - MOST_LISTED
+    if more > 0:
+        faults[MOST_LISTED:] = [Fault("more", f"{more} more faults are not listed", more)]
+    return faults
+
+
+def _faults(program: Program) -> list[Fault]:
+    faults = list(_check_queues(program))
     if faults:
         return faults
+    foreign: list[Fault] = []
+    for found in disagreements(program):
+        wrong = found.wrong
+        said = f"{_name(program, found.number)}: {wrong.said}"
+        (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, said))
+    return foreign + (faults or list(_check_regions(program)) or _order_faults(program))
+
+
+def _order_faults(program: Program) -> list[Fault]:
+    """What is wrong with a program whose regions are true."""
     heads = heads_of(program.instructions)
     faults = list(_check_heads(program, heads)) + list(_check_thresholds(program))
     if faults:
@@ -129,6 +155,12 @@ def _check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
                 yield Fault("heads", f"rows {rows} of the head {where} are computed {said}")
             end = max(end, stop)
         for number, block in head.blocks:
+            if block.finish != join.finish:
+                yield Fault(
+                    "heads",
+                    f"{_name(program, number)} and {_name(program, first)} finish the head {where} "
+                    "by different operands; either can be last",
+                )
             if (block.whole, block.arrivals) != (join.whole, count):
                 yield Fault(
                     "heads",

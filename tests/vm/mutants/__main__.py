@@ -1,37 +1,57 @@
-"""`python -m tests.vm.mutants [COUNT]`: the table of what the verifier says of so many mutants."""
+"""`python -m tests.vm.mutants [COUNT [WORDS]]`: the table of what the verifier says of mutants.
+
+So many of each kind of schedule, and so many with one wrong word of each kind of instruction.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from tests.vm.mutants.table import KINDS, Count, judged
+from tests.vm.mutants.words import MANY, judged_words
+from tpcompile.vm.instructions import INSTRUCTIONS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if something unsafe is accepted, or too much that is safe refused."""
-    count = int(arguments[0]) if arguments else 80
-    table = Table(title=f"Mutants of real programs, at most {count} of a kind")
+    """Print the table; 1 if something unsafe is accepted, or too much that is safe refused.
+
+    Schedules and words are counted apart.
+    """
+    count, words = [*map(int, arguments), *(80, 80)[len(arguments) :]]
+    table = Table(title=f"Mutants of real programs, at most {max(count, words)} of a kind")
     table.add_column("kind", no_wrap=True)
     for heading in ("mutants", "refused", "accepted", "unsafe", "unsafe accepted", "safe refused"):
         table.add_column(heading, justify="right")
-    together, strange = Count(), []
-    for kind in track(KINDS, "mutants", console=Console(stderr=True)):
-        found, own = judged(kind, count)
-        table.add_row(kind, *_columns(found))
-        together.add(found)
-        strange += own
-    table.add_section()
-    table.add_row("all", *_columns(together), style="bold")
+    groups: list[dict[str, Callable[[], tuple[Count, Sequence[object]]]]] = [
+        {kind: partial(judged, kind, count) for kind in KINDS} if count else {},
+        {
+            f"word of {kind.name}": partial(judged_words, kind, words, bases=MANY)
+            for kind in (INSTRUCTIONS if words else ())
+        },
+    ]
+    wrong, strange = 0, []
+    for group in filter(None, groups):
+        together = Count()
+        for kind, judge in track(group.items(), "mutants", console=Console(stderr=True)):
+            found, own = judge()
+            table.add_row(kind, *_columns(found))
+            together.add(found)
+            strange += own
+        table.add_section()
+        table.add_row("all", *_columns(together), style="bold")
+        table.add_section()
+        wrong += together.unsafe_accepted or together.safe_refused > 0.05 * together.safe
     console = Console(width=130, highlight=False)
     console.print(table)
     for mutant in strange:
         console.print(f"They differ about {mutant}", markup=False, soft_wrap=True)
-    return int(bool(together.unsafe_accepted) or together.safe_refused > 0.05 * together.safe)
+    return int(wrong > 0)
 
 
 def _columns(found: Count) -> list[str]:

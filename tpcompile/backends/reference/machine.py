@@ -11,6 +11,7 @@ from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.instructions import StepInstruction
 from tpcompile.vm.instructions.base import NONE, Probe, unseen
+from tpcompile.vm.operands import verify_operands
 from tpcompile.vm.program import Program
 from tpcompile.vm.region import Buffer
 
@@ -36,7 +37,12 @@ class Machine:
         caches: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """`parameter` gives a rank's tensors by name; `caches` is the KV cache of each rank, in
-        blocks, or else an empty one is made."""
+        blocks, or else an empty one is made.
+
+        The program may be one that nobody has verified: operands that do not agree with its
+        buffers are refused, since regions and checks of inputs rest on them.
+        """
+        verify_operands(program)
         self.program = program
         self._numbers: dict[str, list[int]] = {}
         for number, buffer in enumerate(program.buffers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tpcompile.errors import UsageError
 from tpcompile.vm.instructions.attention import AttentionReduce, PartialAttention
@@ -12,6 +13,7 @@ from tpcompile.vm.instructions.base import (
     Probe,
     Range,
     StepInstruction,
+    field_types,
     from_words,
     own_fields,
     unseen,
@@ -61,22 +63,39 @@ def encode(instruction: StepInstruction, shared: dict[int, list[int]] | None = N
     return words + [0] * (WORDS - len(words))
 
 
-def decode(words: Sequence[int]) -> StepInstruction:
-    """The instruction that has these words."""
+def decode(words: Sequence[int], shared: dict[Any, Any] | None = None) -> StepInstruction:
+    """The instruction that has these words.
+
+    `shared` stores operands by their words, so that equal ones become one object.
+    """
+    shared = {} if shared is None else shared
     if len(words) != WORDS or not 1 <= words[0] <= len(INSTRUCTIONS):
         raise UsageError(
             "These words are no instruction",
             got=f"{len(words)} words, the first {words[0] if words else 'missing'}",
             expected=f"{WORDS} words, the first an opcode from 1 to {len(INSTRUCTIONS)}",
         )
-    kind = INSTRUCTIONS[words[0] - 1]
+    kind: Any = INSTRUCTIONS[words[0] - 1]
     rest = list(words[1:])
     spare = rest[word_count(kind) :]
     if any(spare):
         raise UsageError(
             f"Words behind the operands of {kind.name}", got=str(spare), expected="zeros"
         )
-    found: StepInstruction = from_words(kind, iter(rest))
+    operands: Any = dict(field_types(kind))["at"]
+    key = operands, tuple(rest[: word_count(operands)])
+    own = iter(rest[word_count(operands) :])
+    try:
+        if key not in shared:
+            shared[key] = from_words(operands, iter(rest))
+        values = {n: from_words(inner, own) for n, inner in field_types(kind) if n != "at"}
+    except ValueError as error:
+        raise UsageError(
+            f"These words are not the operands of {kind.name}",
+            got=str(error),
+            expected="a value that the operand can have",
+        ) from error
+    found: StepInstruction = kind(shared[key], **values)
     return found
 
 

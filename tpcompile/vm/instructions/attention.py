@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -12,6 +12,7 @@ from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.vm.arithmetic import AT_ONCE, exp, log, total
+from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.region import Region
 
@@ -20,23 +21,23 @@ from tpcompile.vm.region import Region
 class AttentionOperands:
     """The queries of one layer, its cache, and a place for the partials of every span."""
 
-    rank: int
-    layer: int
-    q: int
-    cache: int
-    lengths: int
-    tables: int
-    most_blocks: int
-    values: int
-    lse: int
-    width: int
-    scale: float
-    window: int
-    block: int
-    spans: int
-    planned: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.Number(0, "layers - 1")]
+    q: Annotated[int, rules.scratch("batch", "heads*width", dtype="T")]
+    cache: Annotated[int, rules.cache("kv_heads", dtype="T")]
+    lengths: Annotated[int, rules.state("lengths", "batch")]
+    tables: Annotated[int, rules.given("tables", "batch", "most_blocks")]
+    most_blocks: Annotated[int, rules.COUNT]
+    values: Annotated[int, rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)]
+    lse: Annotated[int, rules.scratch("batch", "heads", "spans", dtype=rules.F32)]
+    width: Annotated[int, rules.COUNT]
+    scale: Annotated[float, rules.Fraction()]
+    window: Annotated[int, rules.Number(1, optional=True)]
+    block: Annotated[int, rules.COUNT]
+    spans: Annotated[int, rules.COUNT]
+    planned: Annotated[int, rules.COUNT]
     """The tokens that a span is planned for; it is right for any number."""
-    item: int
+    item: Annotated[int, rules.ItemOf("cache")]
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class PartialAttention(StepInstruction):
     """
 
     at: AttentionOperands
-    sequence: int
-    kv_head: int
-    heads: Range
-    span: int
+    sequence: Annotated[int, rules.Number(0, "batch - 1")]
+    kv_head: Annotated[int, rules.Number(0, "kv_heads - 1")]
+    heads: Annotated[Range, rules.Within("heads")]
+    span: Annotated[int, rules.Number(0, "spans - 1")]
     name: ClassVar[str] = "partial_attention"
 
     @cached_property
@@ -126,13 +127,13 @@ def attend_span(
 class ReduceOperands:
     """The partials of every span, and the attention they merge to."""
 
-    rank: int
-    layer: int
-    values: int
-    lse: int
-    out: int
-    spans: int
-    width: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    values: Annotated[int, rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)]
+    lse: Annotated[int, rules.scratch("batch", "heads", "spans", dtype=rules.F32)]
+    out: Annotated[int, rules.scratch("batch", "heads*width")]
+    spans: Annotated[int, rules.COUNT]
+    width: Annotated[int, rules.COUNT]
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ class AttentionReduce(StepInstruction):
     """Merges the spans of some heads of one sequence: neighbours, then their neighbours."""
 
     at: ReduceOperands
-    sequence: int
-    heads: Range
+    sequence: Annotated[int, rules.Number(0, "batch - 1")]
+    heads: Annotated[Range, rules.Within("heads")]
     name: ClassVar[str] = "attention_reduce"
 
     @cached_property

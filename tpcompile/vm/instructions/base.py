@@ -8,7 +8,7 @@ together are the words that an executor dispatches on.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from functools import cache, cached_property
@@ -146,6 +146,14 @@ def field_types(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, hints[field.name]) for field in fields(kind))
 
 
+@cache
+def field_rules(kind: Any) -> Mapping[str, Any]:
+    """By field, what its `Annotated` type says beside the type."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(kind)}
+    return {name: extras[0] for name, extras in found.items() if extras}
+
+
 def _has_fields(kind: Any) -> bool:
     return is_dataclass(kind)
 
@@ -172,11 +180,14 @@ def words_of(value: Any) -> Iterator[int]:
 
 
 def from_words(kind: Any, words: Iterator[int]) -> Any:
-    """The value of this type that has these words."""
+    """The value of this type that has these words; ValueError if there is none."""
     if _has_fields(kind):
         return kind(*[from_words(inner, words) for _, inner in field_types(kind)])
     if kind is Range:
         return Range(next(words), next(words))
     if kind is float:
         return struct.unpack("<f", struct.pack("<i", next(words)))[0]
-    return kind(next(words))
+    word = next(words)
+    if kind is bool and word not in (0, 1):
+        raise ValueError(f"{word} is not a valid bool")
+    return kind(word)

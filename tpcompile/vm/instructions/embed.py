@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
+from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import (
     Memory,
     Probe,
@@ -23,15 +24,24 @@ from tpcompile.vm.region import Region
 class EmbedOperands:
     """`tokens[batch]`, and the rows of a rank, of which the first is that of token `first`."""
 
-    rank: int
-    layer: int
-    tokens: int
-    table: int
-    out: int
-    batch: int
-    first: int
-    rows: int
-    item: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    tokens: Annotated[int, rules.state("tokens", "batch")]
+    table: Annotated[int, rules.weight("rows", "width")]
+    out: Annotated[
+        int,
+        rules.Chosen(
+            "summed",
+            {
+                True: rules.scratch("slots*batch", "width", dtype=rules.F32),
+                False: rules.scratch("batch", "width"),
+            },
+        ),
+    ]
+    batch: Annotated[int, rules.COUNT]
+    first: Annotated[int, rules.Number(0, "2147483647 - rows")]
+    rows: Annotated[int, rules.COUNT]
+    item: Annotated[int, rules.ItemOf("table")]
     summed: bool
     """Whether `out` is this rank's term of a sum: other ranks have the other rows."""
 
@@ -41,7 +51,7 @@ class Embed(StepInstruction):
     """Some columns of the tokens' rows; zeros for those that are on other ranks."""
 
     at: EmbedOperands
-    columns: Range
+    columns: Annotated[Range, rules.Within("width")]
     name: ClassVar[str] = "embed"
 
     @cached_property

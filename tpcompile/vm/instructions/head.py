@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
+from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import (
     NONE,
     Memory,
@@ -25,17 +26,17 @@ from tpcompile.vm.region import Region
 class HeadOperands:
     """The vocabulary rows of a rank, of which the first is that of token `first`."""
 
-    rank: int
-    layer: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
     normed: Normed
-    weight: int
-    bias: int
-    logits: int
-    best: int
+    weight: Annotated[int, rules.weight("vocabulary", "normed.width")]
+    bias: Annotated[int, rules.maybe(rules.weight("vocabulary"))]
+    logits: Annotated[int, rules.scratch("normed.batch", "vocabulary")]
+    best: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.F32)]
     """`[batch, slots]`: the highest logit of each instruction, and beside it whose it is."""
-    ids: int
-    first: int
-    item: int
+    ids: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.I32)]
+    first: Annotated[int, rules.Number(0, "2147483647 - vocabulary")]
+    item: Annotated[int, rules.ItemOf("weight")]
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class NormLmHead(StepInstruction):
     """Logits of some rows, and the best of them."""
 
     at: HeadOperands
-    rows: Range
-    slot: int
+    rows: Annotated[Range, rules.Within("vocabulary")]
+    slot: Annotated[int, rules.Number(0, "slots - 1")]
     name: ClassVar[str] = "norm_lm_head"
 
     @cached_property
@@ -81,24 +82,24 @@ class NormLmHead(StepInstruction):
 class ArgmaxOperands:
     """The best of all ranks, whose buffers follow each other, and the state of the sequences."""
 
-    rank: int
-    layer: int
-    best: int
-    ids: int
-    ranks: int
-    slots: int
-    batch: int
-    tokens: int
-    positions: int
-    lengths: int
-    finished: int
-    stops: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    best: Annotated[int, rules.scratch("batch", "slots", dtype=rules.F32, each_rank=True)]
+    ids: Annotated[int, rules.scratch("batch", "slots", dtype=rules.I32, each_rank=True)]
+    ranks: Annotated[int, rules.RANKS]
+    slots: Annotated[int, rules.COUNT]
+    batch: Annotated[int, rules.COUNT]
+    tokens: Annotated[int, rules.state("tokens", "batch")]
+    positions: Annotated[int, rules.state("positions", "batch")]
+    lengths: Annotated[int, rules.state("lengths", "batch")]
+    finished: Annotated[int, rules.state("finished", "batch")]
+    stops: Annotated[int, rules.given("stops", "most_stops")]
     """The tokens that end a sequence; what is no token stands for none."""
-    most_stops: int
-    clock: int
+    most_stops: Annotated[int, rules.COUNT]
+    clock: Annotated[int, rules.state("clock", "1")]
     """How many steps of this launch have been run."""
-    history: int
-    steps: int
+    history: Annotated[int, rules.state("history", "steps", "batch")]
+    steps: Annotated[int, rules.COUNT]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from tpcompile.vm.arithmetic import swiglu
+from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import (
     Memory,
     Probe,
@@ -23,14 +24,14 @@ from tpcompile.vm.region import Region
 class GateUpOperands:
     """The weight has `ffn` rows of gate, then as many of up."""
 
-    rank: int
-    layer: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
     normed: Normed
-    weight: int
-    bias: int
-    out: int
-    ffn: int
-    item: int
+    weight: Annotated[int, rules.weight("2*ffn", "normed.width")]
+    bias: Annotated[int, rules.maybe(rules.weight("2*ffn"))]
+    out: Annotated[int, rules.scratch("normed.batch", "ffn")]
+    ffn: Annotated[int, rules.COUNT]
+    item: Annotated[int, rules.ItemOf("weight")]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class NormGateUpSwiglu(StepInstruction):
     """Some rows of gate and the same of up: silu(gate) · up."""
 
     at: GateUpOperands
-    rows: Range
+    rows: Annotated[Range, rules.Within("ffn")]
     name: ClassVar[str] = "norm_gate_up_swiglu"
 
     @cached_property

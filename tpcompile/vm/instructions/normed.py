@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import torch
 
 from tpcompile.vm.arithmetic import dots, rms_norm
+from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import Memory, Probe, Range, columns_of, present, with_bias
 from tpcompile.vm.region import Region
 
@@ -16,11 +18,11 @@ from tpcompile.vm.region import Region
 class Normed:
     """RMS norm of `x[batch, width]`."""
 
-    x: int
-    weight: int
-    batch: int
-    width: int
-    eps: float
+    x: Annotated[int, rules.scratch("batch", "width")]
+    weight: Annotated[int, rules.weight("width")]
+    batch: Annotated[int, rules.COUNT]
+    width: Annotated[int, rules.COUNT]
+    eps: Annotated[float, rules.Fraction(0.0)]
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.vm.arithmetic import leaf_dots
+from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import (
     NONE,
     Memory,
@@ -47,26 +48,33 @@ class Site(IntEnum):
 class ProjectOperands:
     """`x[batch, width]` times a weight; the residual is missing where only terms are made."""
 
-    rank: int
-    layer: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
     site: Site
-    x: int
-    weight: int
+    x: Annotated[int, rules.scratch("batch", "width", dtype="T")]
+    weight: Annotated[int, rules.weight("all_rows", "width", dtype="T")]
     bias: int
     residual: int
     out: int
-    batch: int
-    width: int
-    leaves: int
-    item: int
+    batch: Annotated[int, rules.COUNT]
+    width: Annotated[int, rules.COUNT]
+    leaves: Annotated[int, rules.Number(1, "width")]
+    item: Annotated[int, rules.ItemOf("weight")]
 
 
 @dataclass(frozen=True)
 class LinearResidual(StepInstruction):
     """Some rows of a projection, added to the residual."""
 
-    at: ProjectOperands
-    rows: Range
+    at: Annotated[
+        ProjectOperands,
+        {
+            "bias": rules.maybe(rules.weight("all_rows", dtype="T")),
+            "residual": rules.scratch("batch", "all_rows", dtype="R"),
+            "out": rules.scratch("batch", "all_rows", dtype="R"),
+        },
+    ]
+    rows: Annotated[Range, rules.Within("all_rows")]
     name: ClassVar[str] = "linear_residual"
 
     @cached_property
@@ -100,11 +108,18 @@ class LinearResidual(StepInstruction):
 class LinearTerms(StepInstruction):
     """Some rows and some columns of a projection: one term of each sum, in a place of its own."""
 
-    at: ProjectOperands
-    rows: Range
-    columns: Range
-    slot: int
-    leaves: int
+    at: Annotated[
+        ProjectOperands,
+        {
+            "bias": rules.Missing(),
+            "residual": rules.Missing(),
+            "out": rules.scratch("slots*batch", "all_rows", dtype=rules.F32),
+        },
+    ]
+    rows: Annotated[Range, rules.Within("all_rows")]
+    columns: Annotated[Range, rules.Within("width", "leaves")]
+    slot: Annotated[int, rules.Number(0, "slots - 1")]
+    leaves: Annotated[int, rules.Number(1, "width")]
     """Those that lie in the columns."""
     name: ClassVar[str] = "linear_terms"
 
@@ -135,20 +150,29 @@ class LinearTerms(StepInstruction):
         memory[self.at.out][self._terms.slice, self.rows.slice] = found
 
 
+def _by_site(embedding: rules.Rule, half: rules.Rule) -> dict[Site, rules.Rule]:
+    return {site: embedding if site == Site.EMBEDDING else half for site in Site}
+
+
+_FIRST_TERMS = rules.scratch("held*batch", "width", dtype=rules.F32, each_rank=True)
+"""The embedding has one term on each rank, in the buffer that the MLP has more for."""
+_ALL_TERMS = rules.scratch("slots*batch", "width", dtype=rules.F32, each_rank=True)
+
+
 @dataclass(frozen=True)
 class SumOperands:
     """The terms of all ranks, whose buffers follow each other, and what they are added to."""
 
-    rank: int
-    layer: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
     site: Site
-    terms: int
-    ranks: int
-    slots: int
-    bias: int
-    residual: int
-    out: int
-    batch: int
+    terms: Annotated[int, rules.Chosen("site", _by_site(_FIRST_TERMS, _ALL_TERMS))]
+    ranks: Annotated[int, rules.RANKS]
+    slots: Annotated[int, rules.Chosen("site", _by_site(rules.Number(1, "1"), rules.COUNT))]
+    bias: Annotated[int, rules.maybe(rules.weight("width"))]
+    residual: Annotated[int, rules.maybe(rules.scratch("batch", "width", dtype="T"))]
+    out: Annotated[int, rules.scratch("batch", "width", dtype="T")]
+    batch: Annotated[int, rules.COUNT]
 
 
 @dataclass(frozen=True)
@@ -156,7 +180,7 @@ class AllReduce(StepInstruction):
     """Some columns of the sum over all ranks, in a fixed tree, and the residual once."""
 
     at: SumOperands
-    columns: Range
+    columns: Annotated[Range, rules.Within("width")]
     name: ClassVar[str] = "all_reduce"
 
     @cached_property

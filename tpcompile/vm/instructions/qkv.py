@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.vm.arithmetic import rms_norm
+from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import (
     NONE,
     Memory,
@@ -38,33 +39,37 @@ class Part(IntEnum):
     Q = 2
 
 
+_QUERIES = rules.scratch("normed.batch", "heads*width")
+_SIDE = rules.cache("heads", "normed.batch")
+
+
 @dataclass(frozen=True)
 class QkvOperands:
     """One of the three parts on one rank; its rows are those of the weight from `first_row` on."""
 
-    rank: int
-    layer: int
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.Number(0, "layers - 1")]
     part: Part
     normed: Normed
-    weight: int
-    bias: int
-    first_row: int
-    head_norm: int
-    head_eps: float
-    cos: int
-    sin: int
-    longest: int
+    weight: Annotated[int, rules.weight("all_heads*width", "normed.width")]
+    bias: Annotated[int, rules.maybe(rules.weight("all_heads*width"))]
+    first_row: Annotated[int, rules.Number(0, "all_heads*width - heads*width", multiple="width")]
+    head_norm: Annotated[int, rules.maybe(rules.weight("width"))]
+    head_eps: Annotated[float, rules.Fraction(0.0)]
+    cos: Annotated[int, rules.given("cos", "longest", "width", dtype="float")]
+    sin: Annotated[int, rules.given("sin", "longest", "width", dtype="float")]
+    longest: Annotated[int, rules.COUNT]
     interleaved: bool
-    positions: int
-    lengths: int
-    tables: int
-    most_blocks: int
-    block: int
-    width: int
+    positions: Annotated[int, rules.state("positions", "normed.batch")]
+    lengths: Annotated[int, rules.state("lengths", "normed.batch")]
+    tables: Annotated[int, rules.given("tables", "normed.batch", "most_blocks")]
+    most_blocks: Annotated[int, rules.COUNT]
+    block: Annotated[int, rules.Number(1, fits=rules.cache("kv_heads", "normed.batch"))]
+    width: Annotated[int, rules.COUNT]
     """Of a head."""
-    out: int
+    out: Annotated[int, rules.Chosen("part", {Part.Q: _QUERIES, Part.K: _SIDE, Part.V: _SIDE})]
     """The queries, or the cache."""
-    item: int
+    item: Annotated[int, rules.ItemOf("weight")]
 
     @cached_property
     def shared_reads(self) -> tuple[Region, ...]:
@@ -81,6 +86,12 @@ class QkvOperands:
             found += [Region(self.lengths, (batch,))]
             found += [Region(self.tables, (batch, (0, self.most_blocks)))]
         return tuple(found)
+
+    @cached_property
+    def finishing(self) -> tuple[float, ...]:
+        """What `finish` goes by; layer, part and `out` are in the region that is kept."""
+        places = self.positions, self.lengths, self.tables, self.block
+        return (self.head_norm, self.head_eps, self.cos, self.sin, self.interleaved, *places)
 
     def rows(self, first: int, last: int) -> Range:
         """Rows of the weight, from those of the part."""
@@ -141,7 +152,7 @@ class NormQkvRopeAppend(StepInstruction):
     """Some whole heads of queries, keys or values."""
 
     at: QkvOperands
-    heads: Range
+    heads: Annotated[Range, rules.Within("heads")]
     name: ClassVar[str] = "norm_qkv_rope_append"
 
     @cached_property
@@ -169,11 +180,11 @@ class NormQkvRows(StepInstruction):
     """A block of one head's rows; the last of the head's `blocks` finishes the head."""
 
     at: QkvOperands
-    raw: int
-    arrivals: int
-    head: int
-    rows: Range
-    blocks: int
+    raw: Annotated[int, rules.scratch("normed.batch", "all_heads*width")]
+    arrivals: Annotated[int, rules.state("arrivals", "all_heads")]
+    head: Annotated[int, rules.Number(0, "heads - 1")]
+    rows: Annotated[Range, rules.Within("width")]
+    blocks: Annotated[int, rules.Number(1, "width")]
     name: ClassVar[str] = "norm_qkv_rows"
 
     @cached_property
@@ -194,7 +205,8 @@ class NormQkvRows(StepInstruction):
             columns_of(self.raw, batch, self._raw_head),
             self.at.kept(heads),
         )
-        return tuple(Join(r, self.rows, self.at.width, self.blocks) for r in regions)
+        finish = self.at.finishing
+        return tuple(Join(r, self.rows, self.at.width, self.blocks, finish) for r in regions)
 
     @property
     def _weight_rows(self) -> Range:

@@ -9,6 +9,7 @@ from typing import Any
 from tpcompile.errors import UsageError
 from tpcompile.vm.instructions import StepInstruction
 from tpcompile.vm.instructions.base import field_types
+from tpcompile.vm.operands import NOT_IN_AGREEMENT, disagreements
 from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.region import Buffer
 from tpcompile.vm.text.line import Line, lines_of
@@ -33,8 +34,12 @@ _SHOWN = 60
 """So many signs of a line that is none of a program's."""
 
 
-def parse_program(text: str) -> Program:
-    """The program whose text this is. What it means is the verifier's to judge."""
+def parse_program(text: str, check: bool = True) -> Program:
+    """The program whose text this is.
+
+    Operands that do not agree with the buffers are refused, unless `check` is off: for a look at
+    a broken program. Order is the verifier's to judge.
+    """
     if not isinstance(text, str):
         raise UsageError(
             "A program is parsed from its text",
@@ -61,7 +66,7 @@ def parse_program(text: str) -> Program:
             where=f"line {text.count(chr(10)) + 1}",
             expected=", ".join(SECTIONS),
         )
-    return _Parser(head, sections).program()
+    return _Parser(head, sections).program(check)
 
 
 def _headed(line: Line) -> Line:
@@ -87,7 +92,7 @@ class _Parser:
         self._waits: list[tuple[Wait, ...]] = []
         self._signals: list[tuple[int, ...]] = []
 
-    def program(self) -> Program:
+    def program(self, check: bool) -> Program:
         name, values = self._header()
         self._ranks, self._counters = values["ranks"], values.pop("counters")
         buffers = tuple(map(self._buffer, self._numbered("buffers", "b")))
@@ -101,7 +106,17 @@ class _Parser:
             raise self._head.refusal(
                 "Counters are missing", f"{found.counters} in use", f"{self._counters}"
             )
+        if check:
+            self._check_operands(found, lines)
         return found
+
+    def _check_operands(self, program: Program, lines: Sequence[Line]) -> None:
+        for found in disagreements(program):
+            line, wrong = lines[found.number], found.wrong
+            if found.shared:
+                line = self._sections["operands"][line.reference(line.words[2], "a", "operands")]
+            got = f"{wrong.operand} is {wrong.got}"
+            raise line.refusal(NOT_IN_AGREEMENT, got, wrong.expected)
 
     def _header(self) -> tuple[str, dict[str, Any]]:
         line = self._head

@@ -1,0 +1,112 @@
+"""The machine tells whether an instruction touches what it says, and whether order matters.
+
+The instruction is run on the memory of a real step, once as it is and once with nonsense wherever
+it says that it does not read.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tests.backends.reference.stepping import tables_of, texts
+from tests.backends.reference.touching import joined, mask, spoilt_elsewhere
+from tests.vm.mutants.bases import Base
+from tpcompile.backends.reference import Machine, held_back, in_program_order, shuffled
+from tpcompile.vm.program import Program
+from tpcompile.vm.region import refusal
+
+
+class Truth:
+    """The machine with the memory of a step that has run, and what comes of mutants on it."""
+
+    def __init__(self, base: Base) -> None:
+        self.base = base
+        self._machine = self._placed(base.program)
+        before = {n: t.clone() for n, t in enumerate(self._machine.memory) if self._is_state(n)}
+        self._machine.run(1)
+        for number, tensor in before.items():
+            self._machine.memory[number].copy_(tensor)
+
+    def _is_state(self, number: int) -> bool:
+        return self.base.program.buffers[number].kind == "state"
+
+    def _placed(self, program: Program) -> Machine:
+        case = self.base.case
+        machine, lengths = case.machine(), torch.tensor(case.lengths)
+        rows = texts(case.model, case.lengths)
+        tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
+        machine.place(torch.stack(tokens), lengths, tables_of(case.lengths))
+        machine.program = program
+        return machine
+
+    def told_by(self, instruction: Any) -> bool:
+        """Whether it runs, and touches what its regions say and nothing else."""
+        regions = [*instruction.reads, *instruction.writes, *joined(instruction)]
+        buffers, machine = self.base.program.buffers, self._machine
+        for buffer, box in regions:
+            if not 0 <= buffer < len(buffers) or refusal(box, buffers[buffer].shape):
+                return False
+        held = machine.memory
+        try:
+            machine.memory = [tensor.clone() for tensor in held]
+            for number, buffer in enumerate(buffers):
+                if buffer.name == "arrivals":
+                    machine.memory[number].fill_(getattr(instruction, "blocks", 1) - 1)
+            before = [tensor.clone() for tensor in machine.memory]
+            elsewhere = spoilt_elsewhere(machine, instruction)
+            spoilt = [tensor.clone() for tensor in elsewhere]
+            masks = [
+                mask(machine, number, [*instruction.writes, *joined(instruction)])
+                for number in range(len(held))
+            ]
+            with torch.inference_mode():
+                instruction.run(machine.memory)
+                instruction.run(elsewhere)
+            return all(
+                _same_where(~written, found, old)
+                and _same_where(~written, other, ruined)
+                and _same_where(written & _differ(found, old), found, other)
+                for written, found, old, other, ruined in zip(
+                    masks, machine.memory, before, elsewhere, spoilt, strict=True
+                )
+            )
+        except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
+            return False
+        finally:
+            machine.memory = held
+
+    def comes_right(self, program: Program, number: int, seed: int) -> bool:
+        """Whether orders that the program allows come to what it means in its own order."""
+        right = self._result(program, in_program_order)
+        for order in (held_back(number, seed), shuffled(seed)):
+            if not all(map(_alike, self._result(program, order), right)):
+                return False
+        return True
+
+    def _result(self, program: Program, order: Any) -> list[torch.Tensor]:
+        machine = self._placed(program)
+        machine.run(1, order)
+        kinds = ("state", "cache")
+        kept = [n for n, buffer in enumerate(program.buffers) if buffer.kind in kinds]
+        return [machine.logits, *(machine.memory[number] for number in kept)]
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit by bit; NaN is equal to NaN."""
+    return torch.equal(one.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return one.nan_to_num(nan=-9e9) != other.nan_to_num(nan=-9e9)
+
+
+def _same_where(where: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
+    return not bool((_differ(one, other) & where).any())
+
+
+@lru_cache(maxsize=4)
+def truth_of(base: Base) -> Truth:
+    return Truth(base)

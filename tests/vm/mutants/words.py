@@ -1,0 +1,271 @@
+"""One word of an encoded program is wrong: an operand, a range, the number of a buffer.
+
+The verifier judges what is decoded, and the machine tells the truth: the instruction is run on
+the memory of a real step, with nonsense wherever it says that it does not read. Not every mutant
+is wrong; another scale is another program, which may run as well as the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import torch
+
+from tests.vm.mutants.bases import Base
+from tests.vm.mutants.judge import Judge
+from tests.vm.mutants.table import Count, all_bases
+from tests.vm.mutants.truth import truth_of
+from tpcompile.errors import CompileError, UsageError
+from tpcompile.vm.encoding import EncodedProgram, decode_program, encode_program
+from tpcompile.vm.instructions import NONE, Range, StepInstruction
+from tpcompile.vm.instructions.base import field_types
+from tpcompile.vm.instructions.project import Site
+from tpcompile.vm.program import Program
+from tpcompile.vm.text import format_program, parse_program
+from tpcompile.vm.verify import check_program
+
+FEW, MANY = (0, 4, 12, 13), (*range(8), *range(11, 19))
+"""Of the bases: a few small ones with all kinds of instructions, and more."""
+
+_SIZES = ("batch", "width", "rows", "ffn", "item", "longest", "most_blocks", "block", "spans")
+FIXED = frozenset((*_SIZES, "rank", "ranks", "slots", "most_stops", "steps", "first_row"))
+"""Shared numbers that a buffer, or the program, determines: any other value disagrees with it."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of an instruction, by the path of its operand."""
+
+    path: str
+    kind: Any
+    own: bool
+    """Whether the instruction has it for itself."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+@lru_cache
+def words_of_kind(kind: Any) -> tuple[Word, ...]:
+    """All words of an instruction in their order, the opcode left out."""
+    return tuple(_words(kind, "", True))
+
+
+def _words(kind: Any, prefix: str, own: bool) -> Iterator[Word]:
+    for name, inner in field_types(kind):
+        if is_dataclass(inner):
+            yield from _words(inner, "" if name == "at" else f"{prefix}{name}.", False)
+        elif inner is Range:
+            yield Word(f"{prefix}{name}.start", inner, own)
+            yield Word(f"{prefix}{name}.stop", inner, own)
+        else:
+            yield Word(prefix + name, inner, own)
+
+
+@dataclass(frozen=True, eq=False)
+class WordMutant:
+    """An encoded program of which one word is wrong, or two are swapped."""
+
+    base: Base
+    number: int
+    changed: tuple[Word, ...]
+    row: list[int]
+    what: str
+
+    @property
+    def encoded(self) -> EncodedProgram:
+        right = _encoded(self.base)
+        words = right.words.clone()
+        words[self.number] = torch.tensor(self.row, dtype=torch.int32)
+        return replace(right, words=words)
+
+    def __str__(self) -> str:
+        return f"instruction {self.number}, {self.what} ({self.base})"
+
+
+@lru_cache(maxsize=64)
+def _encoded(base: Base) -> EncodedProgram:
+    return encode_program(base.program)
+
+
+def word_mutants(
+    kind: type[StepInstruction], count: int, seed: int = 0, bases: Sequence[int] = FEW
+) -> Iterator[WordMutant]:
+    """So many, all different, of instructions of this kind; each word of them in its turn."""
+    dice = Random(f"{kind.name} {seed}")
+    places = [
+        (base, [n for n, one in enumerate(base.steps) if type(one) is kind])
+        for base in (all_bases()[place] for place in bases)
+    ]
+    places = [(base, numbers) for base, numbers in places if numbers]
+    words = words_of_kind(kind)
+    seen: set[object] = set()
+    for attempt in range(40 * count):
+        if len(seen) == count:
+            return
+        base, numbers = places[(attempt // len(words)) % len(places)]
+        number, place = dice.choice(numbers), attempt % len(words)
+        row = [int(word) for word in _encoded(base).words[number]]
+        changed = _change(dice, words, row, place)
+        key = base, number, tuple(row)
+        if changed and key not in seen and row != _encoded(base).words[number].tolist():
+            seen.add(key)
+            label = base.steps[number].label
+            said = ", ".join(f"{words[n].path} is {row[1 + n]}" for n in changed)
+            yield WordMutant(
+                base, number, tuple(words[n] for n in changed), row, f"{label}: {said}"
+            )
+
+
+def _change(dice: Random, words: Sequence[Word], row: list[int], place: int) -> list[int]:
+    """Change a word of the row in place; the words that were changed."""
+    old, alike = row[1 + place], [n for n, w in enumerate(words) if w.kind is words[place].kind]
+    other = dice.choice(alike)
+    how = dice.choice(["up", "down", "half", "double", "zero", "other", "swap", "none"])
+    if how == "swap":
+        row[1 + place], row[1 + other] = row[1 + other], old
+        return [place, other]
+    new = {
+        "up": old + 1,
+        "down": old - 1,
+        "half": old // 2,
+        "double": 2 * old,
+        "zero": 0,
+        "other": row[1 + other],
+        "none": NONE,
+    }[how]
+    row[1 + place] = max(-(2**31), min(2**31 - 1, new))
+    return [place]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of a mutant."""
+
+    refused: bool
+    unsafe: bool
+    """Whether it races, or touches what it does not say, or disagrees with its buffers."""
+
+
+def judge_word(mutant: WordMutant, seed: int, orders: bool = True) -> Verdict:
+    """Ask both entries, the verifier, and then the adversary and the machine, which also runs
+    other orders if wanted."""
+    base = mutant.base
+    try:
+        program = decode_program(mutant.encoded, base.program, check=False)
+    except UsageError:
+        return Verdict(refused=True, unsafe=True)  # no such value
+    refused = _refused_at_entry(mutant, program)
+    faults = check_program(program)
+    assert not refused or faults, f"an entry refuses what the verifier accepts: {mutant}"
+    refused = bool(faults)
+    if refused and _disagrees(mutant, program):
+        return Verdict(refused, unsafe=True)
+    return Verdict(refused, unsafe=not _safe(mutant, program, seed, orders))
+
+
+def _safe(mutant: WordMutant, program: Program, seed: int, orders: bool) -> bool:
+    try:
+        truth = truth_of(mutant.base)
+        told = truth.told_by(program.instructions[mutant.number])
+        if not told or Judge().broken(program):
+            return False
+    except ZeroDivisionError:
+        return False  # its regions cannot be computed
+    return not orders or truth.comes_right(program, mutant.number, seed)
+
+
+def _refused_at_entry(mutant: WordMutant, program: Program) -> bool:
+    """Whether words and text are refused, which they must be together."""
+    try:
+        decode_program(mutant.encoded, mutant.base.program)
+        words = False
+    except CompileError:
+        words = True
+    try:
+        parse_program(format_program(program))
+        text = False
+    except CompileError:
+        text = True
+    assert words is text, f"words {words}, text {text}: {mutant}"
+    return words
+
+
+def _disagrees(mutant: WordMutant, program: Program) -> bool:
+    """Whether a changed word is determined by a buffer, or names one of another look."""
+    right = mutant.base.steps[mutant.number]
+    wrong = program.instructions[mutant.number]
+    buffers = program.buffers
+    for word in mutant.changed:
+        old, new = _value(right, word), _value(wrong, word)
+        if old == new or word.kind is Range:
+            continue
+        if word.kind is float:
+            if not math.isfinite(new) or (word.name.endswith("eps") and new < 0):
+                return True
+        elif word.kind is int and word.name not in _NUMBERS:
+            if _look(buffers, old) != _look(buffers, new):
+                return True
+        elif (word.name in FIXED and not word.own) or _out_of_range(wrong, word, new, buffers):
+            return True
+    return False
+
+
+def _out_of_range(wrong: Any, word: Word, new: int, buffers: Any) -> bool:
+    """Whether no instruction of these buffers can have this number."""
+    if word.name == "layer" and hasattr(wrong.at, "tables"):
+        cache = next(buffer for buffer in buffers if buffer.kind == "cache")
+        return not 0 <= new < cache.shape[0]
+    if word.name == "site":  # the embedding has one term on each rank
+        return new == Site.EMBEDDING and getattr(wrong.at, "slots", 1) > 1
+    if (word.name, new) == ("leaves", 0):
+        return True
+    least = {"layer": NONE, "window": NONE, "planned": 1}
+    return new < least.get(word.name, 0) or (word.name, new) == ("window", 0)
+
+
+_PLACES = ("sequence", "kv_head", "span", "slot", "head", "blocks")
+_NUMBERS = FIXED | {*_PLACES, "layer", "first", "window", "planned", "leaves"}
+"""All other whole numbers are buffers."""
+
+
+def _look(buffers: Any, number: int) -> object:
+    """What tells one buffer from another: a name where executors go by it."""
+    if not 0 <= number < len(buffers):
+        return number
+    one = buffers[number]
+    role = one.name if one.kind in ("state", "input", "cache") else ""
+    return one.kind, one.shape, one.dtype, one.rank, one.storage, role
+
+
+def _value(instruction: Any, word: Word) -> Any:
+    found = instruction if word.own else instruction.at
+    for name in word.path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def judged_words(
+    kind: type[StepInstruction],
+    count: int,
+    seed: int = 0,
+    bases: Sequence[int] = FEW,
+    orders_each: int = 1,
+) -> tuple[Count, list[WordMutant]]:
+    """What is said of so many, and those of which the verifier and the machine differ.
+
+    One in `orders_each` is run in other orders too.
+    """
+    found, strange = Count(), []
+    for place, mutant in enumerate(word_mutants(kind, count, seed, bases)):
+        verdict = judge_word(mutant, place, orders=place % orders_each == 0)
+        found.add(Count(1, verdict.unsafe, verdict.refused, verdict.refused and not verdict.unsafe))
+        if verdict.unsafe is not verdict.refused:
+            strange.append(mutant)
+    return found, strange

@@ -1,0 +1,322 @@
+"""Operands agree with the buffers that they name: in the verifier, in words, in text, on load."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.reference.stepping import Case
+from tests.vm.mutations import changed
+from tpcompile.backends.reference import Machine
+from tpcompile.errors import UsageError, VerifyError
+from tpcompile.vm.encoding import decode_program, encode_program
+from tpcompile.vm.instructions import INSTRUCTIONS, NONE, Range, StepInstruction
+from tpcompile.vm.instructions.base import field_rules, field_types
+from tpcompile.vm.operands import disagreements, verify_operands
+from tpcompile.vm.program import Program
+from tpcompile.vm.region import Buffer
+from tpcompile.vm.text import format_program, parse_program
+from tpcompile.vm.verify import MOST_LISTED, check_program, verify_program
+
+ONE = Case("tiny-qwen3", lengths=(9, 10))
+TWO = Case("tiny-qwen2", 2, lengths=(9, 10), lowering="rows", workers=6, column_splits=2)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An operand of the first instruction of a kind, and what somebody makes of it."""
+
+    case: Case
+    kind: str
+    path: str
+    change: Callable[[Any], Any]
+    said: str
+
+
+def _half(value: int) -> int:
+    return value // 2
+
+
+MISTAKES = {
+    "linear_residual.width / 2": Mistake(ONE, "linear_residual", "at.width", _half, r"width=48"),
+    "gate_up normed.width / 2": Mistake(
+        ONE, "norm_gate_up_swiglu", "at.normed.width", _half, r"normed.x is .*width=32"
+    ),
+    "attention_reduce.spans 2 to 1": Mistake(
+        ONE, "attention_reduce", "at.spans", _half, r"values is .*spans=1"
+    ),
+    "norm_qkv_rows.first_row - 1": Mistake(
+        TWO, "norm_qkv_rows", "at.first_row", lambda row: row - 1, "first_row is -1"
+    ),
+    "norm_qkv_rows.first_row + 1": Mistake(
+        TWO, "norm_qkv_rows", "at.first_row", lambda row: row + 1, r"multiple of width="
+    ),
+    "linear_residual.batch": Mistake(ONE, "linear_residual", "at.batch", _half, "batch=1"),
+    "argmax.batch": Mistake(ONE, "argmax", "at.batch", _half, "batch=1"),
+    "argmax.slots": Mistake(ONE, "argmax", "at.slots", lambda n: n - 1, "best is .*slots="),
+    "all_reduce.slots": Mistake(TWO, "all_reduce", "at.slots", lambda n: n + 1, "slots is 2"),
+    "longest": Mistake(ONE, "norm_qkv_rope_append", "at.longest", _half, "cos is .*longest=32"),
+    "qkv most_blocks": Mistake(
+        ONE, "norm_qkv_rope_append", "at.most_blocks", _half, r"tables is .*most_blocks=8"
+    ),
+    "attention most_blocks": Mistake(
+        ONE, "partial_attention", "at.most_blocks", _half, r"tables is .*most_blocks=8"
+    ),
+    "qkv block": Mistake(ONE, "norm_qkv_rope_append", "at.block", _half, "stored as"),
+    "attention block": Mistake(ONE, "partial_attention", "at.block", _half, "stored as"),
+    "head width of qkv": Mistake(ONE, "norm_qkv_rope_append", "at.width", _half, "width=8"),
+    "head width of attention": Mistake(ONE, "partial_attention", "at.width", _half, "width=8"),
+    "item": Mistake(ONE, "norm_lm_head", "at.item", _half, "item is 2; expected 4, the bytes"),
+    "window of nothing": Mistake(ONE, "partial_attention", "at.window", lambda _: 0, "window is 0"),
+    "eps below zero": Mistake(
+        ONE, "norm_lm_head", "at.normed.eps", lambda _: -1.0, "eps is -1.0; expected a finite"
+    ),
+    "scale is no number": Mistake(
+        ONE, "partial_attention", "at.scale", lambda _: float("nan"), "scale is nan"
+    ),
+    "width 0": Mistake(TWO, "norm_qkv_rows", "at.width", lambda _: 0, "width is 0; expected 1"),
+    "blocks 0": Mistake(TWO, "norm_qkv_rows", "blocks", lambda _: 0, "blocks is 0; expected 1"),
+    "ranks 3 of 2": Mistake(TWO, "all_reduce", "at.ranks", lambda _: 3, "ranks is 3; expected 2"),
+    "x of another rank": Mistake(
+        TWO, "norm_gate_up_swiglu", "at.normed.x", lambda x: x + 1, "expected one of rank 0"
+    ),
+    "terms without a rank": Mistake(
+        TWO, "all_reduce", "at.terms", lambda terms: terms + 1, "terms is buffer"
+    ),
+    "a bias that is not used": Mistake(TWO, "linear_terms", "at.bias", lambda _: 0, "bias is 0"),
+    "a missing weight": Mistake(ONE, "norm_lm_head", "at.weight", lambda _: NONE, "buffer -1"),
+    "leaves without columns": Mistake(
+        TWO, "linear_terms", "columns", lambda _: Range(0, 1), "a range of 2 or more"
+    ),
+    "a sequence too many": Mistake(ONE, "partial_attention", "sequence", lambda _: 2, "0 to 1"),
+    "an empty range": Mistake(ONE, "embed", "columns", lambda _: Range(4, 4), "from 0 to 64"),
+}
+SWAPS = {
+    f"{one} and {other} of {kind}": (kind, one, other)
+    for kind, one, other in (
+        ("norm_qkv_rope_append", "lengths", "positions"),
+        ("norm_qkv_rope_append", "lengths", "tables"),
+        ("norm_qkv_rope_append", "positions", "tables"),
+        ("norm_qkv_rope_append", "cos", "sin"),
+        ("partial_attention", "lengths", "tables"),
+        ("argmax", "lengths", "positions"),
+        ("argmax", "tokens", "finished"),
+    )
+}
+
+
+def _changed(value: Any, path: str, change: Callable[[Any], Any]) -> Any:
+    name, _, rest = path.partition(".")
+    old = getattr(value, name)
+    return replace(value, **{name: _changed(old, rest, change) if rest else change(old)})
+
+
+def _with(program: Program, kind: str, change: Callable[[Any], Any]) -> Program:
+    number = next(n for n, one in enumerate(program.instructions) if _name(one) == kind)
+    one = change(program.instructions[number])
+    return replace(program, instructions=changed(program.instructions, number, one))
+
+
+def _name(instruction: Any) -> str:
+    found: str = instruction.name
+    return found
+
+
+def mistaken(name: str) -> Program:
+    made = MISTAKES[name]
+    return _with(made.case.program, made.kind, lambda one: _changed(one, made.path, made.change))
+
+
+def swapped(name: str) -> Program:
+    kind, first, second = SWAPS[name]
+
+    def swap(one: Any) -> Any:
+        new = {first: getattr(one.at, second), second: getattr(one.at, first)}
+        return replace(one, at=replace(one.at, **new))
+
+    return _with(ONE.program, kind, swap)
+
+
+def _refused_everywhere(program: Program, said: str) -> None:
+    """By the verifier, as words, as text, and on the machine; regions are not computed before."""
+    faults = check_program(program)
+    assert any(re.search(said, fault.said) for fault in faults), faults
+    with pytest.raises(VerifyError):
+        verify_program(program)
+    with pytest.raises(VerifyError):
+        verify_operands(program)
+    with pytest.raises(UsageError, match=r"does not agree.*\(instruction \d+\)"):
+        decode_program(encode_program(program), program)
+    text = format_program(program)
+    with pytest.raises(UsageError) as caught:
+        parse_program(text)
+    number = re.fullmatch(r"line (\d+)", caught.value.where)
+    assert number and re.match(r"  [ai]\d+ ", text.split("\n")[int(number[1]) - 1])
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_an_operand_that_disagrees_is_refused_by_name(name: str) -> None:
+    _refused_everywhere(mistaken(name), MISTAKES[name].said)
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_buffers_of_one_shape_are_told_apart_by_their_roles(name: str) -> None:
+    _, first, second = SWAPS[name]
+    _refused_everywhere(swapped(name), f"({first}|{second}) is buffer")
+
+
+@pytest.mark.parametrize("case", [ONE, TWO], ids=["one rank", "two ranks"])
+def test_programs_that_lowering_makes_agree(case: Case) -> None:
+    assert list(disagreements(case.program)) == []
+
+
+def test_the_machine_refuses_a_program_that_nobody_verified() -> None:
+    """Before it asks for weights."""
+    never = pytest.fail
+    with pytest.raises(VerifyError, match="most_blocks"):
+        Machine(mistaken("attention most_blocks"), lambda rank, name: never(name), never)
+
+
+@pytest.mark.parametrize("kind", ["sum", "argmax"])
+def test_a_million_ranks_are_refused_at_once(kind: str) -> None:
+    """Before anything is enumerated for them."""
+    text = format_program(TWO.program)
+    line = next(line for line in text.split("\n") if re.match(rf"  a\d+ {kind} ", line))
+    many = text.replace(line, line.replace("ranks=2", "ranks=1000000"))
+    started = time.process_time()
+    with pytest.raises(UsageError, match=r"ranks is 1000000. Expected 2"):
+        parse_program(many)
+    faults = check_program(parse_program(many, check=False))
+    assert time.process_time() - started < 5
+    assert [fault.rule for fault in faults] == ["operands"]
+
+
+def test_the_list_of_faults_ends() -> None:
+    """And says how many more there are."""
+    program = Case("tiny-qwen2", 2, lengths=(9,), lowering="rows", workers=6).program
+    own = [
+        replace(one, at=replace(one.at, item=1))  # each has its own operands
+        for one in program.instructions
+        if isinstance(one, StepInstruction) and hasattr(one.at, "item")
+    ]
+    others = [one for one in program.instructions if not hasattr(one.at, "item")]  # type: ignore[attr-defined]
+    count = len(program.instructions)
+    alone = replace(
+        program,
+        instructions=(*own, *others),
+        ranks=1,
+        queues=(tuple(range(count)),),
+        waits=((),) * count,
+        signals=((),) * count,
+    )
+    by_rank = [one.rank for one in alone.instructions]
+    alone = replace(
+        alone,
+        ranks=2,
+        queues=tuple(tuple(n for n in range(count) if by_rank[n] == rank) for rank in (0, 1)),
+    )
+    faults = check_program(alone)
+    assert len(faults) == MOST_LISTED + 1
+    assert faults[-1].rule == "more"
+    assert sum(fault.count for fault in faults) == len(own)
+    with pytest.raises(VerifyError, match=rf"{len(own)} faults in all"):
+        verify_program(alone)
+
+
+def test_two_buffers_of_one_role() -> None:
+    program = ONE.program
+    lengths = next(b for b in program.buffers if b.name == "lengths")
+    faults = check_program(replace(program, buffers=(*program.buffers, lengths)))
+    assert "the only lengths@0" in faults[0].said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": torch.int64},
+        {"kind": "input"},
+        {"shape": (2, 1)},
+        {"name": "length"},
+        {"shape": (3,)},
+    ],
+    ids=str,
+)
+def test_a_buffer_of_another_look(change: dict[str, Any]) -> None:
+    program = ONE.program
+    buffers = [replace(b, **change) if b.name == "lengths" else b for b in program.buffers]
+    faults = check_program(replace(program, buffers=tuple(buffers)))
+    assert any(fault.said.find("lengths is buffer") > 0 for fault in faults), faults
+
+
+def test_blocks_of_a_head_are_finished_alike() -> None:
+    """Whichever is last finishes the head, so another eps in one of them is a race."""
+    program = _with(
+        TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.head_eps", lambda _: 0.5)
+    )
+    faults = check_program(program)
+    assert any(f.rule == "heads" and "by different operands" in f.said for f in faults), faults
+    program = _with(
+        TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.normed.eps", lambda _: 0.5)
+    )
+    assert check_program(program) == [], "each block norms for itself"
+
+
+@lru_cache
+def _words() -> tuple[Program, torch.Tensor]:
+    return ONE.program, encode_program(ONE.program).words
+
+
+@pytest.mark.parametrize(("kind", "word"), [("norm_qkv_rope_append", 3), ("linear_residual", 3)])
+def test_a_word_that_is_no_value_of_its_operand(kind: str, word: int) -> None:
+    program, words = _words()
+    number = next(n for n, one in enumerate(program.instructions) if _name(one) == kind)
+    wrong = words.clone()
+    wrong[number, word] = 9
+    with pytest.raises(UsageError, match=rf"not the operands of {kind}.*9 is not a valid"):
+        decode_program(replace(encode_program(program), words=wrong), program)
+
+
+def test_a_bool_is_one_of_two_words() -> None:
+    program, words = _words()
+    wrong = words.clone()
+    wrong[0, 10] = 2
+    with pytest.raises(UsageError, match="2 is not a valid bool"):
+        decode_program(replace(encode_program(program), words=wrong), program)
+
+
+def test_decoded_operands_that_are_equal_are_one_object() -> None:
+    decoded = decode_program(encode_program(ONE.program), ONE.program)
+    shared = [one.at for one in decoded.instructions if isinstance(one, StepInstruction)]
+    assert len({id(at) for at in shared}) == len(set(shared)) < len(shared)
+
+
+@pytest.mark.parametrize("kind", INSTRUCTIONS, ids=lambda kind: kind.name)
+def test_every_number_has_a_rule(kind: type[StepInstruction]) -> None:
+    """An operand without one could disagree with everything."""
+    types: dict[str, Any] = dict(field_types(kind))
+    instead = field_rules(kind).get("at", {})
+    assert _without(types.pop("at"), set(instead)) == []
+    assert [name for name in types if name not in field_rules(kind)] == []
+
+
+def _without(kind: Any, known: set[str]) -> list[str]:
+    known = known | set(field_rules(kind))
+    found = []
+    for field in fields(kind):
+        inner = dict(field_types(kind))[field.name]
+        if is_dataclass(inner):
+            found += _without(inner, set())
+        elif inner in (int, float, Range) and field.name not in known:
+            found.append(field.name)
+    return found
+
+
+def test_abstract_programs_have_no_operands() -> None:
+    assert list(disagreements(Program((Buffer("b", (1,)),), (), ((),), (), ()))) == []

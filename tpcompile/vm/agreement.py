@@ -1,0 +1,229 @@
+"""Whether the operands that some instructions share agree with the program's buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from tpcompile.ir.types import dtype_name
+from tpcompile.vm.instructions.base import NONE, field_rules, field_types
+from tpcompile.vm.instructions.rules import (
+    Chosen,
+    Fraction,
+    Held,
+    ItemOf,
+    Missing,
+    Number,
+    Rule,
+)
+from tpcompile.vm.names import Names
+from tpcompile.vm.region import Buffer
+
+
+class Wrong(NamedTuple):
+    """An operand, and what is wrong with it."""
+
+    operand: str
+    got: str
+    expected: str
+    rule: str = "operands"
+    """`bounds` if there is no such buffer, `rank` if the buffer is on another rank."""
+
+    @property
+    def said(self) -> str:
+        return f"{self.operand} is {self.got}; expected {self.expected}"
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """The buffers of a program, by number and by role."""
+
+    all: Sequence[Buffer]
+    ranks: int
+    roles: dict[tuple[str, int], list[int]]
+    """By name and rank."""
+
+    @classmethod
+    def of(cls, buffers: Sequence[Buffer], ranks: int) -> Buffers:
+        roles: dict[tuple[str, int], list[int]] = {}
+        for number, buffer in enumerate(buffers):
+            roles.setdefault((buffer.name, buffer.rank), []).append(number)
+        return cls(buffers, ranks, roles)
+
+
+class _Named(NamedTuple):
+    """A rule with the path of its operand."""
+
+    path: str
+    prefix: str
+    """Of the dataclass that the operand is in: its names come before those outside of it."""
+    rule: Any
+
+
+class Agreement:
+    """The operands `at` of one kind of instruction: their values by name, and what is wrong.
+
+    The least values of numbers come first, so that shapes are made of positive numbers only; then
+    buffers, which give values to the free names; then limits, which use those. Each rests on the
+    one before.
+    """
+
+    def __init__(self, buffers: Buffers, kind: Any, at: Any) -> None:
+        self._buffers = buffers
+        self.names = Names(at, buffers.ranks)
+        self._dtypes: dict[str, torch.dtype] = {}
+        self.wrong: list[Wrong] = []
+        chosen = map(self._chosen, _rules_of(kind))
+        rules = [named for named in chosen if not self._absent(named)]
+        for check in (self._check_least, self._check_held, self._check_limits):
+            for named in rules:
+                check(*named)
+            if self.broken:
+                return
+
+    @property
+    def broken(self) -> bool:
+        """Whether regions may be untrue. In a buffer of another rank they are true."""
+        return any(one.rule != "rank" for one in self.wrong)
+
+    def check_own(self, path: str, number: int, rule: Held) -> None:
+        """Check a buffer that an instruction has for itself."""
+        self._check_buffer(path, "", number, rule, self.names["rank"])
+
+    def _refuse(self, path: str, got: object, expected: str, rule: str = "operands") -> None:
+        self.wrong.append(Wrong(path, str(got), expected, rule))
+
+    def _chosen(self, named: _Named) -> _Named:
+        path, prefix, rule = named
+        if not isinstance(rule, Chosen):
+            return named
+        return _Named(path, prefix, rule.rules[self.names[rule.operand]])
+
+    def _absent(self, named: _Named) -> bool:
+        """Whether an optional operand is missing."""
+        return self.names[named.path] == NONE and getattr(named.rule, "optional", False)
+
+    def _check_least(self, path: str, prefix: str, rule: Rule) -> None:
+        value = self.names[path]
+        if isinstance(rule, Number) and value < rule.least:
+            self._refuse(path, value, f"{rule.least} or more")
+        elif isinstance(rule, Missing) and value != NONE:
+            self._refuse(path, value, "none, for the instruction does not use it")
+        elif isinstance(rule, Fraction) and not (math.isfinite(value) and value >= rule.least):
+            least = "" if rule.least == -math.inf else f", {rule.least:g} or more"
+            self._refuse(path, value, f"a finite number{least}")
+
+    def _check_limits(self, path: str, prefix: str, rule: Rule) -> None:
+        value = self.names[path]
+        if isinstance(rule, ItemOf):
+            dtype = self._buffers.all[self.names[prefix + rule.operand]].dtype
+            if value != dtype.itemsize:
+                said = f"{dtype.itemsize}, the bytes of {dtype_name(dtype)} in {rule.operand}"
+                self._refuse(path, value, said)
+        if not isinstance(rule, Number):
+            return
+        if rule.exactly and value != self.names.number(rule.exactly, prefix):
+            self._refuse(path, value, f"{self.names.number(rule.exactly, prefix)}")
+        if rule.most and value > self.names.number(rule.most, prefix):
+            self._refuse(path, value, f"at most {self.names.number(rule.most, prefix)}")
+        if rule.multiple and value % self.names.number(rule.multiple, prefix):
+            step = self.names.number(rule.multiple, prefix)
+            self._refuse(path, value, f"a multiple of {rule.multiple}={step}")
+
+    def _check_held(self, path: str, prefix: str, rule: Rule) -> None:
+        if isinstance(rule, Number) and rule.fits is not None:
+            rank = self.names["rank"]
+            held = self._buffers.roles.get((rule.fits.role, rank), [])
+            if len(held) != 1:
+                role = rule.fits.role
+                self._refuse(path, f"for {len(held)} buffers {role}@{rank}", "one of them")
+            else:
+                self._check_buffer(path, prefix, held[0], rule.fits, rank)
+        if not isinstance(rule, Held):
+            return
+        first, good = self.names[path], len(self.wrong)
+        ranks = range(self._buffers.ranks) if rule.each_rank else (self.names["rank"],)
+        for place, rank in enumerate(ranks):
+            self._check_buffer(path, prefix, first + place, rule, rank)
+            if len(self.wrong) > good:
+                return
+
+    def _check_buffer(self, path: str, prefix: str, number: int, rule: Held, rank: int) -> None:
+        if not 0 <= number < len(self._buffers.all):
+            self._refuse(path, f"buffer {number}", self._wanted(rule, prefix), "bounds")
+            return
+        buffer = self._buffers.all[number]
+        if not self._fits(buffer, rule, prefix):
+            self._refuse(path, _described(number, buffer), self._wanted(rule, prefix))
+        elif rule.role and len(self._buffers.roles[buffer.name, buffer.rank]) > 1:
+            self._refuse(path, _described(number, buffer), f"the only {rule.role}@{buffer.rank}")
+        elif buffer.rank != rank:
+            self._refuse(path, _described(number, buffer), f"one of rank {rank}", "rank")
+
+    def _fits(self, buffer: Buffer, rule: Held, prefix: str) -> bool:
+        """Whether kind, role, dtype and shape agree; free names get their values if all do."""
+        if buffer.kind != rule.kind or rule.role not in ("", buffer.name):
+            return False
+        if not self._has_dtype(buffer.dtype, rule.dtype):
+            return False
+        bound: dict[str, int] = {}
+        shapes = [(buffer.shape, rule.shape)]
+        if rule.storage is not None:
+            shapes.append((buffer.storage or (), rule.storage))
+        for extents, wanted in shapes:
+            if len(extents) != len(wanted):
+                return False
+            for extent, expression in zip(extents, wanted, strict=True):
+                if not self.names.bind(extent, expression, prefix, bound):
+                    return False
+        self.names.update(bound)
+        if isinstance(rule.dtype, str) and rule.dtype != "float":
+            self._dtypes.setdefault(rule.dtype, buffer.dtype)
+        return True
+
+    def _has_dtype(self, dtype: torch.dtype, wanted: torch.dtype | str) -> bool:
+        if not isinstance(wanted, str):
+            return dtype == wanted
+        return dtype.is_floating_point and self._dtypes.get(wanted, dtype) == dtype
+
+    def _wanted(self, rule: Held, prefix: str) -> str:
+        """A buffer's rule, with the values of the names that have one."""
+
+        def shown(shape: Sequence[str]) -> str:
+            return "[" + ", ".join(self.names.shown(one, prefix) for one in shape) + "]"
+
+        dtype = rule.dtype if isinstance(rule.dtype, str) else dtype_name(rule.dtype)
+        dtype = dtype_name(self._dtypes[dtype]) if dtype in self._dtypes else dtype
+        dtype = "float" if len(dtype) == 1 else dtype
+        stored = "" if rule.storage is None else f", stored as {shown(rule.storage)}"
+        named = rule.role or "buffer"
+        return f"a {rule.kind} {named} {dtype}{shown(rule.shape)}{stored}"
+
+
+def _described(number: int, buffer: Buffer) -> str:
+    stored = "" if buffer.storage is None else f", stored as {list(buffer.storage)}"
+    return (
+        f"buffer {number}, the {buffer.kind} {buffer.name}@{buffer.rank} "
+        f"{dtype_name(buffer.dtype)}{list(buffer.shape)}{stored}"
+    )
+
+
+@cache
+def _rules_of(kind: Any) -> tuple[_Named, ...]:
+    """The rules of what instructions of this kind share."""
+    shared: Any = dict(field_types(kind))["at"]
+    return tuple(_nested(shared, "", field_rules(kind).get("at", {})))
+
+
+def _nested(kind: Any, prefix: str, instead: Any) -> Iterator[_Named]:
+    rules = {**field_rules(kind), **instead}
+    for name, inner in field_types(kind):
+        if is_dataclass(inner):
+            yield from _nested(inner, f"{prefix}{name}.", {})
+        elif name in rules:
+            yield _Named(prefix + name, prefix, rules[name])

@@ -1,0 +1,118 @@
+"""Whether instructions agree with the buffers that they work on.
+
+What an instruction reads and writes follows from its operands, and all that is proved rests on
+it. So operands must agree with the shapes, dtypes and roles of buffers: then an instruction
+touches no more and no less than its regions say. The rules stand beside each operand; the
+verifier, the decoder of words, the parser of text and the reference machine ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tpcompile.errors import CompileError, VerifyError
+from tpcompile.vm.agreement import Agreement, Buffers, Wrong
+from tpcompile.vm.instructions import StepInstruction
+from tpcompile.vm.instructions.base import field_rules
+from tpcompile.vm.instructions.rules import Held, Number, Within
+from tpcompile.vm.program import Program
+
+NOT_IN_AGREEMENT = "An operand does not agree with the program's buffers"
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """An instruction that does not agree with its buffers."""
+
+    number: int
+    wrong: Wrong
+    shared: bool
+    """Whether all instructions with the same shared operands have it; only the first is named."""
+
+
+def disagreements(program: Program) -> Iterator[Disagreement]:
+    """Everything that is wrong with operands; abstract instructions have none."""
+    buffers = Buffers.of(program.buffers, program.ranks)
+    known: dict[tuple[int, type], _Own | None] = {}
+    last: tuple[object, object] = None, None
+    own: _Own | None = None
+    for number, one in enumerate(program.instructions):
+        if not isinstance(one, StepInstruction):
+            continue
+        at, kind = one.at, type(one)
+        if at is not last[0] or kind is not last[1]:
+            last, key = (at, kind), (id(at), kind)
+            if key not in known:
+                shared = Agreement(buffers, kind, at)
+                yield from (Disagreement(number, wrong, True) for wrong in shared.wrong)
+                known[key] = None if shared.broken else _Own(kind, shared)
+            own = known[key]
+        if own is not None and not own.within(one):
+            yield from (Disagreement(number, wrong, False) for wrong in own.wrong(one))
+
+
+def verify_operands(program: Program, error: type[CompileError] = VerifyError) -> None:
+    """Raise if any operand is wrong."""
+    for found in disagreements(program):
+        raise error(
+            NOT_IN_AGREEMENT,
+            where=f"{program.instructions[found.number].label} (instruction {found.number})",
+            got=f"{found.wrong.operand} is {found.wrong.got}",
+            expected=found.wrong.expected,
+        )
+
+
+class _Own:
+    """The limits of what each instruction has for itself, given the operands that it shares."""
+
+    def __init__(self, kind: Any, shared: Agreement) -> None:
+        self._shared = shared
+        rules = {name: rule for name, rule in field_rules(kind).items() if name != "at"}
+        self._ranges = [
+            (name, shared.names.number(rule.extent), rule.least)
+            for name, rule in rules.items()
+            if type(rule) is Within
+        ]
+        self._numbers = [
+            (name, rule.least, shared.names.number(rule.most))
+            for name, rule in rules.items()
+            if type(rule) is Number
+        ]
+        self._buffers = [(name, rule) for name, rule in rules.items() if type(rule) is Held]
+        self._good: set[tuple[str, int]] = set()
+
+    def within(self, one: StepInstruction) -> bool:
+        """Whether all is well; for every instruction, so it is short."""
+        own = vars(one)
+        for name, extent, longer in self._ranges:
+            start, stop = own[name]
+            if not 0 <= start < stop <= extent or (longer and stop - start < own[longer]):
+                return False
+        for name, least, most in self._numbers:
+            if not least <= own[name] <= most:
+                return False
+        if not self._buffers:
+            return True
+        return all((name, own[name]) in self._good for name, _ in self._buffers)
+
+    def wrong(self, one: StepInstruction) -> Iterator[Wrong]:
+        """What is wrong, if anything is; a buffer that is right is known from then on."""
+        own: dict[str, Any] = vars(one)
+        for name, extent, longer in self._ranges:
+            start, stop = own[name]
+            shortest = own[longer] if longer else 1
+            if not 0 <= start < stop <= extent or stop - start < shortest:
+                said = f"a range of {shortest} or more from 0 to {extent}"
+                yield Wrong(name, f"{start}:{stop}", said)
+        for name, least, most in self._numbers:
+            if not least <= own[name] <= most:
+                yield Wrong(name, str(own[name]), f"{least} to {most}")
+        for name, rule in self._buffers:
+            before = len(self._shared.wrong)
+            self._shared.check_own(name, own[name], rule)
+            new = self._shared.wrong[before:]
+            yield from new
+            if not new:
+                self._good.add((name, own[name]))
