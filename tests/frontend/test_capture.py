@@ -198,7 +198,7 @@ def test_the_users_model_is_left_as_it_was() -> None:
 
 
 def test_a_failed_capture_leaves_the_model_as_it_was() -> None:
-    config = AutoConfig.for_model(**{**SMALL, **FAMILIES["llama"], "hidden_act": "gelu"})
+    config = AutoConfig.for_model(**{**SMALL, **FAMILIES["llama"], "hidden_act": "mish"})
     model = AutoModelForCausalLM.from_config(config).eval()
     setting = model.config._attn_implementation
     with pytest.raises(tpcompile.UnsupportedError):

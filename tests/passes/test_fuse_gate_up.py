@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import fx
 
+from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.graphs import GraphBuilder, nearest
 from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
@@ -99,3 +100,19 @@ def test_a_gate_that_is_no_linear_is_left_alone() -> None:
     x = made.input("x", "T", 8)
     gm = made.done(made.call(SWIGLU, x, made.linear(x, "up", 8, 8)))
     assert "it is not computed by a linear" in nearest(FuseGateUp().apply(gm))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_another_activation_s_gate_and_up_are_fused_too(name: str) -> None:
+    gm = mlp_of(KNOWN[name][0], up_first=True)
+    assert FuseGateUp().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    fused, _ = calls(gm, LINEAR)
+    assert parameter_of(weight_of(fused)).describe() == "gate.weight ++ up.weight"
+    assert "it is not computed by a linear" in nearest(FuseGateUp().apply(gm))
+
+
+def test_an_mlp_without_a_gate_is_left_alone() -> None:
+    gm = mlp_of(KNOWN["gelu"][0], gated=False)
+    assert "its MLP has no gate" in nearest(FuseGateUp().apply(gm))
+    assert len(calls(gm, LINEAR)) == 2

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import fx
 
+from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.decoding import decode_step
 from tests.passes.graphs import GraphBuilder, nearest
 from tpcompile.ir.checker import check_graph
+from tpcompile.ir.leftovers import leftovers
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, RMS_NORM, SWIGLU
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
@@ -116,3 +118,15 @@ def test_up_before_gate_is_left_alone() -> None:
     (activated,) = calls(gm, SWIGLU)
     activated.args = activated.args[::-1]
     assert "1 where 0 belongs" in nearest(FuseNormGateUp().apply(gm))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("gated", [True, False])
+def test_another_activation_is_refused_by_name(name: str, gated: bool) -> None:
+    gm = mlp_of(KNOWN[name][0], gated=gated)
+    FuseGateUp().apply(gm)
+    reason = f"the MLP's activation is aten.{KNOWN[name][1]}; programs support silu(gate) * up"
+    assert reason in nearest(FuseNormGateUp().apply(gm))
+    left = {found.node.name: found for found in leftovers(gm)}
+    assert KNOWN[name][1] in left
+    assert all(reason in one.reason for one in left.values() if one.node.name != "down_weight")

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import fx
 
+from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.graphs import GraphBuilder, refusal
 from tests.passes.steps import step
+from tpcompile.ir.activations import activations
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import SWIGLU
 from tpcompile.ir.types import Dim, ValueType
@@ -83,3 +85,15 @@ def test_a_gate_without_activation_is_refused() -> None:
     gate, up = made.input("gate", "T", 8), made.input("up", "T", 8)
     gm = made.done(made.call(aten.mul.Tensor, gate, up))
     assert "%gate where aten.silu belongs" in refusal(RaiseSwiglu(), gm)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_mlp_with_another_activation_stays_as_it_is(name: str, gated: bool) -> None:
+    """Only silu of a gate, times up, is a SwiGLU."""
+    gm = mlp_of(KNOWN[name][0], gated=gated)
+    swiglu = name == "silu" and gated
+    assert RaiseSwiglu().apply(gm).matches == int(swiglu)
+    assert len(calls(gm, SWIGLU)) == int(swiglu)
+    assert len(activations(gm.graph)) == int(not swiglu)
+    assert check_graph(gm) == []

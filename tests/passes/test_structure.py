@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import fx
 
+from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.graphs import GraphBuilder, attention_graph
 from tests.passes.steps import step
 from tpcompile.errors import ShardingError
@@ -110,6 +111,17 @@ def test_gate_or_up_from_no_linear_is_refused(computed: tuple[bool, bool]) -> No
     gm = made.done(made.linear(made.call(SWIGLU, *operands), "down", 16, 16))
     with pytest.raises(ShardingError, match="a projection is no linear of its own"):
         mlp_blocks(gm.graph)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_mlp_with_another_activation_has_the_same_parts(name: str, gated: bool) -> None:
+    (found,) = mlp_blocks(mlp_of(KNOWN[name][0], gated=gated).graph)
+    linears = {"gate": found.gate, "up": found.up, "down": found.down}
+    names = {part: linear and weight_of(linear).name for part, linear in linears.items()}
+    gate = "gate_weight" if gated else None
+    assert names == {"gate": gate, "up": "up_weight", "down": "down_weight"}
+    assert found.down.args[0] is found.activated
 
 
 def test_two_embeddings_are_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from tpcompile.inspect.tables import table_text
+from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import info_of, operand, parameters, value_type
 from tpcompile.ir.ops import (
     ALL_REDUCE,
@@ -100,6 +101,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     heads = [kinds for kinds in map(_heads, calls) if kinds is not None]
     gated = [value_type(node) for node in calls if node.target in (SWIGLU, NORM_GATE_UP_SWIGLU)]
+    gated += [value_type(other.result) for other in activations(gm.graph)]
     tables = [
         value_type(operand(node)) for node in calls if node.target in (EMBEDDING, VOCAB_EMBEDDING)
     ]

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from torch import fx
 
+from tpcompile.ir.activations import activations
+from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import LINEAR, SWIGLU
 from tpcompile.passes.fuse import fuse_linears
 from tpcompile.passes.pattern import MissError, check
@@ -26,12 +28,12 @@ class FuseGateUp:
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()
-        for node in calls(gm, SWIGLU):
+        for node, projections in _projections(gm):
             try:
-                gate, up = node.args
-                assert isinstance(gate, fx.Node) and isinstance(up, fx.Node)
-                for operand in (gate, up):
-                    check(operand.target is LINEAR, operand, "it is not computed by a linear", 1)
+                check(len(projections) == 2, node, "its MLP has no gate", 1)
+                gate, up = projections
+                for side in (gate, up):
+                    check(side.target is LINEAR, side, "it is not computed by a linear", 1)
                 check(gate is not up, gate, "gate and up are one linear already")
                 fuse_linears(gm, [gate, up])
                 report.matches += 1
@@ -40,3 +42,9 @@ class FuseGateUp:
         drop_dead(gm.graph)
         drop_unused_parameters(gm)
         return report
+
+
+def _projections(gm: fx.GraphModule) -> list[tuple[fx.Node, tuple[fx.Node, ...]]]:
+    """Each activation with its projections, the gate first."""
+    swiglu = [(node, (operand(node), operand(node, 1))) for node in calls(gm, SWIGLU)]
+    return [*swiglu, *((a.node, a.projections) for a in activations(gm.graph))]

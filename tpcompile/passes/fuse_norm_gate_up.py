@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, SWIGLU
 from tpcompile.passes.absorb import check_absorbed, normed_linear, way_back
-from tpcompile.passes.pattern import Call, Number, Value, match
+from tpcompile.passes.pattern import Call, MissError, Number, Value, match
 from tpcompile.passes.rewrite import Report, fuse_each, insert, replace
 
 aten = torch.ops.aten
@@ -20,6 +21,9 @@ aten = torch.ops.aten
 _GATE, _UP = (Call(operator.getitem, (Value("split"), part)) for part in (0, 1))
 PATTERN = Call(SWIGLU, (_GATE, _UP))
 _SPLIT = Call(aten.split_with_sizes.default, (Value("rows"), [Number("gate"), Number("up")], 1))
+
+_NEAR = 100
+"""Nearer than any other refusal: no other fusion can take the MLP either."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,10 @@ class FuseNormGateUp:
     name: ClassVar[str] = "fuse-norm-gate-up"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        return fuse_each(gm, SWIGLU, _fuse)
+        report = fuse_each(gm, SWIGLU, _fuse)
+        for other in activations(gm.graph):
+            report.miss(MissError(other.node, other.unsupported, _NEAR), other.result)
+        return report
 
 
 def _fuse(graph: fx.Graph, node: fx.Node) -> None:

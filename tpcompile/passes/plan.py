@@ -28,7 +28,7 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Layouts by the name of the node that they belong to, an attention or a swiglu."""
+    """Layouts by the name of the node that they belong to, an attention or an activation."""
 
     tp: int
     heads: dict[str, HeadPlan]
@@ -38,8 +38,8 @@ class Plan:
     def heads_of(self, attention: fx.Node) -> HeadPlan:
         return self._of(self.heads, attention)
 
-    def ffn_of(self, swiglu: fx.Node) -> Layout:
-        return self._of(self.ffn, swiglu)
+    def ffn_of(self, activated: fx.Node) -> Layout:
+        return self._of(self.ffn, activated)
 
     def _of(self, layouts: dict[str, _T], node: fx.Node) -> _T:
         if node.name not in layouts:

@@ -48,8 +48,10 @@ class PlanSharding:
         info.tp = tp
         heads = {b.attention.name: _heads(b.attention, tp) for b in attention_blocks(gm.graph)}
         ffn = {
-            b.swiglu.name: plan_axis("ffn", _features(b.swiglu), tp, self.ffn_grain or None)
-            for b in mlp_blocks(gm.graph)
+            mlp.activated.name: plan_axis(
+                "ffn", _features(mlp.activated), tp, self.ffn_grain or None
+            )
+            for mlp in mlp_blocks(gm.graph)
         }
         for found, what in ((heads, "attention"), (ffn, "gated MLP")):
             if tp > 1 and not found:

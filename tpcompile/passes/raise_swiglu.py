@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import SWIGLU
 from tpcompile.passes.pattern import Bindings, Call, Value, check
@@ -26,12 +27,17 @@ class RaiseSwiglu:
 
     %s = silu(%gate)
     %y = %s * %up       →   %y = tpc.swiglu(%gate, %up)
+
+    An MLP with another activation, or without a gate, stays as it is: elementwise ops.
     """
 
     name: ClassVar[str] = "raise-swiglu"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        return rewrite(gm, PATTERN, _replacement).require(gm, "SwiGLU", SWIGLU)
+        report = rewrite(gm, PATTERN, _replacement)
+        if activations(gm.graph):
+            return report
+        return report.require(gm, "SwiGLU", SWIGLU)
 
 
 def _replacement(node: fx.Node, found: Bindings) -> fx.Node:

@@ -46,8 +46,9 @@ class ShardLinears:
             report.matches += split_rows(block.query, layout)
             report.matches += split_columns(block.output, layout)
         for mlp in mlp_blocks(gm.graph):
-            layout = plan.ffn_of(mlp.swiglu)
-            report.matches += split_rows(mlp.gate, layout) + split_rows(mlp.up, layout)
+            layout = plan.ffn_of(mlp.activated)
+            for linear in (mlp.gate, mlp.up):
+                report.matches += split_rows(linear, layout) if linear else 0
             report.matches += split_columns(mlp.down, layout)
         return report
 

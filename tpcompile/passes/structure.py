@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from tpcompile.errors import ShardingError
+from tpcompile.ir.activations import Activation, activations
 from tpcompile.ir.meta import model_of, operand, origin_of
 from tpcompile.ir.ops import (
     ATTENTION,
@@ -40,10 +41,11 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class MlpBlock:
-    """A gated activation and the linears around it."""
+    """An activation and the linears around it; without a gate, `gate` is None."""
 
-    swiglu: fx.Node
-    gate: fx.Node
+    activated: fx.Node
+    """What the down projection reads."""
+    gate: fx.Node | None
     up: fx.Node
     down: fx.Node
 
@@ -63,7 +65,9 @@ def attention_blocks(graph: fx.Graph) -> list[AttentionBlock]:
 
 
 def mlp_blocks(graph: fx.Graph) -> list[MlpBlock]:
-    return [_mlp_block(node) for node in graph.nodes if node.target is SWIGLU]
+    """The MLPs of a graph: first those with SwiGLU, then those with another activation."""
+    gated = [_mlp_block(node) for node in graph.nodes if node.target is SWIGLU]
+    return gated + [_other_mlp_block(activation) for activation in activations(graph)]
 
 
 def _attention_block(node: fx.Node) -> AttentionBlock:
@@ -91,6 +95,12 @@ def _projection(attention: fx.Node, operand: object) -> fx.Node:
 def _mlp_block(node: fx.Node) -> MlpBlock:
     gate, up = (_expect(operand, LINEAR, node, "a projection") for operand in node.args)
     return MlpBlock(node, gate, up, _only_user(node, LINEAR))
+
+
+def _other_mlp_block(activation: Activation) -> MlpBlock:
+    result, projections = activation.result, activation.projections
+    *gates, up = (_expect(p, LINEAR, result, "a projection") for p in projections)
+    return MlpBlock(result, gates[0] if gates else None, up, _only_user(result, LINEAR))
 
 
 def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.Node:

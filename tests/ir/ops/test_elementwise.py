@@ -30,6 +30,10 @@ FLOATS = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 UNARY: dict[Any, tuple[Any, ...]] = {
     aten.neg.default: (),
     aten.silu.default: (),
+    aten.gelu.default: (),
+    aten.relu.default: (),
+    aten.tanh.default: (),
+    aten.square.default: (),
     aten.rsqrt.default: (),
     aten.pow.Tensor_Scalar: (2,),
     aten.to.dtype: (torch.bfloat16,),
@@ -38,7 +42,7 @@ UNARY: dict[Any, tuple[Any, ...]] = {
 }
 """Ops with one operand that is a value, and their other arguments."""
 
-ROUNDED = (aten.silu.default, SWIGLU)
+ROUNDED = (aten.silu.default, aten.gelu.default, aten.tanh.default, SWIGLU)
 """Torch computes them in vectors and the rest behind the last vector one by one, and the two
 round differently: an element's last bit depends on where it lies."""
 
@@ -131,6 +135,10 @@ def test_terms_of_a_sum_pass_through_what_is_linear(op: Any, others: Any) -> Non
     ("op", "others"),
     [
         (aten.silu.default, ()),
+        (aten.gelu.default, ()),
+        (aten.relu.default, ()),
+        (aten.tanh.default, ()),
+        (aten.square.default, ()),
         (aten.rsqrt.default, ()),
         (aten.pow.Tensor_Scalar, (2,)),
         (aten.to.dtype, (torch.bfloat16,)),
@@ -171,6 +179,23 @@ def test_refuses_shapes_that_do_not_fit() -> None:
     refused("broadcast", aten.add.Tensor, random(3, 4, symbols=["T"]), random(3, 4))
     refused("broadcast", aten.add.Tensor, random(3, 4).partial(), random(4).partial())
     refused("swiglu", SWIGLU, random(3, 4), random(1, 4))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_either_gelu_is_torch_s(approximate: str) -> None:
+    x = random(5, 6)
+    found = run(aten.gelu.default, x.sharded(1, LEFT), ranks=2, approximate=approximate)
+    found.assert_sound()
+    assert torch.equal(found.expected, functional.gelu(x.whole, approximate=approximate))
+
+
+def test_refuses_another_gelu() -> None:
+    refused("gelu", aten.gelu.default, random(3), approximate="fast")
+
+
+@pytest.mark.parametrize("op", [aten.gelu.default, aten.relu.default, aten.square.default], ids=str)
+def test_refuses_an_activation_of_whole_numbers(op: Any) -> None:
+    refused("floating", op, operand(torch.arange(4)))
 
 
 def test_refuses_a_scaled_sum() -> None:

@@ -122,6 +122,10 @@ _WRITERS: dict[Any, Callable[[fx.Node, dict[str, str], int], str]] = {
     REDUCE_SCATTER: lambda _, a, rank: f"self.group.reduce_scatter({_with_dtype(a)})",
     aten.to.dtype: lambda _, a, rank: f"{a['self']}.to({a['dtype']})",
     aten.add.Tensor: lambda _, a, rank: f"{a['self']} + {a['other']}",
+    aten.mul.Tensor: lambda _, a, rank: f"{a['self']} * {a['other']}",
+    aten.gelu.default: lambda _, a, rank: f"F.gelu({a['self']}, approximate={a['approximate']!r})",
+    aten.relu.default: lambda _, a, rank: f"F.relu({a['self']})",
+    aten.tanh.default: lambda _, a, rank: f"{a['self']}.tanh()",
     aten.embedding.default: lambda _, a, rank: f"F.embedding({a['indices']}, {a['weight']})",
     aten.unflatten.int: lambda _, a, rank: f"{a['self']}.unflatten({a['dim']}, {a['sizes']})",
     aten.flatten.using_ints: lambda _, a, rank: (

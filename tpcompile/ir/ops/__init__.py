@@ -23,7 +23,7 @@ from tpcompile.ir.ops.decode import (
     NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
 )
-from tpcompile.ir.ops.elementwise import SWIGLU
+from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SWIGLU
 from tpcompile.ir.ops.embedding import EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import ADD_RMS_NORM, RMS_NORM
@@ -32,6 +32,7 @@ from tpcompile.ir.ops.rotary import ROPE, ROTARY, TABLES
 from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, op_name, spec_of
 
 __all__ = [
+    "ACTIVATIONS",
     "ADD_RMS_NORM",
     "ALL_GATHER",
     "ALL_REDUCE",
@@ -44,6 +45,7 @@ __all__ = [
     "CACHE_WRITERS",
     "COLLECTIVES",
     "DECODE_OPS",
+    "ELEMENTWISE",
     "EMBEDDING",
     "LINEAR",
     "LINEAR_RESIDUAL",

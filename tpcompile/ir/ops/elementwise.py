@@ -84,6 +84,12 @@ def unary_rule(self: ValueType) -> ValueType:
     return _pointwise(self)
 
 
+def gelu_rule(self: ValueType, approximate: str) -> ValueType:
+    known = ("none", "tanh")
+    require(approximate in known, "gelu", f"approximate={approximate!r}", " or ".join(known))
+    return unary_rule(self)
+
+
 def power_rule(self: ValueType, exponent: float) -> ValueType:
     return ValueType(self.shape, promoted(self, exponent), _pointwise(self).placement)
 
@@ -135,9 +141,19 @@ _RULES: dict[Any, Rule] = {
     aten.mul.Tensor: product_rule,
     aten.neg.default: negate_rule,
     aten.silu.default: unary_rule,
+    aten.gelu.default: gelu_rule,
+    aten.relu.default: unary_rule,
+    aten.tanh.default: unary_rule,
+    aten.square.default: unary_rule,
     aten.rsqrt.default: unary_rule,
     aten.pow.Tensor_Scalar: power_rule,
     aten.to.dtype: cast_rule,
 }
 for _target, _rule in _RULES.items():
     declare(_target, _rule, streaming_cost)
+
+ELEMENTWISE = frozenset(_RULES)
+"""The ops of ATen that compute each element of their result from one element of each operand."""
+
+ACTIVATIONS = (aten.silu.default, aten.gelu.default, aten.relu.default, aten.tanh.default)
+"""The ops that may stand between the projections of an MLP; others are made of them."""

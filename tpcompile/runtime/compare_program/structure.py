@@ -10,6 +10,7 @@ from torch import fx
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.inspect.groups import Group, Key
+from tpcompile.ir.activations import activations
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import ARGMAX, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SPECS, SWIGLU
@@ -87,6 +88,8 @@ def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
     """The groups of a graph of any model that can be lowered."""
     attention = [node for node in gm.graph.nodes if node.target is PAGED_ATTENTION]
     swiglu = [node for node in gm.graph.nodes if node.target is SWIGLU]
+    for other in activations(gm.graph):
+        _expect(False, [other.node], f"an MLP of a program, but {other.unsupported}")
     _expect(len(attention) == len(swiglu) > 0, attention[-1:], "an MLP in each layer")
     halves = [(_attention(a), _mlp(s)) for a, s in zip(attention, swiglu, strict=True)]
     logits = head_of(gm.graph)

@@ -1,0 +1,213 @@
+"""Models with activations other than SiLU, gated and not, beside Hugging Face eager."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from transformers import AutoConfig
+
+import tpcompile
+from tests.models import (
+    TOLERANCE,
+    Pair,
+    batch,
+    eager_logits,
+    relative_error,
+    run,
+    stage_logits,
+)
+from tests.runtime.eager_pair import enlivened
+from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
+from tpcompile.frontend import capture
+from tpcompile.inspect.plan import plan_report
+from tpcompile.ir.checker import check_graph
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.leftovers import verify_nothing_left
+from tpcompile.ir.meta import Parameter, parameter_of, placement_of, set_parameter
+from tpcompile.ir.ops import LINEAR
+from tpcompile.ir.simulate import materialise, rank_inputs
+from tpcompile.ir.types import PARTIAL
+from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.passes.rewrite import calls
+from tpcompile.passes.structure import mlp_blocks, output_of, weight_of
+from tpcompile.runtime.compare import compare_with_eager
+from tpcompile.runtime.compare_program import compare_program
+from tpcompile.runtime.compare_program.case import Batch
+from tpcompile.runtime.weights import ModelWeights
+
+aten = torch.ops.aten
+
+LENGTHS = (3, 1, 4)
+FFN = 40
+SMALL: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": FFN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+
+MODELS = [
+    *[("llama", act) for act in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")],
+    ("qwen3", "gelu"),
+    ("arcee", "relu2"),  # without a gate
+]
+MORE = [
+    *[("llama", act) for act in ("gelu_fast", "gelu_accurate", "gelu_python_tanh", "relu2")],
+    *[(name, act) for name in ("qwen2", "mistral") for act in ("gelu", "relu")],
+    ("qwen3", "relu"),
+    *[("arcee", act) for act in ("gelu", "gelu_new", "silu")],
+    ("llama", "tanh"),
+]
+SLOW = pytest.mark.slow
+
+
+def config_of(model: str, activation: str) -> Any:
+    return AutoConfig.for_model(model, **SMALL, hidden_act=activation)
+
+
+@lru_cache
+def small(model: str, activation: str) -> Pair:
+    """Weights so far from zero that one activation gives other logits than the next."""
+    eager = enlivened(config_of(model, activation))
+    read: Any = ModelWeights(eager)
+    return Pair(capture(eager), eager, read)
+
+
+def sharded(model: str, activation: str, tp: int, last: str = "cache-kv") -> fx.GraphModule:
+    passes = default_pipeline(tp)
+    names = [current.name for current in passes]
+    captured = small(model, activation).captured
+    return run_passes(captured.graph, passes[: names.index(last) + 1])[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "activation"), [*MODELS, *(pytest.param(*more, marks=SLOW) for more in MORE)]
+)
+def test_logits_are_eager_s_for_any_tp(model: str, activation: str) -> None:
+    pair = small(model, activation)
+    expected = eager_logits(pair.eager, LENGTHS)
+    for tp in (1, 2, 3):
+        gm, stages = run_passes(pair.captured.graph, default_pipeline(tp))
+        found = stage_logits(gm, pair, batch(LENGTHS, SMALL["vocab_size"]))
+        assert relative_error(found, expected) < TOLERANCE
+        matches = {stage.name: stage.stats.matches for stage in stages}
+        assert matches["fuse-gate-up"] == (0 if model == "arcee" else 2)
+        shares = [rank.ffn for rank in plan_report(gm).ranks]
+        assert sum(shares) == FFN and max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "activation"), [("llama", "gelu"), pytest.param("arcee", "relu2", marks=SLOW)]
+)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=SLOW), torch.bfloat16])
+def test_every_value_and_decode_step_is_eager_s(
+    model: str, activation: str, dtype: torch.dtype
+) -> None:
+    """In bf16 judged beside fp32; with weights far from zero, where activations differ."""
+    eager = enlivened(config_of(model, activation), dtype)
+    found = compare_with_eager(eager, default_pipeline(3), simulate=True)
+    assert found.ok, found.table()
+
+
+def test_generated_tokens_are_eager_s() -> None:
+    eager = enlivened(config_of("qwen3", "gelu"))
+    ids = torch.randint(1, 61, (2, 5), generator=torch.Generator().manual_seed(0))
+    asked = {"max_new_tokens": 6, "do_sample": False}
+    with tpcompile.compile(eager, tp=2, simulate=True) as compiled:
+        assert compiled.generate(ids, **asked).tolist() == eager.generate(ids, **asked).tolist()
+
+
+@pytest.mark.parametrize(("model", "activation"), [("llama", "gelu_new"), ("arcee", "relu2")])
+def test_emitted_modules_give_the_bits_of_the_graph(model: str, activation: str) -> None:
+    pair = small(model, activation)
+    gm = sharded(model, activation, 3)
+    packed = batch(LENGTHS, SMALL["vocab_size"])
+    weights = materialise(gm, pair.read)
+    group = SimulatedGroup(3)
+    sources = [emit_source(gm, rank) for rank in range(3)]
+    modules = [
+        load_rank(
+            source,
+            rank,
+            {name: parts[rank] for name, parts in weights.items()},
+            pair.captured.rotary.fresh(),
+            group.rank(rank),
+        )
+        for rank, source in enumerate(sources)
+    ]
+    expected = run(gm, pair, packed)[output_of(gm.graph)]
+    results = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))
+    for rank, found in enumerate(results):
+        assert torch.equal(found, expected[rank][0])
+
+
+def test_the_source_names_the_activation() -> None:
+    source = emit_source(sharded("llama", "gelu_pytorch_tanh", 2), 0)
+    assert "F.gelu(gate_proj, approximate='tanh')" in source
+    assert "F.relu(" in emit_source(sharded("arcee", "relu2", 2), 0)
+
+
+OTHERS = {"gelu": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "relu"}
+
+
+@pytest.mark.parametrize("activation", OTHERS)
+def test_another_activation_gives_other_logits(activation: str) -> None:
+    """Else the logits of the tests above would say nothing of it."""
+    one, other = (
+        eager_logits(small("llama", name).eager, LENGTHS)
+        for name in (activation, OTHERS[activation])
+    )
+    assert relative_error(one, other) > 10 * TOLERANCE
+
+
+def test_a_term_of_a_sum_into_an_activation_is_an_error() -> None:
+    gm = sharded("llama", "gelu", 2, "insert-collectives")
+    first, *_ = calls(gm, aten.gelu.default)
+    term = next(n for n in gm.graph.nodes if n.target is LINEAR and placement_of(n) == PARTIAL)
+    first.args = (term,)
+    assert "partial-nonlinear" in {problem.rule for problem in check_graph(gm)}
+
+
+def test_up_with_another_layout_than_the_gate_is_an_error() -> None:
+    gm = sharded("llama", "gelu", 2, "insert-collectives")
+    weight = weight_of(mlp_blocks(gm.graph)[0].up)
+    whole = parameter_of(weight)
+    replicated = Parameter.replicated(whole.whole, whole.type.dtype, 2)
+    swapped = Layout("ffn", FFN, 1, (((20, 40),), ((0, 20),)))
+    set_parameter(weight, replicated.sharded(0, swapped))
+    assert "same-layout" in {problem.rule for problem in check_graph(gm)}
+
+
+@pytest.mark.parametrize(
+    ("model", "activation"), [("llama", "gelu"), pytest.param("arcee", "relu2", marks=SLOW)]
+)
+def test_programs_refuse_the_activation_by_name(model: str, activation: str) -> None:
+    name = activation.rstrip("2")
+    refusal = f"the MLP's activation is aten.{name}; programs support silu"
+    eager = enlivened(config_of(model, activation))
+    with pytest.raises(tpcompile.UnsupportedError, match=refusal):
+        verify_nothing_left(run_passes(capture(eager).graph, decode_pipeline(2))[0])
+    with pytest.raises(tpcompile.UnsupportedError, match=refusal):
+        compare_program(eager, decode_pipeline(2), Batch((3, 1)))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    ["quick_gelu", *(pytest.param(name, marks=SLOW) for name in ("mish", "leaky_relu"))],
+)
+def test_an_unknown_activation_is_refused_by_name(activation: str) -> None:
+    op = {"quick_gelu": "sigmoid"}.get(activation, activation)
+    with pytest.raises(tpcompile.UnsupportedError, match=f"act_fn .*Found aten.{op}"):
+        tpcompile.capture(config_of("llama", activation))
