@@ -18,6 +18,7 @@ from tpcompile.errors import CaptureError, CompileError, UnsupportedError
 from tpcompile.frontend import capture
 from tpcompile.frontend.features import refuse_features
 from tpcompile.frontend.layers import find_layers
+from tpcompile.frontend.masks import Mask
 from tpcompile.frontend.shell import _attention
 from tpcompile.passes import default_pipeline, run_passes
 
@@ -124,7 +125,7 @@ def test_bidirectional_attention_is_refused() -> None:
 def test_value_heads_of_another_width_are_refused_where_they_are_traced() -> None:
     query, value = torch.zeros(1, 2, 3, 6), torch.zeros(1, 2, 3, 4)
     with pytest.raises(UnsupportedError, match=r"two widths \(6 for .*, 4 for values\)"):
-        _attention(nn.Module(), query, query, value, None)
+        _attention(nn.Module(), query, query, value, Mask(torch.ones, custom=False, sizes=()))
 
 
 class _Records(logging.Handler):

@@ -28,6 +28,7 @@ from tpcompile.errors import CompileError, UnsupportedError
 from tpcompile.frontend import capture, watch
 from tpcompile.frontend.layers import find_layers
 from tpcompile.frontend.masks import Mask, Meaning, agreed_split, meaning_of
+from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir.ops import ATTENTION
 
 TINY = {
@@ -219,7 +220,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {"attention_chunk_size": 4},
         "attention_chunk_size=4",
     ),
-    "bidirectional": (made_with(), {"is_causal": False}, "token 0 sees token 1"),
+    "bidirectional": (made_with(), {"is_causal": False}, "is_causal=False"),
     "custom or": (made_with(or_mask_function=seen_later), {}, "or_mask_function"),
     "custom and": (made_with(and_mask_function=seen_later), {}, "and_mask_function"),
     "blocks": (
@@ -263,6 +264,8 @@ def test_bidirectional_in_the_config() -> None:
     model = tiny(use_sliding_window=False)
     model.config.is_causal = False
     with pytest.raises(UnsupportedError, match="token 0 sees token 1"):
+        watch_layers(model, find_layers(model))
+    with pytest.raises(UnsupportedError, match="is_causal=False"):
         capture(model)
 
 

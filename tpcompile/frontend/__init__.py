@@ -77,7 +77,7 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
         biases=captured_biases(gm.graph),
     )
     own = module if isinstance(model, nn.Module) else None
-    packs = agreed_split(filter(None, layers.masks), layers.path)
+    packs = agreed_split(filter(None, layers.masks), f"{name}.{layers.path}")
     return Captured(gm, module.config, rotary, tensors, aliases, packs, own)
 
 

@@ -189,7 +189,7 @@ class Builder:
         mask = None if layer is None else self.layers.masks[layer]
         if mask is None:
             raise UnsupportedError(
-                "The model attends with a mask that it gives to no layer",
+                f"{self.model} attends with a mask that it gives to no layer",
                 where=str(origin),
                 expected="layers that are each given their mask",
             )

@@ -40,10 +40,11 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
             expected="layers that each take what the one before gave",
         )
     packed = _calls_of(shell, calls, torch.tensor(_PACKED, device="cpu"))
+    where = f"{type(module).__name__}.{layers.path}"
     return replace(
         layers.told_apart([call.others for call in plain]),
-        masks=_meanings(zip(plain, packed, strict=True), layers.path),
-        mask_arguments=tuple(_mask_given(call, layers.path)[0] for call in plain),
+        masks=_meanings(zip(plain, packed, strict=True), where),
+        mask_arguments=tuple(_mask_given(call, where)[0] for call in plain),
     )
 
 
