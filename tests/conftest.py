@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import difflib
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -42,48 +39,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def captured_before() -> dict[Any, Any]:
-    """What `captured_once` has captured, by model and options."""
-    return {}
-
-
 @pytest.fixture
-def captured_once(
-    monkeypatch: pytest.MonkeyPatch, captured_before: dict[Any, Any]
-) -> Callable[..., Any]:
-    """Capture a preset or a configuration only once in a session, where capture is not the subject.
-
-    Each caller gets a graph and a configuration of its own. A model in memory is captured every
-    time: it may have changed.
-    """
-    from transformers import PreTrainedConfig
-
+def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture a configuration only once in a session, where capture is not the subject."""
+    from tests.captures import captured_once
     from tpcompile import api, frontend
-    from tpcompile.passes.manager import clone
     from tpcompile.runtime import compare, sides
     from tpcompile.runtime.compare_program import case
 
-    capture = frontend.capture
-
-    def once(model: Any, **options: Any) -> frontend.Captured:
-        if isinstance(model, str | Path):
-            said: Any = str(model)
-        elif isinstance(model, PreTrainedConfig):
-            said = (type(model), model.to_json_string(use_diff=False))
-        else:
-            return capture(model, **options)
-        key = (said, tuple(sorted(options.items())))
-        if key not in captured_before:
-            captured_before[key] = capture(model, **options)
-        found = captured_before[key]
-        own = {"graph": clone(found.graph), "config": copy.deepcopy(found.config)}
-        return dataclasses.replace(found, **own)
-
-    monkeypatch.setattr(api, "captured_of", once)
+    monkeypatch.setattr(api, "captured_of", captured_once)
     for module in (frontend, compare, sides, case):
-        monkeypatch.setattr(module, "capture", once)
-    return once
+        monkeypatch.setattr(module, "capture", captured_once)
 
 
 @pytest.fixture

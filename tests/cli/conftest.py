@@ -38,7 +38,7 @@ Cli = Callable[..., Ran]
 
 
 @pytest.fixture(autouse=True)
-def _captured_once(captured_once: Callable[..., object]) -> None:
+def _captured_once(captured_once: None) -> None:
     """Capture is not the subject of these tests."""
 
 

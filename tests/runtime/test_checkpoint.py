@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tpcompile
+from tests.captures import captured_once
 from tests.models import TOLERANCE, padded, preset_pair, relative_error, scaled_config
-from tpcompile.frontend import capture
 from tpcompile.runtime.checkpoint import Checkpoint
 from tpcompile.runtime.checkpoint_files import INDEX, SINGLE
 from tpcompile.runtime.weights import directory_of
+
+pytestmark = pytest.mark.usefixtures("captured_once")
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -29,7 +31,7 @@ def saved(directory: Path, name: str = "qwen2.5-0.5b", **options: Any) -> Path:
 
 
 def opened(directory: Path) -> Checkpoint:
-    captured = capture(directory)
+    captured = captured_once(directory)
     return Checkpoint(directory, captured.tensors, captured.aliases)
 
 

@@ -19,6 +19,8 @@ from tpcompile.errors import UsageError
 from tpcompile.runtime.demo import VOCABULARY, demo_tokenizer, make_demo
 from tpcompile.runtime.demo_text import PEOPLE, all_sentences, documents, friend_of
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 PROMPTS = ("Anna is", "One rainy morning Felix", "The grey cat of")
 FEW = 10
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _captured_once(captured_once: Callable[..., object]) -> None:
+def _captured_once(captured_once: None) -> None:
     """Every case prepares the same few models."""
