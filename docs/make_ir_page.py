@@ -7,6 +7,7 @@ python docs/make_ir_page.py --print    prints it
 import contextlib
 import io
 import sys
+import tempfile
 from pathlib import Path
 
 from tpcompile.cli import main as tpcompile
@@ -78,13 +79,12 @@ instruction groups of a step with one new token a sequence:
 
 def page() -> str:
     parts = [GRAMMAR.format(model=MODEL[0].removeprefix("preset:"))]
-    for name in ("capture", *_standard()):
+    for name, text in _stages():
         sentence = (
             (ALL_PASSES[name].__doc__ or "").split("\n")[0]
             if name in ALL_PASSES
             else ("The model as torch.export sees it, one operation of Hugging Face's code a line.")
         )
-        text = _output("dump", *MODEL, "--stop-after", name)
         parts.append(f"### {name}\n\n{sentence}\n\n```text\n{text}```\n")
     return "\n".join([*parts, *_decode()])
 
@@ -100,10 +100,12 @@ def _decode() -> list[str]:
     return [DECODE.format(passes="\n".join(said), text=text)]
 
 
-def _standard() -> list[str]:
-    from tpcompile.passes import default_pipeline
-
-    return [current.name for current in default_pipeline()]
+def _stages() -> list[tuple[str, str]]:
+    """Each stage of the standard pipeline with its text: one dump prints them all."""
+    with tempfile.TemporaryDirectory() as directory:
+        _output("dump", *MODEL, "--dump-dir", directory)
+        files = sorted(Path(directory).iterdir())
+        return [(file.stem.partition("-")[2], file.read_text(encoding="utf-8")) for file in files]
 
 
 def _output(*command: str) -> str:
