@@ -19,7 +19,7 @@ LEAVES = 8
 hold whole ones, and add up what a single rank would."""
 
 
-AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 20
 """Products that are held at a time."""
 
 
@@ -61,12 +61,12 @@ def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tenso
 def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x[batch, runs, columns]` times `weight[rows, runs, columns]`: `[batch, rows, runs]`."""
     columns = x.float().permute(2, 0, 1).unsqueeze(2)
-    rows = max(1, AT_ONCE // max(1, x.numel()))
+    rows = max(1, _AT_ONCE // max(1, x.numel()))
     found = []
     for first in range(0, weight.shape[0], rows):
         part = weight[first : first + rows].float().permute(2, 0, 1).contiguous()
         found.append(_fold(part.unsqueeze(1) * columns))
-    return torch.cat(found, 1)
+    return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
 def leaves_of(ranks: int) -> int:
@@ -85,7 +85,7 @@ def log(x: torch.Tensor) -> torch.Tensor:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Over the last dimension, rounded where Hugging Face rounds."""
     wide = x.float()
-    mean = total(wide * wide) / x.shape[-1]
+    mean = _fold((wide * wide).movedim(-1, 0)) / x.shape[-1]
     return weight * (wide / torch.sqrt(mean + eps).unsqueeze(-1)).to(x.dtype)
 
 

@@ -11,7 +11,7 @@ import torch
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.paged_attention import read_tokens
-from tpcompile.vm.arithmetic import AT_ONCE, exp, log, total
+from tpcompile.vm.arithmetic import dots, exp, log, total
 from tpcompile.vm.instructions import rules
 from tpcompile.vm.instructions.base import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.region import Region
@@ -90,10 +90,8 @@ class PartialAttention(StepInstruction):
             lse[row, self.heads.slice, self.span] = -torch.inf
         else:
             table = memory[at.tables][row].long()
-            k, v = (
-                read_tokens(side[:, self.kv_head], table, first, last, at.block).float()
-                for side in memory[at.cache][at.layer]
-            )
+            slots = memory[at.cache][at.layer][:, :, self.kv_head].transpose(0, 1)
+            k, v = read_tokens(slots, table, first, last, at.block).float().unbind(1)
             q = memory[at.q][row].view(-1, at.width)[self.heads.slice].float()
             values[:], lse[row, self.heads.slice, self.span] = attend_span(q, k, v, at.scale)
         if probe is not unseen:
@@ -113,13 +111,11 @@ def attend_span(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`[heads, width]` to `k` and `v[tokens, width]`: values normalised, and their log-sum-exp."""
-    parts = torch.split(q, max(1, AT_ONCE // max(1, k.numel())))
-    scores = torch.cat([total(part.unsqueeze(1) * k) for part in parts]) * scale
+    scores = dots(q, k) * scale
     most = scores.amax(-1)
     weights = exp(scores - most[:, None])
     mass = total(weights)
-    rows = torch.split(weights, len(parts[0]))
-    mixed = torch.cat([total(part.unsqueeze(2) * v, dim=1) for part in rows])
+    mixed = dots(weights, v.t())
     return mixed / mass[:, None], most + log(mass)
 
 
