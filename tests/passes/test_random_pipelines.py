@@ -138,8 +138,8 @@ _RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-
         ),
         (f"{_RAISED},fuse-qkv,shard-linears", "shard-linears must run before fuse-qkv"),
         (
-            "canonicalize,raise-norm,raise-rope,raise-attention,plan-sharding",
-            "plan-sharding must run after raise-swiglu",
+            "canonicalize,raise-norm,raise-rope,raise-swiglu,plan-sharding",
+            "plan-sharding must run after raise-attention",
         ),
         (f"{_RAISED},fuse-qkv,interleave-rotary", "interleave-rotary must run before fuse-qkv"),
     ],

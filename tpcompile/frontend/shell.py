@@ -89,7 +89,8 @@ def as_capture_errors(shell: nn.Module) -> Iterator[None]:
     try:
         with redirect_stderr(printed):
             yield
-        sys.stderr.write(printed.getvalue())
+        if sys.stderr is not None:  # as where standard streams are closed
+            sys.stderr.write(printed.getvalue())
     except CompileError as error:
         if error.where:
             raise

@@ -15,7 +15,7 @@ AFTER: dict[str, tuple[str, ...]] = {
     "raise-norm": ("canonicalize",),
     "raise-rope": ("canonicalize",),
     "raise-attention": _HEADS,
-    "plan-sharding": (*_HEADS, "raise-swiglu", "raise-attention"),
+    "plan-sharding": (*_HEADS, "raise-attention"),
     "shard-linears": ("plan-sharding",),
     "kv-heads": ("plan-sharding", "shard-linears"),
     "vocab-parallel": ("plan-sharding",),

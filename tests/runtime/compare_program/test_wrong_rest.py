@@ -35,6 +35,7 @@ from tests.runtime.compare_program.wrong import (
     memory,
     on_rank,
     operands,
+    runs_with,
 )
 from tpcompile.vm.arithmetic import swiglu
 from tpcompile.vm.instructions import (
@@ -141,7 +142,7 @@ WRONG = [
         wrong.weights("l1_o_proj_bias", as_often_as_ranks),
         model="qwen3 with biases",
     ),
-    Wrong("a rank left out of the sum", "mlp_residual", operands(AllReduce, MLP, ranks=2)),
+    Wrong("a rank left out of the sum", "mlp_residual", runs_with(AllReduce, MLP, ranks=2)),
     Wrong(
         "columns that are left over dropped",
         "mlp_residual",
@@ -190,7 +191,7 @@ WRONG = [
         "token",
         operands(NormLmHead, lambda one: one.rank > 0, first=0),
     ),
-    Wrong("bests of one rank only", "token", operands(Argmax, ranks=1)),
+    Wrong("bests of one rank only", "token", runs_with(Argmax, ranks=1)),
     Wrong(
         "the highest of equal tokens",
         "token",

@@ -47,6 +47,16 @@ class Patched(Mistaken):
 
 
 @dataclass(frozen=True)
+class RunsAs(Mistaken):
+    """With the meaning of another instruction."""
+
+    other: StepInstruction
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        self.other.run(memory, probe)
+
+
+@dataclass(frozen=True)
 class OtherMemory(Mistaken):
     """With copies of some buffers that were changed; what it writes there may be put back."""
 
@@ -59,6 +69,10 @@ class OtherMemory(Mistaken):
         self.one.run(other, probe)
         if self.back:
             self.back(memory, other, self.one.at)
+
+
+def anywhere(one: Any) -> bool:
+    return True
 
 
 def instructions(kind: type, change: Change, which: Which = lambda one: True) -> Change:
@@ -89,6 +103,13 @@ def operands(kind: type, which: Which = lambda one: True, **changes: Any) -> Cha
     return instructions(kind, change, which)
 
 
+def runs_with(kind: type, which: Which = anywhere, **changes: Any) -> Change:
+    """Run with other operands than those that the program has: those would be refused."""
+    return instructions(
+        kind, lambda one: RunsAs(one, replace(one, at=replace(one.at, **changes))), which
+    )
+
+
 def functions(kind: type, which: Which, *patches: tuple[Any, str, Any]) -> Change:
     return instructions(kind, lambda one: Patched(one, patches), which)
 
@@ -110,10 +131,6 @@ def weights(name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]
 def of(part: Part) -> Which:
     """Queries, keys or values."""
     return lambda one: one.at.part == part
-
-
-def anywhere(one: Any) -> bool:
-    return True
 
 
 def on_rank(rank: int) -> Which:
