@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,9 @@ MANY = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+_SEEDS = st.integers(0, 2**64 - 1)
+"""A program comes of one seed: drawing each of its numbers takes ten times as long as checking."""
 
 
 @dataclass(frozen=True)
@@ -57,38 +61,49 @@ def boxes(draw: Any, shape: tuple[int, ...]) -> Box:
     return tuple(box)
 
 
-@st.composite
-def steps(draw: Any, most: int = 12, ranks: int = 1) -> tuple[Any, Any]:
+def steps(most: int = 12, ranks: int = 1) -> st.SearchStrategy[Any]:
     """Buffers, and instructions with any regions; blocks of one or two heads among them."""
-    shapes = draw(st.lists(st.sampled_from([(4,), (2, 3), (1,)]), min_size=1, max_size=3))
+    return _SEEDS.map(lambda seed: _steps(Random(seed), most, ranks))
+
+
+def _steps(dice: Random, most: int, ranks: int) -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:
+    shapes = dice.choices([(4,), (2, 3), (1,)], k=dice.randint(1, 3))
     buffers = tuple(Buffer(f"b{number}", shape) for number, shape in enumerate(shapes))
-    touched = st.integers(0, len(buffers) - 1).flatmap(
-        lambda number: boxes(shapes[number]).map(lambda box: Region(number, box))
-    )
-    some = st.lists(touched, max_size=2).map(tuple)
+
+    def some(least: int = 0) -> tuple[Region, ...]:
+        numbers = dice.choices(range(len(buffers)), k=dice.randint(least, 2))
+        return tuple(Region(number, _box(dice, shapes[number])) for number in numbers)
+
     found: list[tuple[Any, Any, tuple[Join, ...]]] = []
-    count = draw(st.integers(1, most))
+    count = dice.randint(1, most)
     while len(found) < count:
-        if draw(st.integers(0, 3)):
-            found.append((draw(some), draw(some), ()))
+        if dice.randint(0, 3):
+            found.append((some(), some(), ()))
             continue
-        regions = draw(st.lists(touched, min_size=1, max_size=2))
+        regions = some(least=1)
         if len(regions) > 1 and _meet(*regions):
             regions = regions[:1]
-        blocks = [block for region in regions for block in draw(blocks_of(region))]
-        for block in draw(st.permutations(blocks)):
-            reads = tuple(r for r in draw(some) if not any(_meet(r, other) for other in regions))
+        blocks = [block for region in regions for block in _blocks_of(dice, region)]
+        for block in dice.sample(blocks, len(blocks)):
+            reads = tuple(r for r in some() if not any(_meet(r, other) for other in regions))
             found.append((reads, (), (block,)))
     return buffers, tuple(
-        Touch(reads, writes, f"touch {number}", draw(st.integers(0, ranks - 1)), joins)
+        Touch(reads, writes, f"touch {number}", dice.randint(0, ranks - 1), joins)
         for number, (reads, writes, joins) in enumerate(found)
     )
 
 
-@st.composite
-def blocks_of(draw: Any, region: Region) -> list[Join]:
+def _box(dice: Random, shape: tuple[int, ...]) -> Box:
+    starts = [dice.randint(0, extent - 1) for extent in shape]
+    return tuple(
+        (start, dice.randint(start + 1, extent))
+        for start, extent in zip(starts, shape, strict=True)
+    )
+
+
+def _blocks_of(dice: Random, region: Region) -> list[Join]:
     """The blocks of one head."""
-    count = draw(st.integers(1, 3))
+    count = dice.randint(1, 3)
     whole = 2 * count
     return [Join(region, (2 * place, 2 * place + 2), whole, count) for place in range(count)]
 
@@ -97,32 +112,36 @@ def _meet(one: Region, other: Region) -> bool:
     return one.buffer == other.buffer and overlap(one.box, other.box)
 
 
-@st.composite
-def programs(draw: Any, most: int = 12, ranks: int = 2, repeats: bool | None = None) -> Program:
+def programs(
+    most: int = 12, ranks: int = 2, repeats: bool | None = None
+) -> st.SearchStrategy[Program]:
     """Any regions, any assignment to workers, queues in any order that dependencies allow."""
-    ranks = draw(st.integers(1, ranks))
-    buffers, instructions = draw(steps(most, ranks))
+    return _SEEDS.map(lambda seed: _program(Random(seed), most, ranks, repeats))
+
+
+def _program(dice: Random, most: int, ranks: int, repeats: bool | None) -> Program:
+    ranks = dice.randint(1, ranks)
+    buffers, instructions = _steps(dice, most, ranks)
     ranks_of = [instruction.rank for instruction in instructions]
-    queues = draw(queues_for(dependencies(instructions), ranks_of, ranks))
-    sharing = draw(st.sampled_from([1, 1, 2]))
-    again = draw(st.booleans()) if repeats is None else repeats
+    queues = _queues_for(dice, dependencies(instructions), ranks_of, ranks)
+    sharing = dice.choice([1, 1, 2])
+    again = dice.random() < 0.5 if repeats is None else repeats
     return program_of(buffers, instructions, queues, ranks, sharing, again)
 
 
-@st.composite
-def queues_for(
-    draw: Any, groups: Groups, ranks_of: Sequence[int], ranks: int
+def _queues_for(
+    dice: Random, groups: Groups, ranks_of: Sequence[int], ranks: int
 ) -> tuple[tuple[int, ...], ...]:
-    workers = draw(st.integers(1, 3))
+    workers = dice.randint(1, 3)
     queues: list[list[int]] = [[] for _ in range(workers * ranks)]
     left = set(range(len(groups)))
     while left:
         free = sorted(
             n for n in left if not any(e in left for group in groups[n] for e in group.members)
         )
-        number = draw(st.sampled_from(free))
+        number = dice.choice(free)
         left.discard(number)
-        queues[ranks_of[number] * workers + draw(st.integers(0, workers - 1))].append(number)
+        queues[ranks_of[number] * workers + dice.randint(0, workers - 1)].append(number)
     return tuple(map(tuple, queues))
 
 
