@@ -7,19 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
 from tpcompile.errors import CheckpointError, UsageError
-from tpcompile.frontend import Captured
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import ADAPTER
+
+if TYPE_CHECKING:  # workers need no frontend, and start sooner without it
+    from tpcompile.frontend import Captured
 
 GENERATION_CONFIG = "generation_config.json"
 

@@ -21,6 +21,8 @@ from tests.runtime.eager_pair import PAD, enlivened, prompt
 from tpcompile.runtime.demo import make_demo
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 NEW = 64
 
 NOISE = 1.01
