@@ -13,7 +13,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import Both, enlivened, prompt
-from tpcompile.errors import UsageError
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.presets import preset
 
 VOCABULARY = 128
@@ -139,7 +139,7 @@ def test_use_cache_of_the_config(both: Both) -> None:
 
 def test_masks_in_four_dimensions_are_refused(both: Both) -> None:
     mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    with pytest.raises(UsageError, match="attention_mask"):
+    with pytest.raises(UnsupportedError, match="attention_mask that says who sees whom"):
         both.compiled(_ids(1, 9), attention_mask=mask, use_cache=False)
 
 

@@ -20,8 +20,6 @@ def both() -> Both:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "parameters": (lambda model: model.parameters(), "gather_weight"),
-    "named_parameters": (lambda model: model.named_parameters(), "gather_weight"),
     "get_parameter": (lambda model: model.get_parameter("model.norm.weight"), "gather_weight"),
     "get_input_embeddings": (lambda model: model.get_input_embeddings(), "state_dict"),
     "get_output_embeddings": (lambda model: model.get_output_embeddings(), "state_dict"),

@@ -40,10 +40,11 @@ def _refused(name: str, why: tuple[str, str]) -> Callable[..., NoReturn]:
 
 
 class Refusals:
-    """Each of these would find an empty module here, and answer without an error."""
+    """Each of these would find an empty module here, and answer without an error.
 
-    parameters = _refused("parameters", _NO_MODULES)
-    named_parameters = _refused("named_parameters", _NO_MODULES)
+    `parameters()` stays, and is empty: Hugging Face's code looks through it for devices.
+    """
+
     get_parameter = _refused("get_parameter", _NO_MODULES)
     get_input_embeddings = _refused("get_input_embeddings", _NO_MODULES)
     get_output_embeddings = _refused("get_output_embeddings", _NO_MODULES)
