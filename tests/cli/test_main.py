@@ -24,7 +24,9 @@ def python(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_has_examples(cli: Cli, command: str) -> None:
+def test_help_has_examples(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """It fits a terminal of 80 columns; argparse uses what a wider one has."""
+    monkeypatch.setenv("COLUMNS", "80")
     ran = cli(f"{command} --help")
     assert (ran.status, ran.err) == (0, "")
     assert "examples:\n  tpcompile " in ran.out
