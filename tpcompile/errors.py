@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class CompileError(Exception):
@@ -24,6 +25,12 @@ class CompileError(Exception):
         self.expected = expected
         self.hint = hint
         super().__init__(self._paragraph())
+
+    def at(self, where: str) -> Self:
+        """Return the same error with this place."""
+        return type(self)(
+            self.message, where=where, got=self.got, expected=self.expected, hint=self.hint
+        )
 
     def _paragraph(self) -> str:
         details = (("At ", self.where), ("Found ", self.got), ("Expected ", self.expected))

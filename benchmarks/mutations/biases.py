@@ -51,27 +51,22 @@ def dropped(draft: Draft) -> str:
 
 def of_another_layer(draft: Draft) -> str:
     """One linear takes the bias of the layer before it, or two take each other's."""
-    nodes = _biased(draft)
-    pairs = [
-        (a, b)
-        for a, b in combinations(nodes, 2)
-        if layer_of(a) != layer_of(b) and type_of(_bias(a)) == type_of(_bias(b))
-    ]
-    return _taken(draft, *draft.pick(pairs, "two biases alike"))
+    return _taken(draft, one_layer=False)
 
 
 def of_another_projection(draft: Draft) -> str:
     """Of keys for values, of gate for up: alike in shape and layout, in one layer."""
+    return _taken(draft, one_layer=True)
+
+
+def _taken(draft: Draft, *, one_layer: bool) -> str:
+    """The later linear takes the bias of the earlier; and the earlier that of the later."""
     pairs = [
         (a, b)
         for a, b in combinations(_biased(draft), 2)
-        if layer_of(a) == layer_of(b) and type_of(_bias(a)) == type_of(_bias(b))
+        if (layer_of(a) == layer_of(b)) == one_layer and type_of(_bias(a)) == type_of(_bias(b))
     ]
-    return _taken(draft, *draft.pick(pairs, "two biases alike"))
-
-
-def _taken(draft: Draft, one: fx.Node, other: fx.Node) -> str:
-    """The later linear takes the bias of the earlier; and the earlier that of the later."""
+    one, other = draft.pick(pairs, "two biases alike")
     first, second = _bias(one), _bias(other)
     other.update_arg(2, first)
     if draft.dice.random() < 0.5:

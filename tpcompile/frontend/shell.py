@@ -94,13 +94,7 @@ def as_capture_errors(shell: nn.Module) -> Iterator[None]:
     except CompileError as error:
         if error.where:
             raise
-        raise type(error)(
-            error.message,
-            where=type(shell).__name__,
-            got=error.got,
-            expected=error.expected,
-            hint=error.hint,
-        ) from error
+        raise error.at(type(shell).__name__) from error
     except Exception as error:
         if isinstance(error, GuardOnDataDependentSymNode) or _ITEM_OF_META in str(error):
             raise UnsupportedError(

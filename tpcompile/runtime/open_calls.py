@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tpcompile.runtime.ranks.owner import Owner
 
 _LAST_S = 10.0
 """How long the interpreter may wait for a step that a daemon thread has begun."""
@@ -24,7 +25,7 @@ class OpenCalls:
         self._changed = threading.Condition()
         self._inside: Counter[int] = Counter()
         self._ending = False
-        self._process = os.getpid()
+        self._owner = Owner()
 
     @contextmanager
     def enter(self) -> Iterator[None]:
@@ -48,7 +49,7 @@ class OpenCalls:
 
     def end(self) -> None:
         """Let no other thread begin a call, and wait for those that have."""
-        if os.getpid() != self._process:  # in a fork there are no other threads
+        if not self._owner.here:  # in a fork there are no other threads
             return
         me = threading.get_ident()
         with self._changed:

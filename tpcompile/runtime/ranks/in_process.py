@@ -11,10 +11,10 @@ from torch import nn
 from tpcompile.backends.torch_tp import SimulatedGroup, run_together
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step, make_parameter
+from tpcompile.runtime.ranks.rank import OneFront, Rank, RankProgram, Step, make_parameter
 
 
-class InProcessRanks:
+class InProcessRanks(OneFront):
     """All ranks of a model, each with its own module and KV cache."""
 
     def __init__(
@@ -56,23 +56,6 @@ class InProcessRanks:
         """A parameter as a rank holds it."""
         check_open(self.closed)
         return self._ranks[rank].parameter(name)
-
-    def agree(self) -> None:
-        """One front hands out all work, so there is nobody to agree with."""
-
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """This is the only front."""
-        return x
-
-    @property
-    def front(self) -> int:
-        """The first, and the only one."""
-        return 0
-
-    @property
-    def fronts(self) -> int:
-        """One front hands out all work."""
-        return 1
 
     @property
     def processes(self) -> list[int]:

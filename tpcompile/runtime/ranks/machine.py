@@ -10,10 +10,10 @@ from torch import nn
 from tpcompile.backends.reference import Machine
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
-from tpcompile.runtime.ranks.rank import Ranks, Step
+from tpcompile.runtime.ranks.rank import OneFront, Ranks, Step
 
 
-class MachineRanks:
+class MachineRanks(OneFront):
     """A step in which every sequence has one new token goes to the reference machine.
 
     Modules and machine share each rank's weights and KV cache, so they may take turns.
@@ -55,23 +55,6 @@ class MachineRanks:
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as a rank holds it."""
         return self._modules.parameter(rank, name)
-
-    def agree(self) -> None:
-        """One front hands out all work, so there is nobody to agree with."""
-
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """This is the only front."""
-        return x
-
-    @property
-    def front(self) -> int:
-        """The first, and the only one."""
-        return 0
-
-    @property
-    def fronts(self) -> int:
-        """One front hands out all work."""
-        return 1
 
     @property
     def processes(self) -> list[int]:

@@ -116,6 +116,27 @@ class Ranks(Protocol):
         ...
 
 
+class OneFront:
+    """The part of `Ranks` that is trivial where a single process calls the model."""
+
+    def agree(self) -> None:
+        """Return at once: there is no other front to agree with."""
+
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`: this is the first front."""
+        return x
+
+    @property
+    def front(self) -> int:
+        """The first, and the only one."""
+        return 0
+
+    @property
+    def fronts(self) -> int:
+        """The number of processes that call the model."""
+        return 1
+
+
 def rank_programs(graph: fx.GraphModule) -> list[RankProgram]:
     """What each rank of a sharded graph needs."""
     nodes = list(parameters(graph.graph))

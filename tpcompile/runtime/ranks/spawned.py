@@ -16,7 +16,7 @@ from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks.channel import encode
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import RankProgram, Step
+from tpcompile.runtime.ranks.rank import OneFront, RankProgram, Step
 from tpcompile.runtime.ranks.shared_weights import fill, places_of
 from tpcompile.runtime.ranks.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
 from tpcompile.runtime.ranks.workers import Workers, cores
@@ -26,7 +26,7 @@ _TOKENS_A_LIMIT = 256
 """A step may take the limit once more for so many tokens: long prompts are no hanging ranks."""
 
 
-class SpawnedRanks:
+class SpawnedRanks(OneFront):
     """All ranks of a model, as processes of this machine.
 
     They start when this is made, which takes about two seconds; `load` waits for them. A rank
@@ -100,23 +100,6 @@ class SpawnedRanks:
             (answer,) = self._workers.answers(Done, ranks=[rank])
         assert answer.result is not None
         return answer.result
-
-    def agree(self) -> None:
-        """One front hands out all work, so there is nobody to agree with."""
-
-    def same(self, x: torch.Tensor) -> torch.Tensor:
-        """This is the only front."""
-        return x
-
-    @property
-    def front(self) -> int:
-        """The first, and the only one."""
-        return 0
-
-    @property
-    def fronts(self) -> int:
-        """One front hands out all work."""
-        return 1
 
     def close(self) -> None:
         """End the workers. A fork of their owner only closes its files of them."""

@@ -199,10 +199,7 @@ def failure(rank: int, error: Exception) -> Failed:
     """An error as the parent is told it: a kind of `CompileError` stays what it is."""
     if isinstance(error, CompileError):
         where = f"rank {rank}" + (f", {error.where}" if error.where else "")
-        told = type(error)(
-            error.message, where=where, got=error.got, expected=error.expected, hint=error.hint
-        )
-        return Failed(told, isinstance(error, PeerError))
+        return Failed(error.at(where), isinstance(error, PeerError))
     trace = "".join(traceback.format_exception(error))
     named = "".join(traceback.format_exception_only(error)).strip()
     told = RankError(f"Rank {rank} raised {named}", got=f"in the worker:\n{trace}")
