@@ -24,11 +24,12 @@ from tests.vm.mutants.running import (
     comes_right,
     spoilt,
 )
-from tests.vm.mutants.table import KINDS, Mutant, all_bases, judged, mutants_of
+from tests.vm.mutants.table import KINDS, Count, Mutant, all_bases, judged, mutants_of
 from tests.vm.mutants.traps import TRAPS
-from tests.vm.mutants.words import judged_words, word_mutants, words_of_kind
+from tests.vm.mutants.words import BIASED, judged_words, word_mutants, words_of_kind
 from tpcompile.errors import VerifyError
 from tpcompile.vm import verify
+from tpcompile.vm.agreement import Agreement
 from tpcompile.vm.done import Done
 from tpcompile.vm.instructions import INSTRUCTIONS, StepInstruction
 from tpcompile.vm.instructions.base import word_count
@@ -208,6 +209,32 @@ def test_every_word_can_be_the_wrong_one() -> None:
         assert len(words) == word_count(kind)
         changed = {word for m in word_mutants(kind, 10 * len(words)) for word in m.changed}
         assert changed == set(words)
+
+
+WITH_BIAS = [kind for kind in INSTRUCTIONS if any(w.path == "bias" for w in words_of_kind(kind))]
+
+
+def _wrong_biases(kind: type[StepInstruction]) -> Count:
+    return judged_words(kind, 24, bases=BIASED, orders_each=8, operand="bias")[0]
+
+
+@pytest.mark.parametrize("kind", WITH_BIAS, ids=lambda kind: kind.name)
+def test_a_wrong_bias_is_refused_or_does_no_harm(kind: type[StepInstruction]) -> None:
+    """Refused is what is no bias of that length; another layer's, or none, is another program."""
+    found = _wrong_biases(kind)
+    assert found.mutants >= 12
+    assert found.unsafe_accepted == 0 < found.refused
+    assert found.safe_refused == 0
+
+
+def test_biases_that_nobody_compares_with_their_buffers_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = Agreement._absent
+    monkeypatch.setattr(
+        Agreement, "_absent", lambda self, named: named.path == "bias" or right(self, named)
+    )
+    assert any(_wrong_biases(kind).unsafe_accepted for kind in WITH_BIAS)
 
 
 def _nothing(*arguments: object) -> Any:

@@ -40,22 +40,35 @@ LONGEST = 64
 
 EVEN = "even"
 """A model whose heads, widths and vocabulary 8 ranks share evenly, with bias and head norms."""
-
-
-@lru_cache(maxsize=32)
-def pair_named(model: str) -> Pair:
-    """A preset, small, or the model that ranks share evenly."""
-    if model != EVEN:
-        return preset_pair(model)
-    changes = {
+BIASED = "biased"
+"""A model all of whose linears but the head have biases."""
+OWN = {
+    EVEN: {
+        **preset("tiny-qwen3"),
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
         "hidden_size": 128,
         "intermediate_size": 256,
         "vocab_size": 1024,
         "attention_bias": True,
-    }
-    return pair_of(AutoConfig.for_model(**{**preset("tiny-qwen3"), **changes}))
+    },
+    BIASED: {
+        **preset("tiny-qwen3"),
+        "model_type": "llama",
+        "hidden_size": 96,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+}
+"""Models that are no presets."""
+
+
+@lru_cache(maxsize=32)
+def pair_named(model: str) -> Pair:
+    """A preset, small, or one of the models that are none."""
+    if model in OWN:
+        return pair_of(AutoConfig.for_model(**OWN[model]))
+    return preset_pair(model)
 
 
 @dataclass(frozen=True)

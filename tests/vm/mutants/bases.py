@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from tests.backends.reference.stepping import Case
+from tests.backends.reference.stepping import BIASED, Case
 from tpcompile.vm.assemble import assemble
 from tpcompile.vm.instructions import StepInstruction
 from tpcompile.vm.lowering import StepPlan
@@ -109,7 +109,8 @@ def described(true: StepInstruction) -> Described:
 
 
 def bases() -> list[Base]:
-    """All models, ranks and lowerings, with policies, batches and splits that take turns."""
+    """All models, ranks and lowerings, with policies, batches and splits that take turns; and
+    biases of every linear."""
     found = []
     ways = product(MODELS, (1, 2, 3), ("heads", "rows"))
     policies = list(POLICIES)
@@ -131,4 +132,12 @@ def bases() -> list[Base]:
                     column_splits=1 + turn if lowering == "heads" else 1,
                 )
             )
-    return [Base(case) for case in found]
+    return [Base(case) for case in (*found, *_biased())]
+
+
+def _biased() -> list[FineCase]:
+    """Where every linear but the head has a bias."""
+    return [
+        FineCase(BIASED, 1, lengths=(9, 10), column_splits=2, workers=2, policy="zigzag"),
+        FineCase(BIASED, 2, lengths=(9,), lowering="rows", workers=6),
+    ]

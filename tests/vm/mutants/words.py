@@ -29,8 +29,9 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.text import format_program, parse_program
 from tpcompile.vm.verify import check_program
 
-FEW, MANY = (0, 4, 12, 13), (*range(8), *range(11, 19))
-"""Of the bases: a few small ones with all kinds of instructions, and more."""
+FEW, MANY = (0, 4, 12, 13), (*range(8), *range(11, 19), 33, 34)
+BIASED = (0, 33, 34)
+"""Of the bases: a few small ones with all kinds of instructions, more, and some with biases."""
 
 _SIZES = ("batch", "width", "rows", "ffn", "item", "longest", "most_blocks", "block", "spans")
 FIXED = frozenset((*_SIZES, "rank", "ranks", "slots", "most_stops", "steps", "first_row"))
@@ -95,9 +96,14 @@ def _encoded(base: Base) -> EncodedProgram:
 
 
 def word_mutants(
-    kind: type[StepInstruction], count: int, seed: int = 0, bases: Sequence[int] = FEW
+    kind: type[StepInstruction],
+    count: int,
+    seed: int = 0,
+    bases: Sequence[int] = FEW,
+    operand: str = "",
 ) -> Iterator[WordMutant]:
-    """So many, all different, of instructions of this kind; each word of them in its turn."""
+    """So many, all different, of instructions of this kind; each word of them in its turn, or
+    always that of one operand."""
     dice = Random(f"{kind.name} {seed}")
     places = [
         (base, [n for n, one in enumerate(base.steps) if type(one) is kind])
@@ -105,12 +111,13 @@ def word_mutants(
     ]
     places = [(base, numbers) for base, numbers in places if numbers]
     words = words_of_kind(kind)
+    wanted = [n for n, word in enumerate(words) if operand in ("", word.path)]
     seen: set[object] = set()
     for attempt in range(40 * count):
         if len(seen) == count:
             return
-        base, numbers = places[(attempt // len(words)) % len(places)]
-        number, place = dice.choice(numbers), attempt % len(words)
+        base, numbers = places[(attempt // len(wanted)) % len(places)]
+        number, place = dice.choice(numbers), wanted[attempt % len(wanted)]
         row = [int(word) for word in _encoded(base).words[number]]
         changed = _change(dice, words, row, place)
         key = base, number, tuple(row)
@@ -165,7 +172,7 @@ def judge_word(mutant: WordMutant, seed: int, orders: bool = True) -> Verdict:
     faults = check_program(program)
     assert not refused or faults, f"an entry refuses what the verifier accepts: {mutant}"
     refused = bool(faults)
-    if refused and _disagrees(mutant, program):
+    if _disagrees(mutant, program):
         return Verdict(refused, unsafe=True)
     return Verdict(refused, unsafe=not _safe(mutant, program, seed, orders))
 
@@ -210,7 +217,8 @@ def _disagrees(mutant: WordMutant, program: Program) -> bool:
             if not math.isfinite(new) or (word.name.endswith("eps") and new < 0):
                 return True
         elif word.kind is int and word.name not in _NUMBERS:
-            if _look(buffers, old) != _look(buffers, new):
+            left_out = word.name == "bias" and new == NONE
+            if _look(buffers, old) != _look(buffers, new) and not left_out:
                 return True
         elif (word.name in FIXED and not word.own) or _out_of_range(wrong, word, new, buffers):
             return True
@@ -257,13 +265,14 @@ def judged_words(
     seed: int = 0,
     bases: Sequence[int] = FEW,
     orders_each: int = 1,
+    operand: str = "",
 ) -> tuple[Count, list[WordMutant]]:
     """What is said of so many, and those of which the verifier and the machine differ.
 
     One in `orders_each` is run in other orders too.
     """
     found, strange = Count(), []
-    for place, mutant in enumerate(word_mutants(kind, count, seed, bases)):
+    for place, mutant in enumerate(word_mutants(kind, count, seed, bases, operand)):
         verdict = judge_word(mutant, place, orders=place % orders_each == 0)
         found.add(Count(1, verdict.unsafe, verdict.refused, verdict.refused and not verdict.unsafe))
         if verdict.unsafe is not verdict.refused:
