@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,27 @@ def test_the_end_waits_for_a_call_that_has_begun(raised: list[object]) -> None:
     thread.join(60)
     assert not ending.is_alive() and not thread.is_alive()
     assert raised == [SystemExit]
+
+
+def test_the_end_waits_until_a_thread_has_freed_what_it_holds(raised: list[object]) -> None:
+    """Freeing tensors takes the interpreter's lock too; so does all that a thread does last."""
+    calls, inside, ends = OpenCalls(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        try:
+            with calls.enter():
+                inside.set()
+                ends.wait(60)
+                raise ValueError("the ranks are gone")
+        finally:
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert inside.wait(60)
+    threading.Timer(0.05, ends.set).start()
+    calls.end()
+    assert not thread.is_alive() and raised == [SystemExit]
 
 
 def test_after_the_end_only_the_main_thread_calls(raised: list[object]) -> None:
