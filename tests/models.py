@@ -17,7 +17,7 @@ from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.presets import preset
 from tpcompile.runtime.packing import Packed, pack
-from tpcompile.runtime.weights import RandomWeights
+from tpcompile.runtime.weights import ModelWeights, RandomWeights
 
 TOLERANCE = 1e-5
 """Largest error of fp32 logits against Hugging Face eager, over the largest logit: both add the
@@ -58,18 +58,18 @@ class Pair:
 
     captured: Captured
     eager: Any
-    read: RandomWeights
+    read: ModelWeights
+    """Those of the eager model, in place."""
 
 
 def pair_of(config: Any, seed: int = 0) -> Pair:
     """From a configuration; the weights come from the seed."""
     captured = capture(config, dtype=torch.float32)
-    read = RandomWeights(captured, seed)
     eager = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    read.load_into(eager)
-    return Pair(captured, eager, read)
+    RandomWeights(captured, seed).load_into(eager)
+    return Pair(captured, eager, ModelWeights(eager))
 
 
 @lru_cache(maxsize=32)

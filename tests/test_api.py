@@ -179,6 +179,7 @@ def test_what_stands_before_the_ranks_ends_them(monkeypatch: pytest.MonkeyPatch)
 
     def spied(*args: Any, **options: Any) -> Any:
         started.append(spawned(*args, **options))
+        assert len(started[-1].processes) == 2
         return started[-1]
 
     monkeypatch.setattr(start, "SpawnedRanks", spied)

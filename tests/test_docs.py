@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +20,27 @@ def _python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+@pytest.fixture
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What a script prints, run as the main module of this process, which has imported torch."""
+
+    def run(script: str, *arguments: str) -> str:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(script, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.usefixtures("captured_once")
 @pytest.mark.parametrize("page", ["ir", "program"])
-def test_a_page_is_what_the_tool_prints(page: str) -> None:
-    found = subprocess.run(
-        [sys.executable, f"docs/make_{page}_page.py", "--print"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_a_page_is_what_the_tool_prints(page: str, run_here: Callable[..., str]) -> None:
+    found = run_here(f"docs/make_{page}_page.py", "--print")
     expected = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    assert found.stdout == expected, f"docs/{page}.md is stale: run `make docs`"
+    assert found == expected, f"docs/{page}.md is stale: run `make docs`"
 
 
 def test_the_worked_pass_of_the_page_works() -> None:
@@ -81,8 +93,8 @@ def _run(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES - NEED_A_CHECKPOINT))
-def test_examples_run(example: str) -> None:
-    _run(f"examples/{example}")
+def test_examples_run(example: str, run_here: Callable[..., str]) -> None:
+    assert run_here(f"examples/{example}")
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +113,12 @@ def test_generating_on_two_ranks(demo: str) -> None:
     assert said.endswith("all 96 tokens are those of Hugging Face eager\n")
 
 
-def test_an_example_under_torchrun(demo: str) -> None:
+def test_an_example_under_torchrun(demo: str, run_here: Callable[..., str]) -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     said = _run(*launch, "examples/04_torchrun.py", demo)
     assert said.startswith("2 ranks: Anna is")
     assert said.count("ranks:") == 1
-    assert _run("examples/04_torchrun.py", demo) == said.replace("2 ranks", "1 ranks")
+    assert run_here("examples/04_torchrun.py", demo) == said.replace("2 ranks", "1 ranks")
 
 
 def test_the_dump_of_the_readme_is_what_the_tool_prints(capsys: pytest.CaptureFixture[str]) -> None:

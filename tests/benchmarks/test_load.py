@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,8 +106,10 @@ def test_ranks_that_were_not_seen_are_an_error(
 ) -> None:
     class Unseen(Side):
         def ready(self) -> list[int]:
-            super().ready()
-            return ranks
+            return ranks  # before the side has loaded anything
+
+        def ask(self, request: str, tokens: Sequence[int]) -> tuple[list[float], Any]:
+            return [], None
 
     monkeypatch.setattr("benchmarks.load.Side", Unseen)
     with random_checkpoint("tiny-qwen3") as checkpoint, pytest.raises(SideError, match="not seen"):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.models import preset_pair, scaled_config
 from tpcompile.errors import CheckpointError
 from tpcompile.frontend import capture
-from tpcompile.runtime.weights import ModelWeights, RandomWeights, weights_of
+from tpcompile.runtime.weights import RandomWeights, weights_of
 
 
 def test_a_seed_always_gives_the_same_weights() -> None:
@@ -49,7 +49,7 @@ def test_a_model_in_memory_is_read_in_place() -> None:
 @pytest.mark.parametrize("source", ["random", "model"])
 def test_a_tensor_that_is_not_there(source: str) -> None:
     pair = preset_pair("tiny-qwen2")
-    read = pair.read if source == "random" else ModelWeights(pair.eager)
+    read = RandomWeights(pair.captured, 0) if source == "random" else pair.read
     with pytest.raises(CheckpointError, match="no tensor"):
         read("model.nothing", (slice(0, 1),))
 

@@ -38,23 +38,25 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.verify import check_program, verify_program
 
 EACH = 56
-FEWER = {
+OTHERS = {
     "no_waits_between_steps": 27,
     "counters_cleared": 30,
     "residual_added_to_while_it_is_read": 47,
+    "region_shifted": 120,
 }
-"""Kinds of which there are not so many, one for each program or layer."""
+"""Kinds of which there are not so many, one for each program or layer; and one that harms seldom,
+for a neighbour is most often written by the same instructions."""
 SAFE = ("buffer_reused_openly", "counter_split")
 """Kinds that do no harm, or hardly ever: whoever refuses them refuses too much."""
 
 
 def test_there_are_thousands() -> None:
-    assert sum(FEWER.get(kind, EACH) for kind in KINDS) >= 2000
+    assert sum(OTHERS.get(kind, EACH) for kind in KINDS) >= 2000
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_verifier_says_what_the_adversary_says(kind: str) -> None:
-    count = FEWER.get(kind, EACH)
+    count = OTHERS.get(kind, EACH)
     found, strange = judged(kind, count)
     assert found.mutants == count, found
     assert found.unsafe_accepted == 0, list(map(str, strange))
@@ -97,7 +99,7 @@ def test_and_so_it_does_of_many(kind: str) -> None:
 
 def _come_wrong(kind: str, count: int) -> list[bool]:
     judge = Judge()
-    unsafe = (m for m in mutants_of(kind, EACH, 2) if judge.broken(m.program))
+    unsafe = (m for m in mutants_of(kind, OTHERS.get(kind, EACH), 2) if judge.broken(m.program))
     return [spoilt(mutant, judge) for mutant in islice(unsafe, count)]
 
 

@@ -29,8 +29,9 @@ _TOKENS_A_LIMIT = 256
 class SpawnedRanks(OneFront):
     """All ranks of a model, as processes of this machine.
 
-    They start when this is made, which takes about two seconds; `load` waits for them. A rank
-    that fails, dies, or says nothing for `timeout` seconds ends them all.
+    They start when this is made, all from one interpreter that needs about two seconds to import
+    torch; `load` waits for them. A rank that fails, dies, or says nothing for `timeout` seconds
+    ends them all.
     """
 
     def __init__(self, tp: int, *, threads: int | None = None, timeout: float = 60.0) -> None:

@@ -1,35 +1,101 @@
-"""What the interpreter of a worker runs first, before anything heavy is imported."""
+"""What the interpreter that becomes the workers runs first, before anything heavy is imported."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import select
 import signal
+import socket
+import struct
 import sys
 import threading
+from collections.abc import Sequence
 
 STACK_SIGNAL = signal.SIGUSR1
 """On it a worker writes where it is into the file that its parent reads."""
+
+END = 255
+"""What the launcher is sent to end; any other byte asks for the status of that rank."""
+STATUS = struct.Struct("i")
+"""How it answers."""
+RUNNING = 1000
+"""The status of a worker that has not ended."""
 
 _PR_SET_PDEATHSIG = 1
 """Linux's `prctl` option: the signal that a process gets when its parent ends."""
 _LOOK_AGAIN = 1000
 """Milliseconds; the lifeline tells at once, but a fork of the parent may hold it too."""
 
+Files = tuple[int, int, int]
+"""Of a worker: its connection, what it prints to, and where it writes stacks."""
 
-def main(parent: int, rank: int, connection: int, lifeline: int, stacks: int, threads: int) -> None:
-    """Serve the parent until it has gone."""
+
+def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence[Files]) -> None:
+    """Import what workers need, fork into them, and answer for them until the parent has gone."""
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
-    threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
     faulthandler.enable()
-    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
+    faulthandler.register(STACK_SIGNAL, file=ranks[0][2], all_threads=False)
 
     from tpcompile.runtime.ranks.worker import serve
 
-    serve(rank, connection, threads)
+    gc.freeze()  # or the first collection of each would write to, and so copy, all it shares
+    launcher = os.getpid()
+    workers: list[int] = []
+    for rank, (connection, errors, stacks) in enumerate(ranks):
+        worker = os.fork()
+        if worker:
+            workers.append(worker)
+            continue
+        die_with(launcher)
+        for output in (1, 2):
+            os.dup2(errors, output)
+        faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
+        _close(control, *_files_of(ranks[:rank]), *_files_of(ranks[rank + 1 :]))
+        _watch(lifeline, launcher)
+        serve(rank, connection, threads)
+        return
+    _close(*(connection for connection, _, _ in ranks))
+    _watch(lifeline, parent)
+    _answer_for(workers, socket.socket(fileno=control))
+
+
+def _files_of(ranks: Sequence[Files]) -> list[int]:
+    return [file for own in ranks for file in own]
+
+
+def _close(*files: int) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _answer_for(workers: Sequence[int], control: socket.socket) -> None:
+    """Tell how workers ended; end those that are left in the end."""
+    control.sendall(struct.pack(f"{len(workers)}i", *workers))
+    ended: dict[int, int] = {}
+
+    def look(rank: int, how: int) -> int:
+        if rank not in ended:
+            found, status = os.waitpid(workers[rank], how)
+            if not found:
+                return RUNNING
+            ended[rank] = os.waitstatus_to_exitcode(status)
+        return ended[rank]
+
+    while (asked := control.recv(1)) and asked[0] != END:
+        control.sendall(STATUS.pack(look(asked[0], os.WNOHANG)))
+    for rank, worker in enumerate(workers):
+        if rank not in ended:  # until then the number is nobody else's
+            os.kill(worker, signal.SIGKILL)
+    for rank in range(len(workers)):
+        look(rank, 0)
+
+
+def _watch(lifeline: int, parent: int) -> None:
+    threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
 
 
 def die_with(parent: int) -> None:

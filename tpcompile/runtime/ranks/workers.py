@@ -18,9 +18,10 @@ from typing import TypeVar
 from tpcompile.errors import CompileError, RankError
 from tpcompile.runtime.ranks.channel import ChannelClosed, Encoded
 from tpcompile.runtime.ranks.descriptors import pipe, socket_pair
+from tpcompile.runtime.ranks.launcher import Launcher
 from tpcompile.runtime.ranks.owner import Owner
 from tpcompile.runtime.ranks.worker import Done, Failed, Progress, Ready
-from tpcompile.runtime.ranks.worker_process import WorkerProcess, stacks_of
+from tpcompile.runtime.ranks.worker_process import WorkerProcess
 
 _Answer = TypeVar("_Answer", Ready, Done)
 _START_S = 60.0
@@ -34,37 +35,43 @@ class Workers:
 
     def __init__(self, tp: int, threads: int | None, timeout: float) -> None:
         self._timeout = timeout
-        self._workers: list[WorkerProcess] = []
         watched, lifeline = pipe()
         starter = _Starter()
-        self.end = weakref.finalize(self, _end, Owner(), starter, self._workers, lifeline)
+        self.end = weakref.finalize(self, _end, Owner(), starter, lifeline)
         """Ends all processes; so does the end of this object, or of the interpreter."""
         share = threads or max(1, cores() // tp)
         try:
-            starter.run(partial(_start, tp, watched, share, timeout, self._workers))
+            self._launcher = starter.run(partial(Launcher, tp, watched, share))
         except BaseException:
             self.end()
             raise
         finally:
             os.close(watched)
+        self._workers = self._launcher.workers
+        for worker in self._workers:
+            worker.channel.set_timeout(timeout)
 
     @property
     def pids(self) -> list[int]:
-        """The processes, by rank."""
-        return [worker.pid for worker in self._workers]
+        """The processes, by rank; none if they were ended before there were any."""
+        pids = self._launcher.pids(_START_S)
+        if not pids and self.end.alive:
+            self.check_alive()
+            raise self._hung(range(len(self._workers)), _START_S)
+        return list(pids)
 
     def check_alive(self) -> None:
         """Work of this process takes long, and a worker may die meanwhile."""
-        dead = next((worker for worker in self._workers if not worker.alive()), None)
-        if dead is not None:
-            raise dead.death()
+        for worker in self._workers:
+            if not worker.alive():
+                raise self._launcher.death(worker.rank)
 
     def send_file(self, rank: int, file: int) -> None:
         """Hand over an open file, behind the message that says what it is."""
         try:
             self._workers[rank].channel.send_file(file)
         except ChannelClosed as error:
-            raise self._workers[rank].death() from error
+            raise self._launcher.death(rank) from error
 
     def introduce(self) -> None:
         """Hand every two ranks the ends of a socket between them, in the order of the others."""
@@ -118,7 +125,7 @@ class Workers:
         try:
             worker.channel.send_encoded(message)
         except ChannelClosed as error:
-            raise worker.death() from error
+            raise self._launcher.death(worker.rank) from error
         except TimeoutError as error:
             raise self._hung([worker.rank], self._timeout) from error
 
@@ -126,13 +133,13 @@ class Workers:
         try:
             message: object = worker.channel.receive()
         except ChannelClosed as error:
-            raise worker.death() from error
+            raise self._launcher.death(worker.rank) from error
         except TimeoutError as error:
             raise self._hung([worker.rank], self._timeout) from error
         return message
 
     def _hung(self, ranks: Sequence[int], seconds: float) -> RankError:
-        stacks = stacks_of([self._workers[rank] for rank in ranks])
+        stacks = self._launcher.stacks(ranks)
         silent = [rank for rank in ranks if not stacks[rank]]
         named = " and ".join(f"rank {rank}" for rank in silent or ranks)
         return RankError(
@@ -155,7 +162,7 @@ def cores() -> int:
 
 
 class _Starter:
-    """A thread that starts processes, and lives as long as they may.
+    """A thread that starts the launcher, and lives as long as that may.
 
     Where there is a parent-death signal, the system sends it when the *thread* that started a
     process ends, and a caller's thread may end at any time.
@@ -163,54 +170,48 @@ class _Starter:
 
     def __init__(self) -> None:
         self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._started: Future[Launcher] = Future()
         self._thread: threading.Thread | None = None
 
-    def run(self, start: Callable[[], None]) -> None:
-        """Run `start` in the thread, which then waits for `end`."""
-        started: Future[None] = Future()
+    def run(self, start: Callable[[], Launcher]) -> Launcher:
+        """What `start` returns in the thread, which then waits for `end`."""
         self._thread = threading.Thread(
-            target=_start_and_stay, args=(start, started, self._over), daemon=True
+            target=_start_and_stay, args=(start, self._started, self._over), daemon=True
         )
         self._thread.start()
-        started.result()
+        return self._started.result()
+
+    def started(self) -> Launcher | None:
+        """What was started, if anything was; it may be under way."""
+        if self._thread is None or self._thread.ident is None or self._started.exception():
+            return None
+        return self._started.result()
 
     def end(self) -> None:
-        """End the thread; no process starts any more."""
+        """End the thread."""
         self._over.put(None)
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
 
 
 def _start_and_stay(
-    start: Callable[[], None], started: Future[None], over: queue.SimpleQueue[None]
+    start: Callable[[], Launcher], started: Future[Launcher], over: queue.SimpleQueue[None]
 ) -> None:
     try:
-        start()
+        started.set_result(start())
     except BaseException as error:  # raised to the caller, by the future
         started.set_exception(error)
-    else:
-        started.set_result(None)
-    del start
+    del start, started
     over.get()
 
 
-def _start(
-    tp: int, watched: int, threads: int, timeout: float, workers: list[WorkerProcess]
-) -> None:
-    for rank in range(tp):
-        workers.append(WorkerProcess(rank, watched, threads))
-        workers[-1].channel.set_timeout(timeout)
-
-
-def _end(owner: Owner, starter: _Starter, workers: list[WorkerProcess], lifeline: int) -> None:
+def _end(owner: Owner, starter: _Starter, lifeline: int) -> None:
     """End the workers. A fork of their parent only closes its files of them."""
+    launcher = starter.started()
     if owner.here:
+        if launcher is not None:
+            launcher.end()
         starter.end()
-        for worker in workers:
-            worker.kill()
-        for worker in workers:
-            worker.bury()
-    else:
-        for worker in workers:
-            worker.disown()
+    elif launcher is not None:
+        launcher.disown()
     os.close(lifeline)

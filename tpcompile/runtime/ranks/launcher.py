@@ -1,0 +1,150 @@
+"""The interpreter that workers are forked from, as their parent sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from tpcompile.errors import RankError
+from tpcompile.runtime.ranks.channel import Channel
+from tpcompile.runtime.ranks.descriptors import nameless_file, socket_pair
+from tpcompile.runtime.ranks.worker_process import WorkerProcess
+from tpcompile.runtime.ranks.worker_start import END, RUNNING, STACK_SIGNAL, STATUS
+
+_START = """\
+import sys
+sys.path[:] = {path!r}
+from tpcompile.runtime.ranks.worker_start import main
+main({parent}, {control}, {lifeline}, {threads}, {ranks})
+"""
+_DYING_S = 5.0
+_ENDING_S = 5.0
+_STACK_S = 3.0
+
+
+class Launcher:
+    """A fresh interpreter that imports what workers need, and is forked into them.
+
+    It knows the modules of its parent, but nothing of its main module. Importing torch takes
+    seconds of a core and 100 MB of memory, which the workers so share. The process itself stays:
+    it alone can tell how one of them ended.
+    """
+
+    def __init__(self, tp: int, lifeline: int, threads: int) -> None:
+        self.workers: list[WorkerProcess] = []
+        self._pids: Sequence[int] = ()
+        self._control, control = socket_pair()
+        with ExitStack() as theirs, ExitStack() as on_failure:
+            theirs.enter_context(control)
+            on_failure.callback(self._close)
+            ranks = []
+            for rank in range(tp):
+                own, other = socket_pair()
+                theirs.enter_context(other)
+                errors, stacks = (open(nameless_file(), "rb") for _ in range(2))  # noqa: SIM115
+                self.workers.append(WorkerProcess(rank, Channel(own), errors, stacks))
+                ranks.append((other.fileno(), errors.fileno(), stacks.fileno()))
+            start = _START.format(
+                path=[entry for entry in sys.path if isinstance(entry, str)],
+                parent=os.getpid(),
+                control=control.fileno(),
+                lifeline=lifeline,
+                threads=threads,
+                ranks=ranks,
+            )
+            self._process = subprocess.Popen(
+                [_interpreter(), "-c", start],
+                stdin=subprocess.DEVNULL,
+                stdout=ranks[0][1],
+                stderr=ranks[0][1],
+                pass_fds=[control.fileno(), lifeline, *(file for own in ranks for file in own)],
+            )
+            on_failure.pop_all()
+
+    def pids(self, seconds: float) -> Sequence[int]:
+        """The workers by rank; none if they are not there after so many seconds."""
+        if not self._pids:
+            pids = struct.Struct(f"{len(self.workers)}i")
+            with contextlib.suppress(OSError):
+                self._control.settimeout(seconds)
+                sent = self._control.recv(pids.size, socket.MSG_WAITALL)
+                if sent:
+                    self._pids = pids.unpack(sent)
+        return self._pids
+
+    def death(self, rank: int) -> RankError:
+        """Why a worker is gone; before there are any, the launcher itself, which prints for all."""
+        until = time.monotonic() + _DYING_S
+        while (status := self._status(rank)) == RUNNING and time.monotonic() < until:
+            time.sleep(0.01)
+        worker = self.workers[rank if self.pids(0.0) else 0]
+        return worker.death(None if status == RUNNING else status)
+
+    def _status(self, rank: int) -> int:
+        """What a worker ended with, or a signal as a negative number.
+
+        It ends with the launcher at the latest.
+        """
+        try:
+            if self.pids(0.0):
+                self._control.settimeout(_ENDING_S)
+                self._control.sendall(bytes([rank]))
+                (status,) = STATUS.unpack(self._control.recv(STATUS.size, socket.MSG_WAITALL))
+                return int(status)
+        except (OSError, struct.error):
+            pass  # the launcher is gone, or stopped
+        status = self._process.poll()
+        return RUNNING if status is None else status
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Where each worker is; empty for one that does not even react to a signal."""
+        pids = self.pids(0.0)
+        asked = {rank: self.workers[rank if pids else 0] for rank in ranks}
+        starts = {rank: worker.size_of_stacks() for rank, worker in asked.items()}
+        for pid in {pids[rank] for rank in ranks} if pids else {self._process.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STACK_SIGNAL)
+        until = time.monotonic() + _STACK_S
+        while True:
+            time.sleep(0.05)
+            found = {rank: worker.stack_since(starts[rank]) for rank, worker in asked.items()}
+            if all(found.values()) or time.monotonic() > until:
+                return found
+
+    def end(self) -> None:
+        """End all workers, which have nothing to save, and then the launcher."""
+        try:
+            if not self.pids(0.0):
+                self._process.kill()
+            self._control.sendall(bytes([END]))
+            self._process.wait(_ENDING_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def disown(self) -> None:
+        """Close all files in a fork of the parent, whose child the process is not."""
+        self._process.poll()  # finds no such child, and notes that there is none to wait for
+        self._close()
+
+    def _close(self) -> None:
+        self._control.close()
+        for worker in self.workers:
+            worker.close()
+
+
+def _interpreter() -> str:
+    if not sys.executable:
+        raise RankError(
+            "The ranks cannot be started: this Python does not know its own executable",
+            hint="Use simulate=True to keep all ranks in this process",
+        )
+    return sys.executable
