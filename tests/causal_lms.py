@@ -89,6 +89,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": 4},
+    "fuyu": {"text_config": {**_TEXT, "model_type": "persimmon"}},
     "gemma3n_text": {
         "num_kv_shared_layers": 0,
         "layer_types": ["sliding_attention", "full_attention"],
