@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,18 @@ def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "captured_of", captured_once)
     for module in (frontend, compare, sides, case):
         monkeypatch.setattr(module, "capture", captured_once)
+
+
+@pytest.fixture(scope="module")
+def forked_launchers() -> Iterator[None]:
+    """Fork launchers from a process that has imported torch, where starting is not the subject."""
+    from tests import launches
+    from tpcompile.runtime.ranks import launcher
+
+    launches.ready()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "start_process", launches.start_forked)
+        yield
 
 
 @pytest.fixture

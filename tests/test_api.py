@@ -22,7 +22,7 @@ from tpcompile.passes import default_pipeline
 from tpcompile.runtime.packing import pack
 from tpcompile.runtime.ranks import start
 
-pytestmark = pytest.mark.usefixtures("captured_once")
+pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
 
 
 def _compiled(**options: Any) -> tpcompile.CompiledModel:

@@ -25,6 +25,8 @@ from tpcompile.vm import scheduling
 from tpcompile.vm.instructions import NormQkvRopeAppend
 from tpcompile.vm.lowering import lower
 
+pytestmark = pytest.mark.usefixtures("forked_launchers")
+
 KEYS = ["ok", "rows", "first_divergence", "tokens_equal", "top5"]
 ROW_KEYS = {"node", "layer", "max_abs", "rel", "ok"}
 ENDS = ["emitted", "best tokens", *(f"decode step {step}" for step in (1, 2, 3, 4)), "ranks"]

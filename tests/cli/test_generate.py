@@ -24,6 +24,8 @@ from tpcompile import api
 from tpcompile.errors import RankError
 from tpcompile.runtime.demo import make_demo
 
+pytestmark = pytest.mark.usefixtures("forked_launchers")
+
 TINY = "preset:tiny-qwen3 --random-weights 0"
 PROMPT = "Anna is a baker"
 KEYS = ["text", "tokens", "prompt_tokens", "new_tokens", "prefill_s", "decode_tokens_per_s"]

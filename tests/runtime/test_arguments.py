@@ -15,6 +15,8 @@ from tests.runtime.eager_pair import PAD, Both, tiny_both
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 MASK = torch.ones_like(IDS)
+pytestmark = pytest.mark.usefixtures("forked_launchers")
+
 PLACES = torch.arange(4)[None]
 
 

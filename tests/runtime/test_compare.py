@@ -20,7 +20,7 @@ from tpcompile.passes.rewrite import calls
 from tpcompile.runtime import compare, sides
 from tpcompile.runtime.ranks.rank import RankProgram, rank_programs
 
-pytestmark = pytest.mark.usefixtures("captured_once")
+pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
 
 
 def _compared(dtype: torch.dtype, sharper: int = 1, **options: Any) -> Comparison:

@@ -31,7 +31,7 @@ from tpcompile.runtime import weights
 from tpcompile.runtime.checkpoint_files import SINGLE
 from tpcompile.runtime.ranks.workers import Workers
 
-pytestmark = pytest.mark.usefixtures("captured_once")
+pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
 
 FAULT_S = 30.0
 """A fault is told within this time: half of the limit of a rank that just waits (60 s), so it was

@@ -134,6 +134,13 @@ def test_one_that_ends_before_there_are_workers(
     assert set(_tasks()) <= before
 
 
+def test_one_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path is the parent's: here one on which nothing is to be found."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    with pytest.raises(RankError, match=r"(?s)Rank 0 ended with status 1.*No module"):
+        SpawnedRanks(1).load(programs(1), None, Doubled)
+
+
 def test_one_that_has_no_workers_yet_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

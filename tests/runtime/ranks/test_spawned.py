@@ -16,10 +16,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests import launches
 from tests.runtime.ranks.tiny_ranks import WEIGHT, Doubled, halves, programs, step
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import SINGLE
+from tpcompile.runtime.ranks import launcher
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.worker_process import WorkerProcess
 from tpcompile.runtime.ranks.workers import Workers
@@ -98,6 +100,13 @@ def _in_time(seconds: float = FAULT_S) -> Iterator[None]:
     start = time.monotonic()
     yield
     assert time.monotonic() - start < seconds
+
+
+@pytest.fixture(autouse=True)
+def _forked_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the ranks that a test starts itself, most of which it ends; `ranks` start as ever."""
+    launches.ready()
+    monkeypatch.setattr(launcher, "start_process", launches.start_forked)
 
 
 @pytest.fixture(scope="module")
@@ -350,14 +359,6 @@ def test_a_fault_of_the_source_in_memory_ends_the_workers() -> None:
     assert _only(before)
 
 
-def test_a_worker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its path is the parent's: here one on which nothing is to be found."""
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
-    ranks = SpawnedRanks(1)
-    with _in_time(), pytest.raises(RankError, match=r"(?s)Rank 0 ended with status 1.*No module"):
-        ranks.load(programs(1), read, Doubled)
-
-
 def test_ranks_must_be_loaded_before_they_run() -> None:
     ranks = SpawnedRanks(1)
     with pytest.raises(UsageError, match="not loaded"):
@@ -373,8 +374,10 @@ sys.path.insert(0, {root!r})
 with open({log!r}, "a") as log:
     log.write("main ran\\n")
 import torch
+from tests import launches
 from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.ranks import launcher
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
 ranks = SpawnedRanks(2)

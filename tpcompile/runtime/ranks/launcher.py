@@ -16,7 +16,7 @@ from tpcompile.errors import RankError
 from tpcompile.runtime.ranks.channel import Channel
 from tpcompile.runtime.ranks.descriptors import nameless_file, socket_pair
 from tpcompile.runtime.ranks.worker_process import WorkerProcess
-from tpcompile.runtime.ranks.worker_start import END, RUNNING, STACK_SIGNAL, STATUS
+from tpcompile.runtime.ranks.worker_start import END, NUMBER, RUNNING, STACK_SIGNAL, Files, files_of
 
 _START = """\
 import sys
@@ -44,28 +44,14 @@ class Launcher:
         with ExitStack() as theirs, ExitStack() as on_failure:
             theirs.enter_context(control)
             on_failure.callback(self._close)
-            ranks = []
+            ranks: list[Files] = []
             for rank in range(tp):
                 own, other = socket_pair()
                 theirs.enter_context(other)
                 errors, stacks = (open(nameless_file(), "rb") for _ in range(2))  # noqa: SIM115
                 self.workers.append(WorkerProcess(rank, Channel(own), errors, stacks))
                 ranks.append((other.fileno(), errors.fileno(), stacks.fileno()))
-            start = _START.format(
-                path=[entry for entry in sys.path if isinstance(entry, str)],
-                parent=os.getpid(),
-                control=control.fileno(),
-                lifeline=lifeline,
-                threads=threads,
-                ranks=ranks,
-            )
-            self._process = subprocess.Popen(
-                [_interpreter(), "-c", start],
-                stdin=subprocess.DEVNULL,
-                stdout=ranks[0][1],
-                stderr=ranks[0][1],
-                pass_fds=[control.fileno(), lifeline, *(file for own in ranks for file in own)],
-            )
+            self._process = start_process(control.fileno(), lifeline, threads, ranks)
             on_failure.pop_all()
 
     def pids(self, seconds: float) -> Sequence[int]:
@@ -95,8 +81,8 @@ class Launcher:
         try:
             if self.pids(0.0):
                 self._control.settimeout(_ENDING_S)
-                self._control.sendall(bytes([rank]))
-                (status,) = STATUS.unpack(self._control.recv(STATUS.size, socket.MSG_WAITALL))
+                self._control.sendall(NUMBER.pack(rank))
+                (status,) = NUMBER.unpack(self._control.recv(NUMBER.size, socket.MSG_WAITALL))
                 return int(status)
         except (OSError, struct.error):
             pass  # the launcher is gone, or stopped
@@ -123,7 +109,7 @@ class Launcher:
         try:
             if not self.pids(0.0):
                 self._process.kill()
-            self._control.sendall(bytes([END]))
+            self._control.sendall(NUMBER.pack(END))
             self._process.wait(_ENDING_S)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
@@ -139,6 +125,27 @@ class Launcher:
         self._control.close()
         for worker in self.workers:
             worker.close()
+
+
+def start_process(
+    control: int, lifeline: int, threads: int, ranks: Sequence[Files]
+) -> subprocess.Popen[bytes]:
+    """Start the interpreter; until there are workers it prints as rank 0."""
+    start = _START.format(
+        path=[entry for entry in sys.path if isinstance(entry, str)],
+        parent=os.getpid(),
+        control=control,
+        lifeline=lifeline,
+        threads=threads,
+        ranks=ranks,
+    )
+    return subprocess.Popen(
+        [_interpreter(), "-c", start],
+        stdin=subprocess.DEVNULL,
+        stdout=ranks[0][1],
+        stderr=ranks[0][1],
+        pass_fds=[control, lifeline, *files_of(ranks)],
+    )
 
 
 def _interpreter() -> str:

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 STACK_SIGNAL = signal.SIGUSR1
 """On it a worker writes where it is into the file that its parent reads."""
 
-END = 255
-"""What the launcher is sent to end; any other byte asks for the status of that rank."""
-STATUS = struct.Struct("i")
-"""How it answers."""
+NUMBER = struct.Struct("i")
+"""What goes between the launcher and its parent: the number of a rank, and its status."""
+END = -1
+"""The number that ends all."""
 RUNNING = 1000
 """The status of a worker that has not ended."""
 
@@ -54,7 +54,7 @@ def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence
         for output in (1, 2):
             os.dup2(errors, output)
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
-        _close(control, *_files_of(ranks[:rank]), *_files_of(ranks[rank + 1 :]))
+        _close(control, *files_of(ranks[:rank]), *files_of(ranks[rank + 1 :]))
         _watch(lifeline, launcher)
         serve(rank, connection, threads)
         return
@@ -63,7 +63,8 @@ def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence
     _answer_for(workers, socket.socket(fileno=control))
 
 
-def _files_of(ranks: Sequence[Files]) -> list[int]:
+def files_of(ranks: Sequence[Files]) -> list[int]:
+    """The files of all of them."""
     return [file for own in ranks for file in own]
 
 
@@ -85,8 +86,11 @@ def _answer_for(workers: Sequence[int], control: socket.socket) -> None:
             ended[rank] = os.waitstatus_to_exitcode(status)
         return ended[rank]
 
-    while (asked := control.recv(1)) and asked[0] != END:
-        control.sendall(STATUS.pack(look(asked[0], os.WNOHANG)))
+    while asked := control.recv(NUMBER.size, socket.MSG_WAITALL):
+        (rank,) = NUMBER.unpack(asked)
+        if rank == END:
+            break
+        control.sendall(NUMBER.pack(look(rank, os.WNOHANG)))
     for rank, worker in enumerate(workers):
         if rank not in ended:  # until then the number is nobody else's
             os.kill(worker, signal.SIGKILL)

@@ -1,0 +1,82 @@
+"""Launchers of workers that need not import torch: each is a fork of a process that has.
+
+Only for tests whose subject is not how workers start. From then on all is as ever: the launcher is
+forked into the workers, answers for them, and ends with them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+from tpcompile.runtime.ranks.worker_start import Files, main
+
+ready = forkserver.ensure_running
+"""Start the fork server, which keeps files open in this process."""
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tpcompile.runtime.ranks.worker"])
+
+
+class _File:
+    """An open file that a process is given when it starts."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (DupFd(self.number),)
+
+
+def _opened(file: Any) -> _File:
+    return _File(file.detach())
+
+
+class Forked:
+    """A process of the fork server, as `subprocess` shows a child of ours."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        self._status: int | None = None
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        if self._status is None and self._process.exitcode is not None:
+            self._status = self._process.exitcode
+            self._process.close()
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._status is None:
+            self._process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("a launcher", timeout or 0.0)
+        assert self._status is not None
+        return self._status
+
+    def kill(self) -> None:
+        if self._status is None:
+            self._process.kill()
+
+
+def start_forked(control: int, lifeline: int, threads: int, ranks: Sequence[Files]) -> Forked:
+    """In the place of `tpcompile.runtime.ranks.launcher.start_process`."""
+    files = [_File(control), _File(lifeline), *(_File(file) for own in ranks for file in own)]
+    process = _CONTEXT.Process(target=_launch, args=(files, threads), daemon=True)
+    process.start()
+    return Forked(process)
+
+
+def _launch(files: Sequence[_File], threads: int) -> None:
+    control, lifeline, *others = (file.number for file in files)
+    ranks: list[Files] = [
+        (connection, errors, stacks)
+        for connection, errors, stacks in zip(*[iter(others)] * 3, strict=True)
+    ]
+    main(os.getppid(), control, lifeline, threads, ranks)
