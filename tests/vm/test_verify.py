@@ -286,3 +286,11 @@ def test_a_counter_below_zero() -> None:
     program = Case("tiny-qwen3").program
     signals = changed(program.signals, 0, (-500,))
     assert check_program(replace(program, signals=signals))[0].rule == "counter"
+
+
+def test_a_counter_that_would_take_all_memory() -> None:
+    """A word of a program, or a digit of its text; nothing is made for so many."""
+    program = Case("tiny-qwen3").program
+    signals = changed(program.signals, 0, (10**15,))
+    (fault,) = check_program(replace(program, signals=signals))
+    assert fault.rule == "counter" and "1000000000000001 counters for" in fault.said

@@ -69,7 +69,7 @@ def check_program(program: Program) -> list[Fault]:
 
 
 def _faults(program: Program) -> list[Fault]:
-    faults = list(_check_queues(program))
+    faults = list(_check_queues(program)) or list(_check_counters(program))
     if faults:
         return faults
     foreign: list[Fault] = []
@@ -119,6 +119,13 @@ def _check_queues(program: Program) -> Iterator[Fault]:
     for number, times in enumerate(seen):
         if times != 1:
             yield Fault("queue", f"{_name(program, number)} is in the queues {times} times")
+
+
+def _check_counters(program: Program) -> Iterator[Fault]:
+    """A counter takes memory, here and in every executor, though nothing may mention it."""
+    most = sum(map(len, program.waits)) + sum(map(len, program.signals))
+    if program.counters > most:
+        yield Fault("counter", f"{program.counters} counters for {most} waits and signals")
 
 
 def _check_regions(program: Program) -> Iterator[Fault]:
