@@ -42,7 +42,7 @@ OTHERS = {
     "no_waits_between_steps": 27,
     "counters_cleared": 30,
     "residual_added_to_while_it_is_read": 47,
-    "region_shifted": 120,
+    "region_shifted": 112,
 }
 """Kinds of which there are not so many, one for each program or layer; and one that harms seldom,
 for a neighbour is most often written by the same instructions."""
