@@ -1,7 +1,7 @@
-"""Launchers of workers that need not import torch: each is a fork of a process that has.
+"""Start launchers as forks of a process that has already imported torch.
 
-Only for tests whose subject is not how workers start. From then on all is as ever: the launcher is
-forked into the workers, answers for them, and ends with them.
+For tests whose subject is not how workers start: the import takes seconds. Everything after it is
+what a script gets: the launcher forks the workers, answers for them, and ends with them.
 """
 
 from __future__ import annotations
