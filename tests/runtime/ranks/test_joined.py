@@ -207,12 +207,14 @@ def forked(close):
     calls = dict(
         run=lambda: ranks.run(x), all=lambda: itself.run_all(x), same=lambda: ranks.same(one),
         parameter=lambda: ranks.parameter(0, "weight"), agree=lambda: ranks.agree(),
+        find=lambda: find_group(2, torch.device("cpu")),
     )
     for name, call in calls.items():
         try:
             call()
         except UsageError as error:
-            refused = f"The model belongs to process {os.getppid()}; this is process {os.getpid()}"
+            whose = "The process group" if name == "find" else "The model"
+            refused = f"{whose} belongs to process {os.getppid()}; this is process {os.getpid()}"
             assert error.message.startswith(refused), error
         else:
             raise AssertionError(name)

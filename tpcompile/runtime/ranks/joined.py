@@ -54,11 +54,27 @@ def find_group(
         torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
     group = dist.group.WORLD
     assert group is not None
+    _check_owner(group)
     try:
         group._get_backend(device)
     except RuntimeError:  # a group of the user's, for another kind of device
         return dist.new_group(backend=_backend(device), timeout=timeout)
     return group
+
+
+_OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
+"""The process in which each group was first found."""
+
+
+def _check_owner(group: Any) -> None:
+    """Refuse a group that a fork has inherited: the other ranks would never answer it."""
+    owner = _OWNERS.setdefault(group, Owner())
+    if not owner.here:
+        raise UsageError(
+            f"The process group belongs to process {owner.pid}; this is process {os.getpid()}, "
+            "forked from it",
+            hint="Compile in the processes that the launcher started",
+        )
 
 
 class JoinedRanks:
