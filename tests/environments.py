@@ -103,6 +103,7 @@ def run(environment: Environment, arguments: Sequence[str]) -> Ran:
             assert process.stdout is not None
             for line in process.stdout:
                 sys.stdout.write(line)
+                sys.stdout.flush()
                 said = line.strip() or said
         # The load is a child too, but it is not waited for yet: it does not count.
         cpu = _cpu_s() - used
