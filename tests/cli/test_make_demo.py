@@ -67,7 +67,9 @@ def test_refusals(cli: Cli, tmp_path: Path, line: str, said: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_help(cli: Cli) -> None:
+def test_help(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fits a terminal of 80 columns; argparse uses what a wider one has."""
+    monkeypatch.setenv("COLUMNS", "80")
     ran = cli("make-demo --help")
     assert (ran.status, ran.err) == (0, "")
     assert "examples:\n  tpcompile make-demo " in ran.out
