@@ -66,17 +66,17 @@ class Forked:
 
 
 def start_forked(control: int, lifeline: int, threads: int, ranks: Sequence[Files]) -> Forked:
-    """In the place of `tpcompile.runtime.ranks.launcher.start_process`."""
-    files = [_File(control), _File(lifeline), *(_File(file) for own in ranks for file in own)]
-    process = _CONTEXT.Process(target=_launch, args=(files, threads), daemon=True)
+    """Do what `tpcompile.runtime.ranks.launcher.start_process` does, without the import."""
+    files = [[_File(file) for file in own] for own in ranks]
+    process = _CONTEXT.Process(
+        target=_launch, args=(_File(control), _File(lifeline), threads, files), daemon=True
+    )
     process.start()
     return Forked(process)
 
 
-def _launch(files: Sequence[_File], threads: int) -> None:
-    control, lifeline, *others = (file.number for file in files)
-    ranks: list[Files] = [
-        (connection, errors, stacks)
-        for connection, errors, stacks in zip(*[iter(others)] * 3, strict=True)
-    ]
-    main(os.getppid(), control, lifeline, threads, ranks)
+def _launch(
+    control: _File, lifeline: _File, threads: int, ranks: Sequence[Sequence[_File]]
+) -> None:
+    numbers = [(one.number, two.number, three.number) for one, two, three in ranks]
+    main(os.getppid(), control.number, lifeline.number, threads, numbers)

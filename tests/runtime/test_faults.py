@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 import tpcompile
 from tests.runtime.eager_pair import lively
+from tests.runtime.ranks.left_behind import FAULT_S, descendants, only_files, own_files
 from tests.runtime.shrinking_files import ALONE, ShrinkingFiles
 from tpcompile import CheckpointError, RankError, UsageError
 from tpcompile.runtime import weights
@@ -33,9 +34,6 @@ from tpcompile.runtime.ranks.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
 
-FAULT_S = 30.0
-"""A fault is told within this time: half of the limit of a rank that just waits (60 s), so it was
-not that limit that told it, and much more than a busy machine needs."""
 LIMIT = 96
 """Tokens that a sequence may have."""
 NEW = 24
@@ -43,26 +41,6 @@ PROMPT = torch.arange(40, 60)[None]
 UP = "model.layers.1.mlp.up_proj.weight"
 
 Tensors = dict[str, torch.Tensor]
-
-
-def _own_files() -> set[str]:
-    """What this process has open, and what lies in the memory file system."""
-    found = set(os.listdir("/dev/shm"))
-    for file in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.add(f"{file} {os.readlink(f'/proc/self/fd/{file}')}")
-    return found
-
-
-def _children() -> set[int]:
-    """The processes that this one has started, zombies too."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            parent = entry.read_text().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid():
-                found.add(int(entry.parent.name))
-    return found
 
 
 @contextlib.contextmanager
@@ -78,11 +56,8 @@ def _told(
     with pytest.raises(kind, match=message):
         yield start
     assert time.monotonic() - (start or [entered])[-1] < FAULT_S
-    assert _children() <= before[1]
-    until = time.monotonic() + FAULT_S  # others may use the memory file system too
-    while not _own_files() <= before[0]:
-        assert time.monotonic() < until, _own_files() - before[0]
-        time.sleep(0.05)
+    assert descendants() <= before[1]
+    assert only_files(before[0]), own_files() - before[0]
 
 
 def _compile(
@@ -133,7 +108,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     directory = tmp_path_factory.mktemp("checkpoint")
     eager = lively("tiny-qwen3")
     eager.save_pretrained(directory)
-    made = Models(directory, _generate(eager), (_own_files(), _children()))
+    made = Models(directory, _generate(eager), (own_files(), descendants()))
     yield made
     made.close()
 
@@ -272,7 +247,7 @@ def test_ctrl_c(models: Models) -> None:
 def test_a_text_longer_than_the_limit(models: Models) -> None:
     """The prompt, or what is generated behind it; the ranks stay, and work."""
     model = models.healthy()
-    held = (_own_files(), _children())
+    held = (own_files(), descendants())
     message = rf"{LIMIT + 1} tokens long\. Expected at most {LIMIT}.*max_seq_len"
     with _told(UsageError, message, held):
         model(torch.ones(1, LIMIT + 1, dtype=torch.long))
@@ -294,6 +269,6 @@ def test_a_port_in_use(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
                 launched.setenv(name, str(value))
             with pytest.raises(RankError, match=message):
                 tpcompile.compile(models.directory)  # torch opens a pipe the first time, for good
-            with _told(RankError, message, (_own_files(), _children())):
+            with _told(RankError, message, (own_files(), descendants())):
                 tpcompile.compile(models.directory)
     models.healthy()

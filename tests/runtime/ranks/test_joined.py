@@ -15,15 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.runtime.ranks.left_behind import FAULT_S
 from tests.runtime.ranks.tiny_ranks import Doubled, programs
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.ir.recipe import Tensor
 from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 
 ROOT = Path(__file__).parents[3]
-FAULT_S = 30.0
-"""A fault is told within this time: half of the limit of a rank that just waits (60 s), and much
-more than a busy machine needs."""
 SCRIPT_S = 300
 """Far more than a script takes: interpreters start slowly on a busy machine."""
 CPU = torch.device("cpu")

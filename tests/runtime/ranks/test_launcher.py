@@ -5,40 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.runtime.ranks.left_behind import descendants, in_time, parent_of, stopped_running
 from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
 from tpcompile.errors import RankError
 from tpcompile.runtime.ranks import workers
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
-FAULT_S = 30.0
-"""Half of the limit of a rank that just waits, so that it was not this limit that told a fault."""
-
-
-def _tasks() -> list[int]:
-    """All processes that are descended from this one."""
-    children = Path("/proc/self/task").glob("*/children")
-    found = [int(pid) for file in children for pid in file.read_text().split()]
-    for pid in found:
-        files = Path(f"/proc/{pid}/task").glob("*/children")
-        found += [int(child) for file in files for child in file.read_text().split()]
-    return found
-
 
 def _launcher_of(ranks: SpawnedRanks) -> int:
-    (parent,) = {_parent(pid) for pid in ranks.processes}
-    assert _parent(parent) == os.getpid()
+    (parent,) = {parent_of(pid) for pid in ranks.processes}
+    assert parent_of(parent) == os.getpid()
     return parent
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _loaded(tp: int = 3) -> SpawnedRanks:
@@ -48,38 +31,23 @@ def _loaded(tp: int = 3) -> SpawnedRanks:
 
 
 def test_all_workers_are_forks_of_one_process_and_none_is_left() -> None:
-    before = set(_tasks())
+    before = descendants()
     ranks = _loaded()
     launcher = _launcher_of(ranks)
-    assert set(_tasks()) - before == {launcher, *ranks.processes}
+    assert descendants() - before == {launcher, *ranks.processes}
     assert len(set(ranks.processes)) == 3
     ranks.close()
-    assert set(_tasks()) <= before
+    assert descendants() <= before
 
 
 def test_one_that_is_killed_takes_its_workers_along() -> None:
     ranks = _loaded()
     pids = [_launcher_of(ranks), *ranks.processes]
     os.kill(pids[0], signal.SIGKILL)
-    _wait_for_the_end_of(pids)
+    assert stopped_running(pids)
     with pytest.raises(RankError, match=r"Rank \d was killed by signal SIGKILL"):
         ranks.run(step(x=torch.tensor([1])))
     assert ranks.closed
-
-
-def _wait_for_the_end_of(pids: list[int]) -> None:
-    start = time.monotonic()
-    while any(_runs(pid) for pid in pids):
-        assert time.monotonic() - start < FAULT_S
-        time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    """Whether it can still do anything: orphans are reaped by the system, when it likes."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_one_that_is_stopped_cannot_keep_its_workers() -> None:
@@ -88,7 +56,7 @@ def test_one_that_is_stopped_cannot_keep_its_workers() -> None:
     os.kill(pids[0], signal.SIGSTOP)
     assert ranks.run(step(x=torch.tensor([2]))).tolist() == [6]  # nobody needs it for that
     ranks.close()
-    _wait_for_the_end_of(pids)
+    assert stopped_running(pids)
 
 
 def _with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -112,13 +80,13 @@ def test_one_that_hangs_before_there_are_workers(
     """All ranks hang, and where is told."""
     _with_torch(tmp_path, monkeypatch, HANGS)
     monkeypatch.setattr(workers, "_START_S", 2.0)
-    before = set(_tasks())
+    before = descendants()
     ranks = SpawnedRanks(3, timeout=1.0)
     with pytest.raises(RankError, match="Rank 0 and rank 1 and rank 2 did not answer") as caught:
         ASK[ask](ranks)
     assert caught.value.got.count("torch.py") == 3
     ranks.close()
-    assert set(_tasks()) <= before
+    assert descendants() <= before
 
 
 @pytest.mark.parametrize("ask", ASK)
@@ -126,12 +94,12 @@ def test_one_that_ends_before_there_are_workers(
     ask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with_torch(tmp_path, monkeypatch, ENDS)
-    before = set(_tasks())
+    before = descendants()
     ranks = SpawnedRanks(2)
     with pytest.raises(RankError, match="Rank 0 ended with status 3"):
         ASK[ask](ranks)
     ranks.close()
-    assert set(_tasks()) <= before
+    assert descendants() <= before
 
 
 def test_one_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +113,7 @@ def test_one_that_has_no_workers_yet_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with_torch(tmp_path, monkeypatch, HANGS)
-    before = set(_tasks())
-    start = time.monotonic()
-    SpawnedRanks(2).close()
-    assert time.monotonic() - start < FAULT_S
-    assert set(_tasks()) <= before
+    before = descendants()
+    with in_time():
+        SpawnedRanks(2).close()
+    assert descendants() <= before

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests import launches
-from tests.runtime.ranks.tiny_ranks import WEIGHT, Doubled, halves, programs, step
+from tests.runtime.ranks.left_behind import gone, in_time, only_files, own_files, until
+from tests.runtime.ranks.tiny_ranks import ACTS, WEIGHT, Doubled, halves, programs, step
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import SINGLE
@@ -28,26 +25,8 @@ from tpcompile.runtime.ranks.workers import Workers
 
 ROOT = Path(__file__).parents[3]
 VALUES = torch.arange(24.0).view(6, 4)
-FAULT_S = 30.0
-"""A fault is told within this time: half of the limit of a rank that just waits (60 s), so it was
-not that limit that told it, and much more than a busy machine needs."""
 SILENCE_S = 5.0
 """The limit, for tests that wait for it."""
-ACTS = """
-        if int(x[0]) == RANK:
-            if int(x[1]) == 0:
-                raise ValueError("this rank fails")
-            if int(x[1]) == 1:
-                os.kill(os.getpid(), 9)
-            if int(x[1]) == 2:
-                time.sleep(1000)
-            if int(x[1]) == 3:
-                print("something odd", file=sys.stderr)
-                os._exit(7)
-            if int(x[1]) == 4:
-                os.kill(os.getpid(), 7)
-        return self.group.all_reduce(x)"""
-"""Rank `x[0]` does the odd thing `x[1]`."""
 
 
 def read(name: str, index: tuple[slice, ...]) -> torch.Tensor:
@@ -64,42 +43,6 @@ def _spawn(body: str = ACTS, tp: int = 2) -> SpawnedRanks:
 def _soon_silent(ranks: SpawnedRanks) -> None:
     """A shorter limit from here on: starting and loading may take long on a busy machine."""
     ranks._workers._timeout = SILENCE_S
-
-
-def _gone(pids: list[int], seconds: float = FAULT_S) -> bool:
-    """No such process is left, not even as a zombie."""
-    return _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds)
-
-
-def _until(holds: Callable[[], bool], seconds: float = FAULT_S) -> bool:
-    """Whether it holds, at once or within this time."""
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def _files() -> set[str]:
-    """What this process has open, and what lies in the memory file system."""
-    own = set()
-    for file in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            own.add(f"{file} {os.readlink(f'/proc/self/fd/{file}')}")
-    return own | set(os.listdir("/dev/shm"))
-
-
-def _only(before: set[str]) -> bool:
-    """Nothing was left open or behind since; others may use the memory file system meanwhile."""
-    return _until(lambda: _files() <= before)
-
-
-@contextlib.contextmanager
-def _in_time(seconds: float = FAULT_S) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +85,7 @@ def ranks() -> Iterator[SpawnedRanks]:
     maker = threading.Thread(target=make)
     maker.start()
     maker.join()
-    assert _until(lambda: not Path(f"/proc/self/task/{maker.native_id}").exists())
+    assert until(lambda: not Path(f"/proc/self/task/{maker.native_id}").exists())
     assert shown == [(1, 2), (2, 2)]
     yield found[0]
     found[0].close()
@@ -192,7 +135,7 @@ def test_weights_are_there_and_can_be_had_back(ranks: SpawnedRanks) -> None:
 def test_weights_lie_in_memory_that_has_no_name(ranks: SpawnedRanks) -> None:
     for pid in ranks.processes:
         assert "/memfd:tpcompile-weights (deleted)" in Path(f"/proc/{pid}/maps").read_text()
-    assert not any("tpcompile-weights" in file for file in _files())
+    assert not any("tpcompile-weights" in file for file in own_files())
 
 
 def test_callers_of_several_threads_take_turns(ranks: SpawnedRanks) -> None:
@@ -229,14 +172,14 @@ def test_what_cannot_be_sent_does_not_end_the_ranks(ranks: SpawnedRanks) -> None
 )
 def test_a_rank_that_fails_is_named(act: int, message: str) -> None:
     """Also to later callers; and the next ranks work, and nothing stays behind."""
-    before = _files()
+    before = own_files()
     ranks = _spawn()
     pids = ranks.processes
     assert ranks.run(step(x=torch.tensor([9, 9]))).tolist() == [18, 18]
-    with _in_time(), pytest.raises(RankError, match=message):
+    with in_time(), pytest.raises(RankError, match=message):
         ranks.run(step(x=torch.tensor([1, act])))
-    assert _gone(pids, 0.0)
-    assert _only(before)
+    assert gone(pids, 0.0)
+    assert only_files(before)
     with pytest.raises(UsageError, match=r"The model is closed: rank 1 .*Compile it again"):
         ranks.run(step(x=torch.tensor([9, 9])))
     ranks.close()
@@ -245,14 +188,14 @@ def test_a_rank_that_fails_is_named(act: int, message: str) -> None:
 def test_a_rank_killed_between_steps_is_named() -> None:
     ranks = _spawn()
     os.kill(ranks.processes[0], signal.SIGKILL)
-    with _in_time(), pytest.raises(RankError, match="Rank 0 was killed by signal SIGKILL"):
+    with in_time(), pytest.raises(RankError, match="Rank 0 was killed by signal SIGKILL"):
         ranks.run(step(x=torch.tensor([9, 9])))
 
 
 def test_a_rank_that_hangs_is_told_with_its_stack() -> None:
     ranks = _spawn()
     _soon_silent(ranks)
-    with _in_time(), pytest.raises(RankError, match=f"{SILENCE_S:g} s") as caught:
+    with in_time(), pytest.raises(RankError, match=f"{SILENCE_S:g} s") as caught:
         ranks.run(step(x=torch.tensor([1, 2])))
     first, _, second = caught.value.got.partition("rank 1 in:")
     assert "process_group.py" in first  # rank 0 waits for the other
@@ -267,9 +210,9 @@ def test_a_stopped_rank_is_the_one_that_is_named() -> None:
     pids = ranks.processes
     os.kill(pids[1], signal.SIGSTOP)
     message = rf"^Rank 1 did not answer for {SILENCE_S:g} s"
-    with _in_time(), pytest.raises(RankError, match=message):
+    with in_time(), pytest.raises(RankError, match=message):
         ranks.run(step(x=torch.tensor([9, 9])))
-    assert _gone(pids, 0.0)
+    assert gone(pids, 0.0)
 
 
 def test_a_rank_that_loses_another_is_not_the_one_that_is_named(
@@ -290,7 +233,7 @@ def test_a_rank_that_loses_another_is_not_the_one_that_is_named(
 
     ranks = _spawn()
     monkeypatch.setattr(Workers, "_who_speaks", rank_0_first)
-    with _in_time(), pytest.raises(RankError, match="Rank 1 was killed"):
+    with in_time(), pytest.raises(RankError, match="Rank 1 was killed"):
         ranks.run(step(x=torch.tensor([1, 1])))
     assert rank_0_has_spoken
 
@@ -309,9 +252,9 @@ def test_ctrl_c_ends_the_workers_and_is_passed_on(monkeypatch: pytest.MonkeyPatc
         return who_speaks(self, seconds)
 
     monkeypatch.setattr(Workers, "_who_speaks", interrupted)  # the step has been sent by then
-    with _in_time(), pytest.raises(KeyboardInterrupt):
+    with in_time(), pytest.raises(KeyboardInterrupt):
         ranks.run(step(x=torch.tensor([0, 2])))
-    assert _gone(pids, 0.0)
+    assert gone(pids, 0.0)
     with pytest.raises(UsageError, match="KeyboardInterrupt"):
         ranks.run(step(x=torch.tensor([9, 9])))
 
@@ -343,20 +286,20 @@ def test_a_fault_of_a_checkpoint_is_of_its_own_class(tmp_path: Path) -> None:
         ranks.load(programs(1, parameters=halves()[:1]), _checkpoint(tmp_path, rows=5), Doubled)
     assert caught.value.where.startswith("rank 0, ")
     assert caught.value.expected == "(6, 4)"
-    assert _gone(pids, 0.0)
+    assert gone(pids, 0.0)
 
 
 def test_a_fault_of_the_source_in_memory_ends_the_workers() -> None:
     def failing(name: str, index: tuple[slice, ...]) -> torch.Tensor:
         raise OSError(5, "the disk is gone")
 
-    before = _files()
+    before = own_files()
     ranks = SpawnedRanks(1)
     pids = ranks.processes
     with pytest.raises(OSError, match="the disk is gone"):
         ranks.load(programs(1, parameters=halves()[:1]), failing, Doubled)
-    assert _gone(pids, 0.0)
-    assert _only(before)
+    assert gone(pids, 0.0)
+    assert only_files(before)
 
 
 def test_ranks_must_be_loaded_before_they_run() -> None:
@@ -365,92 +308,4 @@ def test_ranks_must_be_loaded_before_they_run() -> None:
         ranks.run(step(x=torch.ones(1)))
     pids = ranks.processes
     del ranks  # nobody closes it
-    assert _gone(pids, 0.0)
-
-
-_SCRIPT = """
-import os, sys, time
-sys.path.insert(0, {root!r})
-with open({log!r}, "a") as log:
-    log.write("main ran\\n")
-import torch
-from tests import launches
-from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
-from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.ranks import launcher
-from tpcompile.runtime.ranks.spawned import SpawnedRanks
-
-ranks = SpawnedRanks(2)
-ranks.load(programs(2, {body!r}), None, Doubled)
-total = ranks.run(step(x=torch.tensor([9, 9])))[0].item()
-print(*ranks.processes, total, flush=True)
-{end}
-"""
-
-
-def _run_script(
-    tmp_path: Path, end: str, then: Callable[[subprocess.Popen[str], list[int]], object]
-) -> None:
-    log = tmp_path / "log"
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT.format(root=str(ROOT), log=str(log), body=ACTS, end=end))
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline()
-        *named, total = line.split() or pytest.fail(process.stderr.read())
-        assert total == "18"
-        pids = [int(pid) for pid in named]
-        then(process, pids)
-        process.wait(60)
-        assert _gone(pids, 60)
-        assert process.stderr.read() == ""
-    assert log.read_text() == "main ran\n"
-
-
-def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
-    """Not even one that is busy, as rank 1 is, or one that is stopped."""
-
-    def stop_and_kill(process: subprocess.Popen[str], pids: list[int]) -> None:
-        time.sleep(0.3)
-        os.kill(pids[0], signal.SIGSTOP)
-        process.kill()
-
-    _run_script(tmp_path, "ranks.run(step(x=torch.tensor([1, 2])))", stop_and_kill)
-
-
-def test_a_killed_parent_leaves_no_worker_though_it_had_forked(tmp_path: Path) -> None:
-    """The fork holds all that the parent held, the lifeline too, and longer than they may live."""
-    end = """
-forked = os.fork()
-if not forked:
-    time.sleep(120)
-    os._exit(0)
-print(forked, flush=True)
-time.sleep(100)"""
-
-    def kill(process: subprocess.Popen[str], pids: list[int]) -> None:
-        assert process.stdout is not None
-        fork = int(process.stdout.readline())
-        process.kill()
-        try:
-            assert _gone(pids, 60)
-        finally:
-            os.kill(fork, signal.SIGKILL)
-
-    _run_script(tmp_path, end, kill)
-
-
-def test_leaving_a_script_ends_the_workers(tmp_path: Path) -> None:
-    """And a fork that leaves does not end those of its parent."""
-    end = """
-if os.fork() == 0:
-    sys.exit()
-os.wait()
-assert ranks.run(step(x=torch.tensor([9, 9]))).tolist() == [18, 18]
-sys.exit(3)"""
-    _run_script(tmp_path, end, lambda process, pids: None)
+    assert gone(pids, 0.0)

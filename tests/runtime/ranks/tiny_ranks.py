@@ -11,6 +11,21 @@ from tpcompile.ir.recipe import Recipe, Tensor, take
 from tpcompile.runtime.ranks.rank import RankProgram, Step
 
 WEIGHT = Tensor("model.weight", (6, 4))
+ACTS = """
+        if int(x[0]) == RANK:
+            if int(x[1]) == 0:
+                raise ValueError("this rank fails")
+            if int(x[1]) == 1:
+                os.kill(os.getpid(), 9)
+            if int(x[1]) == 2:
+                time.sleep(1000)
+            if int(x[1]) == 3:
+                print("something odd", file=sys.stderr)
+                os._exit(7)
+            if int(x[1]) == 4:
+                os.kill(os.getpid(), 7)
+        return self.group.all_reduce(x)"""
+"""Rank `x[0]` does the odd thing `x[1]`."""
 
 _SOURCE = """
 import os, sys, time

@@ -29,9 +29,10 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.text import format_program, parse_program
 from tpcompile.vm.verify import check_program
 
-FEW, MANY = (0, 4, 12, 13), (*range(8), *range(11, 19), 33, 34)
 BIASED = (0, 33, 34)
-"""Of the bases: a few small ones with all kinds of instructions, more, and some with biases."""
+"""Bases with biases: one of queries, keys and values only, and two of every linear."""
+FEW, MANY = (0, 4, 12, 13), (*range(8), *range(11, 19), *BIASED[1:])
+"""A few small bases with all kinds of instructions, and more."""
 
 _SIZES = ("batch", "width", "rows", "ffn", "item", "longest", "most_blocks", "block", "spans")
 FIXED = frozenset((*_SIZES, "rank", "ranks", "slots", "most_stops", "steps", "first_row"))

@@ -68,13 +68,9 @@ _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 def _check_owner(group: Any) -> None:
     """Refuse a group that a fork has inherited: the other ranks would never answer it."""
-    owner = _OWNERS.setdefault(group, Owner())
+    owner = _OWNERS.setdefault(group, Owner(owned="The process group"))
     if not owner.here:
-        raise UsageError(
-            f"The process group belongs to process {owner.pid}; this is process {os.getpid()}, "
-            "forked from it",
-            hint="Compile in the processes that the launcher started",
-        )
+        raise UsageError(owner.refusal, hint="Compile in the processes that the launcher started")
 
 
 class JoinedRanks:

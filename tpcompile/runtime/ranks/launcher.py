@@ -24,17 +24,17 @@ sys.path[:] = {path!r}
 from tpcompile.runtime.ranks.worker_start import main
 main({parent}, {control}, {lifeline}, {threads}, {ranks})
 """
-_DYING_S = 5.0
 _ENDING_S = 5.0
+"""A process that is about to end, or a launcher that is asked, takes much less."""
 _STACK_S = 3.0
 
 
 class Launcher:
-    """A fresh interpreter that imports what workers need, and is forked into them.
+    """A fresh interpreter that imports what workers need and then forks into them.
 
-    It knows the modules of its parent, but nothing of its main module. Importing torch takes
-    seconds of a core and 100 MB of memory, which the workers so share. The process itself stays:
-    it alone can tell how one of them ended.
+    It can import the modules of its parent, but never runs the parent's main module. Importing
+    torch takes seconds of a core and 100 MB of memory, which the workers share. The process stays
+    until they end, because only their parent can report how each of them ended.
     """
 
     def __init__(self, tp: int, lifeline: int, threads: int) -> None:
@@ -55,7 +55,7 @@ class Launcher:
             on_failure.pop_all()
 
     def pids(self, seconds: float) -> Sequence[int]:
-        """The workers by rank; none if they are not there after so many seconds."""
+        """Return the workers' processes by rank; none if they do not exist within `seconds`."""
         if not self._pids:
             pids = struct.Struct(f"{len(self.workers)}i")
             with contextlib.suppress(OSError):
@@ -66,17 +66,17 @@ class Launcher:
         return self._pids
 
     def death(self, rank: int) -> RankError:
-        """Why a worker is gone; before there are any, the launcher itself, which prints for all."""
-        until = time.monotonic() + _DYING_S
+        """Return why a worker is gone; before the fork, why the launcher is, as rank 0."""
+        until = time.monotonic() + _ENDING_S
         while (status := self._status(rank)) == RUNNING and time.monotonic() < until:
             time.sleep(0.01)
         worker = self.workers[rank if self.pids(0.0) else 0]
         return worker.death(None if status == RUNNING else status)
 
     def _status(self, rank: int) -> int:
-        """What a worker ended with, or a signal as a negative number.
+        """Return the exit status of a worker, negative for a signal.
 
-        It ends with the launcher at the latest.
+        A worker ends with the launcher at the latest, so a dead launcher's status stands in.
         """
         try:
             if self.pids(0.0):

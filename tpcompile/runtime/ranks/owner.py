@@ -13,6 +13,8 @@ class Owner:
     """The process that this was made in."""
 
     pid: int = field(default_factory=os.getpid)
+    owned: str = "The model"
+    """What belongs to it, as the first words of a refusal."""
 
     @property
     def here(self) -> bool:
@@ -25,7 +27,7 @@ class Owner:
         if self.here:
             return ""
         own = os.getpid()
-        return f"The model belongs to process {self.pid}; this is process {own}, forked from it"
+        return f"{self.owned} belongs to process {self.pid}; this is process {own}, forked from it"
 
     def check(self) -> None:
         """Refuse any other process."""

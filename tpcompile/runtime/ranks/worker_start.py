@@ -1,4 +1,4 @@
-"""What the interpreter that becomes the workers runs first, before anything heavy is imported."""
+"""The start of the launcher and its workers; nothing heavy is imported before `main` runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STACK_SIGNAL = signal.SIGUSR1
 """On it a worker writes where it is into the file that its parent reads."""
 
 NUMBER = struct.Struct("i")
-"""What goes between the launcher and its parent: the number of a rank, and its status."""
+"""The parent sends a rank, and the launcher answers with its status."""
 END = -1
-"""The number that ends all."""
+"""The rank that stands for ending all workers and the launcher."""
 RUNNING = 1000
-"""The status of a worker that has not ended."""
+"""The status of a worker that has not ended; real ones are below 256."""
 
 _PR_SET_PDEATHSIG = 1
 """Linux's `prctl` option: the signal that a process gets when its parent ends."""
@@ -30,11 +30,11 @@ _LOOK_AGAIN = 1000
 """Milliseconds; the lifeline tells at once, but a fork of the parent may hold it too."""
 
 Files = tuple[int, int, int]
-"""Of a worker: its connection, what it prints to, and where it writes stacks."""
+"""A worker's connection, its output, and the file for its stacks."""
 
 
 def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence[Files]) -> None:
-    """Import what workers need, fork into them, and answer for them until the parent has gone."""
+    """Import what workers need, fork into them, and report on them until the parent ends."""
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     faulthandler.enable()
@@ -54,7 +54,7 @@ def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence
         for output in (1, 2):
             os.dup2(errors, output)
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False)
-        _close(control, *files_of(ranks[:rank]), *files_of(ranks[rank + 1 :]))
+        _close(control, *files_of([*ranks[:rank], *ranks[rank + 1 :]]))
         _watch(lifeline, launcher)
         serve(rank, connection, threads)
         return
@@ -64,7 +64,7 @@ def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence
 
 
 def files_of(ranks: Sequence[Files]) -> list[int]:
-    """The files of all of them."""
+    """Return the files of several workers."""
     return [file for own in ranks for file in own]
 
 
@@ -74,7 +74,7 @@ def _close(*files: int) -> None:
 
 
 def _answer_for(workers: Sequence[int], control: socket.socket) -> None:
-    """Tell how workers ended; end those that are left in the end."""
+    """Report how workers ended; kill the rest on `END` or when the parent is gone."""
     control.sendall(struct.pack(f"{len(workers)}i", *workers))
     ended: dict[int, int] = {}
 
@@ -92,7 +92,7 @@ def _answer_for(workers: Sequence[int], control: socket.socket) -> None:
             break
         control.sendall(NUMBER.pack(look(rank, os.WNOHANG)))
     for rank, worker in enumerate(workers):
-        if rank not in ended:  # until then the number is nobody else's
+        if rank not in ended:  # until it is reaped, no other process can have its number
             os.kill(worker, signal.SIGKILL)
     for rank in range(len(workers)):
         look(rank, 0)

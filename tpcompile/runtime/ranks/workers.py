@@ -201,7 +201,6 @@ def _start_and_stay(
         started.set_result(start())
     except BaseException as error:  # raised to the caller, by the future
         started.set_exception(error)
-    del start, started
     over.get()
 
 
