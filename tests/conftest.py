@@ -64,6 +64,18 @@ def forked_launchers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def forked_sides() -> Iterator[None]:
+    """The same for the sides of benchmarks."""
+    from benchmarks.peers import side
+    from tests import launches, scripts
+
+    launches.ready()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side, "start_process", scripts.start_side)
+        yield
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)`: the text is that of tests/golden/NAME."""

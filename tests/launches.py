@@ -1,4 +1,4 @@
-"""Start launchers as forks of a process that has already imported torch.
+"""Start launchers as forks of a process that has already imported torch and models.
 
 For tests whose subject is not how workers start: the import takes seconds. Everything after it is
 what a script gets: the launcher forks the workers, answers for them, and ends with them.
@@ -20,11 +20,18 @@ from tpcompile.runtime.ranks.worker_start import Files, main
 ready = forkserver.ensure_running
 """Start the fork server, which keeps files open in this process."""
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tpcompile.runtime.ranks.worker"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [
+        "tpcompile.runtime.ranks.worker",
+        "tpcompile.runtime.model",
+        "tpcompile.runtime.demo",
+        "transformers.models.qwen3.modeling_qwen3",
+    ]
+)
 
 
-class _File:
+class File:
     """An open file that a process is given when it starts."""
 
     def __init__(self, number: int) -> None:
@@ -34,8 +41,8 @@ class _File:
         return _opened, (DupFd(self.number),)
 
 
-def _opened(file: Any) -> _File:
-    return _File(file.detach())
+def _opened(file: Any) -> File:
+    return File(file.detach())
 
 
 class Forked:
@@ -67,16 +74,14 @@ class Forked:
 
 def start_forked(control: int, lifeline: int, threads: int, ranks: Sequence[Files]) -> Forked:
     """Do what `tpcompile.runtime.ranks.launcher.start_process` does, without the import."""
-    files = [[_File(file) for file in own] for own in ranks]
-    process = _CONTEXT.Process(
-        target=_launch, args=(_File(control), _File(lifeline), threads, files), daemon=True
+    files = [[File(file) for file in own] for own in ranks]
+    process = CONTEXT.Process(
+        target=_launch, args=(File(control), File(lifeline), threads, files), daemon=True
     )
     process.start()
     return Forked(process)
 
 
-def _launch(
-    control: _File, lifeline: _File, threads: int, ranks: Sequence[Sequence[_File]]
-) -> None:
+def _launch(control: File, lifeline: File, threads: int, ranks: Sequence[Sequence[File]]) -> None:
     numbers = [(one.number, two.number, three.number) for one, two, three in ranks]
     main(os.getppid(), control.number, lifeline.number, threads, numbers)

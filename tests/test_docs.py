@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests import scripts
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,16 +77,9 @@ EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}
 NEED_A_CHECKPOINT = {"03_generate_tp2.py", "04_torchrun.py"}
 
 
-def _run(*arguments: str) -> str:
-    """What an example prints; one process a rank, and one thread a process."""
-    found = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def _run(*arguments: str, ranks: int = 0) -> str:
+    """What an example prints in a process of its own, or in one for each rank."""
+    found = scripts.run(arguments, ranks=ranks)
     assert found.returncode == 0, found.stderr
     assert found.stdout
     return found.stdout
@@ -114,8 +107,7 @@ def test_generating_on_two_ranks(demo: str) -> None:
 
 
 def test_an_example_under_torchrun(demo: str, run_here: Callable[..., str]) -> None:
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    said = _run(*launch, "examples/04_torchrun.py", demo)
+    said = _run("examples/04_torchrun.py", demo, ranks=2)
     assert said.startswith("2 ranks: Anna is")
     assert said.count("ranks:") == 1
     assert run_here("examples/04_torchrun.py", demo) == said.replace("2 ranks", "1 ranks")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 900.0
@@ -39,10 +39,22 @@ class SideSpec:
         own = ["-m", "benchmarks.peers.worker", self.kind, str(directory)]
         own += [str(self.tp), str(self.threads), str(address)]
         if self.kind != "hugging-face-tp":
-            return [sys.executable, *own]
+            return own
         torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={self.tp}"]
         torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-        return [sys.executable, *torchrun, "--local-addr=127.0.0.1", *own]
+        return [*torchrun, "--local-addr=127.0.0.1", *own]
+
+
+def start_process(arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+    """Python with `arguments`, in a session of its own: torchrun and its ranks end together."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
 
 
 class Side:
@@ -59,14 +71,7 @@ class Side:
         self._listener.listen(1)
         self.started = time.perf_counter()
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                spec.command(directory, address),
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # so that torchrun and its ranks end together
-            )
+            self._process = start_process(spec.command(directory, address), log)
 
     @property
     def pid(self) -> int:

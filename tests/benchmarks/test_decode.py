@@ -21,6 +21,7 @@ from benchmarks.peers.kinds import eager
 from benchmarks.peers.side import Side, SideError, SideSpec
 from benchmarks.peers.worker import Runner
 
+pytestmark = pytest.mark.usefixtures("forked_sides")
 CHECKPOINT = RandomCheckpoint(Path("nowhere"), 2, 1013, torch.float32, 1, (1, 1))
 
 

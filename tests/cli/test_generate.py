@@ -7,8 +7,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests import scripts
 from tests.cli.conftest import Cli
 from tests.cli.test_main import HEAVY, python
 from tests.models import preset_pair
@@ -242,35 +243,23 @@ def _group_is_gone(group: int, seconds: float = 5.0) -> bool:
 
 def test_ctrl_c_ends_all_ranks(demo: Path) -> None:
     """Pressed on a terminal it reaches every process; here once the first text is there."""
-    command = [sys.executable, "-m", "tpcompile", "generate", str(demo), "--tp", "2", "--sample"]
+    command = ["-m", "tpcompile", "generate", str(demo), "--tp", "2", "--sample"]
+    command += ["--max-new-tokens", "500", "--prompt", PROMPT]
     master, terminal = os.openpty()
-    with open(master, "rb", buffering=0) as shown:
-        started = subprocess.Popen(
-            [*command, "--max-new-tokens", "500", "--prompt", PROMPT],
-            stdout=terminal,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    with open(master, "rb", buffering=0) as shown, tempfile.TemporaryFile("w+") as said:
+        started = scripts.start(command, terminal, said.fileno())
         os.close(terminal)
         assert shown.read(1) == b"A"
         os.killpg(started.pid, signal.SIGINT)
-        assert started.stderr is not None
-        said = started.communicate(timeout=30)[1]
-    assert (started.returncode, said) == (130, "interrupted\n")
+        status = started.wait(30)
+        said.seek(0)
+        assert (status, said.read()) == (130, "interrupted\n")
     assert _group_is_gone(started.pid)
 
 
 def test_torchrun(demo: Path, expected: tuple[list[int], str]) -> None:
     """`--tp` is the number of processes; the first of them prints."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = ["-m", "tpcompile", "generate", str(demo), "--max-new-tokens", "12"]
-    ran = subprocess.run(
-        [sys.executable, *launch, *command, "--prompt", PROMPT],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ran = scripts.run([*command, "--prompt", PROMPT], ranks=2)
     assert (ran.returncode, ran.stdout) == (0, expected[1] + "\n"), ran.stderr
     assert ran.stderr.count("new tokens") == 1

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import scripts
 from tests.runtime.ranks.left_behind import FAULT_S
 from tests.runtime.ranks.tiny_ranks import Doubled, programs
 from tpcompile.errors import CheckpointError, RankError, UsageError
@@ -186,14 +187,7 @@ except CompileError as error:
 
 def test_processes_that_give_other_tokens_are_told_so(tmp_path: Path) -> None:
     """Each looks up its own prompt in its part of the table: the sums would mean nothing."""
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run(
-        [sys.executable, *command, _script(tmp_path, after=_DIFFER)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SCRIPT_S,
-    )
+    done = scripts.run([_script(tmp_path, after=_DIFFER)], ranks=2, timeout=SCRIPT_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("UsageError The processes call the model with different") == 2
 

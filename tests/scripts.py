@@ -1,0 +1,102 @@
+"""Run command lines of Python in forks of a process that has already imported torch and models.
+
+For tests whose subject is what a script does and not how Python starts: the imports take seconds
+in each process. The rest is as for a script of its own: standard files, session, arguments,
+environment, exit functions, and under torchrun its agent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from tests.launches import CONTEXT, File, Forked
+
+ROOT = Path(__file__).parents[1]
+
+
+def start(arguments: Sequence[str], out: int, err: int, *, ranks: int = 0) -> Forked:
+    """Do what `python *arguments` does, writing to `out` and `err`, in a session of its own.
+
+    With `ranks`, do what `torchrun --nproc-per-node RANKS *arguments` does.
+    """
+    given = (list(arguments), [File(out), File(err)], ranks)
+    process = CONTEXT.Process(target=_main, args=given)
+    process.start()
+    return Forked(process)
+
+
+def run(
+    arguments: Sequence[str], *, ranks: int = 0, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end: the status and what was written."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        status = start(arguments, out.fileno(), err.fileno(), ranks=ranks).wait(timeout)
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())
+
+
+def start_side(arguments: Sequence[str], log: BinaryIO) -> Forked:
+    """Do what `benchmarks.peers.side.start_process` does."""
+    return start(arguments, log.fileno(), log.fileno())
+
+
+def _main(arguments: list[str], files: list[File], ranks: int) -> None:
+    os.setsid()
+    os.chdir(ROOT)
+    for number, file in enumerate(files, start=1):
+        os.dup2(file.number, number)
+        os.close(file.number)
+    torch.set_num_threads(1)
+    if ranks:
+        _torchrun(arguments, ranks)
+    else:
+        _python(arguments)
+
+
+def _torchrun(arguments: list[str], ranks: int) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        1,
+        1,
+        ranks,
+        run_id="tests",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        start_method="fork",
+    )
+    elastic_launch(config, _python)(arguments)
+
+
+def _python(arguments: list[str]) -> None:
+    """Run a script, or a module after `-m`, as the interpreter does; end as it does."""
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    finally:
+        _finish()
+
+
+def _finish() -> None:
+    """Call the exit functions: `multiprocessing` ends its processes without them."""
+    call: Any = vars(atexit)["_run_exitfuncs"]
+    call()
