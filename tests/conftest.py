@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,12 @@ def pytest_configure() -> None:
     """A job in the background is started with Ctrl-C ignored, and so is all that it starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure() -> None:
+    launches = sys.modules.get("tests.launches")
+    if launches is not None:
+        launches.stop()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,6 +20,13 @@ from tpcompile.runtime.ranks.worker_start import Files, main
 ready = forkserver.ensure_running
 """Start the fork server, which keeps files open in this process."""
 
+
+def stop() -> None:
+    """End the fork server and wait for it, so that its CPU time counts as that of the tests."""
+    server: Any = vars(forkserver)["_forkserver"]
+    server._stop()
+
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
