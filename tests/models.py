@@ -16,7 +16,7 @@ from tpcompile.ir.meta import info_of
 from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.presets import preset
-from tpcompile.runtime.packing import Packed, pack
+from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.weights import ModelWeights, RandomWeights
 
 TOLERANCE = 1e-5

@@ -19,7 +19,7 @@ from tests.models import TOLERANCE, padded, preset_pair, relative_error
 from tpcompile import api
 from tpcompile.errors import UnsupportedError
 from tpcompile.passes import default_pipeline
-from tpcompile.runtime.packing import pack
+from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.ranks import start
 
 pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")

@@ -58,8 +58,8 @@ from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.passes import default_pipeline, insert, run_passes
 from tpcompile.passes.plan import plan_axis, plan_heads
 from tpcompile.presets import DENSE, preset
+from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.packing import Packed, pack
 from tpcompile.runtime.weights import RandomWeights
 
 aten = torch.ops.aten

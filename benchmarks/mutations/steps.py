@@ -12,7 +12,7 @@ from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import info_of, value_type
 from tpcompile.ir.ops import CACHE_OPS, CACHED_ATTENTION, PARTIAL_ATTENTION
 from tpcompile.ir.roles import CacheOf
-from tpcompile.runtime.packing import Packed, pack
+from tpcompile.runtime.kv.packing import Packed, pack
 
 _LENGTHS = (9, 1, 6)
 _BEFORE = (5, 0, 4)

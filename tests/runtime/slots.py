@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tpcompile.runtime.cache import Appended, PagedCache
+from tpcompile.runtime.kv.cache import Appended, PagedCache
 
 BLOCK = 4
 

@@ -21,8 +21,8 @@ from tpcompile.inspect.rows import Row, row_of, token_margin
 from tpcompile.ir.meta import info_of
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
+from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.packing import Packed, pack
 from tpcompile.runtime.ranks.agreement import WatchedRanks, same_bits
 from tpcompile.runtime.ranks.rank import rank_programs
 from tpcompile.runtime.ranks.spawned import SpawnedRanks

@@ -26,12 +26,12 @@ from tpcompile.runtime.arguments import (
     refuse_code,
     refuse_options,
 )
-from tpcompile.runtime.blocks import BlockPool, blocks_for
-from tpcompile.runtime.cache import PagedCache
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
+from tpcompile.runtime.kv.blocks import BlockPool, blocks_for
+from tpcompile.runtime.kv.cache import PagedCache
+from tpcompile.runtime.kv.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.open_calls import OpenCalls
-from tpcompile.runtime.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open

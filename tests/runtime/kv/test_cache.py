@@ -13,8 +13,8 @@ from transformers import DynamicCache
 
 from tests.runtime.slots import BLOCK
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.runtime.blocks import BlockPool
-from tpcompile.runtime.cache import Appended, PagedCache
+from tpcompile.runtime.kv.blocks import BlockPool
+from tpcompile.runtime.kv.cache import Appended, PagedCache
 
 
 def paged(max_seq_len: int = 64, max_batch: int | None = None) -> PagedCache:

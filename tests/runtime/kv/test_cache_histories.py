@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.runtime.slots import BLOCK, Slots, read
 from tpcompile.errors import UsageError
-from tpcompile.runtime.blocks import BlockPool
-from tpcompile.runtime.cache import PagedCache
+from tpcompile.runtime.kv.blocks import BlockPool
+from tpcompile.runtime.kv.cache import PagedCache
 
 LONGEST = 18
 WIDEST = 4

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpcompile.errors import UsageError
-from tpcompile.runtime.packing import pack
+from tpcompile.runtime.kv.packing import pack
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.booleans())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpcompile.runtime.blocks import BlockPool, Row, grow, slots_of, tables_of
+from tpcompile.runtime.kv.blocks import BlockPool, Row, grow, slots_of, tables_of
 
 
 def test_the_lowest_free_blocks_come_first() -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import Cache
 
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.runtime.blocks import BlockPool, Row, blocks_for, grow, slots_of, tables_of
+from tpcompile.runtime.kv.blocks import BlockPool, Row, blocks_for, grow, slots_of, tables_of
 
 
 @dataclass(frozen=True)

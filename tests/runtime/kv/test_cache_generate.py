@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.runtime.slots import BLOCK, Slots
-from tpcompile.runtime.blocks import BlockPool
-from tpcompile.runtime.cache import PagedCache
+from tpcompile.runtime.kv.blocks import BlockPool
+from tpcompile.runtime.kv.cache import PagedCache
 
 
 class Replay(Qwen3ForCausalLM):
