@@ -15,7 +15,7 @@ from torch import nn
 
 from tpcompile.frontend import Captured, capture, config_of
 from tpcompile.frontend.source import name_of
-from tpcompile.passes.manager import clone
+from tpcompile.rewriting.manager import clone
 
 _CAPTURED: dict[Any, Captured] = {}
 

@@ -12,7 +12,7 @@ from torch import fx
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tpcompile.frontend import Captured, capture
-from tpcompile.ir.meta import info_of
+from tpcompile.ir.info import info_of
 from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.presets import preset

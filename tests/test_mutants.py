@@ -15,7 +15,7 @@ from benchmarks.mutations import KINDS, SUBJECTS, Graph, graphs, judge
 from tpcompile.ir import checker
 from tpcompile.ir.ops import LINEAR, SPECS, VOCAB_EMBEDDING
 from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
-from tpcompile.passes.manager import clone
+from tpcompile.rewriting.manager import clone
 
 attention = import_module("tpcompile.ir.ops.decode.attention")
 norm_qkv = import_module("tpcompile.ir.ops.decode.norm_qkv")

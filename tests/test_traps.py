@@ -53,10 +53,10 @@ from tpcompile.ir.ops import (
     SPECS,
     VOCAB_EMBEDDING,
 )
+from tpcompile.ir.plan import plan_axis, plan_heads
 from tpcompile.ir.recipe import take
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.passes import default_pipeline, insert, run_passes
-from tpcompile.passes.plan import plan_axis, plan_heads
 from tpcompile.presets import DENSE, preset
 from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.model import CompiledModel

@@ -24,7 +24,7 @@ from tpcompile.errors import (
 if TYPE_CHECKING:
     from tpcompile.api import capture, compile
     from tpcompile.frontend import Captured
-    from tpcompile.passes.manager import Stage
+    from tpcompile.rewriting.manager import Stage
     from tpcompile.runtime.model import CompiledModel
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ _LAZY = {
     "capture": "tpcompile.api",
     "Captured": "tpcompile.frontend",
     "CompiledModel": "tpcompile.runtime.model",
-    "Stage": "tpcompile.passes.manager",
+    "Stage": "tpcompile.rewriting.manager",
 }
 _ROOMS = ("passes", "ir", "vm", "inspect", "backends", "runtime")
 

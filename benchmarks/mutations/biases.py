@@ -17,8 +17,8 @@ from tpcompile.ir.meta import (
 )
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.recipe import Concat
-from tpcompile.passes.rewrite import insert_after
-from tpcompile.passes.structure import bias_of
+from tpcompile.rewriting.rewrite import insert_after
+from tpcompile.rewriting.structure import bias_of
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from tpcompile.ir.ops import (
     NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
 )
-from tpcompile.passes.rewrite import insert, insert_item
+from tpcompile.rewriting.rewrite import insert, insert_item
 
 aten = torch.ops.aten
 

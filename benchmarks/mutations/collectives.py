@@ -19,7 +19,7 @@ from tpcompile.ir.ops import (
     VOCAB_EMBEDDING,
     op_name,
 )
-from tpcompile.passes.rewrite import insert, insert_after
+from tpcompile.rewriting.rewrite import insert, insert_after
 
 aten = torch.ops.aten
 _SUMS = (ALL_REDUCE, REDUCE_SCATTER)

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from benchmarks.mutations.subjects import TILED
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Interval, Layout, TokenLayout
 from tpcompile.ir.meta import (
     Parameter,
-    info_of,
     new_parameter,
     origin_of,
     parameter_of,

@@ -13,11 +13,12 @@ from benchmarks.mutations.steps import Inputs, cache_of, caches_for, decodes, st
 from benchmarks.mutations.subjects import Graph
 from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
 from tpcompile.ir import checker
-from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import DECODE_OPS
 from tpcompile.ir.pieces import evaluate
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
-from tpcompile.passes.manager import clone
+from tpcompile.rewriting.manager import clone
 
 TOLERANCE = 1e-5
 """Of the logits in fp32, over the largest: two right graphs differ by less."""

@@ -20,7 +20,7 @@ from benchmarks.mutations.draft import (
 from tpcompile.ir.layout import FusedLayout, Interval, Layout, even_runs
 from tpcompile.ir.meta import parameter_of, set_parameter, value_type
 from tpcompile.ir.ops import REDUCE_SCATTER
-from tpcompile.passes.plan import plan_axis
+from tpcompile.ir.plan import plan_axis
 
 _SUMMED = ("q_heads", "ffn")
 _ANY = ("q_heads", "ffn", "vocab")

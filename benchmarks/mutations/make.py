@@ -11,7 +11,7 @@ from torch import fx
 from benchmarks.mutations.draft import Draft, UnfitError
 from benchmarks.mutations.kinds import Kind, Mutate
 from benchmarks.mutations.subjects import Graph
-from tpcompile.passes.manager import clone
+from tpcompile.rewriting.manager import clone
 
 _ROUNDS = 3
 """How often a graph is tried for one kind before the kind has as many as there are."""

@@ -27,7 +27,7 @@ from tpcompile.ir.ops import (
 from tpcompile.ir.ops.spec import OpSpec, spec_of
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.types import PARTIAL, Shard
-from tpcompile.passes.rewrite import insert, insert_after
+from tpcompile.rewriting.rewrite import insert, insert_after
 
 aten = torch.ops.aten
 

@@ -8,8 +8,9 @@ import torch
 from torch import fx
 
 from benchmarks.mutations.subjects import Graph
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import even_runs
-from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import CACHE_OPS, CACHED_ATTENTION, PARTIAL_ATTENTION
 from tpcompile.ir.roles import CacheOf
 from tpcompile.runtime.kv.packing import Packed, pack

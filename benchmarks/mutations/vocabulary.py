@@ -12,8 +12,8 @@ from tpcompile.ir.layout import Layout, even_runs
 from tpcompile.ir.meta import Parameter, operand, parameter_of, set_parameter, value_type
 from tpcompile.ir.ops import EMBEDDING, LINEAR, VOCAB_EMBEDDING
 from tpcompile.ir.recipe import Pad, shape_of
-from tpcompile.passes.rewrite import insert, insert_after
-from tpcompile.passes.structure import head_of
+from tpcompile.rewriting.rewrite import insert, insert_after
+from tpcompile.rewriting.structure import head_of
 
 aten = torch.ops.aten
 

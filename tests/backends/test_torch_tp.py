@@ -25,7 +25,7 @@ from tpcompile.ir.ops import SPECS
 from tpcompile.ir.ops.argmax import local_argmax
 from tpcompile.ir.simulate import materialise, rank_inputs
 from tpcompile.passes import default_pipeline, parse_pipeline, run_passes
-from tpcompile.passes.structure import output_of
+from tpcompile.rewriting.structure import output_of
 
 
 def _modules(name: str, passes: list[Any]) -> tuple[list[nn.Module], SimulatedGroup, Any]:

@@ -15,7 +15,7 @@ from transformers import BertConfig, CLIPConfig, PreTrainedConfig, T5Config, ViT
 from tpcompile.cli import main
 from tpcompile.ir.ops import ALL_REDUCE
 from tpcompile.passes import ALL_PASSES, Report
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 UNSUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
     "bert": BertConfig,

@@ -20,7 +20,7 @@ from tests.runtime.compare_program.wrong import operands
 from tpcompile import api
 from tpcompile.ir.ops import ARGMAX, PAGED_ATTENTION, SPECS
 from tpcompile.passes import Report, default_pipeline
-from tpcompile.passes.rewrite import calls, insert
+from tpcompile.rewriting.rewrite import calls, insert
 from tpcompile.vm import scheduling
 from tpcompile.vm.instructions import NormQkvRopeAppend
 from tpcompile.vm.lowering import lower

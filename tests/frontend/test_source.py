@@ -15,7 +15,7 @@ from tests.models import scaled_config
 from tests.remote_code import add_code, answer_yes
 from tpcompile.frontend import capture, config_of
 from tpcompile.frontend.source import module_of
-from tpcompile.ir.meta import info_of
+from tpcompile.ir.info import info_of
 from tpcompile.presets import DENSE, PRESETS
 
 

@@ -14,7 +14,7 @@ from tpcompile.inspect.compare import Comparison, compare
 from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
 from tpcompile.passes import default_pipeline, run_passes
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 UNFUSED = [current.name for current in default_pipeline(3)].index("fuse-qkv")
 """The fusions at the end of the pipeline are left out, so that every node stands alone."""

@@ -6,7 +6,7 @@ from tests.inspect.stages import lowered
 from tpcompile.inspect.instruments import KeepStages, PassLog, PrintAfter, PrintDiff
 from tpcompile.ir.text import format_graph
 from tpcompile.passes import default_pipeline
-from tpcompile.passes.manager import Stats
+from tpcompile.rewriting.manager import Stats
 
 NAMES = [current.name for current in default_pipeline()]
 

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from tpcompile.ir.checker import Checker
+from tpcompile.ir.info import GraphInfo
 from tpcompile.ir.layout import AnyLayout, TokenLayout
-from tpcompile.ir.meta import GraphInfo
 from tpcompile.ir.ops import SPECS, RuleError
 from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.roles import Role

@@ -13,11 +13,10 @@ from torch import fx
 from tests.models import preset_pair
 from tpcompile.errors import VerifyError
 from tpcompile.ir.checker import Checker, Problem, check_graph, check_parameter, verify_graph
+from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
 from tpcompile.ir.meta import (
-    GraphInfo,
     Parameter,
-    info_of,
     new_parameter,
     operand,
     origin_of,

@@ -27,9 +27,9 @@ from tpcompile.ir.ops import (
     op_name,
 )
 from tpcompile.passes import decode_pipeline, default_pipeline, run_passes
-from tpcompile.passes.rewrite import calls, insert_after
-from tpcompile.passes.structure import attention_blocks, weight_of
 from tpcompile.presets import preset
+from tpcompile.rewriting.rewrite import calls, insert_after
+from tpcompile.rewriting.structure import attention_blocks, weight_of
 
 aten = torch.ops.aten
 MODELS: dict[str, Callable[[], Pair]] = {

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import fx, nn
 
+from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.layout import Layout, even_runs
 from tpcompile.ir.meta import (
-    GraphInfo,
     Origin,
     Parameter,
-    info_of,
     new_parameter,
     operand,
     origin_of,

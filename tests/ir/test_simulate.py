@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, whole
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
-from tpcompile.ir.meta import info_of, parameter_of, type_of
+from tpcompile.ir.meta import parameter_of, type_of
 from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
 from tpcompile.ir.simulate import local_args, materialise, rank_inputs
 from tpcompile.ir.types import Partial, Replicate, Shard, ValueType

@@ -10,8 +10,9 @@ import torch
 from torch import fx, nn
 
 from tpcompile.ir.checker import verify_graph
+from tpcompile.ir.info import GraphInfo
 from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
-from tpcompile.ir.meta import GraphInfo, Origin, Parameter, new_parameter
+from tpcompile.ir.meta import Origin, Parameter, new_parameter
 from tpcompile.ir.ops import ALL_GATHER, LINEAR, REDUCE_SCATTER, RMS_NORM, TABLES
 from tpcompile.ir.recipe import Concat, Tensor
 from tpcompile.ir.text import format_graph, format_node, format_type

@@ -19,8 +19,8 @@ from tpcompile.ir.meta import value_type
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CACHE
-from tpcompile.passes.manager import clone
 from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.rewriting.manager import clone
 
 DECODE = [
     "fuse-norm-qkv",

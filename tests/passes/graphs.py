@@ -11,7 +11,8 @@ from torch import fx, nn
 
 from tpcompile.errors import PassError
 from tpcompile.ir.checker import Checker
-from tpcompile.ir.meta import GraphInfo, Origin, Parameter, new_parameter
+from tpcompile.ir.info import GraphInfo
+from tpcompile.ir.meta import Origin, Parameter, new_parameter
 from tpcompile.ir.ops import ATTENTION, LINEAR, ROTARY
 from tpcompile.ir.recipe import Tensor
 from tpcompile.ir.types import Dim, ValueType

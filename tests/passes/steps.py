@@ -29,7 +29,7 @@ from tpcompile.passes import (
     parse_pipeline,
     run_passes,
 )
-from tpcompile.passes.manager import clone
+from tpcompile.rewriting.manager import clone
 
 LENGTHS = ((1,), (3, 1, 4))
 """One token; and three sequences, so that attention has something to keep apart."""

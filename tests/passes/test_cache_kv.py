@@ -22,14 +22,15 @@ from tests.passes.steps import step
 from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
 from tpcompile.errors import PassError, UsageError
 from tpcompile.ir.checker import check_graph
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
-from tpcompile.ir.meta import info_of, operand, type_of, value_type
+from tpcompile.ir.meta import operand, type_of, value_type
 from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
 from tpcompile.ir.simulate import materialise
 from tpcompile.ir.types import PARTIAL, Placement, Shard, ValueType
 from tpcompile.passes import decode_pipeline, default_pipeline, parse_pipeline, run_passes
 from tpcompile.passes.cache_kv import CACHE, CacheKv, block_size
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 LAYER = SPECS[PAGED_ATTENTION].argument_names.index("layer")

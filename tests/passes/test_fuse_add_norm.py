@@ -13,7 +13,7 @@ from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import ADD_RMS_NORM, RMS_NORM
 from tpcompile.passes.fuse_add_norm import FuseAddNorm
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 WIDTH = 8

@@ -14,10 +14,10 @@ from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import parameter_of, set_parameter
 from tpcompile.ir.ops import LINEAR, SWIGLU
+from tpcompile.ir.plan import plan_axis
 from tpcompile.passes.fuse_gate_up import FuseGateUp
-from tpcompile.passes.plan import plan_axis
-from tpcompile.passes.rewrite import calls
-from tpcompile.passes.structure import mlp_blocks, weight_of
+from tpcompile.rewriting.rewrite import calls
+from tpcompile.rewriting.structure import mlp_blocks, weight_of
 
 
 def mlp_graph(*, biased: str = "", up_input: str = "x", one: bool = False) -> fx.GraphModule:

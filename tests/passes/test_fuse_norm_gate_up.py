@@ -17,7 +17,7 @@ from tpcompile.ir.leftovers import leftovers
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, RMS_NORM, SWIGLU
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 WIDTH, FFN = 6, 5

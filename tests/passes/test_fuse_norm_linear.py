@@ -14,8 +14,8 @@ from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR, RMS_NORM
 from tpcompile.passes.fuse_norm_linear import FuseNormLinear
-from tpcompile.passes.rewrite import calls
-from tpcompile.passes.structure import embedding_of, output_of
+from tpcompile.rewriting.rewrite import calls
+from tpcompile.rewriting.structure import embedding_of, output_of
 
 aten = torch.ops.aten
 WIDTH = 6

@@ -23,8 +23,8 @@ from tpcompile.ir.ops import (
     SPECS,
 )
 from tpcompile.passes.fuse_norm_qkv import FuseNormQkv
-from tpcompile.passes.manager import clone
-from tpcompile.passes.rewrite import calls, insert_after
+from tpcompile.rewriting.manager import clone
+from tpcompile.rewriting.rewrite import calls, insert_after
 
 aten = torch.ops.aten
 NAMES = SPECS[NORM_QKV_ROPE_APPEND].argument_names

@@ -13,11 +13,11 @@ from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import parameter_of, set_parameter
 from tpcompile.ir.ops import LINEAR, RMS_NORM
+from tpcompile.ir.plan import plan_heads
 from tpcompile.passes.fuse_qkv import FuseQkv
-from tpcompile.passes.manager import clone
-from tpcompile.passes.plan import plan_heads
-from tpcompile.passes.rewrite import calls
-from tpcompile.passes.structure import attention_blocks, weight_of
+from tpcompile.rewriting.manager import clone
+from tpcompile.rewriting.rewrite import calls
+from tpcompile.rewriting.structure import attention_blocks, weight_of
 
 aten = torch.ops.aten
 

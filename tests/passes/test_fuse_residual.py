@@ -28,8 +28,8 @@ from tpcompile.ir.types import PARTIAL
 from tpcompile.passes import for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.fuse_residual import FuseResidual
 from tpcompile.passes.pipeline import decode_pipeline
-from tpcompile.passes.rewrite import calls
 from tpcompile.presets import preset
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 WIDTH = 6

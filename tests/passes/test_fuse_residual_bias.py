@@ -28,8 +28,8 @@ from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RES
 from tpcompile.ir.types import PARTIAL
 from tpcompile.passes import decode_pipeline, run_passes
 from tpcompile.passes.fuse_residual import FuseResidual
-from tpcompile.passes.rewrite import calls
 from tpcompile.presets import preset
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 WIDTH = 6

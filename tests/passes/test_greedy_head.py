@@ -12,13 +12,14 @@ from tests.models import batch, preset_pair, run
 from tests.passes.graphs import GraphBuilder, refusal
 from tests.passes.steps import TINY_VOCABULARY, step
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.meta import info_of, operand, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, ARGMAX, LINEAR, REDISTRIBUTE
 from tpcompile.ir.types import PARTIAL, REPLICATE
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.passes.greedy_head import GreedyHead
-from tpcompile.passes.rewrite import calls
-from tpcompile.passes.structure import head_of, output_of
+from tpcompile.rewriting.rewrite import calls
+from tpcompile.rewriting.structure import head_of, output_of
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:

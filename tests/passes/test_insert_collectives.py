@@ -12,7 +12,7 @@ from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDISTRIBUTE, op_name
 from tpcompile.passes.insert_collectives import InsertCollectives
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 

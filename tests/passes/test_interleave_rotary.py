@@ -27,7 +27,7 @@ from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND, ROPE, SPECS
 from tpcompile.ir.ops.rotary import interleave
 from tpcompile.ir.recipe import Permute
 from tpcompile.passes import Stage, default_pipeline, for_ranks, parse_pipeline, run_passes
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 MODELS = ["tiny-qwen2", "tiny-qwen3"]
 STANDARD = "standard{interleaved=true}"

@@ -13,8 +13,8 @@ from tests.passes.test_interleave_rotary import LENGTHS, interleaved
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ATTENTION, ROPE
-from tpcompile.passes.manager import clone
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.manager import clone
+from tpcompile.rewriting.rewrite import calls
 
 
 def _weights(side: int, gm: fx.GraphModule) -> list[fx.Node]:

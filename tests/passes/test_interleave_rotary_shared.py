@@ -18,7 +18,7 @@ from tpcompile.ir.ops import ATTENTION, LINEAR, RMS_NORM, ROPE
 from tpcompile.ir.ops.rotary import interleave
 from tpcompile.ir.recipe import Permute
 from tpcompile.passes.interleave_rotary import InterleaveRotary, _interleaved
-from tpcompile.passes.rewrite import calls, drop_dead
+from tpcompile.rewriting.rewrite import calls, drop_dead
 
 aten = torch.ops.aten
 WIDTH, HIDDEN, TOKENS = 8, 16, 5

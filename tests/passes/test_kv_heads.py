@@ -13,10 +13,10 @@ from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, parameter_of, set_parameter, value_type
 from tpcompile.ir.ops import ATTENTION
 from tpcompile.passes.kv_heads import KvHeads
-from tpcompile.passes.manager import FailedPassError, run_passes
 from tpcompile.passes.pipeline import default_pipeline
-from tpcompile.passes.rewrite import Report, calls
-from tpcompile.passes.structure import attention_blocks, bias_of, weight_of
+from tpcompile.rewriting.manager import FailedPassError, run_passes
+from tpcompile.rewriting.rewrite import Report, calls
+from tpcompile.rewriting.structure import attention_blocks, bias_of, weight_of
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:

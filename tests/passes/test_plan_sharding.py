@@ -10,10 +10,11 @@ from tests.models import preset_pair
 from tests.passes.graphs import attention_graph
 from tests.passes.steps import step
 from tpcompile.errors import ShardingError, UsageError
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.meta import parameter_of, parameters
+from tpcompile.ir.plan import Plan
 from tpcompile.passes import parse_pipeline, run_passes
-from tpcompile.passes.plan import Plan
 from tpcompile.passes.plan_sharding import PlanSharding
 
 RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"

@@ -12,7 +12,7 @@ from tests.passes.steps import step
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
 from tpcompile.passes.raise_attention import RaiseAttention
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 

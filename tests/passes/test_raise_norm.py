@@ -14,7 +14,7 @@ from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import RMS_NORM
 from tpcompile.passes.raise_norm import RaiseNorm
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 WIDTH = 8

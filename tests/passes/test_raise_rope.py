@@ -15,7 +15,7 @@ from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import ROPE
 from tpcompile.ir.ops.shape import END
 from tpcompile.passes.raise_rope import RaiseRope
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 HEADS, WIDTH = 4, 8

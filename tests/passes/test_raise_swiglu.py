@@ -17,7 +17,7 @@ from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import SWIGLU
 from tpcompile.ir.types import Dim, ValueType
 from tpcompile.passes.raise_swiglu import RaiseSwiglu
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 
 aten = torch.ops.aten
 

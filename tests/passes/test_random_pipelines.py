@@ -22,8 +22,8 @@ from tpcompile.passes import (
     parse_pipeline,
     run_passes,
 )
-from tpcompile.passes.manager import FailedPassError
 from tpcompile.presets import preset
+from tpcompile.rewriting.manager import FailedPassError
 
 VOCABULARY = 61
 SMALL = {

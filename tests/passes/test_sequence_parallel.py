@@ -24,8 +24,8 @@ from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ADD_RMS_NORM, ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RMS_NORM
 from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline, run_passes
-from tpcompile.passes.rewrite import calls
 from tpcompile.passes.sequence_parallel import SequenceParallel
+from tpcompile.rewriting.rewrite import calls
 from tpcompile.runtime.model import CompiledModel
 
 BATCHES = ((1,), (2,), (3,), (9,), (2, 1, 4))

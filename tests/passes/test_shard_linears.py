@@ -27,9 +27,9 @@ from tpcompile.ir.meta import operand, parameter_of, placement_of, value_type
 from tpcompile.ir.ops import REDISTRIBUTE
 from tpcompile.ir.types import PARTIAL, Shard
 from tpcompile.passes import default_pipeline, run_passes
-from tpcompile.passes.rewrite import calls
 from tpcompile.passes.shard_linears import ShardLinears
-from tpcompile.passes.structure import attention_blocks, bias_of, mlp_blocks, weight_of
+from tpcompile.rewriting.rewrite import calls
+from tpcompile.rewriting.structure import attention_blocks, bias_of, mlp_blocks, weight_of
 from tpcompile.runtime.model import CompiledModel
 
 aten = torch.ops.aten

@@ -16,8 +16,8 @@ from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTI
 from tpcompile.ir.types import ValueType
 from tpcompile.passes import parse_pipeline, run_passes
 from tpcompile.passes.pipeline import decode_pipeline
-from tpcompile.passes.rewrite import calls
 from tpcompile.passes.split_attention import SplitAttention
+from tpcompile.rewriting.rewrite import calls
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:

@@ -14,10 +14,10 @@ from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import EMBEDDING, REDISTRIBUTE, VOCAB_EMBEDDING
 from tpcompile.ir.types import PARTIAL
 from tpcompile.passes import default_pipeline, run_passes
-from tpcompile.passes.manager import Stage
-from tpcompile.passes.rewrite import calls
-from tpcompile.passes.structure import embedding_of, head_of, weight_of
 from tpcompile.passes.vocab_parallel import VocabParallel
+from tpcompile.rewriting.manager import Stage
+from tpcompile.rewriting.rewrite import calls
+from tpcompile.rewriting.structure import embedding_of, head_of, weight_of
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:

@@ -33,8 +33,8 @@ from tpcompile.ir.simulate import materialise, rank_inputs
 from tpcompile.ir.types import PARTIAL
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.passes.pipeline import decode_pipeline
-from tpcompile.passes.rewrite import calls
-from tpcompile.passes.structure import mlp_blocks, output_of, weight_of
+from tpcompile.rewriting.rewrite import calls
+from tpcompile.rewriting.structure import mlp_blocks, output_of, weight_of
 from tpcompile.runtime.compare import compare_with_eager
 from tpcompile.runtime.compare_program import compare_program
 from tpcompile.runtime.compare_program.case import Batch

@@ -16,7 +16,7 @@ from tpcompile.inspect.compare import Comparison
 from tpcompile.inspect.rows import TOLERANCES
 from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
 from tpcompile.passes import default_pipeline, run_passes
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 from tpcompile.runtime import compare, sides
 from tpcompile.runtime.ranks.rank import RankProgram, rank_programs
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from tpcompile.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from tpcompile.passes.manager import FailedPassError
+    from tpcompile.rewriting.manager import FailedPassError
 
 DTYPES = ("float32", "bfloat16", "float16")
 

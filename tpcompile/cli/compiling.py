@@ -66,7 +66,7 @@ def run_pipeline(
 ) -> fx.GraphModule:
     """The graph behind these passes; a summary of the time goes to stderr."""
     from tpcompile.inspect.instruments import PassLog
-    from tpcompile.passes.manager import FailedPassError, run_passes
+    from tpcompile.rewriting.manager import FailedPassError, run_passes
 
     def follow(name: str, gm: fx.GraphModule, stats: object) -> None:
         say(f"{name} is done")

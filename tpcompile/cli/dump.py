@@ -159,7 +159,7 @@ def _check_stage(option: str, name: str, stages: Sequence[str]) -> None:
 def _renderer(form: str, rank: int | None) -> Render:
     from tpcompile.inspect.dot import graph_dot
     from tpcompile.inspect.dump import graph_json
-    from tpcompile.ir.meta import info_of
+    from tpcompile.ir.info import info_of
     from tpcompile.ir.text import format_graph
 
     forms: dict[str, Callable[[fx.GraphModule, int | None], str]] = {

@@ -18,7 +18,7 @@ from tpcompile.frontend.source import config_of, module_of, name_of
 from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir.check_biases import captured_biases
 from tpcompile.ir.checker import infer_types
-from tpcompile.ir.meta import GraphInfo
+from tpcompile.ir.info import GraphInfo
 from tpcompile.ir.recipe import Tensor
 from tpcompile.pause import paused_collector
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from tpcompile.ir.meta import info_of, origin_of, parameter_of
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import origin_of, parameter_of
 from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, COLLECTIVES
 from tpcompile.ir.text import format_node, format_type
 from tpcompile.ir.types import AnyType, Partial, Placement, Replicate, Shard, ValueType

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
-from tpcompile.ir.meta import info_of, origin_of, parameter_of, parameters
+from tpcompile.ir.meta import origin_of, parameter_of, parameters
 from tpcompile.ir.ops import op_name, spec_of
 from tpcompile.ir.pieces import Piece, pieces
 from tpcompile.ir.types import AnyType, Placement, Shard, SymbolType, dtype_name

@@ -9,7 +9,8 @@ from torch import fx
 
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.activations import activations
-from tpcompile.ir.meta import info_of, operand, parameters, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import operand, parameters, value_type
 from tpcompile.ir.ops import (
     ALL_REDUCE,
     ALL_REDUCE_RESIDUAL,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import GraphInfo, made_of
+from tpcompile.ir.info import GraphInfo
+from tpcompile.ir.meta import made_of
 from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,

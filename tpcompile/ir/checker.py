@@ -24,14 +24,8 @@ from tpcompile.ir.check_parameters import (
     shared_tensors,
     unread_rows,
 )
-from tpcompile.ir.meta import (
-    GraphInfo,
-    Parameter,
-    info_of,
-    made_of,
-    origin_of,
-    parameter_of,
-)
+from tpcompile.ir.info import GraphInfo, info_of
+from tpcompile.ir.meta import Parameter, made_of, origin_of, parameter_of
 from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.recipe import Tensor, tensors_of
 from tpcompile.ir.text import format_node

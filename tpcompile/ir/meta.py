@@ -1,10 +1,9 @@
-"""What tpcompile keeps on graphs and nodes: types, origins, parameters, the plan's outcome."""
+"""What nodes carry: types, origins, parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -60,27 +59,6 @@ OUTPUTS = ("logits", "tokens")
 """What the results of a graph are called, in their order; the second may be missing."""
 
 
-@dataclass
-class GraphInfo:
-    """What belongs to a graph as a whole."""
-
-    name: str
-    tp: int
-    outputs: tuple[ValueType, ...]
-    plan: Any = None
-    """Set by the pass `plan-sharding` (a `passes.plan.Plan`); passes after it read it."""
-    biases: frozenset[tuple[str, str]] = frozenset()
-    """The tensor of each bias of the captured model, with that of its weight."""
-    model: str = "the model"
-    """The class of the captured model, for messages."""
-
-
-def model_of(graph: fx.Graph) -> str:
-    """The class of the model that a graph was captured from, for messages."""
-    owner = graph.owning_module
-    return info_of(owner).model if owner is not None and "tpcompile" in owner.meta else "the model"
-
-
 def operand(node: fx.Node, index: int = 0) -> fx.Node:
     """An argument that is a value; of a graph's results the first."""
     found = node.args[index]
@@ -88,12 +66,6 @@ def operand(node: fx.Node, index: int = 0) -> fx.Node:
         found = found[0]
     assert isinstance(found, fx.Node), f"argument {index} of %{node.name} is {found}"
     return found
-
-
-def info_of(gm: fx.GraphModule) -> GraphInfo:
-    info = gm.meta["tpcompile"]
-    assert isinstance(info, GraphInfo)
-    return info
 
 
 def type_of(node: fx.Node) -> AnyType:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, type_of, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import operand, parameter_of, parameters, type_of, value_type
 from tpcompile.ir.ops import CACHE_WRITERS, SPECS, OpSpec, spec_of
 from tpcompile.ir.pieces import Read, evaluate
 

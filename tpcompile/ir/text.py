@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
-from tpcompile.ir.meta import info_of, origin_of, parameter_of
+from tpcompile.ir.meta import origin_of, parameter_of
 from tpcompile.ir.ops import op_name, spec_of
 from tpcompile.ir.types import AnyType, SymbolType, ValueType, dtype_name
 

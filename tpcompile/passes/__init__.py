@@ -1,6 +1,5 @@
 """Rewrites: one pass a file. `pipeline.py` orders them, `manager.py` runs them."""
 
-from tpcompile.passes.manager import Instrument, Pass, Stage, Stats, run_passes
 from tpcompile.passes.pipeline import (
     ALL_PASSES,
     ALL_PIPELINES,
@@ -10,7 +9,8 @@ from tpcompile.passes.pipeline import (
     parse_pipeline,
     pipeline_text,
 )
-from tpcompile.passes.rewrite import Report, insert, insert_after, rewrite
+from tpcompile.rewriting.manager import Instrument, Pass, Stage, Stats, run_passes
+from tpcompile.rewriting.rewrite import Report, insert, insert_after, rewrite
 
 __all__ = [
     "ALL_PASSES",

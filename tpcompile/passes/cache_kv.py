@@ -15,7 +15,7 @@ from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, SPECS
 from tpcompile.ir.ops.paged_attention import HEADS
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Dim, Partial, Shard, ValueType
-from tpcompile.passes.rewrite import Report, calls, insert, replace
+from tpcompile.rewriting.rewrite import Report, calls, insert, replace
 
 CACHE = "cache"
 """The input that holds the keys and values of all layers, the rank's heads of them."""

@@ -12,7 +12,7 @@ from tpcompile.errors import PassError
 from tpcompile.ir.meta import operand, type_of, value_type
 from tpcompile.ir.ops import SPECS, op_name
 from tpcompile.ir.types import Dim, ValueType
-from tpcompile.passes.rewrite import Report, drop_dead, insert, replace
+from tpcompile.rewriting.rewrite import Report, drop_dead, insert, replace
 
 aten = torch.ops.aten
 

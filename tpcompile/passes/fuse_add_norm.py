@@ -11,8 +11,8 @@ from torch import fx
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ADD_RMS_NORM, RMS_NORM
 from tpcompile.ir.types import ValueType
-from tpcompile.passes.pattern import MissError, check
-from tpcompile.passes.rewrite import Report, calls, drop_dead, insert, insert_item, replace
+from tpcompile.rewriting.pattern import MissError, check
+from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, insert_item, replace
 
 aten = torch.ops.aten
 

@@ -10,9 +10,9 @@ from torch import fx
 from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import LINEAR, SWIGLU
-from tpcompile.passes.fuse import fuse_linears
-from tpcompile.passes.pattern import MissError, check
-from tpcompile.passes.rewrite import Report, calls, drop_dead, drop_unused_parameters
+from tpcompile.rewriting.linears import fuse_linears
+from tpcompile.rewriting.pattern import MissError, check
+from tpcompile.rewriting.rewrite import Report, calls, drop_dead, drop_unused_parameters
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import fx
 from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, SWIGLU
-from tpcompile.passes.absorb import check_absorbed, normed_linear, way_back
-from tpcompile.passes.pattern import Call, MissError, Number, Value, match
-from tpcompile.passes.rewrite import Report, fuse_each, insert, replace
+from tpcompile.rewriting.absorb import check_absorbed, normed_linear, way_back
+from tpcompile.rewriting.pattern import Call, MissError, Number, Value, match
+from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
 
 aten = torch.ops.aten
 

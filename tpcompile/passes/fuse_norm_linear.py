@@ -10,10 +10,10 @@ from torch import fx
 
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import LINEAR, NORM_LINEAR, RMS_NORM
-from tpcompile.passes.absorb import check_absorbed
-from tpcompile.passes.pattern import check
-from tpcompile.passes.rewrite import Report, fuse_each, insert, replace
-from tpcompile.passes.structure import bias_of, weight_of
+from tpcompile.rewriting.absorb import check_absorbed
+from tpcompile.rewriting.pattern import check
+from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
+from tpcompile.rewriting.structure import bias_of, weight_of
 
 aten = torch.ops.aten
 

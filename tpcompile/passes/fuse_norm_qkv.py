@@ -18,9 +18,9 @@ from tpcompile.ir.ops import (
     ROPE,
     SPECS,
 )
-from tpcompile.passes.absorb import check_absorbed, normed_linear, way_back
-from tpcompile.passes.pattern import Bindings, Call, Maybe, Number, Value, check, match
-from tpcompile.passes.rewrite import Report, fuse_each, insert, replace
+from tpcompile.rewriting.absorb import check_absorbed, normed_linear, way_back
+from tpcompile.rewriting.pattern import Bindings, Call, Maybe, Number, Value, check, match
+from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
 
 aten = torch.ops.aten
 

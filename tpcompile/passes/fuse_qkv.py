@@ -9,10 +9,10 @@ from torch import fx
 
 from tpcompile.errors import ShardingError
 from tpcompile.ir.ops import ATTENTION
-from tpcompile.passes.fuse import fuse_linears
-from tpcompile.passes.pattern import MissError
-from tpcompile.passes.rewrite import Report, calls, drop_dead, drop_unused_parameters
-from tpcompile.passes.structure import attention_blocks
+from tpcompile.rewriting.linears import fuse_linears
+from tpcompile.rewriting.pattern import MissError
+from tpcompile.rewriting.rewrite import Report, calls, drop_dead, drop_unused_parameters
+from tpcompile.rewriting.structure import attention_blocks
 
 
 @dataclass(frozen=True)

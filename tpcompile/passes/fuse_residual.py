@@ -11,10 +11,10 @@ from torch import fx
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL
 from tpcompile.ir.types import Partial
-from tpcompile.passes.absorb import check_absorbed
-from tpcompile.passes.pattern import MissError, check
-from tpcompile.passes.rewrite import Report, calls, drop_dead, insert, replace
-from tpcompile.passes.structure import bias_of, weight_of
+from tpcompile.rewriting.absorb import check_absorbed
+from tpcompile.rewriting.pattern import MissError, check
+from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, replace
+from tpcompile.rewriting.structure import bias_of, weight_of
 
 aten = torch.ops.aten
 

@@ -9,11 +9,12 @@ import torch
 from torch import fx
 
 from tpcompile.errors import PassError
-from tpcompile.ir.meta import info_of, operand, origin_of, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import ALL_GATHER, ARGMAX, REDISTRIBUTE
 from tpcompile.ir.types import ValueType
-from tpcompile.passes.rewrite import Report, calls, insert
-from tpcompile.passes.structure import output_of
+from tpcompile.rewriting.rewrite import Report, calls, insert
+from tpcompile.rewriting.structure import output_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import fx
 from tpcompile.ir.meta import operand, placement_of
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDISTRIBUTE
 from tpcompile.ir.types import Partial, Shard
-from tpcompile.passes.rewrite import Report, calls, insert, replace
+from tpcompile.rewriting.rewrite import Report, calls, insert, replace
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE,
 from tpcompile.ir.recipe import Permute
 from tpcompile.ir.roles import Interleaved
 from tpcompile.ir.text import format_node
-from tpcompile.passes.pattern import MissError
-from tpcompile.passes.rewrite import Report
-from tpcompile.passes.structure import bias_of, head_ops, weight_of
+from tpcompile.rewriting.pattern import MissError
+from tpcompile.rewriting.rewrite import Report
+from tpcompile.rewriting.structure import bias_of, head_ops, weight_of
 
 aten = torch.ops.aten
 

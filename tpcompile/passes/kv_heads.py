@@ -11,9 +11,9 @@ from tpcompile.errors import PassError
 from tpcompile.ir.meta import origin_of, placement_of, value_type
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import REPLICATE
-from tpcompile.passes.rewrite import Report
 from tpcompile.passes.shard_linears import plan_of, split_rows
-from tpcompile.passes.structure import AttentionBlock, attention_blocks, weight_of
+from tpcompile.rewriting.rewrite import Report
+from tpcompile.rewriting.structure import AttentionBlock, attention_blocks, weight_of
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from tpcompile.passes.greedy_head import GreedyHead
 from tpcompile.passes.insert_collectives import InsertCollectives
 from tpcompile.passes.interleave_rotary import InterleaveRotary
 from tpcompile.passes.kv_heads import KvHeads
-from tpcompile.passes.manager import Pass, describe
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.passes.raise_attention import RaiseAttention
 from tpcompile.passes.raise_norm import RaiseNorm
@@ -35,6 +34,7 @@ from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.passes.split_attention import SplitAttention
 from tpcompile.passes.vocab_parallel import VocabParallel
+from tpcompile.rewriting.manager import Pass, describe
 
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,

@@ -8,16 +8,11 @@ from typing import ClassVar
 from torch import fx
 
 from tpcompile.errors import ShardingError, UsageError
-from tpcompile.ir.meta import (
-    info_of,
-    parameter_of,
-    parameters,
-    set_parameter,
-    value_type,
-)
-from tpcompile.passes.plan import HeadPlan, Plan, plan_axis, plan_heads
-from tpcompile.passes.rewrite import Report
-from tpcompile.passes.structure import (
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import parameter_of, parameters, set_parameter, value_type
+from tpcompile.ir.plan import HeadPlan, Plan, plan_axis, plan_heads
+from tpcompile.rewriting.rewrite import Report
+from tpcompile.rewriting.structure import (
     attention_blocks,
     embedding_of,
     head_of,

@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.ir.meta import model_of, operand, origin_of
+from tpcompile.ir.info import model_of
+from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import ATTENTION, RMS_NORM, op_name
 from tpcompile.passes.canonicalize import cancel_transposes
-from tpcompile.passes.pattern import MissError, check
-from tpcompile.passes.rewrite import Report, calls
-from tpcompile.passes.structure import head_ops
+from tpcompile.rewriting.pattern import MissError, check
+from tpcompile.rewriting.rewrite import Report, calls
+from tpcompile.rewriting.structure import head_ops
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import RMS_NORM
-from tpcompile.passes.pattern import Bindings, Call, Maybe, Number, Value, check
-from tpcompile.passes.rewrite import Report, insert, rewrite
+from tpcompile.rewriting.pattern import Bindings, Call, Maybe, Number, Value, check
+from tpcompile.rewriting.rewrite import Report, insert, rewrite
 
 aten = torch.ops.aten
 

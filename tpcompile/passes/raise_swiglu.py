@@ -11,8 +11,8 @@ from torch import fx
 from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import SWIGLU
-from tpcompile.passes.pattern import Bindings, Call, Value, check
-from tpcompile.passes.rewrite import Report, insert, rewrite
+from tpcompile.rewriting.pattern import Bindings, Call, Value, check
+from tpcompile.rewriting.rewrite import Report, insert, rewrite
 
 aten = torch.ops.aten
 

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RMS_NORM
-from tpcompile.passes.rewrite import Report, calls, insert, insert_after, replace
+from tpcompile.rewriting.rewrite import Report, calls, insert, insert_after, replace
 
 aten = torch.ops.aten
 

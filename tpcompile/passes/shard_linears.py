@@ -9,13 +9,14 @@ import torch
 from torch import fx
 
 from tpcompile.errors import PassError
+from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.meta import info_of, parameter_of, placement_of, set_parameter, value_type
+from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_type
 from tpcompile.ir.ops import REDISTRIBUTE
+from tpcompile.ir.plan import Plan
 from tpcompile.ir.types import REPLICATE
-from tpcompile.passes.plan import Plan
-from tpcompile.passes.rewrite import Report, insert_after, replace
-from tpcompile.passes.structure import attention_blocks, bias_of, mlp_blocks, weight_of
+from tpcompile.rewriting.rewrite import Report, insert_after, replace
+from tpcompile.rewriting.structure import attention_blocks, bias_of, mlp_blocks, weight_of
 
 aten = torch.ops.aten
 

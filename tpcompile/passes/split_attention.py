@@ -10,7 +10,7 @@ from torch import fx
 from tpcompile.errors import UsageError
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION, SPECS
-from tpcompile.passes.rewrite import Report, calls, insert, insert_item, replace
+from tpcompile.rewriting.rewrite import Report, calls, insert, insert_item, replace
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from torch import fx
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_type
 from tpcompile.ir.ops import COLLECTIVES, EMBEDDING, REDISTRIBUTE, VOCAB_EMBEDDING
+from tpcompile.ir.plan import plan_axis
 from tpcompile.ir.types import REPLICATE
-from tpcompile.passes.plan import plan_axis
-from tpcompile.passes.rewrite import Report, insert, insert_after, replace
 from tpcompile.passes.shard_linears import plan_of
-from tpcompile.passes.structure import bias_of, embedding_of, head_of, weight_of
+from tpcompile.rewriting.rewrite import Report, insert, insert_after, replace
+from tpcompile.rewriting.structure import bias_of, embedding_of, head_of, weight_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
 from tpcompile.inspect.compare import Comparison, compare
 from tpcompile.inspect.rows import Row, row_of, token_margin
-from tpcompile.ir.meta import info_of
+from tpcompile.ir.info import info_of
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.runtime.kv.packing import Packed, pack

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
-from tpcompile.ir.meta import info_of
+from tpcompile.ir.info import info_of
 from tpcompile.ir.pieces import Read
 from tpcompile.passes import Stage
 from tpcompile.runtime.arguments import (

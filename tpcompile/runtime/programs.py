@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from tpcompile.inspect.schedule import ScheduleReport
-from tpcompile.ir.meta import info_of
+from tpcompile.ir.info import info_of
 from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.pipeline import decoding
 from tpcompile.vm.lowering import StepPlan

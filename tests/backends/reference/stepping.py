@@ -18,13 +18,14 @@ from transformers import AutoConfig
 from tests.models import Pair, padded, pair_of, preset_pair
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
-from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import value_type
 from tpcompile.ir.simulate import materialise, run_ranks
 from tpcompile.passes import run_passes
 from tpcompile.passes.cache_kv import CACHE
-from tpcompile.passes.manager import clone
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
+from tpcompile.rewriting.manager import clone
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
 from tpcompile.vm.scheduling import scheduled

@@ -15,8 +15,8 @@ from tests.ir.strategies import EXAMPLES, intervals_of, layouts
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ATTENTION
 from tpcompile.ir.ops.attention import attend, causal_mask
+from tpcompile.ir.plan import plan_heads
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
-from tpcompile.passes.plan import plan_heads
 
 STARTS = operand(torch.tensor([0, 3, 4]))
 

@@ -16,9 +16,9 @@ from tests.ir.ranks import Operand, operand, random, refused, run
 from tests.ir.strategies import EXAMPLES
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ATTENTION, PAGED_ATTENTION, SPECS
+from tpcompile.ir.plan import plan_heads
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
-from tpcompile.passes.plan import plan_heads
 
 WIDTH, SCALE, LAYERS, LAYER = 4, 0.5, 3, 1
 K, V = 1, 2

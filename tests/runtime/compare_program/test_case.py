@@ -41,7 +41,7 @@ from tpcompile.ir.ops import (
 )
 from tpcompile.passes import Report
 from tpcompile.passes.pipeline import decode_pipeline, parse_pipeline
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 from tpcompile.runtime.compare_program import Batch, compare_program, plan_for, prepare
 from tpcompile.vm.instructions import (
     AttentionReduce,

@@ -11,7 +11,7 @@ from tpcompile.inspect.groups import Group, Key
 from tpcompile.ir.ops import ROPE, SWIGLU
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.rewrite import calls
 from tpcompile.runtime.compare_program.structure import structure_of
 
 

@@ -13,8 +13,8 @@ from tests.backends.reference.stepping import EVEN, Case
 from tests.models import preset_pair
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.passes import run_passes
-from tpcompile.passes.manager import clone
 from tpcompile.passes.pipeline import decode_pipeline, default_pipeline
+from tpcompile.rewriting.manager import clone
 from tpcompile.vm.instructions import NONE, AllReduce, LinearResidual, NormQkvRows
 from tpcompile.vm.instructions.qkv import Part
 from tpcompile.vm.lowering import Lowered, StepPlan, lower

@@ -11,9 +11,9 @@ from itertools import groupby
 from torch import fx
 
 from tpcompile.backends.torch_tp.expressions import AS_MATRIX, call_text, is_also_matrix, value_text
+from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import (
     OUTPUTS,
-    info_of,
     operand,
     origin_of,
     parameter_of,

@@ -8,10 +8,11 @@ import torch
 from torch import fx
 
 from tpcompile.inspect.groups import Group, Pieces, Side
-from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import value_type
 from tpcompile.ir.simulate import Values, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE
-from tpcompile.passes.manager import clone
+from tpcompile.rewriting.manager import clone
 from tpcompile.runtime.compare_program.spans import Seen, put_spans
 from tpcompile.runtime.compare_program.structure import Layer, Structure
 from tpcompile.runtime.compare_program.texts import Texts

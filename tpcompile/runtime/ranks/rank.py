@@ -17,7 +17,8 @@ from tpcompile.backends.torch_tp import (
     load_rank,
     plain,
 )
-from tpcompile.ir.meta import OUTPUTS, info_of, parameter_of, parameters, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Recipe

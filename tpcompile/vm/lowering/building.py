@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.ir.meta import info_of, origin_of, value_type
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import origin_of, value_type
 from tpcompile.ir.ops.spec import SPECS
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.text import format_node

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from tpcompile.ir import ops
+from tpcompile.ir.info import info_of
 from tpcompile.ir.leftovers import verify_nothing_left
-from tpcompile.ir.meta import info_of, value_type
+from tpcompile.ir.meta import value_type
 from tpcompile.vm.lowering import attention, head, residual
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.plan import Lowered, StepPlan

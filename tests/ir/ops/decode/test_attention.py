@@ -17,9 +17,9 @@ from tests.ir.strategies import EXAMPLES
 from tpcompile.ir.layout import Layout, TokenLayout, even_runs
 from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION
 from tpcompile.ir.ops.decode import merge_spans, span_of
+from tpcompile.ir.plan import plan_heads
 from tpcompile.ir.roles import CacheOf, QueriesOf, SpansOf
 from tpcompile.ir.types import Shard, ValueType
-from tpcompile.passes.plan import plan_heads
 
 WIDTH, SCALE, LAYERS, LAYER = 4, 0.5, 3, 1
 SPANS = (1, 2, 3, 7)

@@ -10,8 +10,8 @@ import torch
 from tests.ir.ranks import Operand, operand, random, refused, run
 from tpcompile.ir.layout import FusedLayout, Layout, even_runs
 from tpcompile.ir.ops import LINEAR, NORM_GATE_UP_SWIGLU, NORM_LINEAR, RMS_NORM, SWIGLU
+from tpcompile.ir.plan import plan_axis
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
-from tpcompile.passes.plan import plan_axis
 
 HIDDEN, EPS = 10, 1e-5
 X, NORM = random(3, HIDDEN), random(HIDDEN, seed=1)

@@ -12,9 +12,9 @@ from tests.ir.ranks import Operand, deal, infer, operand, random, refused
 from tpcompile.ir.layout import FusedLayout, Layout, even_runs
 from tpcompile.ir.ops import LINEAR, NORM_QKV_ROPE_APPEND, RMS_NORM, ROPE, SPECS
 from tpcompile.ir.ops.collectives import to_whole
+from tpcompile.ir.plan import plan_heads
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Shard, ValueType
-from tpcompile.passes.plan import plan_heads
 
 TOKENS, HIDDEN, WIDTH, EPS, HEAD_EPS = 3, 10, 8, 1e-6, 1e-3
 LAYERS, LAYER, SLOTS = 2, 1, 8

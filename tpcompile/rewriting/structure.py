@@ -9,7 +9,8 @@ from torch import fx
 
 from tpcompile.errors import ShardingError
 from tpcompile.ir.activations import Activation, activations
-from tpcompile.ir.meta import model_of, operand, origin_of
+from tpcompile.ir.info import model_of
+from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import (
     ATTENTION,
     DECODE_OPS,

@@ -12,13 +12,14 @@ from tests.models import Pair, preset_pair
 from tests.passes.steps import STANDARD
 from tpcompile.errors import PassError, ShardingError, VerifyError
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.meta import info_of, operand, parameter_of, parameters, set_parameter
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import operand, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ALL_REDUCE
 from tpcompile.ir.text import format_graph
 from tpcompile.passes import Pass, Report, Stats, default_pipeline, run_passes
-from tpcompile.passes.manager import FailedPassError, clone, describe
 from tpcompile.passes.plan_sharding import PlanSharding
-from tpcompile.passes.rewrite import calls
+from tpcompile.rewriting.manager import FailedPassError, clone, describe
+from tpcompile.rewriting.rewrite import calls
 
 
 @dataclass(frozen=True)

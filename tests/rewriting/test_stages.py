@@ -18,7 +18,8 @@ from tests.models import (
     stage_logits,
 )
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
-from tpcompile.ir.meta import info_of, parameter_of, parameters
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.pieces import evaluate
 from tpcompile.ir.simulate import rank_inputs
 from tpcompile.ir.text import format_graph

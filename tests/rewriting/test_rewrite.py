@@ -11,8 +11,8 @@ from tpcompile.errors import PassError
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import Origin, origin_of
 from tpcompile.ir.ops import op_name
-from tpcompile.passes.pattern import Bindings, Call, MissError, Value
-from tpcompile.passes.rewrite import (
+from tpcompile.rewriting.pattern import Bindings, Call, MissError, Value
+from tpcompile.rewriting.rewrite import (
     Report,
     drop_dead,
     drop_unused_parameters,

@@ -10,7 +10,7 @@ from torch import fx
 
 from tests.passes.graphs import GraphBuilder
 from tpcompile.ir.meta import Origin
-from tpcompile.passes.pattern import Call, Maybe, MissError, Number, Value, check, match
+from tpcompile.rewriting.pattern import Call, Maybe, MissError, Number, Value, check, match
 
 aten = torch.ops.aten
 ADD, MUL, NEG = aten.add.Tensor, aten.mul.Tensor, aten.neg.default

@@ -15,15 +15,15 @@ from torch import fx
 
 from tpcompile.errors import CompileError, PassError, UsageError, VerifyError
 from tpcompile.ir.checker import Checker, Problem
-from tpcompile.ir.meta import info_of
+from tpcompile.ir.info import info_of
 from tpcompile.ir.module import StageModule
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph
-from tpcompile.passes.order import order_refusal
-from tpcompile.passes.rewrite import Report
 from tpcompile.pause import paused_collector
+from tpcompile.rewriting.order import order_refusal
+from tpcompile.rewriting.rewrite import Report
 
 
 class Pass(Protocol):

@@ -14,9 +14,9 @@ from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.recipe import Concat
 from tpcompile.ir.roles import joined_roles
 from tpcompile.ir.types import Shard, ValueType
-from tpcompile.passes.pattern import check
-from tpcompile.passes.rewrite import insert, insert_item, replace
-from tpcompile.passes.structure import bias_of, weight_of
+from tpcompile.rewriting.pattern import check
+from tpcompile.rewriting.rewrite import insert, insert_item, replace
+from tpcompile.rewriting.structure import bias_of, weight_of
 
 aten = torch.ops.aten
 

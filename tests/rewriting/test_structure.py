@@ -12,7 +12,7 @@ from tests.passes.steps import step
 from tpcompile.errors import ShardingError
 from tpcompile.ir.meta import parameter_of
 from tpcompile.ir.ops import EMBEDDING, RMS_NORM, SWIGLU
-from tpcompile.passes.structure import (
+from tpcompile.rewriting.structure import (
     attention_blocks,
     bias_of,
     embedding_of,

@@ -12,9 +12,9 @@ from tpcompile.ir.layout import FusedLayout
 from tpcompile.ir.meta import parameter_of, value_type
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.recipe import describe, shape_of
-from tpcompile.passes.fuse import fuse_linears, joined_name
-from tpcompile.passes.rewrite import calls, drop_dead, drop_unused_parameters
-from tpcompile.passes.structure import attention_blocks, weight_of
+from tpcompile.rewriting.linears import fuse_linears, joined_name
+from tpcompile.rewriting.rewrite import calls, drop_dead, drop_unused_parameters
+from tpcompile.rewriting.structure import attention_blocks, weight_of
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpcompile.errors import ShardingError
-from tpcompile.passes.plan import COARSEST_GRAIN, RUNS_PER_RANK, plan_axis, plan_heads
+from tpcompile.ir.plan import COARSEST_GRAIN, RUNS_PER_RANK, plan_axis, plan_heads
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 

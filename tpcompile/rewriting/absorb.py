@@ -9,8 +9,8 @@ from torch import fx
 
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import LINEAR, RMS_NORM
-from tpcompile.passes.pattern import check
-from tpcompile.passes.structure import bias_of, weight_of
+from tpcompile.rewriting.pattern import check
+from tpcompile.rewriting.structure import bias_of, weight_of
 
 
 class NormedLinear(NamedTuple):

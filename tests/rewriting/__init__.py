@@ -1,0 +1,1 @@
+"""Tests of tpcompile/rewriting, file by file."""

@@ -1,0 +1,37 @@
+"""What belongs to a graph as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from tpcompile.ir.plan import Plan
+from tpcompile.ir.types import ValueType
+
+
+@dataclass
+class GraphInfo:
+    """The model of a graph, its ranks and its results."""
+
+    name: str
+    tp: int
+    outputs: tuple[ValueType, ...]
+    plan: Plan | None = None
+    """Set by the pass `plan-sharding`; passes after it read it."""
+    biases: frozenset[tuple[str, str]] = frozenset()
+    """The tensor of each bias of the captured model, with that of its weight."""
+    model: str = "the model"
+    """The class of the captured model, for messages."""
+
+
+def info_of(gm: fx.GraphModule) -> GraphInfo:
+    info = gm.meta["tpcompile"]
+    assert isinstance(info, GraphInfo)
+    return info
+
+
+def model_of(graph: fx.Graph) -> str:
+    """The class of the model that a graph was captured from, for messages."""
+    owner = graph.owning_module
+    return info_of(owner).model if owner is not None and "tpcompile" in owner.meta else "the model"

@@ -1,0 +1,1 @@
+"""The machinery of passes: patterns, rewriting, structure, running and checking."""
