@@ -25,7 +25,7 @@ from benchmarks.counts import positive
 from benchmarks.decode_report import show, to_json
 from benchmarks.peers.side import Side, SideError, SideSpec
 from benchmarks.report import write_json
-from tpcompile.inspect.compare import row_of
+from tpcompile.compare.comparison import row_of
 
 EAGER, HUGGING_FACE_TP = "Hugging Face eager", "Hugging Face TP, 2 ranks"
 ONE, TWO = "tpcompile tp=1", "tpcompile tp=2"

@@ -51,8 +51,9 @@ def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture a configuration only once in a session, where capture is not the subject."""
     from tests.captures import captured_once
     from tpcompile import api, frontend
-    from tpcompile.runtime import compare, sides
-    from tpcompile.runtime.compare_program import case
+    from tpcompile.compare import model as compare
+    from tpcompile.compare import source as sides
+    from tpcompile.compare.program import case
 
     monkeypatch.setattr(api, "captured_of", captured_once)
     for module in (frontend, compare, sides, case):

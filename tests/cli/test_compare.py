@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from tests.cli.conftest import Cli
+from tests.compare.program.mistakes import eps
+from tests.compare.program.wrong import operands
 from tests.models import preset_pair
-from tests.runtime.compare_program.mistakes import eps
-from tests.runtime.compare_program.wrong import operands
 from tpcompile import api
 from tpcompile.ir.ops import ARGMAX, PAGED_ATTENTION, SPECS
 from tpcompile.passes import Report, default_pipeline

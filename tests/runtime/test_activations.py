@@ -22,6 +22,9 @@ from tests.models import (
 )
 from tests.runtime.eager_pair import enlivened
 from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
+from tpcompile.compare.model import compare_with_eager
+from tpcompile.compare.program import compare_program
+from tpcompile.compare.program.case import Batch
 from tpcompile.frontend import capture
 from tpcompile.inspect.plan import plan_report
 from tpcompile.ir.checker import check_graph
@@ -35,9 +38,6 @@ from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import mlp_blocks, output_of, weight_of
-from tpcompile.runtime.compare import compare_with_eager
-from tpcompile.runtime.compare_program import compare_program
-from tpcompile.runtime.compare_program.case import Batch
 from tpcompile.runtime.weights import ModelWeights
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import tpcompile
 from tests.runtime.eager_pair import Both, lively, prompt, tiny_both
-from tpcompile.runtime.ranks.agreement import same_bits
+from tpcompile.compare.agreement import same_bits
 from tpcompile.runtime.safetensors_files import SafetensorsWriter
 from tpcompile.runtime.saving import save_checkpoint
 

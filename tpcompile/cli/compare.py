@@ -19,7 +19,7 @@ from tpcompile.cli.numbers import lengths, relative_error
 from tpcompile.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpcompile.inspect.compare import Comparison
+    from tpcompile.compare.comparison import Comparison
     from tpcompile.passes import Pass
 
 _PROGRAM = "decode{spans=2,block=8}"
@@ -120,7 +120,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
     from tpcompile.api import dtype_of
-    from tpcompile.runtime.compare import compare_with_eager
+    from tpcompile.compare.model import compare_with_eager
 
     return compare_with_eager(
         args.model,
@@ -136,7 +136,7 @@ def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
 
 def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
     from tpcompile.api import dtype_of
-    from tpcompile.runtime.compare_program import Batch, compare_program
+    from tpcompile.compare.program import Batch, compare_program
 
     return compare_program(
         args.model,

@@ -184,5 +184,5 @@ TRAPS = {
 
 29 and 33 have no form in a program. 29 is about how an executor reads counters; the same program
 is right with fences and wrong without. 33 is about scripts that compare, which
-tests/runtime/compare_program gives mistakes to find.
+tests/compare/program gives mistakes to find.
 """

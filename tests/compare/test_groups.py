@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tpcompile.inspect.groups import Group, Pieces, Side
+from tpcompile.compare.groups import Group, Pieces, Side
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.ops.rotary import interleave
 

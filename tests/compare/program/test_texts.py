@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tpcompile.runtime.compare_program.texts import random_texts
+from tpcompile.compare.program.texts import random_texts
 
 TEXTS = random_texts((5, 1), 3, 100, 2, seed=0)
 

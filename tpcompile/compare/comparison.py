@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tpcompile.inspect.rows import Row, row_of, token_margin
+from tpcompile.compare.rows import Row, row_of, token_margin
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.meta import captured_value, origin_of, type_of
 from tpcompile.ir.ops.collectives import to_whole

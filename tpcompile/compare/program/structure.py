@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import fx
 
+from tpcompile.compare.groups import Group, Key
+from tpcompile.compare.program.texts import Texts
 from tpcompile.errors import UnsupportedError
-from tpcompile.inspect.groups import Group, Key
 from tpcompile.ir.activations import activations
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import ARGMAX, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SPECS, SWIGLU
 from tpcompile.rewriting.structure import head_of, head_ops, output_of
-from tpcompile.runtime.compare_program.texts import Texts
 
 _HEADS = {"q": "head", "k": "kv head", "v": "kv head"}
 _NORMS = ("norm", "mlp_norm", "final_norm")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tests.runtime.compare_program.cases import QWEN3, case_of
-from tpcompile.inspect.compare_groups import compare_sides
+from tests.compare.program.cases import QWEN3, case_of
+from tpcompile.compare.group_rows import compare_sides
 
 
 def test_the_cache_holds_the_prompt_and_nothing_else() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcompile.inspect.groups import Pieces
+from tpcompile.compare.groups import Pieces
 from tpcompile.ir.ops.decode import span_of
 
 

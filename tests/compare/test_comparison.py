@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tests.models import batch, preset_pair, run
-from tpcompile.inspect.compare import Comparison, compare
+from tpcompile.compare.comparison import Comparison, compare
 from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
 from tpcompile.passes import default_pipeline, run_passes

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.compare_program import wrong
-from tests.runtime.compare_program.mistakes import (
+from tests.compare.program import wrong
+from tests.compare.program.mistakes import (
     as_often_as_ranks,
     counting_empty,
     eps,
@@ -28,7 +28,7 @@ from tests.runtime.compare_program.mistakes import (
     without_maximum,
     without_the_new,
 )
-from tests.runtime.compare_program.wrong import (
+from tests.compare.program.wrong import (
     Wrong,
     anywhere,
     functions,

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig
 
 from tests.models import pair_of
-from tpcompile.inspect.compare_groups import TOKEN
+from tpcompile.compare.group_rows import TOKEN
+from tpcompile.compare.program import Batch, Case, plan_for, prepare
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
-from tpcompile.runtime.compare_program import Batch, Case, plan_for, prepare
 from tpcompile.vm.lowering import Lowered, lower
 from tpcompile.vm.program import Program
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpcompile.inspect.rows import rounding_limit, row_of, token_margin
+from tpcompile.compare.rows import rounding_limit, row_of, token_margin
 
 ONES = torch.ones(3)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
-from tpcompile.runtime.ranks.agreement import WatchedRanks, same_bits
+from tpcompile.compare.agreement import WatchedRanks, same_bits
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.rank import RankProgram
 

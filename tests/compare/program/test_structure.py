@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.compare.program.cases import QWEN2, QWEN3, SPANS, case_of
 from tests.models import preset_pair
-from tests.runtime.compare_program.cases import QWEN2, QWEN3, SPANS, case_of
+from tpcompile.compare.groups import Group, Key
+from tpcompile.compare.program.structure import structure_of
 from tpcompile.errors import UnsupportedError
-from tpcompile.inspect.groups import Group, Key
 from tpcompile.ir.ops import ROPE, SWIGLU
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.rewriting.rewrite import calls
-from tpcompile.runtime.compare_program.structure import structure_of
 
 
 def groups_of(model: str, tp: int, interleaved: bool = False) -> dict[Key, Group]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tpcompile.inspect.groups import Group, Key, Side
-from tpcompile.inspect.rows import Row, row_of, token_margin
+from tpcompile.compare.groups import Group, Key, Side
+from tpcompile.compare.rows import Row, row_of, token_margin
 
 TOKEN, LOGITS = ("token", None), ("logits", None)
 _SHOWN = 6

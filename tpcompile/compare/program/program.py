@@ -9,10 +9,10 @@ import torch
 
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order
-from tpcompile.inspect.groups import Group, Pieces, Side
-from tpcompile.runtime.compare_program.module import put_cached
-from tpcompile.runtime.compare_program.structure import Structure
-from tpcompile.runtime.compare_program.texts import Texts
+from tpcompile.compare.groups import Group, Pieces, Side
+from tpcompile.compare.program.module import put_cached
+from tpcompile.compare.program.structure import Structure
+from tpcompile.compare.program.texts import Texts
 from tpcompile.vm.instructions import NONE, Probe, Range, StepInstruction
 from tpcompile.vm.program import Program
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from tpcompile.backends.reference.orders import shuffled
-from tpcompile.inspect.compare import Comparison
+from tpcompile.compare.comparison import Comparison
+from tpcompile.compare.program.case import Batch, Case, prepare
 from tpcompile.passes import Pass
-from tpcompile.runtime.compare_program.case import Batch, Case, prepare
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.scheduling import scheduled
 from tpcompile.vm.targets import target_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.compare_program import wrong
-from tests.runtime.compare_program.cases import QWEN2
-from tests.runtime.compare_program.mistakes import (
+from tests.compare.program import wrong
+from tests.compare.program.cases import QWEN2
+from tests.compare.program.mistakes import (
     eps,
     layers_back,
     layers_swapped,
@@ -25,7 +25,7 @@ from tests.runtime.compare_program.mistakes import (
     swapped_back,
     turned_back,
 )
-from tests.runtime.compare_program.wrong import Wrong, functions, memory, of, operands
+from tests.compare.program.wrong import Wrong, functions, memory, of, operands
 from tpcompile.vm.instructions import NONE, qkv
 from tpcompile.vm.instructions import NormQkvRopeAppend as Append
 from tpcompile.vm.instructions import NormQkvRows as Rows

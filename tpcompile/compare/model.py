@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
+from tpcompile.compare.agreement import WatchedRanks, same_bits
+from tpcompile.compare.comparison import Comparison, compare
+from tpcompile.compare.rows import Row, row_of, token_margin
+from tpcompile.compare.source import Source, eager_model, in_fp32
 from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
-from tpcompile.inspect.compare import Comparison, compare
-from tpcompile.inspect.rows import Row, row_of, token_margin
 from tpcompile.ir.info import info_of
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.ranks.agreement import WatchedRanks, same_bits
 from tpcompile.runtime.ranks.rank import rank_programs
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.start import starting
-from tpcompile.runtime.sides import Source, eager_model, in_fp32
 from tpcompile.runtime.weights import opened, weights_of
 
 _DECODE_STEPS = 4

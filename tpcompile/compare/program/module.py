@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tpcompile.inspect.groups import Group, Pieces, Side
+from tpcompile.compare.groups import Group, Pieces, Side
+from tpcompile.compare.program.spans import Seen, put_spans
+from tpcompile.compare.program.structure import Layer, Structure
+from tpcompile.compare.program.texts import Texts
+from tpcompile.compare.source import Source
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.simulate import Values, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.rewriting.manager import clone
-from tpcompile.runtime.compare_program.spans import Seen, put_spans
-from tpcompile.runtime.compare_program.structure import Layer, Structure
-from tpcompile.runtime.compare_program.texts import Texts
-from tpcompile.runtime.sides import Source
 
 
 class Module:

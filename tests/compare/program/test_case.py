@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from tests.runtime.compare_program.cases import (
+from tests.compare.program.cases import (
     BLOCK,
     QWEN2,
     QWEN3,
@@ -19,8 +19,8 @@ from tests.runtime.compare_program.cases import (
     lowered_of,
     tiny,
 )
-from tests.runtime.compare_program.mistakes import eps
-from tests.runtime.compare_program.wrong import (
+from tests.compare.program.mistakes import eps
+from tests.compare.program.wrong import (
     Mistaken,
     Spoilt,
     anywhere,
@@ -29,9 +29,10 @@ from tests.runtime.compare_program.wrong import (
     operands,
 )
 from tests.runtime.eager_pair import lively
+from tpcompile.compare.comparison import Comparison
+from tpcompile.compare.group_rows import GroupRow
+from tpcompile.compare.program import Batch, compare_program, plan_for, prepare
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.inspect.compare import Comparison
-from tpcompile.inspect.compare_groups import GroupRow
 from tpcompile.ir.ops import (
     ATTENTION,
     NORM_GATE_UP_SWIGLU,
@@ -42,7 +43,6 @@ from tpcompile.ir.ops import (
 from tpcompile.passes import Report
 from tpcompile.passes.pipeline import decode_pipeline, parse_pipeline
 from tpcompile.rewriting.rewrite import calls
-from tpcompile.runtime.compare_program import Batch, compare_program, plan_for, prepare
 from tpcompile.vm.instructions import (
     AttentionReduce,
     NormGateUpSwiglu,

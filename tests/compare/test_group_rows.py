@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tpcompile.inspect.compare import Comparison
-from tpcompile.inspect.compare_groups import (
+from tpcompile.compare.comparison import Comparison
+from tpcompile.compare.group_rows import (
     LOGITS,
     TOKEN,
     GroupRow,
@@ -17,7 +17,7 @@ from tpcompile.inspect.compare_groups import (
     best_tokens,
     compare_sides,
 )
-from tpcompile.inspect.groups import Group, Key, Pieces, Side
+from tpcompile.compare.groups import Group, Key, Pieces, Side
 from tpcompile.ir.layout import Layout
 
 HEADS = Layout("q_heads", 3, 4, (((0, 1),), ((1, 3),)))

@@ -13,14 +13,14 @@ from torch import fx
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tpcompile.compare.group_rows import LOGITS, TOKEN, best_tokens
+from tpcompile.compare.groups import Group, Key, Pieces, Side
+from tpcompile.compare.program.spans import Seen, put_spans
+from tpcompile.compare.program.structure import Structure
+from tpcompile.compare.program.texts import Texts
 from tpcompile.errors import UnsupportedError
-from tpcompile.inspect.compare_groups import LOGITS, TOKEN, best_tokens
-from tpcompile.inspect.groups import Group, Key, Pieces, Side
 from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import LINEAR
-from tpcompile.runtime.compare_program.spans import Seen, put_spans
-from tpcompile.runtime.compare_program.structure import Structure
-from tpcompile.runtime.compare_program.texts import Texts
 
 _OUTPUTS = ("norm", "q", "k", "v", "q_normed", "k_normed", "mlp_norm", "embedding", "final_norm")
 """What modules of the model return; residuals are what its norms are given."""

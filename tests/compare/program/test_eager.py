@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tests.runtime.compare_program.cases import BLOCK, case_of, tiny
+from tests.compare.program.cases import BLOCK, case_of, tiny
+from tpcompile.compare.program import Batch, prepare
+from tpcompile.compare.program import eager as eager_side
+from tpcompile.compare.program.eager import Eager, spots
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.meta import Origin
 from tpcompile.passes.pipeline import decode_pipeline
-from tpcompile.runtime.compare_program import Batch, prepare
-from tpcompile.runtime.compare_program import eager as eager_side
-from tpcompile.runtime.compare_program.eager import Eager, spots
 
 PASSES = decode_pipeline(1, 1, BLOCK)
 

@@ -10,23 +10,23 @@ import torch
 from torch import fx
 
 from tpcompile.backends.reference.orders import Order, in_program_order
+from tpcompile.compare.comparison import Comparison, same_tokens
+from tpcompile.compare.group_rows import LOGITS, TOKEN, GroupRow, Step, compare_sides
+from tpcompile.compare.groups import Side
+from tpcompile.compare.program.eager import Eager
+from tpcompile.compare.program.module import Module
+from tpcompile.compare.program.program import ProgramSide
+from tpcompile.compare.program.structure import Structure, structure_of
+from tpcompile.compare.program.texts import Texts, random_texts
+from tpcompile.compare.rows import token_margin
+from tpcompile.compare.source import Source, eager_model, in_fp32
 from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
-from tpcompile.inspect.compare import Comparison, same_tokens
-from tpcompile.inspect.compare_groups import LOGITS, TOKEN, GroupRow, Step, compare_sides
-from tpcompile.inspect.groups import Side
-from tpcompile.inspect.rows import token_margin
 from tpcompile.ir.meta import parameters
 from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CacheKv
-from tpcompile.runtime.compare_program.eager import Eager
-from tpcompile.runtime.compare_program.module import Module
-from tpcompile.runtime.compare_program.program import ProgramSide
-from tpcompile.runtime.compare_program.structure import Structure, structure_of
-from tpcompile.runtime.compare_program.texts import Texts, random_texts
-from tpcompile.runtime.sides import Source, eager_model, in_fp32
 from tpcompile.runtime.weights import opened, weights_of
 from tpcompile.vm.program import Program
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.runtime.compare_program.cases import QWEN3, case_of, lowered_of
-from tests.runtime.compare_program.wrong import Mistaken, Spoilt
+from tests.compare.program.cases import QWEN3, case_of, lowered_of
+from tests.compare.program.wrong import Mistaken, Spoilt
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.vm.arithmetic import rms_norm

@@ -10,9 +10,9 @@ from unittest import mock
 
 import torch
 
-from tests.runtime.compare_program.cases import QWEN3, case_of, in_order, lowered_of
-from tpcompile.inspect.compare_groups import GroupRow
-from tpcompile.runtime.compare_program import Case
+from tests.compare.program.cases import QWEN3, case_of, in_order, lowered_of
+from tpcompile.compare.group_rows import GroupRow
+from tpcompile.compare.program import Case
 from tpcompile.vm.instructions import Memory, Probe, StepInstruction, unseen
 from tpcompile.vm.instructions.qkv import Part
 from tpcompile.vm.lowering import Lowered

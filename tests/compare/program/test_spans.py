@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tpcompile.inspect.groups import Group, Pieces
+from tpcompile.compare.groups import Group, Pieces
+from tpcompile.compare.program.spans import Seen, put_spans
 from tpcompile.ir.ops.decode import merge_spans
-from tpcompile.runtime.compare_program.spans import Seen, put_spans
 
 HEADS, SHARED, WIDTH = 4, 2, 8
 

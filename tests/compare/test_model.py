@@ -11,13 +11,14 @@ import torch
 from torch import fx
 
 from tests.runtime.eager_pair import lively
+from tpcompile.compare import model as compare
+from tpcompile.compare import source as sides
+from tpcompile.compare.comparison import Comparison
+from tpcompile.compare.rows import TOLERANCES
 from tpcompile.errors import UnsupportedError
-from tpcompile.inspect.compare import Comparison
-from tpcompile.inspect.rows import TOLERANCES
 from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.rewriting.rewrite import calls
-from tpcompile.runtime import compare, sides
 from tpcompile.runtime.ranks.rank import RankProgram, rank_programs
 
 pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")

@@ -1,0 +1,1 @@
+"""Tests of tpcompile/compare, file by file."""
