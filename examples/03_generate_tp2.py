@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tpcompile
-from tpcompile.runtime.demo import make_demo
+from tpcompile.demo import make_demo
 
 PROMPTS = ["Anna is", "The grey cat of", "Maria is a beekeeper"]
 NEW_TOKENS = 32

@@ -32,7 +32,7 @@ CONTEXT.set_forkserver_preload(
     [
         "tpcompile.runtime.ranks.worker",
         "tpcompile.runtime.model",
-        "tpcompile.runtime.demo",
+        "tpcompile.demo.model",
         "transformers.models.qwen3.modeling_qwen3",
     ]
 )

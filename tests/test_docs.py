@@ -93,7 +93,7 @@ def test_examples_run(example: str, run_here: Callable[..., str]) -> None:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The demo model after a few steps of training: sooner made, and as good for comparing."""
-    from tpcompile.runtime.demo import make_demo
+    from tpcompile.demo import make_demo
 
     directory = tmp_path_factory.mktemp("demo") / "demo"
     make_demo(directory, steps=8)

@@ -23,7 +23,7 @@ from tests.cli.test_main import HEAVY, python
 from tests.models import preset_pair
 from tpcompile import api
 from tpcompile.errors import RankError
-from tpcompile.runtime.demo import make_demo
+from tpcompile.demo import make_demo
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 

@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
-from tpcompile.runtime.demo import demo_tokenizer
+from tpcompile.demo.model import demo_tokenizer
 
 NEW = 12
 

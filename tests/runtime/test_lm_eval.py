@@ -12,8 +12,8 @@ from lm_eval.models.huggingface import HFLM
 
 import tpcompile
 from tests.runtime.eager_pair import Both, lively, steps
-from tpcompile.runtime.demo import demo_tokenizer
-from tpcompile.runtime.demo_text import all_sentences
+from tpcompile.demo.model import demo_tokenizer
+from tpcompile.demo.text import all_sentences
 
 ROWS = 8
 TOLERANCE = 1e-4

@@ -10,7 +10,7 @@ from transformers import TextStreamer, pipeline
 
 import tpcompile
 from tests.runtime.eager_pair import Both, listening, lively
-from tpcompile.runtime.demo import demo_tokenizer
+from tpcompile.demo.model import demo_tokenizer
 
 TEMPLATE = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}. {% endfor %}"
 

@@ -37,7 +37,7 @@ def _add_arguments(parser: Parser) -> None:
 
 def _run(args: argparse.Namespace) -> Result:
     check_new_directory(args.directory)  # before torch is imported
-    from tpcompile.runtime.demo import STEPS, make_demo
+    from tpcompile.demo.model import STEPS, make_demo
 
     steps = STEPS if args.steps is None else args.steps
     with _bar(steps) as follow:

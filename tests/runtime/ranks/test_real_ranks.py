@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import tpcompile
 from tests.models import TOLERANCE, relative_error, scaled_config
 from tests.runtime.eager_pair import PAD, enlivened, prompt
-from tpcompile.runtime.demo import make_demo
+from tpcompile.demo.model import make_demo
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
 pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")

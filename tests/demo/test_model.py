@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import UsageError
-from tpcompile.runtime.demo import VOCABULARY, demo_tokenizer, make_demo
-from tpcompile.runtime.demo_text import PEOPLE, all_sentences, documents, friend_of
+from tpcompile.demo.model import VOCABULARY, demo_tokenizer, make_demo
+from tpcompile.demo.text import PEOPLE, all_sentences, documents, friend_of
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 

@@ -1,0 +1,1 @@
+"""Tests of tpcompile/demo, file by file."""
