@@ -11,7 +11,8 @@ from torch import fx
 
 from benchmarks.mutations.steps import Inputs, cache_of, caches_for, decodes, steps_of
 from benchmarks.mutations.subjects import Graph
-from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
+from tpcompile.backends.torch_tp import emit_source, load_rank, run_simulated
+from tpcompile.comm import SimulatedGroup
 from tpcompile.ir import checker
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import parameter_of, parameters

@@ -22,8 +22,8 @@ from tests.cli.conftest import Cli
 from tests.cli.test_main import HEAVY, python
 from tests.models import preset_pair
 from tpcompile import api
-from tpcompile.errors import RankError
 from tpcompile.demo import make_demo
+from tpcompile.errors import RankError
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 import tpcompile
 from tests.models import TOLERANCE, relative_error
-from tpcompile.errors import UsageError
 from tpcompile.demo.model import VOCABULARY, demo_tokenizer, make_demo
 from tpcompile.demo.text import PEOPLE, all_sentences, documents, friend_of
+from tpcompile.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 

@@ -19,7 +19,8 @@ from tests.models import (
 )
 from tests.passes.graphs import GraphBuilder, attention_graph, refusal
 from tests.passes.steps import step
-from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
+from tpcompile.backends.torch_tp import emit_source, load_rank, run_simulated
+from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import PassError, UsageError
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.info import info_of

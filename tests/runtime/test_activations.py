@@ -21,7 +21,8 @@ from tests.models import (
     stage_logits,
 )
 from tests.runtime.eager_pair import enlivened
-from tpcompile.backends.torch_tp import SimulatedGroup, emit_source, load_rank, run_simulated
+from tpcompile.backends.torch_tp import emit_source, load_rank, run_simulated
+from tpcompile.comm import SimulatedGroup
 from tpcompile.compare.model import compare_with_eager
 from tpcompile.compare.program import compare_program
 from tpcompile.compare.program.case import Batch

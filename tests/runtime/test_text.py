@@ -11,8 +11,8 @@ import torch
 
 from tests.models import preset_pair
 from tests.remote_code import add_code, answer_yes
-from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.demo.model import demo_tokenizer
+from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.runtime.text import (
     TextWriter,
     encode_prompt,

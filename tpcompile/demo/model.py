@@ -18,8 +18,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from tpcompile.errors import UsageError
 from tpcompile.demo.text import all_sentences, documents
+from tpcompile.errors import UsageError
 from tpcompile.runtime.new_directory import check_new_directory, new_directory
 
 STEPS = 350

@@ -2,18 +2,10 @@
 
 from tpcompile.backends.torch_tp.emit import emit_source
 from tpcompile.backends.torch_tp.expressions import is_matrix
-from tpcompile.backends.torch_tp.group import Group, SimulatedGroup
 from tpcompile.backends.torch_tp.load import load_rank, run_simulated, run_together
 from tpcompile.backends.torch_tp.matrix import as_matrix, plain
-from tpcompile.backends.torch_tp.neighbours import Neighbours, PeerError
-from tpcompile.backends.torch_tp.process_group import ProcessGroupRank
 
 __all__ = [
-    "Group",
-    "Neighbours",
-    "PeerError",
-    "ProcessGroupRank",
-    "SimulatedGroup",
     "as_matrix",
     "emit_source",
     "is_matrix",

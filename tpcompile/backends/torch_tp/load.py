@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpcompile.backends.torch_tp.group import Group, SimulatedGroup
+from tpcompile.comm.group import Group, SimulatedGroup
 from tpcompile.errors import RankError
 
 

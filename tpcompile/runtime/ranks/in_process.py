@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from tpcompile.backends.torch_tp import SimulatedGroup, run_together
+from tpcompile.backends.torch_tp import run_together
+from tpcompile.comm import SimulatedGroup
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import OneFront, Rank, RankProgram, Step, make_parameter

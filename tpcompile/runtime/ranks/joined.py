@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from tpcompile.backends.torch_tp import ProcessGroupRank
+from tpcompile.comm import ProcessGroupRank
 from tpcompile.errors import RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles

@@ -9,14 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from tpcompile.backends.torch_tp import (
-    Group,
-    as_matrix,
-    emit_source,
-    is_matrix,
-    load_rank,
-    plain,
-)
+from tpcompile.backends.torch_tp import as_matrix, emit_source, is_matrix, load_rank, plain
+from tpcompile.comm import Group
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
 from tpcompile.ir.ops import ROTARY

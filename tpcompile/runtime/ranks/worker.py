@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from tpcompile.backends.torch_tp import Neighbours, PeerError, ProcessGroupRank
+from tpcompile.comm import Neighbours, PeerError, ProcessGroupRank
 from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles

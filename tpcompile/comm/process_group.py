@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tpcompile.backends.torch_tp.neighbours import SMALL_BYTES, Neighbours, PeerError
+from tpcompile.comm.neighbours import SMALL_BYTES, Neighbours, PeerError
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.argmax import best_of
 from tpcompile.ir.ops.collectives import tree_sum

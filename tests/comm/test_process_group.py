@@ -14,14 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.backends.torch_tp import (
-    Group,
-    PeerError,
-    ProcessGroupRank,
-    SimulatedGroup,
-    process_group,
-)
-from tpcompile.backends.torch_tp.process_group import WHOLE_BYTES
+from tpcompile.comm import Group, PeerError, ProcessGroupRank, SimulatedGroup
+from tpcompile.comm import process_group
+from tpcompile.comm.process_group import WHOLE_BYTES
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.collectives import tree_sum
 

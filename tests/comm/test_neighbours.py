@@ -12,8 +12,8 @@ from itertools import combinations
 import pytest
 import torch
 
-from tpcompile.backends.torch_tp import Neighbours, PeerError
-from tpcompile.backends.torch_tp.neighbours import SMALL_BYTES
+from tpcompile.comm import Neighbours, PeerError
+from tpcompile.comm.neighbours import SMALL_BYTES
 
 
 @contextmanager
