@@ -19,7 +19,7 @@ from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.joined import find_group
 from tpcompile.runtime.ranks.machine import MachineRanks
-from tpcompile.runtime.ranks.rank import rank_programs
+from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
 from tpcompile.vm.targets import target_of
@@ -87,7 +87,7 @@ def compile(
         graph, stages = run_passes(captured.graph, passes)
         longest = max_seq_len or captured.config.max_position_embeddings
         programs = _programs(backend, captured.graph, passes, longest, max_batch or 1)
-        ranks = load(rank_programs(graph), weights, captured.rotary.fresh)
+        ranks = load(rank_modules(graph), weights, captured.rotary.fresh)
         if programs is not None:
             ranks = MachineRanks(ranks, programs, captured.rotary.fresh)
         return CompiledModel(

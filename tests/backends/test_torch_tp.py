@@ -12,8 +12,8 @@ from torch import nn
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
 from tpcompile.backends.torch_tp import emit_source, functions, load_rank, run_simulated
-from tpcompile.comm import SimulatedGroup
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
+from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.ir.meta import OUTPUTS
 from tpcompile.ir.ops import SPECS

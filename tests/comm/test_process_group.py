@@ -14,8 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.comm import Group, PeerError, ProcessGroupRank, SimulatedGroup
-from tpcompile.comm import process_group
+from tpcompile.comm import Group, PeerError, ProcessGroupRank, SimulatedGroup, process_group
 from tpcompile.comm.process_group import WHOLE_BYTES
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.collectives import tree_sum

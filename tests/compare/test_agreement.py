@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
+from tests.runtime.ranks.tiny_ranks import Doubled, modules, step
 from tpcompile.compare.agreement import WatchedRanks, same_bits
 from tpcompile.runtime.ranks.in_process import InProcessRanks
-from tpcompile.runtime.ranks.rank import RankProgram
+from tpcompile.runtime.ranks.rank import RankModule
 
 CPU = torch.device("cpu")
 
 
-def _watched(own: list[RankProgram]) -> WatchedRanks:
+def _watched(own: list[RankModule]) -> WatchedRanks:
     return WatchedRanks(InProcessRanks(own, lambda name, index: torch.ones(1), Doubled, CPU))
 
 
 def test_ranks_that_agree() -> None:
-    ranks = _watched(programs(3))
+    ranks = _watched(modules(3))
     for _ in range(2):
         assert ranks.run(step(x=torch.tensor([1.0]))).tolist() == [3.0]
     assert (ranks.steps, ranks.agree_so_far) == (2, True)
@@ -27,7 +27,7 @@ def test_ranks_that_agree() -> None:
 
 def test_a_rank_that_differs_once() -> None:
     """In its second step, by the last bit; what is run behind does not hide it."""
-    ranks = _watched(programs(3, "return x + x * 2**-23 * (x == 2) * (RANK == 2)"))
+    ranks = _watched(modules(3, "return x + x * 2**-23 * (x == 2) * (RANK == 2)"))
     for value in (1.0, 2.0, 3.0):
         assert ranks.run(step(x=torch.tensor([value]))).item() == value
     assert (ranks.steps, ranks.agree_so_far) == (3, False)
@@ -49,7 +49,7 @@ def test_bits(one: torch.Tensor, other: torch.Tensor, same: bool) -> None:
 
 
 def test_it_is_the_ranks_in_all_else() -> None:
-    ranks = _watched(programs(2))
+    ranks = _watched(modules(2))
     assert len(ranks.processes) == 2
     ranks.agree()
     ranks.close()

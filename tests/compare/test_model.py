@@ -19,7 +19,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.rewriting.rewrite import calls
-from tpcompile.runtime.ranks.rank import RankProgram, rank_programs
+from tpcompile.runtime.ranks.rank import RankModule, rank_modules
 
 pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
 
@@ -96,13 +96,13 @@ def test_ranks_that_differ_are_found(
     """Only by asking all of them: rank 0 says what it should, and what ranks exchange is right."""
     name = RESULTS[result]
 
-    def spoilt(graph: fx.GraphModule) -> list[RankProgram]:
-        first, second, *others = rank_programs(graph)
+    def spoilt(graph: fx.GraphModule) -> list[RankModule]:
+        first, second, *others = rank_modules(graph)
         source = second.source.replace(f"return {name}\n", f"return {name} + 1\n")
         assert source != second.source
         return [first, dataclasses.replace(second, source=source), *others]
 
-    monkeypatch.setattr(compare, "rank_programs", spoilt)
+    monkeypatch.setattr(compare, "rank_modules", spoilt)
     found = _compared(torch.float32, simulate=simulate)
     first = found.first_divergence
     assert first is not None

@@ -25,7 +25,7 @@ from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.ranks.rank import rank_programs
+from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import opened, weights_of
@@ -62,7 +62,7 @@ def compare_with_eager(
         reference, values = _values(side, packed), _values(side, packed, graph)
         found = compare(reference, graph, values, tolerance, truth)
         theirs = [eager_model(each) for each in (side, exact) if each]
-        loaded = load(rank_programs(graph), weights, captured.rotary.fresh)
+        loaded = load(rank_modules(graph), weights, captured.rotary.fresh)
         watched = WatchedRanks(loaded)
         with CompiledModel(captured, graph, stages, watched) as compiled:
             runs = list(_side_by_side(theirs, compiled, ids, mask, tolerance))

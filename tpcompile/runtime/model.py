@@ -35,7 +35,7 @@ from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
-from tpcompile.runtime.ranks.rank import Ranks, Step, rank_programs
+from tpcompile.runtime.ranks.rank import Ranks, Step, rank_modules
 from tpcompile.runtime.weights_out import WeightsOut
 
 _UNTRACED = ("forward", "generate")
@@ -74,16 +74,16 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
         )
         self.stages = list(stages)
         self._graph = (graph,)  # in a tuple it is no submodule: its parameters hold no numbers
-        self._programs = rank_programs(graph)
-        self.tp = len(self._programs)
+        self._rank_modules = rank_modules(graph)
+        self.tp = len(self._rank_modules)
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
         self.max_batch = max_batch
         self._packs = captured.packs
         self._ranks = ranks
         self._name_weights(captured, graph)
         self._device = device or torch.device("cpu")
-        self._step_programs = programs
-        kept = self._programs[0].cache
+        self._programs = programs
+        kept = self._rank_modules[0].cache
         self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
         self._open_calls = OpenCalls()
         weakref.finalize(self, self._open_calls.end)  # at exit, before the ranks are ended
@@ -99,7 +99,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
     ) -> CompiledModel:
         """All ranks in this process, one thread each."""
         device = torch.device("cpu")
-        ranks = InProcessRanks(rank_programs(graph), read, captured.rotary.fresh, device)
+        ranks = InProcessRanks(rank_modules(graph), read, captured.rotary.fresh, device)
         return cls(captured, graph, stages, ranks)
 
     @property
@@ -124,7 +124,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
     @property
     def finds_tokens(self) -> bool:
         """Whether the ranks can tell the best token without giving away all logits."""
-        return len(self._programs[0].outputs) > 1
+        return len(self._rank_modules[0].outputs) > 1
 
     @property
     def keeps_cache(self) -> bool:
@@ -138,18 +138,18 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
     @property
     def program(self) -> StepProgram:
         """What runs decode steps: `.text()`, and how it is scheduled: `.schedule`."""
-        if self._step_programs is None:
+        if self._programs is None:
             raise UnsupportedError(
                 "Modules run this model, and no program",
                 hint='Compile it with backend="reference"',
             )
-        return self._step_programs.for_batch(self._step_programs.batch)
+        return self._programs.for_batch(self._programs.batch)
 
     def source(self, rank: int = 0) -> str:
         """The generated module of a rank, as Python."""
         if not isinstance(rank, int) or not 0 <= rank < self.tp:
             raise UsageError(f"There is no rank {rank!r}", expected=f"0 to {self.tp - 1}")
-        return self._programs[rank].source
+        return self._rank_modules[rank].source
 
     def forward(
         self,
@@ -217,7 +217,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
                 expected="a pipeline that ends in cache-kv",
                 hint="Give the whole sequence each time, with use_cache=False",
             )
-        layers = self._programs[0].cache.layers  # type: ignore[union-attr]
+        layers = self._rank_modules[0].cache.layers  # type: ignore[union-attr]
         return PagedCache(self._pool, layers, self.max_seq_len, self.max_batch)
 
     def _cache_for(self, given: Any, use_cache: bool | None) -> PagedCache | None:

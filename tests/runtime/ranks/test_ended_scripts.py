@@ -24,13 +24,13 @@ with open({log!r}, "a") as log:
     log.write("main ran\\n")
 import torch
 from tests import launches
-from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
+from tests.runtime.ranks.tiny_ranks import Doubled, modules, step
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks import launcher
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
 ranks = SpawnedRanks(2)
-ranks.load(programs(2, {body!r}), None, Doubled)
+ranks.load(modules(2, {body!r}), None, Doubled)
 total = ranks.run(step(x=torch.tensor([9, 9])))[0].item()
 print(*ranks.processes, total, flush=True)
 {end}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests import scripts
 from tests.runtime.ranks.left_behind import FAULT_S
-from tests.runtime.ranks.tiny_ranks import Doubled, programs
+from tests.runtime.ranks.tiny_ranks import Doubled, modules
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.ir.recipe import Tensor
 from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
@@ -93,7 +93,7 @@ def test_there_are_no_ranks_on_other_devices(monkeypatch: pytest.MonkeyPatch) ->
 def _alone(body: str) -> JoinedRanks:
     """A group of one, made by hand."""
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.default_pg_timeout)
-    return JoinedRanks(programs(1, body), lambda name, index: torch.ones(1), Doubled, group, CPU)
+    return JoinedRanks(modules(1, body), lambda name, index: torch.ones(1), Doubled, group, CPU)
 
 
 def test_a_rank_that_raises_is_closed() -> None:
@@ -122,7 +122,7 @@ def test_a_fault_of_the_weights_is_of_its_own_class() -> None:
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.default_pg_timeout)
     own = [{"weight": (Tensor("model.weight", (2,)), torch.float32)}]
     with pytest.raises(CheckpointError, match=r"model\.weight"):
-        JoinedRanks(programs(1, parameters=own), missing, Doubled, group, CPU)
+        JoinedRanks(modules(1, parameters=own), missing, Doubled, group, CPU)
 
 
 _SCRIPT = """
@@ -130,7 +130,7 @@ import os, signal, sys, time
 sys.path.insert(0, {root!r})
 import torch
 import torch.distributed as dist
-from tests.runtime.ranks.tiny_ranks import Doubled, halves, programs, step
+from tests.runtime.ranks.tiny_ranks import Doubled, halves, modules, step
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 
@@ -138,9 +138,9 @@ from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 cpu = torch.device("cpu")
 group = find_group(2, cpu)
 values = torch.arange(24.0).view(6, 4)
-own = programs(2, "return self.group.all_reduce(x * (RANK + 1.0))", parameters=halves())
+own = modules(2, "return self.group.all_reduce(x * (RANK + 1.0))", parameters=halves())
 ranks = JoinedRanks(own, lambda name, index: values[index], Doubled, group, cpu)
-alone = programs(2, "return x * (RANK + 1.0)")
+alone = modules(2, "return x * (RANK + 1.0)")
 itself = JoinedRanks(alone, lambda name, index: values, Doubled, group, cpu)
 x = step(x=torch.tensor([1.0]))
 torch.manual_seed(group.rank())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.runtime.ranks.left_behind import descendants, in_time, parent_of, stopped_running
-from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
+from tests.runtime.ranks.tiny_ranks import Doubled, modules, step
 from tpcompile.errors import RankError
 from tpcompile.runtime.ranks import workers
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
@@ -26,7 +26,7 @@ def _launcher_of(ranks: SpawnedRanks) -> int:
 
 def _loaded(tp: int = 3) -> SpawnedRanks:
     ranks = SpawnedRanks(tp)
-    ranks.load(programs(tp), None, Doubled)
+    ranks.load(modules(tp), None, Doubled)
     return ranks
 
 
@@ -68,7 +68,7 @@ def _with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> N
 HANGS = "import time\ntime.sleep(1000)"
 ENDS = "import os\nos._exit(3)"
 ASK: dict[str, Callable[[SpawnedRanks], object]] = {
-    "load": lambda ranks: ranks.load(programs(3), None, Doubled),
+    "load": lambda ranks: ranks.load(modules(3), None, Doubled),
     "processes": lambda ranks: ranks.processes,
 }
 
@@ -106,7 +106,7 @@ def test_one_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     """Its path is the parent's: here one on which nothing is to be found."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     with pytest.raises(RankError, match=r"(?s)Rank 0 ended with status 1.*No module"):
-        SpawnedRanks(1).load(programs(1), None, Doubled)
+        SpawnedRanks(1).load(modules(1), None, Doubled)
 
 
 def test_one_that_has_no_workers_yet_ends_at_once(

@@ -39,7 +39,7 @@ def is_open(file):
 
 def main():
     import torch, tpcompile
-    from tests.runtime.ranks.tiny_ranks import Doubled, programs, step
+    from tests.runtime.ranks.tiny_ranks import Doubled, modules, step
     from tpcompile import CompileError
     from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
@@ -54,7 +54,7 @@ def main():
     alone = compiled(tp=1)
     expected = text(alone)
     ranks = SpawnedRanks(1)
-    ranks.load(programs(1), None, Doubled)
+    ranks.load(modules(1), None, Doubled)
     right = ranks.run(step(x=torch.tensor([9]))).tolist() == [9]
     ranks.close()
     tell(streams=[is_open(file) for file in range(3)], right=right)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tests import launches
 from tests.runtime.ranks.left_behind import gone, in_time, only_files, own_files, until
-from tests.runtime.ranks.tiny_ranks import ACTS, WEIGHT, Doubled, halves, programs, step
+from tests.runtime.ranks.tiny_ranks import ACTS, WEIGHT, Doubled, halves, modules, step
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import SINGLE
@@ -36,7 +36,7 @@ def read(name: str, index: tuple[slice, ...]) -> torch.Tensor:
 
 def _spawn(body: str = ACTS, tp: int = 2) -> SpawnedRanks:
     ranks = SpawnedRanks(tp)
-    ranks.load(programs(tp, body), read, Doubled)
+    ranks.load(modules(tp, body), read, Doubled)
     return ranks
 
 
@@ -70,7 +70,7 @@ def ranks() -> Iterator[SpawnedRanks]:
     def make() -> None:
         found.append(SpawnedRanks(2))
         found[0].load(
-            programs(
+            modules(
                 2,
                 body,
                 arguments="x, positions=None",
@@ -268,7 +268,7 @@ def test_checkpoints_are_read_by_the_workers(tmp_path: Path) -> None:
     shown: list[tuple[int, int]] = []
     ranks = SpawnedRanks(2)
     ranks.load(
-        programs(2, parameters=halves()),
+        modules(2, parameters=halves()),
         _checkpoint(tmp_path),
         Doubled,
         lambda done, of: shown.append((done, of)),
@@ -283,7 +283,7 @@ def test_a_fault_of_a_checkpoint_is_of_its_own_class(tmp_path: Path) -> None:
     ranks = SpawnedRanks(1)
     pids = ranks.processes
     with pytest.raises(CheckpointError, match="another shape") as caught:
-        ranks.load(programs(1, parameters=halves()[:1]), _checkpoint(tmp_path, rows=5), Doubled)
+        ranks.load(modules(1, parameters=halves()[:1]), _checkpoint(tmp_path, rows=5), Doubled)
     assert caught.value.where.startswith("rank 0, ")
     assert caught.value.expected == "(6, 4)"
     assert gone(pids, 0.0)
@@ -297,7 +297,7 @@ def test_a_fault_of_the_source_in_memory_ends_the_workers() -> None:
     ranks = SpawnedRanks(1)
     pids = ranks.processes
     with pytest.raises(OSError, match="the disk is gone"):
-        ranks.load(programs(1, parameters=halves()[:1]), failing, Doubled)
+        ranks.load(modules(1, parameters=halves()[:1]), failing, Doubled)
     assert gone(pids, 0.0)
     assert only_files(before)
 

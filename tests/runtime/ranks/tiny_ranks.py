@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tpcompile.ir.recipe import Recipe, Tensor, take
-from tpcompile.runtime.ranks.rank import RankProgram, Step
+from tpcompile.runtime.ranks.rank import RankModule, Step
 
 WEIGHT = Tensor("model.weight", (6, 4))
 ACTS = """
@@ -54,17 +54,17 @@ class Doubled(nn.Module):
         return table, table * 2
 
 
-def programs(
+def modules(
     tp: int,
     body: str = "return self.group.all_reduce(x)",
     *,
     arguments: str = "x",
     parameters: Sequence[Mapping[str, tuple[Recipe, torch.dtype]]] | None = None,
     rotary: tuple[tuple[int, torch.dtype], ...] = (),
-) -> list[RankProgram]:
+) -> list[RankModule]:
     """One for each rank, all with the same body; `RANK` in it is the rank."""
     return [
-        RankProgram(
+        RankModule(
             rank=rank,
             source=_SOURCE.format(
                 rank=rank, arguments=arguments, body=body.replace("RANK", str(rank))

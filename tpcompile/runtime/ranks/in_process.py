@@ -12,7 +12,7 @@ from tpcompile.backends.torch_tp import run_together
 from tpcompile.comm import SimulatedGroup
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import OneFront, Rank, RankProgram, Step, make_parameter
+from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule, Step, make_parameter
 
 
 class InProcessRanks(OneFront):
@@ -20,23 +20,23 @@ class InProcessRanks(OneFront):
 
     def __init__(
         self,
-        programs: Sequence[RankProgram],
+        modules: Sequence[RankModule],
         read: Read,
         rotary: Callable[[], nn.Module],
         device: torch.device,
         loaded: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         self._owner = Owner()  # the threads of torch, and a held lock, would stop a fork for ever
-        self._group = SimulatedGroup(len(programs))
-        weights: list[dict[str, torch.Tensor]] = [{} for _ in programs]
-        names = list(programs[0].parameters)
+        self._group = SimulatedGroup(len(modules))
+        weights: list[dict[str, torch.Tensor]] = [{} for _ in modules]
+        names = list(modules[0].parameters)
         for number, name in enumerate(names):  # one by one, so that a tensor is read once for all
-            for program, own in zip(programs, weights, strict=True):
-                own[name] = make_parameter(program, name, read, device)
+            for module, own in zip(modules, weights, strict=True):
+                own[name] = make_parameter(module, name, read, device)
             loaded(number + 1, len(names))
         self._ranks = [
-            Rank(program, own, rotary(), self._group.rank(program.rank), device)
-            for program, own in zip(programs, weights, strict=True)
+            Rank(module, own, rotary(), self._group.rank(module.rank), device)
+            for module, own in zip(modules, weights, strict=True)
         ]
 
     def run(self, step: Step) -> torch.Tensor:

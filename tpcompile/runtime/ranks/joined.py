@@ -23,7 +23,7 @@ from tpcompile.errors import RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step
+from tpcompile.runtime.ranks.rank import Rank, RankModule, Step
 from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
 
@@ -78,7 +78,7 @@ class JoinedRanks:
 
     def __init__(
         self,
-        programs: Sequence[RankProgram],
+        modules: Sequence[RankModule],
         weights: CheckpointFiles | Read,
         rotary: Callable[[], nn.Module],
         group: Any,
@@ -91,19 +91,19 @@ class JoinedRanks:
         self._group = ProcessGroupRank(group)
         weakref.finalize(self, _rest, self._owner, self._group)
         os.register_at_fork(after_in_child=partial(_keep, weakref.ref(group)))
-        self._tp = len(programs)
+        self._tp = len(modules)
         self._front: int = group.rank()
-        program = programs[self._front]
+        module = modules[self._front]
         count = 0
 
         def one_more() -> None:
             nonlocal count
             count += 1
-            loaded(count, len(program.parameters))
+            loaded(count, len(module.parameters))
 
         with opened(weights) as read:
-            own = evaluate_all(program, read, one_more, device)
-        self._rank: Rank | None = Rank(program, own, rotary(), self._group, device)
+            own = evaluate_all(module, read, one_more, device)
+        self._rank: Rank | None = Rank(module, own, rotary(), self._group, device)
 
     @property
     def closed(self) -> str:
@@ -122,7 +122,7 @@ class JoinedRanks:
             self._check_alike(step)
             own = rank.run(step)
             results: list[torch.Tensor | None] = [None] * self._tp
-            results[rank.program.rank] = own
+            results[rank.module.rank] = own
             return [
                 self._group.broadcast(result, root, self._device)
                 for root, result in enumerate(results)
@@ -143,7 +143,7 @@ class JoinedRanks:
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """A parameter as that rank holds it; given to every rank."""
         with self._working() as own:
-            mine = own.parameter(name) if own.program.rank == rank else None
+            mine = own.parameter(name) if own.module.rank == rank else None
             return self._group.broadcast(mine, rank, self._device)
 
     def agree(self) -> None:
@@ -194,7 +194,7 @@ class JoinedRanks:
             self._rank = None
             raise
         except Exception as error:
-            told = failure(self._rank.program.rank, error).error
+            told = failure(self._rank.module.rank, error).error
             self._closed = f"The model is closed: {told.message[:1].lower()}{told.message[1:]}"
             self._rank = None
             raise told from error

@@ -20,7 +20,7 @@ from tpcompile.passes.cache_kv import CACHE, block_size
 
 
 @dataclass(frozen=True)
-class RankProgram:
+class RankModule:
     """All that a rank needs to know; no numbers and no graph, so that it can be sent."""
 
     rank: int
@@ -132,12 +132,12 @@ class OneFront:
         return 1
 
 
-def rank_programs(graph: fx.GraphModule) -> list[RankProgram]:
+def rank_modules(graph: fx.GraphModule) -> list[RankModule]:
     """What each rank of a sharded graph needs."""
     nodes = list(parameters(graph.graph))
     rotary = [node.args[1:3] for node in graph.graph.nodes if node.target == ROTARY]
     return [
-        RankProgram(
+        RankModule(
             rank,
             emit_source(graph, rank),
             {
@@ -166,16 +166,14 @@ _READ_BY_HOST = ("starts", "tables", "lengths")
 """Inputs that say which memory is read: on a GPU they would be copied back for each layer."""
 
 
-def make_parameter(
-    program: RankProgram, name: str, read: Read, device: torch.device
-) -> torch.Tensor:
+def make_parameter(module: RankModule, name: str, read: Read, device: torch.device) -> torch.Tensor:
     """One parameter of a rank, from the checkpoint's tensors."""
-    recipe, dtype = program.parameters[name]
-    return laid_out(program, name, evaluate(recipe, read).to(device, dtype))
+    recipe, dtype = module.parameters[name]
+    return laid_out(module, name, evaluate(recipe, read).to(device, dtype))
 
 
-def laid_out(program: RankProgram, name: str, value: torch.Tensor) -> torch.Tensor:
-    return as_matrix(value) if name in program.matrices else value
+def laid_out(module: RankModule, name: str, value: torch.Tensor) -> torch.Tensor:
+    return as_matrix(value) if name in module.matrices else value
 
 
 class Rank:
@@ -183,16 +181,16 @@ class Rank:
 
     def __init__(
         self,
-        program: RankProgram,
+        module: RankModule,
         weights: Mapping[str, torch.Tensor],
         rotary: nn.Module,
         group: Group,
         device: torch.device,
     ) -> None:
-        self.program = program
-        self.module = load_rank(program.source, program.rank, weights, rotary, group)
+        self.module = module
+        self._loaded = load_rank(module.source, module.rank, weights, rotary, group)
         self._device = device
-        self._cache = program.cache.empty(0, device) if program.cache else None
+        self._cache = module.cache.empty(0, device) if module.cache else None
 
     def run(self, step: Step) -> torch.Tensor:
         """The result of the module; K and V of the step's tokens are kept behind."""
@@ -202,10 +200,10 @@ class Rank:
         }
         if self._cache is not None:
             inputs[CACHE] = self.cache_for(step)
-        if len(self.program.outputs) > 1:
+        if len(self.module.outputs) > 1:
             inputs["output"] = step.output
         with torch.inference_mode():
-            result: torch.Tensor = self.module(**inputs)
+            result: torch.Tensor = self._loaded(**inputs)
         return result
 
     def cache_for(self, step: Step) -> torch.Tensor:
@@ -216,22 +214,22 @@ class Rank:
         return self._cache
 
     def _make_room(self, blocks: int) -> None:
-        assert self.program.cache is not None and self._cache is not None
-        slots = blocks * self.program.cache.block
+        assert self.module.cache is not None and self._cache is not None
+        slots = blocks * self.module.cache.block
         if slots <= self._cache.shape[2]:
             return
-        grown = self.program.cache.empty(blocks, self._device)
+        grown = self.module.cache.empty(blocks, self._device)
         grown[:, :, : self._cache.shape[2]] = self._cache
         self._cache = grown
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         if not copies:
             return
-        assert self.program.cache is not None and self._cache is not None
-        block = self.program.cache.block
+        assert self.module.cache is not None and self._cache is not None
+        block = self.module.cache.block
         blocks = self._cache.unfold(2, block, block)
         source, target = zip(*copies, strict=True)
         blocks[:, :, list(target)] = blocks[:, :, list(source)]
 
     def parameter(self, name: str) -> torch.Tensor:
-        return plain(self.module.get_parameter(name))
+        return plain(self._loaded.get_parameter(name))

@@ -16,7 +16,7 @@ from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import shape_of
 from tpcompile.runtime.ranks.channel import tensor_bytes
 from tpcompile.runtime.ranks.descriptors import after_standard, nameless_file
-from tpcompile.runtime.ranks.rank import RankProgram, laid_out
+from tpcompile.runtime.ranks.rank import RankModule, laid_out
 
 _ALIGN = mmap.PAGESIZE
 """Each parameter has pages of its own, which can be given back."""
@@ -29,7 +29,7 @@ class SharedWeights:
     places: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]
     size: int
 
-    def attach(self, memory: mmap.mmap, program: RankProgram) -> dict[str, torch.Tensor]:
+    def attach(self, memory: mmap.mmap, module: RankModule) -> dict[str, torch.Tensor]:
         """The parameters, in place; the memory lives as long as one of them.
 
         One that is laid out anew leaves its place, whose memory is given back.
@@ -38,7 +38,7 @@ class SharedWeights:
         for name, (start, shape, dtype) in self.places.items():
             count = math.prod(shape)
             flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
-            found[name] = laid_out(program, name, flat.view(shape))
+            found[name] = laid_out(module, name, flat.view(shape))
             if found[name].is_mkldnn and hasattr(mmap, "MADV_REMOVE"):
                 memory.madvise(mmap.MADV_REMOVE, start, _whole_pages(flat.nbytes))
         return found
@@ -48,28 +48,26 @@ def _whole_pages(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def places_of(program: RankProgram) -> SharedWeights:
+def places_of(module: RankModule) -> SharedWeights:
     """Where each parameter of a rank will lie."""
     places = {}
     size = 0
-    for name, (recipe, dtype) in program.parameters.items():
+    for name, (recipe, dtype) in module.parameters.items():
         shape = shape_of(recipe)
         places[name] = (size, shape, dtype)
         size += _whole_pages(math.prod(shape) * dtype.itemsize)
     return SharedWeights(places, max(size, 1))
 
 
-def fill(
-    program: RankProgram, shared: SharedWeights, read: Read, loaded: Callable[[], None]
-) -> int:
+def fill(module: RankModule, shared: SharedWeights, read: Read, loaded: Callable[[], None]) -> int:
     """A file without a name that holds the parameters; one at a time is made beside it."""
     file = _nameless_file()
     try:
-        with _room(program.rank, shared.size):
+        with _room(module.rank, shared.size):
             os.truncate(file, shared.size)
-        for name, (recipe, dtype) in program.parameters.items():
+        for name, (recipe, dtype) in module.parameters.items():
             value = evaluate(recipe, read).detach().to("cpu", dtype).contiguous()
-            with _room(program.rank, shared.size):
+            with _room(module.rank, shared.size):
                 _write(file, tensor_bytes(value), shared.places[name][0])
             loaded()
     except BaseException:

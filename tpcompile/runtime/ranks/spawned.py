@@ -16,7 +16,7 @@ from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks.channel import encode
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import OneFront, RankProgram, Step
+from tpcompile.runtime.ranks.rank import OneFront, RankModule, Step
 from tpcompile.runtime.ranks.shared_weights import fill, places_of
 from tpcompile.runtime.ranks.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
 from tpcompile.runtime.ranks.workers import Workers, cores
@@ -38,7 +38,7 @@ class SpawnedRanks(OneFront):
         self._owner = Owner()
         self._lock = threading.Lock()
         self._closed = ""
-        self._programs: Sequence[RankProgram] = ()
+        self._modules: Sequence[RankModule] = ()
         self._rotary: nn.Module | None = None
         self._workers = Workers(tp, threads, timeout)
 
@@ -54,7 +54,7 @@ class SpawnedRanks(OneFront):
 
     def load(
         self,
-        programs: Sequence[RankProgram],
+        modules: Sequence[RankModule],
         weights: CheckpointFiles | Read,
         rotary: Callable[[], nn.Module],
         loaded: Callable[[int, int], None] = lambda done, of: None,
@@ -66,14 +66,14 @@ class SpawnedRanks(OneFront):
         """
         with self._working():
             port = next(ready.port for ready in self._workers.answers(Ready))
-            counted = _Counter(loaded, sum(len(program.parameters) for program in programs))
-            eager = cores() >= len(programs)
-            for program in programs:
-                load = partial(Load, program, len(programs), port, eager)
-                self._send_program(program, load, weights, counted.add)
+            counted = _Counter(loaded, sum(len(module.parameters) for module in modules))
+            eager = cores() >= len(modules)
+            for module in modules:
+                load = partial(Load, module, len(modules), port, eager)
+                self._send_module(module, load, weights, counted.add)
             self._workers.introduce()
             self._workers.answers(Done, counted.add)
-            self._programs, self._rotary = programs, rotary()
+            self._modules, self._rotary = modules, rotary()
 
     def run(self, step: Step) -> torch.Tensor:
         """The result of a step, from rank 0."""
@@ -87,7 +87,7 @@ class SpawnedRanks(OneFront):
         check_open(self.closed)
         message = encode(Run(step, self._tables(step), all_answer))
         with self._working():
-            for rank in range(len(self._programs)):
+            for rank in range(len(self._modules)):
                 self._workers.send(rank, message)
             patience = 1 + len(step.inputs.get("input_ids", ())) / _TOKENS_A_LIMIT
             answers = self._workers.answers(Done, patience=patience)
@@ -113,30 +113,30 @@ class SpawnedRanks(OneFront):
     def _tables(self, step: Step) -> Tables:
         if self._rotary is None:
             raise UsageError("The ranks are not loaded", hint="Call load() first")
-        kinds = dict.fromkeys(kind for program in self._programs for kind in program.rotary)
+        kinds = dict.fromkeys(kind for module in self._modules for kind in module.rotary)
         with torch.inference_mode():
             return {kind: self._rotary(step.inputs["positions"], *kind) for kind in kinds}
 
-    def _send_program(
+    def _send_module(
         self,
-        program: RankProgram,
+        module: RankModule,
         load: Callable[[Weights], Load],
         weights: CheckpointFiles | Read,
         loaded: Callable[[], None],
     ) -> None:
         if isinstance(weights, CheckpointFiles | RandomWeights):
-            self._workers.send(program.rank, encode(load(weights)))
+            self._workers.send(module.rank, encode(load(weights)))
             return
 
         def filled() -> None:
             self._workers.check_alive()
             loaded()
 
-        shared = places_of(program)
-        file = fill(program, shared, weights, filled)
+        shared = places_of(module)
+        file = fill(module, shared, weights, filled)
         try:
-            self._workers.send(program.rank, encode(load(shared)))
-            self._workers.send_file(program.rank, file)
+            self._workers.send(module.rank, encode(load(shared)))
+            self._workers.send_file(module.rank, file)
         finally:
             os.close(file)
 

@@ -16,11 +16,11 @@ from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.progress import loading_bar
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.joined import JoinedRanks
-from tpcompile.runtime.ranks.rank import RankProgram, Ranks
+from tpcompile.runtime.ranks.rank import RankModule, Ranks
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.weights import opened
 
-Load = Callable[[Sequence[RankProgram], CheckpointFiles | Read, Callable[[], nn.Module]], Ranks]
+Load = Callable[[Sequence[RankModule], CheckpointFiles | Read, Callable[[], nn.Module]], Ranks]
 
 
 @contextmanager
@@ -51,25 +51,25 @@ def starting(
 
 
 def _in_process(device: torch.device) -> Load:
-    def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
+    def load(modules: Any, weights: Any, rotary: Any) -> Ranks:
         with opened(weights) as read, loading_bar() as loaded, returned_at_once():
-            return InProcessRanks(programs, read, rotary, device, loaded)
+            return InProcessRanks(modules, read, rotary, device, loaded)
 
     return load
 
 
 def _joined(group: Any, device: torch.device) -> Load:
-    def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
+    def load(modules: Any, weights: Any, rotary: Any) -> Ranks:
         with loading_bar(shown=group.rank() == 0) as loaded, returned_at_once():
-            return JoinedRanks(programs, weights, rotary, group, device, loaded)
+            return JoinedRanks(modules, weights, rotary, group, device, loaded)
 
     return load
 
 
 def _spawned(ranks: SpawnedRanks) -> Load:
-    def load(programs: Any, weights: Any, rotary: Any) -> Ranks:
+    def load(modules: Any, weights: Any, rotary: Any) -> Ranks:
         with loading_bar() as loaded:
-            ranks.load(programs, weights, rotary, loaded)
+            ranks.load(modules, weights, rotary, loaded)
         return ranks
 
     return load

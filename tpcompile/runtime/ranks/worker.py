@@ -22,7 +22,7 @@ from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.ranks.channel import Channel, ChannelClosed
-from tpcompile.runtime.ranks.rank import Rank, RankProgram, Step, make_parameter
+from tpcompile.runtime.ranks.rank import Rank, RankModule, Step, make_parameter
 from tpcompile.runtime.ranks.shared_weights import SharedWeights
 from tpcompile.runtime.weights import RandomWeights
 
@@ -50,7 +50,7 @@ class Load:
     """Become this rank. Handed over behind it: the file of shared weights, if there is one, and
     a socket to each of the other ranks."""
 
-    program: RankProgram
+    module: RankModule
     ranks: int
     port: int
     eager: bool
@@ -131,13 +131,13 @@ class Worker:
             self._load(load)
 
     def _load(self, load: Load) -> None:
-        program = load.program
-        weights = self._weights(program, load.weights)
+        module = load.module
+        weights = self._weights(module, load.weights)
         store = self._store or TCPStore(HOST, load.port)
         others = [socket.socket(fileno=self._channel.receive_file()) for _ in range(load.ranks - 1)]
-        neighbours = Neighbours(program.rank, others, eager=load.eager)
-        group = ProcessGroupRank(_connect(store, program.rank, load.ranks), neighbours)
-        self._loaded = Rank(program, weights, self._tables, group, _CPU)
+        neighbours = Neighbours(module.rank, others, eager=load.eager)
+        group = ProcessGroupRank(_connect(store, module.rank, load.ranks), neighbours)
+        self._loaded = Rank(module, weights, self._tables, group, _CPU)
 
     def run(self, run: Run) -> torch.Tensor | None:
         self._tables.tables = run.tables
@@ -149,29 +149,29 @@ class Worker:
             raise UsageError("The ranks are not loaded", hint="Call load() first")
         return self._loaded
 
-    def _weights(self, program: RankProgram, source: Weights) -> dict[str, torch.Tensor]:
+    def _weights(self, module: RankModule, source: Weights) -> dict[str, torch.Tensor]:
         if isinstance(source, SharedWeights):
             file = self._channel.receive_file()
             try:
-                return source.attach(mmap.mmap(file, source.size), program)
+                return source.attach(mmap.mmap(file, source.size), module)
             finally:
                 os.close(file)
         if isinstance(source, CheckpointFiles):
             with source.open() as read:
-                return evaluate_all(program, read, self._progress, _CPU)
-        return evaluate_all(program, source, self._progress, _CPU)
+                return evaluate_all(module, read, self._progress, _CPU)
+        return evaluate_all(module, source, self._progress, _CPU)
 
     def _progress(self) -> None:
         self._channel.send(Progress())
 
 
 def evaluate_all(
-    program: RankProgram, read: Read, loaded: Callable[[], None], device: torch.device
+    module: RankModule, read: Read, loaded: Callable[[], None], device: torch.device
 ) -> dict[str, torch.Tensor]:
     """The parameters of one rank."""
     found = {}
-    for name in program.parameters:
-        found[name] = make_parameter(program, name, read, device)
+    for name in module.parameters:
+        found[name] = make_parameter(module, name, read, device)
         loaded()
     return found
 
