@@ -13,10 +13,9 @@ from pathlib import Path
 
 from tpcompile.cli import main as tpcompile
 from tpcompile.vm.instructions import INSTRUCTIONS, OPCODES, WORDS, Range, StepInstruction
-from tpcompile.vm.program import Program
-from tpcompile.vm.region import Region
-from tpcompile.vm.text import format_layer, parse_program
-from tpcompile.vm.text.values import OPERAND_TYPES, OPERANDS_OF, OWN_TYPES
+from tpcompile.vm.program import Program, Region
+from tpcompile.vm.program.text import format_layer, parse_program
+from tpcompile.vm.program.text.values import OPERAND_TYPES, OPERANDS_OF, OWN_TYPES
 
 PAGE = Path(__file__).with_name("program.md")
 MACHINE = ("--target", "cpu", "--workers", "3", "--spans", "2", "--max-seq-len", "64")
@@ -81,11 +80,12 @@ half of a layer.
 
 One line for each; numbers count from 0 in order; what stands behind `#` is a comment. Buffers are
 operands by number, and `none` where there is none, as for the bias of a linear without one.
-`tpcompile.vm.text.parse_program` reads it again, and refuses a line that is wrong with its number.
+`tpcompile.vm.program.text.parse_program` reads it again, and refuses a line that is wrong with its
+number.
 
 ## Operands and buffers
 
-Each operand has a rule beside its type (`tpcompile.vm.instructions.rules`): for a buffer its kind,
+Each operand has a rule beside its type (`tpcompile.vm.program.rules`): for a buffer its kind,
 its shape in terms of other operands, its dtype and its rank; for a number its range. Executors
 find a `state`, an `input` or a `cache` by its name, so there the name is the role: `lengths` in
 the place of `positions` is refused though both have one shape. The storage of the cache fixes the
@@ -103,7 +103,7 @@ This is layer 0 of what
     tpcompile schedule {shown} --text
 
 prints, with a comment behind each instruction that says in which queue it is and what it touches
-(`tpcompile.vm.text.format_layer` adds them):
+(`tpcompile.vm.program.text.format_layer` adds them):
 
 ```text
 {layer}```
@@ -123,7 +123,7 @@ the blocks of the first head, and a sum; `name@1` lies in the memory of rank 1:
 
 Executors read {words} int32 words for each instruction: its opcode, the operands in the order
 below (two words for a range, the fp32 bits of a fraction), then zeros.
-`tpcompile.vm.encoding.encode_program` makes the arrays of a whole program.
+`tpcompile.vm.program.encoding.encode_program` makes the arrays of a whole program.
 
 ```text
 {operands}

@@ -21,9 +21,9 @@ from tpcompile.ir.simulate import materialise
 from tpcompile.passes import decode_pipeline, run_passes
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.text import format_layer
 from tpcompile.vm.scheduling import Scheduled, scheduled
 from tpcompile.vm.targets import target_of
-from tpcompile.vm.text import format_layer
 from tpcompile.vm.verify import check_program
 
 MODEL = "preset:qwen3-0.6b"

@@ -14,9 +14,9 @@ from tests.cli.conftest import Cli
 from tests.inspect.test_trace import check_trace
 from tpcompile.vm import scheduling
 from tpcompile.vm.assemble import Assembled, assemble
+from tpcompile.vm.program.text import parse_program
 from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.targets import TARGETS
-from tpcompile.vm.text import parse_program
 
 KEYS = [
     "model",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.vm.assemble import assemble
-from tpcompile.vm.region import Buffer, Region
+from tpcompile.vm.program import Buffer, Region
 from tpcompile.vm.timing import timing
 
 

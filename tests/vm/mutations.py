@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.vm.programs import Touch
-from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.region import Join, Region
+from tpcompile.vm.program import Join, Program, Region, Wait
 
 Draw = Callable[..., Any]
 Mutation = Callable[[Program, Draw], Program]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tpcompile.vm.counters import assign_counters
 from tpcompile.vm.dependencies import dependencies
-from tpcompile.vm.program import Instruction, Program
-from tpcompile.vm.region import Box, Buffer, Join, Region, overlap
+from tpcompile.vm.program import Box, Buffer, Instruction, Join, Program, Region, overlap
 from tpcompile.vm.waiting import Groups
 
 MANY = settings(

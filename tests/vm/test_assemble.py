@@ -7,8 +7,7 @@ import pytest
 from tests.vm.programs import Touch
 from tpcompile.errors import UsageError
 from tpcompile.vm.assemble import assemble
-from tpcompile.vm.program import Wait
-from tpcompile.vm.region import Buffer, Region
+from tpcompile.vm.program import Buffer, Region, Wait
 from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.verify import check_program
 

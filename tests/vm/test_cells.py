@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.vm.programs import MANY, Touch, boxes
 from tpcompile.vm.cells import Parts, cut
-from tpcompile.vm.region import Region, overlap
+from tpcompile.vm.program import Region, overlap
 
 SHAPES = [(), (1,), (9,), (3, 4), (2, 3, 4)]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.vm.programs import Touch
 from tpcompile.vm.conflict import conflict, heads_of
-from tpcompile.vm.program import Program
-from tpcompile.vm.region import Buffer, Join, Region
+from tpcompile.vm.program import Buffer, Join, Program, Region
 
 ONE, TWO = Region(0, ((0, 4),)), Region(0, ((4, 8),))
 

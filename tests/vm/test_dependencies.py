@@ -10,8 +10,7 @@ from hypothesis import given
 from tests.vm.programs import MANY, Touch, programs
 from tpcompile.vm.conflict import conflict, heads_of
 from tpcompile.vm.dependencies import Group, dependencies, graph_of
-from tpcompile.vm.program import Program
-from tpcompile.vm.region import Join, Region
+from tpcompile.vm.program import Join, Program, Region
 
 
 @MANY

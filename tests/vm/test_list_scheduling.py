@@ -7,7 +7,7 @@ import pytest
 from tests.vm.programs import Touch
 from tpcompile.vm.dependencies import dependencies
 from tpcompile.vm.list_scheduling import Start, list_schedule, tails
-from tpcompile.vm.region import Region
+from tpcompile.vm.program import Region
 
 ROW = [Region(number, ((0, 1),)) for number in range(3)]
 

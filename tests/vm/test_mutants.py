@@ -29,12 +29,12 @@ from tests.vm.mutants.traps import TRAPS
 from tests.vm.mutants.words import BIASED, judged_words, word_mutants, words_of_kind
 from tpcompile.errors import VerifyError
 from tpcompile.vm import verify
-from tpcompile.vm.agreement import Agreement
 from tpcompile.vm.done import Done
 from tpcompile.vm.instructions import INSTRUCTIONS, StepInstruction
-from tpcompile.vm.instructions.base import word_count
 from tpcompile.vm.oracle import broken
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.agreement import Agreement
+from tpcompile.vm.program.instruction import word_count
 from tpcompile.vm.verify import check_program, verify_program
 
 EACH = 56

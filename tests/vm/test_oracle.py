@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from tests.vm.programs import Touch, program_of
 from tpcompile.vm.oracle import broken, deadlocked, misplaced, overtaken, split_head
-from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.region import Buffer, Join, Region
+from tpcompile.vm.program import Buffer, Join, Program, Region, Wait
 
 X, Q = Region(0, ((0, 4),)), Region(1, ((0, 4),))
 BUFFERS = (Buffer("x", (4,)), Buffer("q", (4,)))

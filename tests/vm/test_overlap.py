@@ -9,8 +9,7 @@ import pytest
 from tests.vm.programs import Touch, program_of
 from tpcompile.vm.oracle import broken
 from tpcompile.vm.overlap import steps_may_overlap
-from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.region import Box, Buffer, Region
+from tpcompile.vm.program import Box, Buffer, Program, Region, Wait
 from tpcompile.vm.verify import check_program
 
 ALL: Box = ((0, 4),)

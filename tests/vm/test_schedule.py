@@ -13,7 +13,7 @@ from tpcompile.errors import UsageError
 from tpcompile.vm.assemble import assemble
 from tpcompile.vm.dependencies import dependencies
 from tpcompile.vm.list_scheduling import tails
-from tpcompile.vm.region import Buffer, Region
+from tpcompile.vm.program import Buffer, Region
 from tpcompile.vm.schedule import POLICIES, depths, schedule
 from tpcompile.vm.timing import timing
 from tpcompile.vm.verify import check_program

@@ -17,8 +17,7 @@ from tests.vm.programs import MANY, Touch, program_of, programs
 from tpcompile.errors import VerifyError
 from tpcompile.vm.instructions import NONE, LinearResidual
 from tpcompile.vm.oracle import broken, overtaken
-from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.region import Buffer, Join, Region
+from tpcompile.vm.program import Buffer, Join, Program, Region, Wait
 from tpcompile.vm.verify import check_program, verify_program
 
 

@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> Result:
 def _text(args: argparse.Namespace, report: ScheduleReport) -> str:
     if args.text:
         from tpcompile.inspect.schedule import fault_lines
-        from tpcompile.vm.text import format_program
+        from tpcompile.vm.program.text import format_program
 
         sys.stderr.write(fault_lines(report.found.faults))
         return format_program(report.found.program)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from tpcompile.inspect.timeline import Timeline, Track, kind_of, layer_of
-from tpcompile.vm.program import Program
-from tpcompile.vm.region import Region, box_text
+from tpcompile.vm.program import Program, Region
+from tpcompile.vm.program.region import box_text
 
 Event = dict[str, Any]
 

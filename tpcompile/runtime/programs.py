@@ -13,9 +13,9 @@ from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.pipeline import decoding
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.text import format_program
 from tpcompile.vm.scheduling import DEFAULT_POLICY, scheduled
 from tpcompile.vm.targets import Target
-from tpcompile.vm.text import format_program
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """The program of a decode step: instructions over buffers, in queues, ordered by counters."""
 
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
-from tpcompile.vm.program import Instruction, Program, Wait
-from tpcompile.vm.region import Buffer, Join, Region
+from tpcompile.vm.program import Buffer, Instruction, Join, Program, Region, Wait
+from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.scheduling import Scheduled, scheduled
 from tpcompile.vm.targets import TARGETS, Target, target_of
-from tpcompile.vm.text import format_program, parse_program
 from tpcompile.vm.timing import Timing, timing
 from tpcompile.vm.verify import Fault, check_program, verify_program
 

@@ -10,8 +10,7 @@ from tpcompile.errors import UsageError
 from tpcompile.pause import paused_collector
 from tpcompile.vm.counters import assign_counters
 from tpcompile.vm.dependencies import Group, dependencies
-from tpcompile.vm.program import Instruction, Program
-from tpcompile.vm.region import Buffer
+from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.schedule import policy_of, schedule
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpcompile.vm.program import Instruction
-from tpcompile.vm.region import Box, Region
+from tpcompile.vm.program import Box, Instruction, Region
 
 
 class Parts:

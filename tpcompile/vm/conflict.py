@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from tpcompile.vm.program import Instruction, Program
-from tpcompile.vm.region import Join, Region, overlap
+from tpcompile.vm.program import Instruction, Join, Program, Region, overlap
 
 
 @dataclass

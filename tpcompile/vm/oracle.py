@@ -11,8 +11,7 @@ from itertools import takewhile
 
 from tpcompile.vm.conflict import conflict, heads_of
 from tpcompile.vm.execution import run_order, unrolled
-from tpcompile.vm.program import Instruction, Program
-from tpcompile.vm.region import Region, overlap
+from tpcompile.vm.program import Instruction, Program, Region, overlap
 
 STEPS = 3
 """What one step does to the next, it may do only to the one behind that."""

@@ -20,10 +20,10 @@ from tpcompile.vm.done import Done
 from tpcompile.vm.earlier import Earlier
 from tpcompile.vm.execution import run_order
 from tpcompile.vm.known import Known, Several, missing, with_one
-from tpcompile.vm.operands import disagreements
 from tpcompile.vm.overlap import steps_may_overlap
-from tpcompile.vm.program import Instruction, Program
-from tpcompile.vm.region import Region, box_text, fits, refusal
+from tpcompile.vm.program import Instruction, Program, Region
+from tpcompile.vm.program.operands import disagreements
+from tpcompile.vm.program.region import box_text, fits, refusal
 
 _LOOSE = (
     "no counter makes it wait, and a queue that workers share orders nothing: a program must be "

@@ -14,7 +14,7 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.machine import decodes
 from tpcompile.runtime.ranks.rank import Step
-from tpcompile.vm.text import parse_program
+from tpcompile.vm.program.text import parse_program
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tpcompile.vm.instructions import INSTRUCTIONS, Range, StepInstruction
-from tpcompile.vm.instructions.base import field_types, fraction
+from tpcompile.vm.program.instruction import field_types, fraction
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 

@@ -15,7 +15,7 @@ from tpcompile.ir.ops.decode.attention import cached_attention, partial_attentio
 from tpcompile.vm.instructions import AttentionReduce, PartialAttention, Range
 from tpcompile.vm.instructions import attention as module
 from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperands
-from tpcompile.vm.instructions.base import fraction
+from tpcompile.vm.program.instruction import fraction
 
 WIDTH, BLOCK, LAYER, MOST = 8, 4, 1, 8
 SCALE = fraction(WIDTH**-0.5)

@@ -17,8 +17,8 @@ from tests.vm.instructions.lowered import CASES, lowered
 from tests.vm.instructions.operands import instructions
 from tpcompile.errors import UsageError
 from tpcompile.vm.instructions import INSTRUCTIONS, OPCODES, WORDS, StepInstruction, decode, encode
-from tpcompile.vm.instructions.base import Range, field_types, fraction, word_count
-from tpcompile.vm.region import refusal
+from tpcompile.vm.program.instruction import Range, field_types, fraction, word_count
+from tpcompile.vm.program.region import refusal
 from tpcompile.vm.targets import TARGETS
 
 KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS, ids=lambda kind: kind.name)

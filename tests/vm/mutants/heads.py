@@ -12,8 +12,7 @@ from tests.vm.mutants.bases import Base, Described
 from tests.vm.mutants.orders import Made
 from tests.vm.mutations import changed
 from tpcompile.vm.instructions import Memory, NormQkvRows, Probe, Range, unseen
-from tpcompile.vm.program import Instruction
-from tpcompile.vm.region import Join, Region
+from tpcompile.vm.program import Instruction, Join, Region
 
 
 @dataclass(frozen=True)

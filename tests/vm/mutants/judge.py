@@ -16,8 +16,7 @@ from itertools import combinations_with_replacement
 from tpcompile.vm.conflict import heads_of
 from tpcompile.vm.execution import run_order, unrolled
 from tpcompile.vm.oracle import STEPS, misplaced, split
-from tpcompile.vm.program import Instruction, Program, Wait
-from tpcompile.vm.region import Box, overlap
+from tpcompile.vm.program import Box, Instruction, Program, Wait, overlap
 
 Instructions = Sequence[Instruction]
 _Use = tuple[Box, bool, int | None]

@@ -12,8 +12,7 @@ from random import Random
 from tests.vm.mutants.bases import Base, Described, described
 from tests.vm.mutants.orders import Made
 from tests.vm.mutations import changed
-from tpcompile.vm.program import Instruction, Program
-from tpcompile.vm.region import Box, Region
+from tpcompile.vm.program import Box, Instruction, Program, Region
 
 Places = Sequence[tuple[int, Region]]
 

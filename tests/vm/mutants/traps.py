@@ -15,8 +15,7 @@ from tests.vm.mutations import changed
 from tpcompile.vm.execution import unrolled
 from tpcompile.vm.instructions import AllReduce, LinearTerms, PartialAttention, StepInstruction
 from tpcompile.vm.instructions.project import Site, SumOperands
-from tpcompile.vm.program import Instruction, Wait
-from tpcompile.vm.region import Region
+from tpcompile.vm.program import Instruction, Region, Wait
 from tpcompile.vm.timing import timing
 
 COUNTS = (2, 3, 4, 8, 64, 192, 512)

@@ -16,7 +16,7 @@ from tests.backends.reference.touching import joined, mask, spoilt_elsewhere
 from tests.vm.mutants.bases import Base
 from tpcompile.backends.reference import Machine, held_back, in_program_order, shuffled
 from tpcompile.vm.program import Program
-from tpcompile.vm.region import refusal
+from tpcompile.vm.program.region import refusal
 
 
 class Truth:

@@ -10,10 +10,9 @@ import torch
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.instructions import StepInstruction
-from tpcompile.vm.instructions.base import NONE, Probe, unseen
-from tpcompile.vm.operands import verify_operands
-from tpcompile.vm.program import Program
-from tpcompile.vm.region import Buffer
+from tpcompile.vm.program import Buffer, Program
+from tpcompile.vm.program.instruction import NONE, Probe, unseen
+from tpcompile.vm.program.operands import verify_operands
 
 _NOBODY = -(2**31)
 """What whole numbers are before anybody has written them."""

@@ -7,7 +7,12 @@ from typing import Any
 
 from tpcompile.errors import UsageError
 from tpcompile.vm.instructions.attention import AttentionReduce, PartialAttention
-from tpcompile.vm.instructions.base import (
+from tpcompile.vm.instructions.embed import Embed
+from tpcompile.vm.instructions.head import Argmax, NormLmHead
+from tpcompile.vm.instructions.mlp import NormGateUpSwiglu
+from tpcompile.vm.instructions.project import AllReduce, LinearResidual, LinearTerms
+from tpcompile.vm.instructions.qkv import NormQkvRopeAppend, NormQkvRows
+from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
     Probe,
@@ -20,11 +25,6 @@ from tpcompile.vm.instructions.base import (
     word_count,
     words_of,
 )
-from tpcompile.vm.instructions.embed import Embed
-from tpcompile.vm.instructions.head import Argmax, NormLmHead
-from tpcompile.vm.instructions.mlp import NormGateUpSwiglu
-from tpcompile.vm.instructions.project import AllReduce, LinearResidual, LinearTerms
-from tpcompile.vm.instructions.qkv import NormQkvRopeAppend, NormQkvRows
 
 INSTRUCTIONS: tuple[type[StepInstruction], ...] = (
     Embed,

@@ -12,9 +12,8 @@ from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.vm.arithmetic import dots, exp, log, total
-from tpcompile.vm.instructions import rules
-from tpcompile.vm.instructions.base import NONE, Memory, Probe, Range, StepInstruction, unseen
-from tpcompile.vm.region import Region
+from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 
 
 @dataclass(frozen=True)

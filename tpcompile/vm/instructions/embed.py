@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from tpcompile.vm.instructions import rules
-from tpcompile.vm.instructions.base import (
+from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program.instruction import (
     Memory,
     Probe,
     Range,
@@ -17,7 +17,6 @@ from tpcompile.vm.instructions.base import (
     columns_of,
     unseen,
 )
-from tpcompile.vm.region import Region
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from tpcompile.vm.instructions import rules
-from tpcompile.vm.instructions.base import (
+from tpcompile.vm.instructions.normed import Normed, linear
+from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
     Probe,
@@ -18,8 +19,6 @@ from tpcompile.vm.instructions.base import (
     columns_of,
     unseen,
 )
-from tpcompile.vm.instructions.normed import Normed, linear
-from tpcompile.vm.region import Region
 
 
 @dataclass(frozen=True)

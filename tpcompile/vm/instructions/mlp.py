@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Annotated, ClassVar
 
 from tpcompile.vm.arithmetic import swiglu
-from tpcompile.vm.instructions import rules
-from tpcompile.vm.instructions.base import (
+from tpcompile.vm.instructions.normed import Normed, linear
+from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program.instruction import (
     Memory,
     Probe,
     Range,
@@ -16,8 +17,6 @@ from tpcompile.vm.instructions.base import (
     columns_of,
     unseen,
 )
-from tpcompile.vm.instructions.normed import Normed, linear
-from tpcompile.vm.region import Region
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Annotated
 import torch
 
 from tpcompile.vm.arithmetic import dots, rms_norm
-from tpcompile.vm.instructions import rules
-from tpcompile.vm.instructions.base import Memory, Probe, Range, columns_of, present, with_bias
-from tpcompile.vm.region import Region
+from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program.instruction import Memory, Probe, Range, columns_of, present, with_bias
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.vm.arithmetic import leaf_dots
-from tpcompile.vm.instructions import rules
-from tpcompile.vm.instructions.base import (
+from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
     Probe,
@@ -27,7 +27,6 @@ from tpcompile.vm.instructions.base import (
     unseen,
     with_bias,
 )
-from tpcompile.vm.region import Region
 from tpcompile.vm.targets import Target
 
 

@@ -17,8 +17,9 @@ import torch
 
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.vm.arithmetic import rms_norm
-from tpcompile.vm.instructions import rules
-from tpcompile.vm.instructions.base import (
+from tpcompile.vm.instructions.normed import Normed, linear
+from tpcompile.vm.program import Join, Region, rules
+from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
     Probe,
@@ -27,8 +28,6 @@ from tpcompile.vm.instructions.base import (
     columns_of,
     unseen,
 )
-from tpcompile.vm.instructions.normed import Normed, linear
-from tpcompile.vm.region import Join, Region
 
 
 class Part(IntEnum):

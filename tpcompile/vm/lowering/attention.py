@@ -20,10 +20,10 @@ from tpcompile.vm.instructions import (
     Range,
 )
 from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperands
-from tpcompile.vm.instructions.base import fraction
 from tpcompile.vm.instructions.normed import Normed
 from tpcompile.vm.instructions.qkv import Part, QkvOperands
 from tpcompile.vm.lowering.building import Building, width_of
+from tpcompile.vm.program.instruction import fraction
 
 
 def normed(to: Building, node: fx.Node, rank: int) -> Normed:

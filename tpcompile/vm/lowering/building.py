@@ -16,7 +16,7 @@ from tpcompile.ir.simulate import local_args
 from tpcompile.ir.text import format_node
 from tpcompile.vm.instructions import NONE, StepInstruction
 from tpcompile.vm.lowering.plan import StepPlan
-from tpcompile.vm.region import Buffer
+from tpcompile.vm.program import Buffer
 
 
 class Building:

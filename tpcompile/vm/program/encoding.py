@@ -15,8 +15,8 @@ import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.instructions import OPCODES, WORDS, StepInstruction, decode, encode
-from tpcompile.vm.operands import verify_operands
-from tpcompile.vm.program import Instruction, Program, Wait
+from tpcompile.vm.program.operands import verify_operands
+from tpcompile.vm.program.program import Instruction, Program, Wait
 
 
 @dataclass(frozen=True, eq=False)

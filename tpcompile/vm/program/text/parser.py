@@ -8,12 +8,12 @@ from typing import Any
 
 from tpcompile.errors import UsageError
 from tpcompile.vm.instructions import StepInstruction
-from tpcompile.vm.instructions.base import field_types
-from tpcompile.vm.operands import NOT_IN_AGREEMENT, disagreements
-from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.region import Buffer
-from tpcompile.vm.text.line import Line, lines_of
-from tpcompile.vm.text.values import (
+from tpcompile.vm.program.instruction import field_types
+from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, disagreements
+from tpcompile.vm.program.program import Program, Wait
+from tpcompile.vm.program.region import Buffer
+from tpcompile.vm.program.text.line import Line, lines_of
+from tpcompile.vm.program.text.values import (
     DTYPES,
     INSTRUCTION_KINDS,
     KINDS,

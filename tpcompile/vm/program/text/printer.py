@@ -10,10 +10,10 @@ from typing import Any
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.instructions import StepInstruction
-from tpcompile.vm.instructions.base import own_fields
-from tpcompile.vm.program import Program, queue_by_instruction
-from tpcompile.vm.region import Buffer, Join, Region, box_text
-from tpcompile.vm.text.values import (
+from tpcompile.vm.program.instruction import own_fields
+from tpcompile.vm.program.program import Program, queue_by_instruction
+from tpcompile.vm.program.region import Buffer, Join, Region, box_text
+from tpcompile.vm.program.text.values import (
     DTYPES,
     KINDS,
     OPERAND_TYPES,

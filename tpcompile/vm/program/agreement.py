@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from tpcompile.ir.types import dtype_name
-from tpcompile.vm.instructions.base import NONE, field_rules, field_types
-from tpcompile.vm.instructions.rules import (
+from tpcompile.vm.program.instruction import NONE, field_rules, field_types
+from tpcompile.vm.program.names import Names
+from tpcompile.vm.program.region import Buffer
+from tpcompile.vm.program.rules import (
     Chosen,
     Fraction,
     Held,
@@ -21,8 +23,6 @@ from tpcompile.vm.instructions.rules import (
     Number,
     Rule,
 )
-from tpcompile.vm.names import Names
-from tpcompile.vm.region import Buffer
 
 
 class Wrong(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 
-from tpcompile.vm.region import Join, Region
+from tpcompile.vm.program.region import Join, Region
 from tpcompile.vm.targets import Target
 
 NONE = -1

@@ -16,13 +16,12 @@ from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UsageError, VerifyError
-from tpcompile.vm.encoding import decode_program, encode_program
 from tpcompile.vm.instructions import INSTRUCTIONS, NONE, Range, StepInstruction
-from tpcompile.vm.instructions.base import field_rules, field_types
-from tpcompile.vm.operands import disagreements, verify_operands
-from tpcompile.vm.program import Program
-from tpcompile.vm.region import Buffer
-from tpcompile.vm.text import format_program, parse_program
+from tpcompile.vm.program import Buffer, Program
+from tpcompile.vm.program.encoding import decode_program, encode_program
+from tpcompile.vm.program.instruction import field_rules, field_types
+from tpcompile.vm.program.operands import disagreements, verify_operands
+from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.verify import MOST_LISTED, check_program, verify_program
 
 ONE = Case("tiny-qwen3", lengths=(9, 10))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from tpcompile.vm.region import Buffer, Join, Region
+from tpcompile.vm.program.region import Buffer, Join, Region
 
 
 class Instruction(Protocol):

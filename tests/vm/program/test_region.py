@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vm.programs import MANY
-from tpcompile.vm.region import Box, Buffer, box_text, fits, refusal
+from tpcompile.vm.program import Box, Buffer
+from tpcompile.vm.program.region import box_text, fits, refusal
 
 interval = st.tuples(st.integers(-1, 4), st.integers(-1, 4))
 

@@ -15,7 +15,7 @@ import torch
 
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.instructions import INSTRUCTIONS, NONE, Range, StepInstruction
-from tpcompile.vm.instructions.base import field_types, fraction
+from tpcompile.vm.program.instruction import field_types, fraction
 
 SECTIONS = ("buffers", "operands", "instructions", "queues")
 """In this order, behind the line of the program."""

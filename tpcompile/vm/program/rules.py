@@ -1,7 +1,7 @@
 """What an operand must be: the rules that stand beside each field of an instruction.
 
 A field is `Annotated[int, rule]`. A buffer's rule gives its kind, its shape in terms of other
-operands, and its dtype; a number's rule gives its range. `tpcompile.vm.operands` checks them.
+operands, and its dtype; a number's rule gives its range. `operands.py` checks them.
 
 A dimension is a product of names: `"heads*width"`. A name is an operand, or else it is free: the
 first buffer that mentions it gives it a value, which holds for the whole instruction. `ranks_of`

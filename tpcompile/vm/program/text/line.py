@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tpcompile.errors import UsageError, did_you_mean
-from tpcompile.vm.text.values import valued
+from tpcompile.vm.program.text.values import valued
 
 _WORDS = re.compile(r'#.*|"(?:[^"\\]|\\.)*"|[^\s"#]+|"')
 _T = TypeVar("_T")

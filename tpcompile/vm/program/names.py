@@ -8,8 +8,8 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any
 
-from tpcompile.vm.instructions.base import field_types
-from tpcompile.vm.instructions.rules import PROGRAM_RANKS
+from tpcompile.vm.program.instruction import field_types
+from tpcompile.vm.program.rules import PROGRAM_RANKS
 
 
 class Names:

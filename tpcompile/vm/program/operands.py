@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.errors import CompileError, VerifyError
-from tpcompile.vm.agreement import Agreement, Buffers, Wrong
 from tpcompile.vm.instructions import StepInstruction
-from tpcompile.vm.instructions.base import field_rules
-from tpcompile.vm.instructions.rules import Held, Number, Within
-from tpcompile.vm.program import Program
+from tpcompile.vm.program.agreement import Agreement, Buffers, Wrong
+from tpcompile.vm.program.instruction import field_rules
+from tpcompile.vm.program.program import Program
+from tpcompile.vm.program.rules import Held, Number, Within
 
 NOT_IN_AGREEMENT = "An operand does not agree with the program's buffers"
 

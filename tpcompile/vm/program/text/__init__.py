@@ -9,7 +9,7 @@
 One line for each; all numbers count from 0 in order. What stands behind `#` is a comment.
 """
 
-from tpcompile.vm.text.parser import parse_program
-from tpcompile.vm.text.printer import format_layer, format_program
+from tpcompile.vm.program.text.parser import parse_program
+from tpcompile.vm.program.text.printer import format_layer, format_program
 
 __all__ = ["format_layer", "format_program", "parse_program"]

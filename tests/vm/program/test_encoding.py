@@ -10,9 +10,9 @@ import torch
 from tests.vm.instructions.lowered import CASES, Case, step_program
 from tests.vm.programs import Touch
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.encoding import decode_program, encode_program, program_words
 from tpcompile.vm.instructions import WORDS, StepInstruction, encode
 from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.program.encoding import decode_program, encode_program, program_words
 
 
 @pytest.mark.parametrize("policy", ["zigzag", "critical-path", "dynamic"])

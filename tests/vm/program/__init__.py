@@ -1,0 +1,1 @@
+"""Tests of tpcompile/vm/program, file by file."""
