@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tpcompile.cli import main as tpcompile
-from tpcompile.vm.instructions import INSTRUCTIONS, OPCODES, WORDS, Range, StepInstruction
 from tpcompile.vm.program import Program, Region
+from tpcompile.vm.program.instruction import Range, StepInstruction
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.text import format_layer, parse_program
-from tpcompile.vm.program.text.values import OPERAND_TYPES, OPERANDS_OF, OWN_TYPES
+from tpcompile.vm.program.text.values import operand_types, operands_of, own_types
 
 PAGE = Path(__file__).with_name("program.md")
 MACHINE = ("--target", "cpu", "--workers", "3", "--spans", "2", "--max-seq-len", "64")
@@ -134,13 +135,13 @@ below (two words for a range, the fp32 bits of a fraction), then zeros.
 def page() -> str:
     programs = [_program(*command) for command in (SHOWN, BLOCKS)]
     return TEXT.format(
-        table="\n".join(_row(kind, programs) for kind in INSTRUCTIONS),
+        table="\n".join(_row(kind, programs) for kind in INSTRUCTIONS.values()),
         shown=" ".join(SHOWN),
         shared=" ".join(BLOCKS),
         layer=format_layer(programs[0], 0),
         blocks=_some_blocks(format_layer(programs[1], 0, rank=0)),
-        words=WORDS,
-        operands="\n".join(map(_operands, INSTRUCTIONS)),
+        words=INSTRUCTIONS.words,
+        operands="\n".join(map(_operands, INSTRUCTIONS.values())),
     )
 
 
@@ -155,7 +156,7 @@ def _row(kind: type[StepInstruction], programs: Sequence[Program]) -> str:
                 writes |= dict.fromkeys(_names(program, one.writes))
                 writes |= dict.fromkeys(f"{name} (joined)" for name in _names(program, joined))
     does = (kind.__doc__ or "").split("\n")[0]
-    cells = [str(OPCODES[kind]), f"`{kind.name}`", does, ", ".join(reads), ", ".join(writes)]
+    cells = [str(kind.opcode), f"`{kind.name}`", does, ", ".join(reads), ", ".join(writes)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -173,13 +174,13 @@ def _some_blocks(layer: str) -> str:
 
 
 def _operands(kind: type[StepInstruction]) -> str:
-    shared = OPERAND_TYPES[OPERANDS_OF[kind]]
+    shared = operand_types(operands_of(kind))
     words = [
         f"{name}:2" if inner is Range else name
-        for types in (shared, OWN_TYPES[kind])
+        for types in (shared, own_types(kind))
         for name, inner in types.items()
     ]
-    lines, line = [], f"{OPCODES[kind]:2} {kind.name}:"
+    lines, line = [], f"{kind.opcode:2} {kind.name}:"
     for word in words:
         if len(line) + len(word) > 96:
             lines.append(line)

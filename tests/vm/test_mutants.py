@@ -30,11 +30,11 @@ from tests.vm.mutants.words import BIASED, judged_words, word_mutants, words_of_
 from tpcompile.errors import VerifyError
 from tpcompile.vm import verify
 from tpcompile.vm.done import Done
-from tpcompile.vm.instructions import INSTRUCTIONS, StepInstruction
 from tpcompile.vm.oracle import broken
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.agreement import Agreement
-from tpcompile.vm.program.instruction import word_count
+from tpcompile.vm.program.instruction import StepInstruction, word_count
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.verify import check_program, verify_program
 
 EACH = 56
@@ -189,7 +189,7 @@ WORDS = 30
 """Mutants with one wrong word, of each kind of instruction."""
 
 
-@pytest.mark.parametrize("kind", INSTRUCTIONS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
 def test_one_wrong_word_is_refused_or_does_no_harm(kind: type[StepInstruction]) -> None:
     found, strange = judged_words(kind, WORDS, orders_each=4)
     assert found.mutants == WORDS
@@ -206,14 +206,18 @@ def test_and_so_are_five_thousand(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_word_can_be_the_wrong_one() -> None:
-    for kind in INSTRUCTIONS:
+    for kind in INSTRUCTIONS.values():
         words = words_of_kind(kind)
         assert len(words) == word_count(kind)
         changed = {word for m in word_mutants(kind, 10 * len(words)) for word in m.changed}
         assert changed == set(words)
 
 
-WITH_BIAS = [kind for kind in INSTRUCTIONS if any(w.path == "bias" for w in words_of_kind(kind))]
+WITH_BIAS = [
+    kind
+    for kind in INSTRUCTIONS.values()
+    if any(word.path == "bias" for word in words_of_kind(kind))
+]
 
 
 def _wrong_biases(kind: type[StepInstruction]) -> Count:

@@ -10,7 +10,7 @@ import torch
 from tests.backends.reference.stepping import Case, tables_of, texts
 from tests.backends.reference.touching import joined, mask, spoilt_elsewhere
 from tpcompile.backends.reference import Machine
-from tpcompile.vm.instructions import StepInstruction
+from tpcompile.vm.program.instruction import StepInstruction
 
 CASES = {
     "heads": Case("tiny-qwen3", lengths=(3, 9), lowering="heads"),

@@ -8,8 +8,8 @@ import torch
 
 from tests.backends.reference.stepping import BLOCK
 from tpcompile.backends.reference import Machine
-from tpcompile.vm.instructions import StepInstruction
 from tpcompile.vm.program import Region
+from tpcompile.vm.program.instruction import StepInstruction
 
 
 def mask(machine: Machine, number: int, regions: Iterable[Region]) -> torch.Tensor:

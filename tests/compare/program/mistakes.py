@@ -13,9 +13,10 @@ from tests.compare.program.wrong import Mistaken, Spoilt
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.vm.arithmetic import rms_norm
-from tpcompile.vm.instructions import NONE, AllReduce, PartialAttention, Range, attention
+from tpcompile.vm.instructions import AllReduce, PartialAttention, attention
 from tpcompile.vm.instructions.project import Site
 from tpcompile.vm.instructions.qkv import QkvOperands
+from tpcompile.vm.program.instruction import NONE, Range
 
 Tensors = list[torch.Tensor]
 

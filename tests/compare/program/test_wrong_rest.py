@@ -39,7 +39,6 @@ from tests.compare.program.wrong import (
 )
 from tpcompile.vm.arithmetic import swiglu
 from tpcompile.vm.instructions import (
-    NONE,
     AllReduce,
     Argmax,
     AttentionReduce,
@@ -48,11 +47,11 @@ from tpcompile.vm.instructions import (
     NormGateUpSwiglu,
     NormLmHead,
     PartialAttention,
-    Range,
     attention,
     mlp,
 )
 from tpcompile.vm.instructions.project import Site
+from tpcompile.vm.program.instruction import NONE, Range
 
 ATTENTION, MLP = site(Site.ATTENTION), site(Site.MLP)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tpcompile.vm.instructions import Range, StepInstruction
+from tpcompile.vm.program.instruction import Range, StepInstruction
 
 SHOWN = tuple[str, Range, Range, torch.Tensor]
 """What an instruction shows a probe."""

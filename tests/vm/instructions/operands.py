@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tpcompile.vm.instructions import INSTRUCTIONS, Range, StepInstruction
-from tpcompile.vm.program.instruction import field_types, fraction
+from tpcompile.vm.program.instruction import Range, StepInstruction, field_types, fraction
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -36,4 +36,4 @@ def instructions(kind: type[StepInstruction] | None = None) -> st.SearchStrategy
     """Of this kind, or of any."""
     if kind is not None:
         return values(kind)
-    return st.sampled_from(INSTRUCTIONS).flatmap(values)
+    return st.sampled_from(list(INSTRUCTIONS.values())).flatmap(values)

@@ -12,10 +12,10 @@ import torch
 
 from tests.vm.instructions.desk import Desk, cuts, near, random, unknown, whole_numbers
 from tpcompile.ir.ops.decode.attention import cached_attention, partial_attention
-from tpcompile.vm.instructions import AttentionReduce, PartialAttention, Range
+from tpcompile.vm.instructions import AttentionReduce, PartialAttention
 from tpcompile.vm.instructions import attention as module
 from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperands
-from tpcompile.vm.program.instruction import fraction
+from tpcompile.vm.program.instruction import Range, fraction
 
 WIDTH, BLOCK, LAYER, MOST = 8, 4, 1, 8
 SCALE = fraction(WIDTH**-0.5)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from tests.vm.instructions.desk import Desk, cuts, random, unknown, whole_numbers
-from tpcompile.vm.instructions import AllReduce, Embed, Range
+from tpcompile.vm.instructions import AllReduce, Embed
 from tpcompile.vm.instructions.embed import EmbedOperands
 from tpcompile.vm.instructions.project import Site, SumOperands
+from tpcompile.vm.program.instruction import Range
 
 WIDTH, VOCABULARY, TOKENS = 7, 11, (10, 0, 4, 4)
 

@@ -12,10 +12,10 @@ import torch
 
 from tests.vm.instructions.desk import Desk, cuts, near, random, unknown, whole_numbers
 from tpcompile.ir.ops.decode.norm_linear import norm_linear
-from tpcompile.vm.instructions import Argmax, NormLmHead, Range
+from tpcompile.vm.instructions import Argmax, NormLmHead
 from tpcompile.vm.instructions.head import ArgmaxOperands, HeadOperands
 from tpcompile.vm.instructions.normed import Normed
-from tpcompile.vm.program.instruction import fraction
+from tpcompile.vm.program.instruction import Range, fraction
 
 BATCH, WIDTH, VOCABULARY, EPS, STEPS = 3, 10, 17, fraction(1e-6), 4
 STATE = ("tokens", "positions", "lengths", "finished", "stops", "clock", "history")

@@ -7,7 +7,7 @@ import re
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 from tests.vm.instructions.lowered import CASES, lowered
 from tests.vm.instructions.operands import instructions
 from tpcompile.errors import UsageError
-from tpcompile.vm.instructions import INSTRUCTIONS, OPCODES, WORDS, StepInstruction, decode, encode
-from tpcompile.vm.program.instruction import Range, field_types, fraction, word_count
+from tpcompile.vm.program.instruction import (
+    Range,
+    StepInstruction,
+    field_types,
+    fraction,
+    word_count,
+)
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS, decode, encode
 from tpcompile.vm.program.region import refusal
 from tpcompile.vm.targets import TARGETS
 
-KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS, ids=lambda kind: kind.name)
+KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
 
 
 @lru_cache
@@ -42,7 +48,7 @@ def lacks(kind: type[StepInstruction]) -> list[str]:
     ]
     if not re.fullmatch("[a-z]+(_[a-z]+)*", getattr(kind, "name", "")):
         found.append("name")
-    if kind not in OPCODES:
+    if kind not in INSTRUCTIONS.values():
         found.append("opcode")
     if not (kind.__doc__ or "").partition("\n")[0].endswith(".") or "(at:" in (kind.__doc__ or ""):
         found.append("docstring")
@@ -81,9 +87,23 @@ def test_what_is_lacking_is_seen() -> None:
 
 
 def test_opcodes_and_names_are_its_own() -> None:
-    assert sorted(OPCODES.values()) == list(range(1, len(INSTRUCTIONS) + 1))
-    assert set(OPCODES) == set(INSTRUCTIONS)
-    assert len({kind.name for kind in INSTRUCTIONS}) == len(INSTRUCTIONS)
+    assert [kind.opcode for kind in INSTRUCTIONS.values()] == list(range(1, len(INSTRUCTIONS) + 1))
+    for name, kind in INSTRUCTIONS.items():
+        assert kind.name == name and INSTRUCTIONS.by_opcode[kind.opcode] is kind
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(1, "embed with the same opcode"), (0, "a number above 0"), (-1, "a number above 0")],
+)
+def test_an_opcode_is_taken_once(number: int, said: str) -> None:
+    class Other(StepInstruction):
+        name: ClassVar[str] = "other"
+        opcode: ClassVar[int] = number
+
+    with pytest.raises(UsageError, match=said):
+        INSTRUCTIONS.add("other", Other)
+    assert "other" not in INSTRUCTIONS
 
 
 @KINDS
@@ -156,14 +176,14 @@ def test_its_operands_are_numbers(kind: type[StepInstruction]) -> None:
 
 
 def test_the_words_of_all_are_as_many() -> None:
-    longest = max(map(word_count, INSTRUCTIONS))
-    assert longest < WORDS <= longest + 8
-    assert WORDS % 8 == 0
-    for kind in INSTRUCTIONS:
+    longest = max(map(word_count, INSTRUCTIONS.values()))
+    assert longest < INSTRUCTIONS.words <= longest + 8
+    assert INSTRUCTIONS.words % 8 == 0
+    for kind in INSTRUCTIONS.values():
         _, instruction = made(kind)[0]
         words = encode(instruction)
-        assert len(words) == WORDS
-        assert words[0] == OPCODES[kind]
+        assert len(words) == INSTRUCTIONS.words
+        assert words[0] == kind.opcode
         assert not any(words[1 + word_count(kind) :])
 
 
@@ -189,7 +209,7 @@ def test_all_operands_are_in_the_words(instruction: StepInstruction) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_another_operand_is_other_words(data: Any) -> None:
-    kind = data.draw(st.sampled_from(INSTRUCTIONS))
+    kind = data.draw(st.sampled_from(list(INSTRUCTIONS.values())))
     one, other = (data.draw(instructions(kind)) for _ in range(2))
     assert (encode(one) == encode(other)) == (one == other)
 
@@ -197,11 +217,11 @@ def test_another_operand_is_other_words(data: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], r"0 words, the first missing.*an opcode from 1"),
-        ([0] * WORDS, r"the first 0"),
-        ([len(INSTRUCTIONS) + 1] + [0] * (WORDS - 1), r"no instruction"),
-        ([1] + [0] * (WORDS - 2), rf"{WORDS - 1} words"),
-        ([1] + [0] * (WORDS - 2) + [5], r"behind the operands of embed.*zeros"),
+        ([], r"0 words, the first missing.*one of the opcodes 1 \(embed\), 2"),
+        ([0] * INSTRUCTIONS.words, r"the first 0"),
+        ([len(INSTRUCTIONS) + 1] + [0] * (INSTRUCTIONS.words - 1), r"no instruction"),
+        ([1] + [0] * (INSTRUCTIONS.words - 2), rf"{INSTRUCTIONS.words - 1} words"),
+        ([1] + [0] * (INSTRUCTIONS.words - 2) + [5], r"behind the operands of embed.*zeros"),
     ],
 )
 def test_words_that_are_no_instruction(words: list[int], said: str) -> None:

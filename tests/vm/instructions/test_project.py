@@ -11,8 +11,9 @@ from tests.vm.instructions.desk import Desk, cuts, near, random, unknown
 from tpcompile.ir.layout import even_runs
 from tpcompile.ir.ops.decode.residual import all_reduce_residual, linear_residual
 from tpcompile.vm.arithmetic import LEAVES, leaves_of
-from tpcompile.vm.instructions import AllReduce, LinearResidual, LinearTerms, Range
+from tpcompile.vm.instructions import AllReduce, LinearResidual, LinearTerms
 from tpcompile.vm.instructions.project import ProjectOperands, Site, SumOperands
+from tpcompile.vm.program.instruction import Range
 
 BATCH, ROWS, COLUMNS = 2, 11, 27
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

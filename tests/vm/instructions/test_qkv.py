@@ -13,10 +13,10 @@ import torch
 
 from tests.vm.instructions.desk import Desk, near, random, unknown, whole_numbers
 from tpcompile.ir.ops.decode.norm_qkv import norm_qkv_rope_append
-from tpcompile.vm.instructions import NormQkvRopeAppend, NormQkvRows, Range, StepInstruction, qkv
+from tpcompile.vm.instructions import NormQkvRopeAppend, NormQkvRows, qkv
 from tpcompile.vm.instructions.normed import Normed
 from tpcompile.vm.instructions.qkv import Part, QkvOperands
-from tpcompile.vm.program.instruction import fraction
+from tpcompile.vm.program.instruction import Range, StepInstruction, fraction
 
 HIDDEN, WIDTH, LAYERS, LAYER, BLOCK, MOST, LONGEST = 10, 8, 2, 1, 2, 4, 9
 EPS, HEAD_EPS = fraction(1e-6), fraction(1e-3)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpcompile.errors import UsageError
-from tpcompile.vm.instructions import Range
 from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.program.instruction import Range
 
 SIZES = st.integers(1, 400)
 

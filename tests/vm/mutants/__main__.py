@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tests.vm.mutants.table import KINDS, Count, judged
 from tests.vm.mutants.words import MANY, judged_words
-from tpcompile.vm.instructions import INSTRUCTIONS
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         {kind: partial(judged, kind, count) for kind in KINDS} if count else {},
         {
             f"word of {kind.name}": partial(judged_words, kind, words, bases=MANY)
-            for kind in (INSTRUCTIONS if words else ())
+            for kind in (INSTRUCTIONS.values() if words else ())
         },
     ]
     wrong, strange = 0, []

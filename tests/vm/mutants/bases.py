@@ -9,9 +9,9 @@ from itertools import product
 
 from tests.backends.reference.stepping import BIASED, Case
 from tpcompile.vm.assemble import assemble
-from tpcompile.vm.instructions import StepInstruction
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Instruction, Join, Program, Region
+from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.targets import target_of
 

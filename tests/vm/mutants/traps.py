@@ -13,9 +13,10 @@ from tests.vm.mutants.bases import Base, described
 from tests.vm.mutants.orders import Made, shared
 from tests.vm.mutations import changed
 from tpcompile.vm.execution import unrolled
-from tpcompile.vm.instructions import AllReduce, LinearTerms, PartialAttention, StepInstruction
+from tpcompile.vm.instructions import AllReduce, LinearTerms, PartialAttention
 from tpcompile.vm.instructions.project import Site, SumOperands
 from tpcompile.vm.program import Instruction, Region, Wait
+from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.timing import timing
 
 COUNTS = (2, 3, 4, 8, 64, 192, 512)

@@ -10,9 +10,10 @@ import torch
 from tests.vm.instructions.lowered import CASES, Case, step_program
 from tests.vm.programs import Touch
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.instructions import WORDS, StepInstruction, encode
 from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.program.encoding import decode_program, encode_program, program_words
+from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS, encode
 
 
 @pytest.mark.parametrize("policy", ["zigzag", "critical-path", "dynamic"])
@@ -31,7 +32,7 @@ def test_programs_that_lowering_makes_round_trip(case: Case, policy: str) -> Non
 def test_words_are_those_of_each_instruction() -> None:
     program = step_program(CASES[0])
     words = program_words(program.instructions)
-    assert words.shape == (len(program.instructions), WORDS)
+    assert words.shape == (len(program.instructions), INSTRUCTIONS.words)
     expected = [encode(i) for i in program.instructions if isinstance(i, StepInstruction)]
     assert words.tolist() == expected
 
@@ -52,7 +53,7 @@ def test_lists_lie_behind_each_other() -> None:
 def test_an_empty_program() -> None:
     program = Program((), (), ((),), (), ())
     encoded = encode_program(program)
-    assert encoded.words.shape == (0, WORDS)
+    assert encoded.words.shape == (0, INSTRUCTIONS.words)
     assert encoded.waits.values.shape == (0, 2)
     assert encoded.totals.shape == (0,)
     assert decode_program(encoded, program) == program

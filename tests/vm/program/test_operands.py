@@ -16,10 +16,10 @@ from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UsageError, VerifyError
-from tpcompile.vm.instructions import INSTRUCTIONS, NONE, Range, StepInstruction
 from tpcompile.vm.program import Buffer, Program
 from tpcompile.vm.program.encoding import decode_program, encode_program
-from tpcompile.vm.program.instruction import field_rules, field_types
+from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_rules, field_types
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.operands import disagreements, verify_operands
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.verify import MOST_LISTED, check_program, verify_program
@@ -296,7 +296,7 @@ def test_decoded_operands_that_are_equal_are_one_object() -> None:
     assert len({id(at) for at in shared}) == len(set(shared)) < len(shared)
 
 
-@pytest.mark.parametrize("kind", INSTRUCTIONS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
 def test_every_number_has_a_rule(kind: type[StepInstruction]) -> None:
     """An operand without one could disagree with everything."""
     types: dict[str, Any] = dict(field_types(kind))

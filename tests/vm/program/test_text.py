@@ -18,12 +18,12 @@ from tests.vm.instructions.operands import INT32
 from tests.vm.instructions.operands import instructions as any_instructions
 from tests.vm.programs import Touch
 from tpcompile.errors import UsageError
-from tpcompile.vm.instructions import NONE, Embed, NormGateUpSwiglu, Range, StepInstruction
+from tpcompile.vm.instructions import Embed, NormGateUpSwiglu
 from tpcompile.vm.instructions.embed import EmbedOperands
 from tpcompile.vm.instructions.mlp import GateUpOperands
 from tpcompile.vm.instructions.normed import Normed
 from tpcompile.vm.program import Buffer, Program, Wait
-from tpcompile.vm.program.instruction import field_types, fraction
+from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types, fraction
 from tpcompile.vm.program.text import format_layer, format_program, parse_program
 from tpcompile.vm.program.text.values import DTYPES, KINDS, run_of, runs_of
 from tpcompile.vm.schedule import POLICIES

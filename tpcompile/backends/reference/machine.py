@@ -9,9 +9,8 @@ import torch
 
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.vm.instructions import StepInstruction
 from tpcompile.vm.program import Buffer, Program
-from tpcompile.vm.program.instruction import NONE, Probe, unseen
+from tpcompile.vm.program.instruction import NONE, Probe, StepInstruction, unseen
 from tpcompile.vm.program.operands import verify_operands
 
 _NOBODY = -(2**31)

@@ -13,8 +13,8 @@ from tpcompile.compare.groups import Group, Pieces, Side
 from tpcompile.compare.program.module import put_cached
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
-from tpcompile.vm.instructions import NONE, Probe, Range, StepInstruction
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import NONE, Probe, Range, StepInstruction
 
 
 class ProgramSide:

@@ -14,6 +14,7 @@ from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.vm.arithmetic import dots, exp, log, total
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
+from tpcompile.vm.program.instruction_set import instruction
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class AttentionOperands:
     item: Annotated[int, rules.ItemOf("cache")]
 
 
+@instruction
 @dataclass(frozen=True)
 class PartialAttention(StepInstruction):
     """One sequence, one KV head and the query heads that read it, one span of blocks.
@@ -52,6 +54,7 @@ class PartialAttention(StepInstruction):
     heads: Annotated[Range, rules.Within("heads")]
     span: Annotated[int, rules.Number(0, "spans - 1")]
     name: ClassVar[str] = "partial_attention"
+    opcode: ClassVar[int] = 4
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
@@ -131,6 +134,7 @@ class ReduceOperands:
     width: Annotated[int, rules.COUNT]
 
 
+@instruction
 @dataclass(frozen=True)
 class AttentionReduce(StepInstruction):
     """Merges the spans of some heads of one sequence: neighbours, then their neighbours."""
@@ -139,6 +143,7 @@ class AttentionReduce(StepInstruction):
     sequence: Annotated[int, rules.Number(0, "batch - 1")]
     heads: Annotated[Range, rules.Within("heads")]
     name: ClassVar[str] = "attention_reduce"
+    opcode: ClassVar[int] = 5
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:

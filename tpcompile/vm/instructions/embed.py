@@ -17,6 +17,7 @@ from tpcompile.vm.program.instruction import (
     columns_of,
     unseen,
 )
+from tpcompile.vm.program.instruction_set import instruction
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class EmbedOperands:
     """Whether `out` is this rank's term of a sum: other ranks have the other rows."""
 
 
+@instruction
 @dataclass(frozen=True)
 class Embed(StepInstruction):
     """Some columns of the tokens' rows; zeros for those that are on other ranks."""
@@ -52,6 +54,7 @@ class Embed(StepInstruction):
     at: EmbedOperands
     columns: Annotated[Range, rules.Within("width")]
     name: ClassVar[str] = "embed"
+    opcode: ClassVar[int] = 1
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:

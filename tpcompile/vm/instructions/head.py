@@ -19,6 +19,7 @@ from tpcompile.vm.program.instruction import (
     columns_of,
     unseen,
 )
+from tpcompile.vm.program.instruction_set import instruction
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class HeadOperands:
     item: Annotated[int, rules.ItemOf("weight")]
 
 
+@instruction
 @dataclass(frozen=True)
 class NormLmHead(StepInstruction):
     """Logits of some rows, and the best of them."""
@@ -46,6 +48,7 @@ class NormLmHead(StepInstruction):
     rows: Annotated[Range, rules.Within("vocabulary")]
     slot: Annotated[int, rules.Number(0, "slots - 1")]
     name: ClassVar[str] = "norm_lm_head"
+    opcode: ClassVar[int] = 10
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
@@ -101,6 +104,7 @@ class ArgmaxOperands:
     steps: Annotated[int, rules.COUNT]
 
 
+@instruction
 @dataclass(frozen=True)
 class Argmax(StepInstruction):
     """The token of each sequence: the next step's input, unless the sequence has ended.
@@ -111,6 +115,7 @@ class Argmax(StepInstruction):
 
     at: ArgmaxOperands
     name: ClassVar[str] = "argmax"
+    opcode: ClassVar[int] = 11
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:

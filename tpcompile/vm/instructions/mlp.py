@@ -17,6 +17,7 @@ from tpcompile.vm.program.instruction import (
     columns_of,
     unseen,
 )
+from tpcompile.vm.program.instruction_set import instruction
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class GateUpOperands:
     item: Annotated[int, rules.ItemOf("weight")]
 
 
+@instruction
 @dataclass(frozen=True)
 class NormGateUpSwiglu(StepInstruction):
     """Some rows of gate and the same of up: silu(gate) · up."""
@@ -40,6 +42,7 @@ class NormGateUpSwiglu(StepInstruction):
     at: GateUpOperands
     rows: Annotated[Range, rules.Within("ffn")]
     name: ClassVar[str] = "norm_gate_up_swiglu"
+    opcode: ClassVar[int] = 9
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:

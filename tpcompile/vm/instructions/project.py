@@ -27,6 +27,7 @@ from tpcompile.vm.program.instruction import (
     unseen,
     with_bias,
 )
+from tpcompile.vm.program.instruction_set import instruction
 from tpcompile.vm.targets import Target
 
 
@@ -61,6 +62,7 @@ class ProjectOperands:
     item: Annotated[int, rules.ItemOf("weight")]
 
 
+@instruction
 @dataclass(frozen=True)
 class LinearResidual(StepInstruction):
     """Some rows of a projection, added to the residual."""
@@ -75,6 +77,7 @@ class LinearResidual(StepInstruction):
     ]
     rows: Annotated[Range, rules.Within("all_rows")]
     name: ClassVar[str] = "linear_residual"
+    opcode: ClassVar[int] = 6
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
@@ -103,6 +106,7 @@ class LinearResidual(StepInstruction):
         probe(at.site.group, Range(0, at.batch), self.rows, found)
 
 
+@instruction
 @dataclass(frozen=True)
 class LinearTerms(StepInstruction):
     """Some rows and some columns of a projection: one term of each sum, in a place of its own."""
@@ -121,6 +125,7 @@ class LinearTerms(StepInstruction):
     leaves: Annotated[int, rules.Number(1, "width")]
     """Those that lie in the columns."""
     name: ClassVar[str] = "linear_terms"
+    opcode: ClassVar[int] = 7
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
@@ -174,6 +179,7 @@ class SumOperands:
     batch: Annotated[int, rules.COUNT]
 
 
+@instruction
 @dataclass(frozen=True)
 class AllReduce(StepInstruction):
     """Some columns of the sum over all ranks, in a fixed tree, and the residual once."""
@@ -181,6 +187,7 @@ class AllReduce(StepInstruction):
     at: SumOperands
     columns: Annotated[Range, rules.Within("width")]
     name: ClassVar[str] = "all_reduce"
+    opcode: ClassVar[int] = 8
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:

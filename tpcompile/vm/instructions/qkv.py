@@ -28,6 +28,7 @@ from tpcompile.vm.program.instruction import (
     columns_of,
     unseen,
 )
+from tpcompile.vm.program.instruction_set import instruction
 
 
 class Part(IntEnum):
@@ -146,6 +147,7 @@ class QkvOperands:
                 yield row, int(memory[self.tables][row, held]) * self.block + place
 
 
+@instruction
 @dataclass(frozen=True)
 class NormQkvRopeAppend(StepInstruction):
     """Some whole heads of queries, keys or values."""
@@ -153,6 +155,7 @@ class NormQkvRopeAppend(StepInstruction):
     at: QkvOperands
     heads: Annotated[Range, rules.Within("heads")]
     name: ClassVar[str] = "norm_qkv_rope_append"
+    opcode: ClassVar[int] = 2
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
@@ -174,6 +177,7 @@ class NormQkvRopeAppend(StepInstruction):
         self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
 
 
+@instruction
 @dataclass(frozen=True)
 class NormQkvRows(StepInstruction):
     """A block of one head's rows; the last of the head's `blocks` finishes the head."""
@@ -185,6 +189,7 @@ class NormQkvRows(StepInstruction):
     rows: Annotated[Range, rules.Within("width")]
     blocks: Annotated[int, rules.Number(1, "width")]
     name: ClassVar[str] = "norm_qkv_rows"
+    opcode: ClassVar[int] = 3
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:

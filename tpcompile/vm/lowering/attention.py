@@ -12,18 +12,16 @@ from torch import fx
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops.paged_attention import HEADS
 from tpcompile.vm.instructions import (
-    NONE,
     AttentionReduce,
     NormQkvRopeAppend,
     NormQkvRows,
     PartialAttention,
-    Range,
 )
 from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperands
 from tpcompile.vm.instructions.normed import Normed
 from tpcompile.vm.instructions.qkv import Part, QkvOperands
 from tpcompile.vm.lowering.building import Building, width_of
-from tpcompile.vm.program.instruction import fraction
+from tpcompile.vm.program.instruction import NONE, Range, fraction
 
 
 def normed(to: Building, node: fx.Node, rank: int) -> Normed:

@@ -14,9 +14,9 @@ from tpcompile.ir.meta import origin_of, value_type
 from tpcompile.ir.ops.spec import SPECS
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.text import format_node
-from tpcompile.vm.instructions import NONE, StepInstruction
 from tpcompile.vm.lowering.plan import StepPlan
 from tpcompile.vm.program import Buffer
+from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
 class Building:

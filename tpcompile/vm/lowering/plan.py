@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from tpcompile.errors import UsageError, did_you_mean
-from tpcompile.vm.instructions import Range, StepInstruction
 from tpcompile.vm.program import Buffer
+from tpcompile.vm.program.instruction import Range, StepInstruction
 from tpcompile.vm.targets import INT32_MAX, MOST_WORKERS
 
 LOWERINGS = ("heads", "rows")

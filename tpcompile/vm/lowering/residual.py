@@ -14,10 +14,11 @@ from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE
 from tpcompile.ir.types import Partial
 from tpcompile.vm.arithmetic import leaves_of
-from tpcompile.vm.instructions import NONE, AllReduce, Embed, LinearResidual, LinearTerms, Range
+from tpcompile.vm.instructions import AllReduce, Embed, LinearResidual, LinearTerms
 from tpcompile.vm.instructions.embed import EmbedOperands
 from tpcompile.vm.instructions.project import ProjectOperands, Site, SumOperands
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
+from tpcompile.vm.program.instruction import NONE, Range
 
 
 def embedding(to: Building, node: fx.Node) -> None:

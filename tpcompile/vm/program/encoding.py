@@ -1,7 +1,7 @@
 """A program as arrays of int32, which is what executors read: no offsets to work out again.
 
-An instruction is a row of `WORDS` words. Queues, waits and signals are lists of different
-lengths: their values one after the other, and where each of them begins.
+An instruction is a row of words, all rows of the same width. Queues, waits and signals are lists
+of different lengths: their values one after the other, and where each of them begins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.vm.instructions import OPCODES, WORDS, StepInstruction, decode, encode
+from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS, decode, encode
 from tpcompile.vm.program.operands import verify_operands
 from tpcompile.vm.program.program import Instruction, Program, Wait
 
@@ -39,7 +40,7 @@ class EncodedProgram:
     """All of a program but its buffers, in int32."""
 
     words: torch.Tensor
-    """`[instructions, WORDS]`."""
+    """`[instructions, words]`."""
     queues: Lists
     """The instructions of each queue."""
     waits: Lists
@@ -86,7 +87,7 @@ def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
     shared: dict[int, list[int]] = {}
     rows = [encode(_encodable(instruction), shared) for instruction in instructions]
     if not rows:
-        return torch.empty((0, WORDS), dtype=torch.int32)
+        return torch.empty((0, INSTRUCTIONS.words), dtype=torch.int32)
     found = torch.tensor(rows, dtype=torch.int64)
     strange = ((found < -(2**31)) | (found >= 2**31)).any(1).nonzero()
     if len(strange):
@@ -101,12 +102,12 @@ def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
 
 
 def _encodable(instruction: Instruction) -> StepInstruction:
-    if isinstance(instruction, StepInstruction) and type(instruction) in OPCODES:
+    if isinstance(instruction, StepInstruction) and type(instruction) in INSTRUCTIONS.values():
         return instruction
     raise UnsupportedError(
         f"{type(instruction).__name__} has no opcode",
         where=instruction.label,
-        expected=f"one of {', '.join(kind.name for kind in OPCODES)}",
+        expected=f"one of {', '.join(INSTRUCTIONS)}",
     )
 
 

@@ -82,6 +82,8 @@ class StepInstruction:
 
     name: ClassVar[str]
     """As in text and messages."""
+    opcode: ClassVar[int]
+    """The first word of its row. Instructions of other packages have one above 255."""
 
     @property
     def rank(self) -> int:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.errors import CompileError, VerifyError
-from tpcompile.vm.instructions import StepInstruction
 from tpcompile.vm.program.agreement import Agreement, Buffers, Wrong
-from tpcompile.vm.program.instruction import field_rules
+from tpcompile.vm.program.instruction import StepInstruction, field_rules
 from tpcompile.vm.program.program import Program
 from tpcompile.vm.program.rules import Held, Number, Within
 

@@ -7,23 +7,22 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from tpcompile.errors import UsageError
-from tpcompile.vm.instructions import StepInstruction
-from tpcompile.vm.program.instruction import field_types
+from tpcompile.vm.program.instruction import StepInstruction, field_types
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, disagreements
 from tpcompile.vm.program.program import Program, Wait
 from tpcompile.vm.program.region import Buffer
 from tpcompile.vm.program.text.line import Line, lines_of
 from tpcompile.vm.program.text.values import (
     DTYPES,
-    INSTRUCTION_KINDS,
     KINDS,
-    OPERAND_KINDS,
-    OPERAND_TYPES,
-    OPERANDS_OF,
-    OWN_TYPES,
     SECTIONS,
     named,
+    operand_kinds,
+    operand_types,
     operands_name,
+    operands_of,
+    own_types,
     run_of,
     shaped,
     whole,
@@ -161,8 +160,8 @@ class _Parser:
             raise line.refusal(f"There is no rank {rank}", expected=f"0 to {self._ranks - 1}")
 
     def _operand(self, line: Line) -> Any:
-        kind = line.known("kind of operands", line.word(1, "kind of operands"), OPERAND_KINDS)
-        values = line.values(line.words[2:], OPERAND_TYPES[kind])
+        kind = line.known("kind of operands", line.word(1, "kind of operands"), operand_kinds())
+        values = line.values(line.words[2:], operand_types(kind))
         self._check_rank(line, values["rank"])
         return self._built(kind, values)
 
@@ -177,10 +176,10 @@ class _Parser:
 
     def _instruction(self, line: Line) -> StepInstruction:
         name = line.word(1, "name of the instruction")
-        kind = line.known("instruction", name, INSTRUCTION_KINDS)
+        kind = line.known("instruction", name, INSTRUCTIONS)
         at = self._shared_operands(line, kind)
         own, waits, signals = _divided(line)
-        values = line.values(own, OWN_TYPES[kind])
+        values = line.values(own, own_types(kind))
         self._waits.append(tuple(self._wait(line, word) for word in waits))
         self._signals.append(tuple(self._counter(line, word) for word in signals))
         return kind(at, **values)
@@ -193,11 +192,11 @@ class _Parser:
                 f"There are no operands {word}", expected=f"a0 to a{len(self._operands) - 1}"
             )
         at = self._operands[number]
-        if type(at) is not OPERANDS_OF[kind]:
+        if type(at) is not operands_of(kind):
             raise line.refusal(
                 f"The operands {word} are of another kind",
                 got=operands_name(type(at)),
-                expected=f"{operands_name(OPERANDS_OF[kind])}, for {kind.name}",
+                expected=f"{operands_name(operands_of(kind))}, for {kind.name}",
             )
         return at
 

@@ -9,15 +9,14 @@ from typing import Any
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.ir.types import dtype_name
-from tpcompile.vm.instructions import StepInstruction
-from tpcompile.vm.program.instruction import own_fields
+from tpcompile.vm.program.instruction import StepInstruction, own_fields
 from tpcompile.vm.program.program import Program, queue_by_instruction
 from tpcompile.vm.program.region import Buffer, Join, Region, box_text
 from tpcompile.vm.program.text.values import (
     DTYPES,
     KINDS,
-    OPERAND_TYPES,
     name_word,
+    operand_types,
     operands_name,
     runs_of,
     shape_word,
@@ -187,5 +186,5 @@ def _written(instruction: Any) -> StepInstruction:
 
 
 def _operands(at: Any) -> str:
-    values = (f"{path}={value_word(attrgetter(path)(at))}" for path in OPERAND_TYPES[type(at)])
+    values = (f"{path}={value_word(attrgetter(path)(at))}" for path in operand_types(type(at)))
     return " ".join([operands_name(type(at)), *values])

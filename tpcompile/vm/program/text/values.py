@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from tpcompile.ir.types import dtype_name
-from tpcompile.vm.instructions import INSTRUCTIONS, NONE, Range, StepInstruction
-from tpcompile.vm.program.instruction import field_types, fraction
+from tpcompile.vm.program.instruction import NONE, Range, field_types, fraction
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 SECTIONS = ("buffers", "operands", "instructions", "queues")
 """In this order, behind the line of the program."""
@@ -34,8 +34,6 @@ DTYPES: Mapping[str, torch.dtype] = {
         torch.bool,
     )
 }
-
-INSTRUCTION_KINDS: Mapping[str, type[StepInstruction]] = {kind.name: kind for kind in INSTRUCTIONS}
 
 INT32 = range(-(2**31), 2**31)
 """What fits in a word of the encoding."""
@@ -63,18 +61,26 @@ def _flat_types(kind: Any) -> Iterator[tuple[str, type]]:
             yield name, inner
 
 
-OWN_TYPES: Mapping[type, Mapping[str, type]] = {
-    kind: {name: inner for name, inner in _types_of(kind) if name != "at"} for kind in INSTRUCTIONS
-}
-"""By instruction, the fields of what each one has for itself."""
+def own_types(kind: Any) -> Mapping[str, type]:
+    """The fields of what each instruction has for itself."""
+    return {name: inner for name, inner in _types_of(kind) if name != "at"}
 
-OPERANDS_OF: Mapping[type, type] = {kind: dict(_types_of(kind))["at"] for kind in INSTRUCTIONS}
-"""By instruction, the class of what several share."""
 
-OPERAND_TYPES: Mapping[type, Mapping[str, type]] = {
-    kind: dict(_flat_types(kind)) for kind in OPERANDS_OF.values()
-}
-OPERAND_KINDS: Mapping[str, type] = {operands_name(kind): kind for kind in OPERAND_TYPES}
+def operands_of(kind: Any) -> type:
+    """The class of what several instructions share."""
+    found: type = dict(_types_of(kind))["at"]
+    return found
+
+
+def operand_types(operands: Any) -> Mapping[str, type]:
+    """The fields of shared operands, those of one inside another by `outer.inner`."""
+    return dict(_flat_types(operands))
+
+
+def operand_kinds() -> Mapping[str, type]:
+    """The classes of shared operands by the names that they have in text."""
+    found = dict.fromkeys(operands_of(kind) for kind in INSTRUCTIONS.values())
+    return {operands_name(kind): kind for kind in found}
 
 
 def name_word(name: str) -> str:

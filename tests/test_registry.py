@@ -1,0 +1,37 @@
+"""The registry: lookup, suggestions, and names that are taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpcompile.errors import UsageError
+from tpcompile.registry import Registry
+
+
+def _colours() -> Registry[int]:
+    colours: Registry[int] = Registry("colour")
+    colours.add("red", 1)
+    colours.add("turquoise", 2)
+    return colours
+
+
+def test_entries_keep_their_order() -> None:
+    colours = _colours()
+    assert dict(colours) == {"red": 1, "turquoise": 2}
+    assert list(colours) == ["red", "turquoise"]
+    assert "red" in colours and "blue" not in colours
+    assert len(colours) == 2
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(
+        UsageError, match=r"There is no colour 'turqois'\. Did you mean turquoise\?"
+    ):
+        _colours()["turqois"]
+
+
+def test_a_name_is_taken_once() -> None:
+    colours = _colours()
+    colours.add("red", colours["red"])
+    with pytest.raises(UsageError, match=r"two entries for the colour 'red'.*3 beside 1"):
+        colours.add("red", 3)

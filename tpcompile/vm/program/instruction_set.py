@@ -1,0 +1,107 @@
+"""The instructions that there are, and the words by which executors know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from tpcompile.errors import UsageError
+from tpcompile.registry import Registry
+from tpcompile.vm.program.instruction import (
+    StepInstruction,
+    field_types,
+    from_words,
+    own_fields,
+    word_count,
+    words_of,
+)
+
+_Kind = TypeVar("_Kind", bound=type[StepInstruction])
+
+
+class InstructionSet(Registry[type[StepInstruction]]):
+    """The instructions by name and by opcode."""
+
+    def __init__(self) -> None:
+        super().__init__("instruction")
+        self.by_opcode: dict[int, type[StepInstruction]] = {}
+        """Words of zeros are no instruction, so no opcode is 0."""
+        self.words = 0
+        """The words of a row: an opcode and the operands of any instruction, the rest zeros."""
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.by_opcode[opcode].name for opcode in sorted(self.by_opcode))
+
+    def add(self, name: str, entry: type[StepInstruction]) -> None:
+        taken = self.by_opcode.get(entry.opcode, entry)
+        if entry.opcode < 1 or taken is not entry:
+            raise UsageError(
+                f"The instruction {name} cannot have the opcode {entry.opcode}",
+                got=f"{taken.name} with the same opcode" if taken is not entry else "",
+                expected="a number above 0 that no other instruction has",
+            )
+        super().add(name, entry)
+        self.by_opcode[entry.opcode] = entry
+        self.words = max(self.words, 8 * -(-(1 + word_count(entry)) // 8))
+
+
+INSTRUCTIONS = InstructionSet()
+
+
+def instruction(kind: _Kind) -> _Kind:
+    """Class decorator: add an instruction to the set, under its name and its opcode."""
+    INSTRUCTIONS.add(kind.name, kind)
+    return kind
+
+
+def encode(one: StepInstruction, shared: dict[int, list[int]] | None = None) -> list[int]:
+    """Encode an instruction as a row of int32 words.
+
+    `shared` keeps the words of operands by identity, for callers that encode many instructions.
+    """
+    shared = {} if shared is None else shared
+    at = one.at
+    if id(at) not in shared:
+        shared[id(at)] = list(words_of(at))
+    words = [one.opcode, *shared[id(at)]]
+    for _, value in own_fields(one):
+        words += words_of(value)
+    return words + [0] * (INSTRUCTIONS.words - len(words))
+
+
+def decode(words: Sequence[int], shared: dict[Any, Any] | None = None) -> StepInstruction:
+    """Decode a row of words.
+
+    `shared` stores operands by their words, so that equal ones become one object.
+    """
+    shared = {} if shared is None else shared
+    width, opcodes = INSTRUCTIONS.words, INSTRUCTIONS.by_opcode
+    if len(words) != width or words[0] not in opcodes:
+        known = ", ".join(f"{opcode} ({kind.name})" for opcode, kind in sorted(opcodes.items()))
+        raise UsageError(
+            "These words are no instruction",
+            got=f"{len(words)} words, the first {words[0] if words else 'missing'}",
+            expected=f"{width} words, the first one of the opcodes {known}",
+        )
+    kind: Any = opcodes[words[0]]
+    rest = list(words[1:])
+    spare = rest[word_count(kind) :]
+    if any(spare):
+        raise UsageError(
+            f"Words behind the operands of {kind.name}", got=str(spare), expected="zeros"
+        )
+    operands: Any = dict(field_types(kind))["at"]
+    key = operands, tuple(rest[: word_count(operands)])
+    own = iter(rest[word_count(operands) :])
+    try:
+        if key not in shared:
+            shared[key] = from_words(operands, iter(rest))
+        values = {n: from_words(inner, own) for n, inner in field_types(kind) if n != "at"}
+    except ValueError as error:
+        raise UsageError(
+            f"These words are not the operands of {kind.name}",
+            got=str(error),
+            expected="a value that the operand can have",
+        ) from error
+    found: StepInstruction = kind(shared[key], **values)
+    return found
