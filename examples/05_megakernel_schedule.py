@@ -24,7 +24,7 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_layer
 from tpcompile.vm.scheduling import Scheduled, scheduled
 from tpcompile.vm.targets import target_of
-from tpcompile.vm.verify import check_program
+from tpcompile.vm.proof.verify import check_program
 
 MODEL = "preset:qwen3-0.6b"
 BLOCK = 16

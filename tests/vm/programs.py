@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tpcompile.vm.counters import assign_counters
-from tpcompile.vm.dependencies import dependencies
+from tpcompile.vm.proof.counters import assign_counters
+from tpcompile.vm.proof.dependencies import dependencies
 from tpcompile.vm.program import Box, Buffer, Instruction, Join, Program, Region, overlap
-from tpcompile.vm.waiting import Groups
+from tpcompile.vm.proof.waiting import Groups
 
 MANY = settings(
     max_examples=300,

@@ -9,7 +9,7 @@ from tpcompile.errors import UsageError
 from tpcompile.vm.assemble import assemble
 from tpcompile.vm.program import Buffer, Region, Wait
 from tpcompile.vm.schedule import POLICIES
-from tpcompile.vm.verify import check_program
+from tpcompile.vm.proof.verify import check_program
 
 
 def two_ranks() -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:

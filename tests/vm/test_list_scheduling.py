@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.vm.programs import Touch
-from tpcompile.vm.dependencies import dependencies
+from tpcompile.vm.proof.dependencies import dependencies
 from tpcompile.vm.list_scheduling import Start, list_schedule, tails
 from tpcompile.vm.program import Region
 

@@ -1,7 +1,7 @@
 """Of thousands of programs with a mistake, the verifier refuses those that can go wrong.
 
 The programs are real: lowering makes them of small models, for one rank and several, with every
-policy. The adversary of `tpcompile.vm.oracle` says what can go wrong, and the reference machine
+policy. The adversary of `tpcompile.vm.proof.oracle` says what can go wrong, and the reference machine
 shows it. `python -m tests.vm.mutants` prints the table.
 """
 
@@ -28,14 +28,14 @@ from tests.vm.mutants.table import KINDS, Count, Mutant, all_bases, judged, muta
 from tests.vm.mutants.traps import TRAPS
 from tests.vm.mutants.words import BIASED, judged_words, word_mutants, words_of_kind
 from tpcompile.errors import VerifyError
-from tpcompile.vm import verify
-from tpcompile.vm.done import Done
-from tpcompile.vm.oracle import broken
+from tpcompile.vm.proof import verify
+from tpcompile.vm.proof.done import Done
+from tpcompile.vm.proof.oracle import broken
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.agreement import Agreement
 from tpcompile.vm.program.instruction import StepInstruction, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
-from tpcompile.vm.verify import check_program, verify_program
+from tpcompile.vm.proof.verify import check_program, verify_program
 
 EACH = 56
 OTHERS = {

@@ -10,7 +10,7 @@ from tpcompile.inspect.tables import table_text
 from tpcompile.inspect.timeline import Timeline, kind_of
 from tpcompile.vm.scheduling import Scheduled
 from tpcompile.vm.timing import Timing
-from tpcompile.vm.verify import Fault
+from tpcompile.vm.proof.verify import Fault
 
 _MOST_FAULTS = 10
 _MOST_LABELS = 50

@@ -7,7 +7,7 @@ from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.scheduling import Scheduled, scheduled
 from tpcompile.vm.targets import TARGETS, Target, target_of
 from tpcompile.vm.timing import Timing, timing
-from tpcompile.vm.verify import Fault, check_program, verify_program
+from tpcompile.vm.proof.verify import Fault, check_program, verify_program
 
 __all__ = [
     "LOWERINGS",

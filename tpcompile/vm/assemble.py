@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tpcompile.errors import UsageError
 from tpcompile.pause import paused_collector
-from tpcompile.vm.counters import assign_counters
-from tpcompile.vm.dependencies import Group, dependencies
+from tpcompile.vm.proof.counters import assign_counters
+from tpcompile.vm.proof.dependencies import Group, dependencies
 from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.schedule import policy_of, schedule
 

@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tpcompile.vm.dependencies import Group
-from tpcompile.vm.waiting import Groups, Waiting, inside
+from tpcompile.vm.proof.dependencies import Group
+from tpcompile.vm.proof.waiting import Groups, Waiting, inside
 
 
 class Start(NamedTuple):

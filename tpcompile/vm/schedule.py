@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.vm.list_scheduling import Start, list_schedule
-from tpcompile.vm.waiting import Groups
+from tpcompile.vm.proof.waiting import Groups
 
 Queues = tuple[tuple[int, ...], ...]
 

@@ -17,7 +17,7 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.targets import TARGETS, Target
 from tpcompile.vm.timing import Timing, timing
-from tpcompile.vm.verify import Fault, check_program, refuse
+from tpcompile.vm.proof.verify import Fault, check_program, refuse
 
 DEFAULT_POLICY = "critical-path"
 _SMALL = replace(TARGETS["cpu"], workers=2)

@@ -1,4 +1,4 @@
-"""The adversary in a hurry: says what `tpcompile.vm.oracle` says, of programs of a few hundred.
+"""The adversary in a hurry: says what `tpcompile.vm.proof.oracle` says, of programs of a few hundred.
 
 What conflicts is looked up in a table, which the many mutants of one program share. Only what
 belongs to the first step is held back: if nothing of the second step can be done before all of
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 
-from tpcompile.vm.conflict import heads_of
-from tpcompile.vm.execution import run_order, unrolled
-from tpcompile.vm.oracle import STEPS, misplaced, split
+from tpcompile.vm.proof.conflict import heads_of
+from tpcompile.vm.proof.execution import run_order, unrolled
+from tpcompile.vm.proof.oracle import STEPS, misplaced, split
 from tpcompile.vm.program import Box, Instruction, Program, Wait, overlap
 
 Instructions = Sequence[Instruction]

@@ -14,7 +14,7 @@ from tests.vm.mutants.orders import ORDERS, Made
 from tests.vm.mutants.regions import REGIONS
 from tests.vm.mutants.traps import TRAPS
 from tpcompile.vm.program import Program
-from tpcompile.vm.verify import check_program
+from tpcompile.vm.proof.verify import check_program
 
 Kind = Callable[[Base, Random], Made]
 

@@ -12,7 +12,7 @@ from random import Random
 from tests.vm.mutants.bases import Base, described
 from tests.vm.mutants.orders import Made, shared
 from tests.vm.mutations import changed
-from tpcompile.vm.execution import unrolled
+from tpcompile.vm.proof.execution import unrolled
 from tpcompile.vm.instructions import AllReduce, LinearTerms, PartialAttention
 from tpcompile.vm.instructions.project import Site, SumOperands
 from tpcompile.vm.program import Instruction, Region, Wait

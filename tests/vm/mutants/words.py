@@ -26,7 +26,7 @@ from tpcompile.vm.program import Program
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types
 from tpcompile.vm.program.text import format_program, parse_program
-from tpcompile.vm.verify import check_program
+from tpcompile.vm.proof.verify import check_program
 
 BIASED = (0, 33, 34)
 """Bases with biases: one of queries, keys and values only, and two of every linear."""

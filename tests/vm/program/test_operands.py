@@ -22,7 +22,7 @@ from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.operands import disagreements, verify_operands
 from tpcompile.vm.program.text import format_program, parse_program
-from tpcompile.vm.verify import MOST_LISTED, check_program, verify_program
+from tpcompile.vm.proof.verify import MOST_LISTED, check_program, verify_program
 
 ONE = Case("tiny-qwen3", lengths=(9, 10))
 TWO = Case("tiny-qwen2", 2, lengths=(9, 10), lowering="rows", workers=6, column_splits=2)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from tpcompile.vm.cells import Parts
+from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.program import Instruction
 
 

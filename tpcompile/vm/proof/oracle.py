@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from tpcompile.vm.conflict import conflict, heads_of
-from tpcompile.vm.execution import run_order, unrolled
+from tpcompile.vm.proof.conflict import conflict, heads_of
+from tpcompile.vm.proof.execution import run_order, unrolled
 from tpcompile.vm.program import Instruction, Program, Region, overlap
 
 STEPS = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.vm.programs import Touch
-from tpcompile.vm.execution import run_order, unrolled
+from tpcompile.vm.proof.execution import run_order, unrolled
 from tpcompile.vm.program import Program, Wait
 
 

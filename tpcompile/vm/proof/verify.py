@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
 from tpcompile.pause import paused_collector
-from tpcompile.vm.conflict import Heads, conflict, heads_of
-from tpcompile.vm.done import Done
-from tpcompile.vm.earlier import Earlier
-from tpcompile.vm.execution import run_order
-from tpcompile.vm.known import Known, Several, missing, with_one
-from tpcompile.vm.overlap import steps_may_overlap
+from tpcompile.vm.proof.conflict import Heads, conflict, heads_of
+from tpcompile.vm.proof.done import Done
+from tpcompile.vm.proof.earlier import Earlier
+from tpcompile.vm.proof.execution import run_order
+from tpcompile.vm.proof.known import Known, Several, missing, with_one
+from tpcompile.vm.proof.overlap import steps_may_overlap
 from tpcompile.vm.program import Instruction, Program, Region
 from tpcompile.vm.program.operands import disagreements
 from tpcompile.vm.program.region import box_text, fits, refusal

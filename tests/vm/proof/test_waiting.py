@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tpcompile.vm.dependencies import Group
-from tpcompile.vm.waiting import Waiting
+from tpcompile.vm.proof.dependencies import Group
+from tpcompile.vm.proof.waiting import Waiting
 
 
 def test_a_group_is_done_when_all_its_members_are() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.vm.programs import Touch
-from tpcompile.vm.conflict import conflict, heads_of
+from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.program import Buffer, Join, Program, Region
 
 ONE, TWO = Region(0, ((0, 4),)), Region(0, ((4, 8),))

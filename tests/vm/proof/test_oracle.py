@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.vm.programs import Touch, program_of
-from tpcompile.vm.oracle import broken, deadlocked, misplaced, overtaken, split_head
+from tpcompile.vm.proof.oracle import broken, deadlocked, misplaced, overtaken, split_head
 from tpcompile.vm.program import Buffer, Join, Program, Region, Wait
 
 X, Q = Region(0, ((0, 4),)), Region(1, ((0, 4),))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpcompile.vm.cells import Parts
-from tpcompile.vm.conflict import Heads
-from tpcompile.vm.known import Several, several
+from tpcompile.vm.proof.cells import Parts
+from tpcompile.vm.proof.conflict import Heads
+from tpcompile.vm.proof.known import Several, several
 from tpcompile.vm.program import Program
 
 

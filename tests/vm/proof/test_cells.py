@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vm.programs import MANY, Touch, boxes
-from tpcompile.vm.cells import Parts, cut
+from tpcompile.vm.proof.cells import Parts, cut
 from tpcompile.vm.program import Region, overlap
 
 SHAPES = [(), (1,), (9,), (3, 4), (2, 3, 4)]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.vm.programs import Touch, program_of
-from tpcompile.vm.oracle import broken
-from tpcompile.vm.overlap import steps_may_overlap
+from tpcompile.vm.proof.oracle import broken
+from tpcompile.vm.proof.overlap import steps_may_overlap
 from tpcompile.vm.program import Box, Buffer, Program, Region, Wait
-from tpcompile.vm.verify import check_program
+from tpcompile.vm.proof.verify import check_program
 
 ALL: Box = ((0, 4),)
 TOKENS, BEST = (Region(0, ALL), Region(1, ALL)), (Region(2, ALL), Region(3, ALL))

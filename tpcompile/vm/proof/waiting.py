@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tpcompile.vm.dependencies import Group
+from tpcompile.vm.proof.dependencies import Group
 
 Groups = Sequence[tuple[Group, ...]]
 """For each instruction the groups that must be done before it."""

@@ -1,0 +1,1 @@
+"""Tests of tpcompile/vm/proof, file by file."""
