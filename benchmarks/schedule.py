@@ -93,7 +93,7 @@ def run_cold(preset: str, tp: int, layers: int, policy: str, target: str = TARGE
     from tpcompile.passes import run_passes
     from tpcompile.passes.pipeline import decode_pipeline
     from tpcompile.vm.lowering import StepPlan
-    from tpcompile.vm.scheduling import scheduled
+    from tpcompile.vm.schedule.scheduled import scheduled
     from tpcompile.vm.targets import target_of
 
     torch.set_num_threads(1)
@@ -168,8 +168,8 @@ def measure(runs: int, policy: str, progress: Console) -> Measured:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table; 1 if a target is missed."""
-    from tpcompile.vm.schedule import POLICIES
-    from tpcompile.vm.scheduling import DEFAULT_POLICY
+    from tpcompile.vm.schedule.policies import POLICIES
+    from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY
 
     parser = argparse.ArgumentParser("python -m benchmarks schedule", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

@@ -22,9 +22,9 @@ from tpcompile.passes import decode_pipeline, run_passes
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_layer
-from tpcompile.vm.scheduling import Scheduled, scheduled
-from tpcompile.vm.targets import target_of
 from tpcompile.vm.proof.verify import check_program
+from tpcompile.vm.schedule.scheduled import Scheduled, scheduled
+from tpcompile.vm.targets import target_of
 
 MODEL = "preset:qwen3-0.6b"
 BLOCK = 16

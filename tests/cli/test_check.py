@@ -7,7 +7,7 @@ import json
 from tests.cli.conftest import Cli
 from tpcompile.passes import decode_pipeline, default_pipeline
 from tpcompile.vm.lowering import LOWERINGS
-from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.schedule.policies import POLICIES
 
 PASS_KEYS = {"name", "ms", "matches", "nodes_before", "nodes_after", "ok", "pipeline"}
 ERROR_KEYS = {"pass", "node", "source", "rule", "got", "expected", "hint"}

@@ -12,10 +12,10 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.inspect.test_trace import check_trace
-from tpcompile.vm import scheduling
-from tpcompile.vm.assemble import Assembled, assemble
 from tpcompile.vm.program.text import parse_program
-from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.schedule import scheduled as scheduling
+from tpcompile.vm.schedule.assemble import Assembled, assemble
+from tpcompile.vm.schedule.policies import POLICIES
 from tpcompile.vm.targets import TARGETS
 
 KEYS = [

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from tpcompile.inspect.timeline import Timeline
-from tpcompile.vm.assemble import assemble
 from tpcompile.vm.program import Buffer, Region
-from tpcompile.vm.timing import timing
+from tpcompile.vm.schedule.assemble import assemble
+from tpcompile.vm.schedule.clock import timing
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 from tests.inspect.schedules import step_timeline
 from tpcompile.inspect import schedule
 from tpcompile.inspect.schedule import ScheduleReport, fault_lines
-from tpcompile.vm.scheduling import Scheduled
 from tpcompile.vm.proof.verify import Fault
+from tpcompile.vm.schedule.scheduled import Scheduled
 
 
 def report(*faults: Fault) -> ScheduleReport:

@@ -10,8 +10,8 @@ import pytest
 from tests.inspect.schedules import step_timeline
 from tpcompile.inspect.timeline import Timeline, Track, kind_of, layer_of
 from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.schedule import POLICIES
-from tpcompile.vm.timing import Timing
+from tpcompile.vm.schedule.clock import Timing
+from tpcompile.vm.schedule.policies import POLICIES
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -14,7 +14,7 @@ import pytest
 from tests.inspect.schedules import step_timeline
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.trace import trace_events, write_trace
-from tpcompile.vm.timing import Timing
+from tpcompile.vm.schedule.clock import Timing
 
 Events = list[dict[str, Any]]
 

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tpcompile.vm.program import Box, Buffer, Instruction, Join, Program, Region, overlap
 from tpcompile.vm.proof.counters import assign_counters
 from tpcompile.vm.proof.dependencies import dependencies
-from tpcompile.vm.program import Box, Buffer, Instruction, Join, Program, Region, overlap
 from tpcompile.vm.proof.waiting import Groups
 
 MANY = settings(

@@ -28,13 +28,13 @@ from tests.vm.mutants.table import KINDS, Count, Mutant, all_bases, judged, muta
 from tests.vm.mutants.traps import TRAPS
 from tests.vm.mutants.words import BIASED, judged_words, word_mutants, words_of_kind
 from tpcompile.errors import VerifyError
-from tpcompile.vm.proof import verify
-from tpcompile.vm.proof.done import Done
-from tpcompile.vm.proof.oracle import broken
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.agreement import Agreement
 from tpcompile.vm.program.instruction import StepInstruction, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
+from tpcompile.vm.proof import verify
+from tpcompile.vm.proof.done import Done
+from tpcompile.vm.proof.oracle import broken
 from tpcompile.vm.proof.verify import check_program, verify_program
 
 EACH = 56

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpcompile.inspect.instruments import PassLog
     from tpcompile.ir.checker import Problem
     from tpcompile.passes import Pass
-    from tpcompile.vm.scheduling import Verdict
+    from tpcompile.vm.schedule.scheduled import Verdict
 
 _EXAMPLES = """\
   tpcompile check preset:qwen3-0.6b --tp 3
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace) -> Result:
 def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Checked:
     """The first pipeline that fails is the last that is looked at."""
     from tpcompile.passes import decode_pipeline
-    from tpcompile.vm.scheduling import is_decode_step
+    from tpcompile.vm.schedule.scheduled import is_decode_step
 
     found = _Checked()
     captured = capture_model(args, say)
@@ -112,7 +112,7 @@ def _run_checked(
 
 
 def _check_schedules(graph: fx.GraphModule, found: _Checked, say: Say) -> None:
-    from tpcompile.vm.scheduling import verdicts
+    from tpcompile.vm.schedule.scheduled import verdicts
 
     say("verifying schedules")
     try:

@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> Result:
     with progress() as say:
         target, plan, passes = _choices(args)
         from tpcompile.inspect.schedule import ScheduleReport
-        from tpcompile.vm.scheduling import scheduled
+        from tpcompile.vm.schedule.scheduled import scheduled
 
         graph = lower_model(args, passes, [], say)
         say(f"scheduling for {target.name}")
@@ -140,8 +140,8 @@ def _check_files(args: argparse.Namespace) -> None:
 def _choices(args: argparse.Namespace) -> tuple[Target, StepPlan, Sequence[Pass]]:
     """What the options mean; all that can be refused before the model is captured is."""
     from tpcompile.vm.lowering import StepPlan
-    from tpcompile.vm.schedule import POLICIES
-    from tpcompile.vm.scheduling import DEFAULT_POLICY
+    from tpcompile.vm.schedule.policies import POLICIES
+    from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY
     from tpcompile.vm.targets import target_of
 
     target = target_of(args.target, args.workers)

@@ -8,9 +8,9 @@ from typing import Any
 
 from tpcompile.inspect.tables import table_text
 from tpcompile.inspect.timeline import Timeline, kind_of
-from tpcompile.vm.scheduling import Scheduled
-from tpcompile.vm.timing import Timing
 from tpcompile.vm.proof.verify import Fault
+from tpcompile.vm.schedule.clock import Timing
+from tpcompile.vm.schedule.scheduled import Scheduled
 
 _MOST_FAULTS = 10
 _MOST_LABELS = 50

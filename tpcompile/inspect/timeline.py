@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tpcompile.vm.program import Instruction, Program, Wait
-from tpcompile.vm.timing import Timing
+from tpcompile.vm.schedule.clock import Timing
 
 
 class Track(NamedTuple):

@@ -14,7 +14,7 @@ from tpcompile.passes.pipeline import decoding
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_program
-from tpcompile.vm.scheduling import DEFAULT_POLICY, scheduled
+from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY, scheduled
 from tpcompile.vm.targets import Target
 
 

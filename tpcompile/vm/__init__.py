@@ -3,11 +3,11 @@
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Buffer, Instruction, Join, Program, Region, Wait
 from tpcompile.vm.program.text import format_program, parse_program
-from tpcompile.vm.schedule import POLICIES
-from tpcompile.vm.scheduling import Scheduled, scheduled
-from tpcompile.vm.targets import TARGETS, Target, target_of
-from tpcompile.vm.timing import Timing, timing
 from tpcompile.vm.proof.verify import Fault, check_program, verify_program
+from tpcompile.vm.schedule.clock import Timing, timing
+from tpcompile.vm.schedule.policies import POLICIES
+from tpcompile.vm.schedule.scheduled import Scheduled, scheduled
+from tpcompile.vm.targets import TARGETS, Target, target_of
 
 __all__ = [
     "LOWERINGS",

@@ -28,7 +28,7 @@ from tpcompile.presets import preset
 from tpcompile.rewriting.manager import clone
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
-from tpcompile.vm.scheduling import scheduled
+from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
 
 BLOCK = 4

@@ -22,7 +22,7 @@ from tests.models import TOLERANCE
 from tpcompile.backends.reference import held_back, shuffled
 from tpcompile.errors import UsageError
 from tpcompile.presets import PRESETS
-from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.schedule.policies import POLICIES
 
 TINY = ("tiny-qwen2", "tiny-qwen3")
 OFFICIAL = sorted(name for name in PRESETS if not name.startswith("tiny"))

@@ -11,9 +11,9 @@ from tests.models import preset_pair
 from tests.passes.decoding import BLOCK
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline
-from tpcompile.vm.assemble import assemble
 from tpcompile.vm.lowering import Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
+from tpcompile.vm.schedule.assemble import assemble
 from tpcompile.vm.targets import TARGETS
 
 WORKERS = 7

@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import product
 
 from tests.backends.reference.stepping import BIASED, Case
-from tpcompile.vm.assemble import assemble
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Instruction, Join, Program, Region
 from tpcompile.vm.program.instruction import StepInstruction
-from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.schedule.assemble import assemble
+from tpcompile.vm.schedule.policies import POLICIES
 from tpcompile.vm.targets import target_of
 
 MODELS = ("tiny-qwen2", "tiny-qwen3", "qwen2.5-0.5b")

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 
+from tpcompile.vm.program import Box, Instruction, Program, Wait, overlap
 from tpcompile.vm.proof.conflict import heads_of
 from tpcompile.vm.proof.execution import run_order, unrolled
 from tpcompile.vm.proof.oracle import STEPS, misplaced, split
-from tpcompile.vm.program import Box, Instruction, Program, Wait, overlap
 
 Instructions = Sequence[Instruction]
 _Use = tuple[Box, bool, int | None]

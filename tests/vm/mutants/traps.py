@@ -12,12 +12,12 @@ from random import Random
 from tests.vm.mutants.bases import Base, described
 from tests.vm.mutants.orders import Made, shared
 from tests.vm.mutations import changed
-from tpcompile.vm.proof.execution import unrolled
 from tpcompile.vm.instructions import AllReduce, LinearTerms, PartialAttention
 from tpcompile.vm.instructions.project import Site, SumOperands
 from tpcompile.vm.program import Instruction, Region, Wait
 from tpcompile.vm.program.instruction import StepInstruction
-from tpcompile.vm.timing import timing
+from tpcompile.vm.proof.execution import unrolled
+from tpcompile.vm.schedule.clock import timing
 
 COUNTS = (2, 3, 4, 8, 64, 192, 512)
 

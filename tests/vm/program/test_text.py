@@ -26,7 +26,7 @@ from tpcompile.vm.program import Buffer, Program, Wait
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types, fraction
 from tpcompile.vm.program.text import format_layer, format_program, parse_program
 from tpcompile.vm.program.text.values import DTYPES, KINDS, run_of, runs_of
-from tpcompile.vm.schedule import POLICIES
+from tpcompile.vm.schedule.policies import POLICIES
 
 SMALL = Case(batch=1)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vm.programs import MANY, Touch, boxes
-from tpcompile.vm.proof.cells import Parts, cut
 from tpcompile.vm.program import Region, overlap
+from tpcompile.vm.proof.cells import Parts, cut
 
 SHAPES = [(), (1,), (9,), (3, 4), (2, 3, 4)]
 

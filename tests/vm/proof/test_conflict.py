@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.vm.programs import Touch
-from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.program import Buffer, Join, Program, Region
+from tpcompile.vm.proof.conflict import conflict, heads_of
 
 ONE, TWO = Region(0, ((0, 4),)), Region(0, ((4, 8),))
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.vm.mutations import changed
 from tests.vm.programs import MANY, Touch, program_of, programs
+from tpcompile.vm.program import Buffer, Program, Region, Wait
 from tpcompile.vm.proof.counters import assign_counters
 from tpcompile.vm.proof.dependencies import dependencies
 from tpcompile.vm.proof.oracle import broken
-from tpcompile.vm.program import Buffer, Program, Region, Wait
 
 X, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4),))
 

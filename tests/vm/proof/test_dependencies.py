@@ -8,9 +8,9 @@ import networkx as nx
 from hypothesis import given
 
 from tests.vm.programs import MANY, Touch, programs
+from tpcompile.vm.program import Join, Program, Region
 from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.proof.dependencies import Group, dependencies, graph_of
-from tpcompile.vm.program import Join, Program, Region
 
 
 @MANY

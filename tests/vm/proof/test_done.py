@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vm.programs import MANY, Touch, layered, programs
-from tpcompile.vm.assemble import assemble
+from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.proof.conflict import heads_of
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.execution import run_order
 from tpcompile.vm.proof.known import Known, has
-from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.proof.verify import check_program
+from tpcompile.vm.schedule.assemble import assemble
+from tpcompile.vm.schedule.policies import POLICIES
 
 
 def assert_exact(program: Program) -> None:

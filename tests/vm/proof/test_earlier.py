@@ -7,10 +7,10 @@ from itertools import combinations
 from hypothesis import given
 
 from tests.vm.programs import MANY, Touch, programs
+from tpcompile.vm.program import Buffer, Program, Region
 from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.known import NOTHING, Several, missing
-from tpcompile.vm.program import Buffer, Program, Region
 
 WHOLE, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4),))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.vm.programs import Touch
-from tpcompile.vm.proof.execution import run_order, unrolled
 from tpcompile.vm.program import Program, Wait
+from tpcompile.vm.proof.execution import run_order, unrolled
 
 
 def chain() -> Program:

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vm.programs import MANY
-from tpcompile.vm.proof.known import NOTHING, Known, has, in_at_least, missing, several, union, with_one
+from tpcompile.vm.proof.known import (
+    NOTHING,
+    Known,
+    has,
+    in_at_least,
+    missing,
+    several,
+    union,
+    with_one,
+)
 
 numbers = st.lists(st.integers(0, 12), max_size=12)
 

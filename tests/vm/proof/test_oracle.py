@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.vm.programs import Touch, program_of
-from tpcompile.vm.proof.oracle import broken, deadlocked, misplaced, overtaken, split_head
 from tpcompile.vm.program import Buffer, Join, Program, Region, Wait
+from tpcompile.vm.proof.oracle import broken, deadlocked, misplaced, overtaken, split_head
 
 X, Q = Region(0, ((0, 4),)), Region(1, ((0, 4),))
 BUFFERS = (Buffer("x", (4,)), Buffer("q", (4,)))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.vm.programs import Touch, program_of
+from tpcompile.vm.program import Box, Buffer, Program, Region, Wait
 from tpcompile.vm.proof.oracle import broken
 from tpcompile.vm.proof.overlap import steps_may_overlap
-from tpcompile.vm.program import Box, Buffer, Program, Region, Wait
 from tpcompile.vm.proof.verify import check_program
 
 ALL: Box = ((0, 4),)

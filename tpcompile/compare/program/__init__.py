@@ -12,7 +12,7 @@ from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.program.case import Batch, Case, prepare
 from tpcompile.passes import Pass
 from tpcompile.vm.lowering import StepPlan
-from tpcompile.vm.scheduling import scheduled
+from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
 
 __all__ = ["Batch", "Case", "compare_program", "plan_for", "prepare"]

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
+from tpcompile.vm.program import Wait, queue_by_instruction
 from tpcompile.vm.proof.dependencies import Group
 from tpcompile.vm.proof.known import NOTHING, Known, Several, missing, several, union, with_one
-from tpcompile.vm.program import Wait, queue_by_instruction
 from tpcompile.vm.proof.waiting import Groups, Waiting
 
 Queues = Sequence[Sequence[int]]

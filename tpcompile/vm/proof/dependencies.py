@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.program import Instruction
+from tpcompile.vm.proof.cells import Parts
 
 
 @dataclass(frozen=True, eq=False)

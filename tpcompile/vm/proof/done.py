@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpcompile.vm.proof.known import NOTHING, Known, in_at_least, union, with_one
 from tpcompile.vm.program import Program, Wait, queue_by_instruction
+from tpcompile.vm.proof.known import NOTHING, Known, in_at_least, union, with_one
 
 
 class Done:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tpcompile.vm.program import Program
 from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.conflict import Heads
 from tpcompile.vm.proof.known import Several, several
-from tpcompile.vm.program import Program
 
 
 @dataclass(eq=False, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from tpcompile.vm.program import Instruction, Program, Region, overlap
 from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.proof.execution import run_order, unrolled
-from tpcompile.vm.program import Instruction, Program, Region, overlap
 
 STEPS = 3
 """What one step does to the next, it may do only to the one behind that."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.proof.conflict import heads_of
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.execution import run_order, unrolled
 from tpcompile.vm.proof.known import missing, several, with_one
-from tpcompile.vm.program import Program, Wait
 
 
 def steps_may_overlap(program: Program) -> bool:

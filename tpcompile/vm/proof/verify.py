@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
 from tpcompile.pause import paused_collector
+from tpcompile.vm.program import Instruction, Program, Region
+from tpcompile.vm.program.operands import disagreements
+from tpcompile.vm.program.region import box_text, fits, refusal
 from tpcompile.vm.proof.conflict import Heads, conflict, heads_of
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.execution import run_order
 from tpcompile.vm.proof.known import Known, Several, missing, with_one
 from tpcompile.vm.proof.overlap import steps_may_overlap
-from tpcompile.vm.program import Instruction, Program, Region
-from tpcompile.vm.program.operands import disagreements
-from tpcompile.vm.program.region import box_text, fits, refusal
 
 _LOOSE = (
     "no counter makes it wait, and a queue that workers share orders nothing: a program must be "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.vm.programs import Touch
-from tpcompile.vm.proof.dependencies import dependencies
-from tpcompile.vm.list_scheduling import Start, list_schedule, tails
 from tpcompile.vm.program import Region
+from tpcompile.vm.proof.dependencies import dependencies
+from tpcompile.vm.schedule.list_schedule import Start, list_schedule, tails
 
 ROW = [Region(number, ((0, 1),)) for number in range(3)]
 

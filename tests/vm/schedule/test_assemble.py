@@ -6,10 +6,10 @@ import pytest
 
 from tests.vm.programs import Touch
 from tpcompile.errors import UsageError
-from tpcompile.vm.assemble import assemble
 from tpcompile.vm.program import Buffer, Region, Wait
-from tpcompile.vm.schedule import POLICIES
 from tpcompile.vm.proof.verify import check_program
+from tpcompile.vm.schedule.assemble import assemble
+from tpcompile.vm.schedule.policies import POLICIES
 
 
 def two_ranks() -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.vm.programs import Touch
 from tpcompile.vm.program import Program, Wait
-from tpcompile.vm.timing import timing
+from tpcompile.vm.schedule.clock import timing
 
 
 def test_a_wait_ends_with_the_signal_that_it_needs() -> None:

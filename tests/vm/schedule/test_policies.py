@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.vm.programs import MANY, Touch, steps
 from tpcompile.errors import UsageError
-from tpcompile.vm.assemble import assemble
-from tpcompile.vm.proof.dependencies import dependencies
-from tpcompile.vm.list_scheduling import tails
 from tpcompile.vm.program import Buffer, Region
-from tpcompile.vm.schedule import POLICIES, depths, schedule
-from tpcompile.vm.timing import timing
+from tpcompile.vm.proof.dependencies import dependencies
 from tpcompile.vm.proof.verify import check_program
+from tpcompile.vm.schedule.assemble import assemble
+from tpcompile.vm.schedule.clock import timing
+from tpcompile.vm.schedule.list_schedule import tails
+from tpcompile.vm.schedule.policies import POLICIES, depths, schedule
 
 
 @pytest.mark.parametrize("policy", POLICIES)

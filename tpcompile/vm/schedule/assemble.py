@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tpcompile.errors import UsageError
 from tpcompile.pause import paused_collector
+from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.proof.counters import assign_counters
 from tpcompile.vm.proof.dependencies import Group, dependencies
-from tpcompile.vm.program import Buffer, Instruction, Program
-from tpcompile.vm.schedule import policy_of, schedule
+from tpcompile.vm.schedule.policies import policy_of, schedule
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from torch import fx
 
 from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
 from tpcompile.pause import paused_collector
-from tpcompile.vm.assemble import Assembled, assemble
-from tpcompile.vm.list_scheduling import tails
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
-from tpcompile.vm.schedule import POLICIES
-from tpcompile.vm.targets import TARGETS, Target
-from tpcompile.vm.timing import Timing, timing
 from tpcompile.vm.proof.verify import Fault, check_program, refuse
+from tpcompile.vm.schedule.assemble import Assembled, assemble
+from tpcompile.vm.schedule.clock import Timing, timing
+from tpcompile.vm.schedule.list_schedule import tails
+from tpcompile.vm.schedule.policies import POLICIES
+from tpcompile.vm.targets import TARGETS, Target
 
 DEFAULT_POLICY = "critical-path"
 _SMALL = replace(TARGETS["cpu"], workers=2)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpcompile.errors import UsageError, did_you_mean
-from tpcompile.vm.list_scheduling import Start, list_schedule
 from tpcompile.vm.proof.waiting import Groups
+from tpcompile.vm.schedule.list_schedule import Start, list_schedule
 
 Queues = tuple[tuple[int, ...], ...]
 

@@ -1,0 +1,1 @@
+"""Tests of tpcompile/vm/schedule, file by file."""

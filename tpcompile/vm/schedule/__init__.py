@@ -1,0 +1,1 @@
+"""Who runs what: policies, a simulated clock, and programs made of lowered steps."""
