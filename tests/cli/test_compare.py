@@ -21,7 +21,7 @@ from tpcompile import api
 from tpcompile.ir.ops import ARGMAX, PAGED_ATTENTION, SPECS
 from tpcompile.passes import Report, default_pipeline
 from tpcompile.rewriting.rewrite import calls, insert
-from tpcompile.vm.instructions import NormQkvRopeAppend
+from tpcompile.vm.groups import NormQkvRopeAppend
 from tpcompile.vm.lowering import lower
 from tpcompile.vm.schedule import scheduled as scheduling
 

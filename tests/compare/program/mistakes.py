@@ -12,10 +12,11 @@ from tests.compare.program.cases import QWEN3, case_of, lowered_of
 from tests.compare.program.wrong import Mistaken, Spoilt
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.rotary import rope
-from tpcompile.vm.arithmetic import rms_norm
-from tpcompile.vm.instructions import AllReduce, PartialAttention, attention
-from tpcompile.vm.instructions.project import Site
-from tpcompile.vm.instructions.qkv import QkvOperands
+from tpcompile.vm.groups.arithmetic import rms_norm
+from tpcompile.vm.groups import AllReduce, PartialAttention
+from tpcompile.vm.groups import attention
+from tpcompile.vm.groups.project import Site
+from tpcompile.vm.groups.qkv import QkvOperands
 from tpcompile.vm.program.instruction import NONE, Range
 
 Tensors = list[torch.Tensor]

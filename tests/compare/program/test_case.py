@@ -43,14 +43,14 @@ from tpcompile.ir.ops import (
 from tpcompile.passes import Report
 from tpcompile.passes.pipeline import decode_pipeline, parse_pipeline
 from tpcompile.rewriting.rewrite import calls
-from tpcompile.vm.instructions import (
+from tpcompile.vm.groups import (
     AttentionReduce,
     NormGateUpSwiglu,
     NormLmHead,
     NormQkvRopeAppend,
     PartialAttention,
 )
-from tpcompile.vm.instructions.qkv import Part
+from tpcompile.vm.groups.qkv import Part
 from tpcompile.vm.lowering import lower
 
 PROJECTED = ["norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"]

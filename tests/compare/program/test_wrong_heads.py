@@ -26,10 +26,10 @@ from tests.compare.program.mistakes import (
     turned_back,
 )
 from tests.compare.program.wrong import Wrong, functions, memory, of, operands
-from tpcompile.vm.instructions import NormQkvRopeAppend as Append
-from tpcompile.vm.instructions import NormQkvRows as Rows
-from tpcompile.vm.instructions import qkv
-from tpcompile.vm.instructions.qkv import Part, QkvOperands
+from tpcompile.vm.groups import NormQkvRopeAppend as Append
+from tpcompile.vm.groups import NormQkvRows as Rows
+from tpcompile.vm.groups import qkv
+from tpcompile.vm.groups.qkv import Part, QkvOperands
 from tpcompile.vm.program.instruction import NONE
 
 Q, K, V = of(Part.Q), of(Part.K), of(Part.V)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.backends.reference.stepping import BLOCK, Case
 from tpcompile.errors import UsageError
-from tpcompile.vm.instructions import PartialAttention
+from tpcompile.vm.groups import PartialAttention
 from tpcompile.vm.lowering import lower
 
 

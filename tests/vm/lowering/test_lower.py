@@ -15,8 +15,8 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline, default_pipeline
 from tpcompile.rewriting.manager import clone
-from tpcompile.vm.instructions import AllReduce, LinearResidual, NormQkvRows
-from tpcompile.vm.instructions.qkv import Part
+from tpcompile.vm.groups import AllReduce, LinearResidual, NormQkvRows
+from tpcompile.vm.groups.qkv import Part
 from tpcompile.vm.lowering import Lowered, StepPlan, lower
 from tpcompile.vm.program.instruction import NONE
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.vm.mutants.bases import Base, Described
 from tests.vm.mutants.orders import Made
 from tests.vm.mutations import changed
-from tpcompile.vm.instructions import NormQkvRows
+from tpcompile.vm.groups import NormQkvRows
 from tpcompile.vm.program import Instruction, Join, Region
 from tpcompile.vm.program.instruction import Memory, Probe, Range, unseen
 

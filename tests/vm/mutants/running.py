@@ -13,7 +13,7 @@ from tests.vm.mutants.judge import Judge
 from tests.vm.mutants.table import Mutant
 from tpcompile.backends.reference import held_back, in_program_order, shuffled
 from tpcompile.errors import VerifyError
-from tpcompile.vm.instructions import NormLmHead
+from tpcompile.vm.groups import NormLmHead
 from tpcompile.vm.program import Program
 from tpcompile.vm.proof.execution import unrolled
 from tpcompile.vm.proof.oracle import STEPS, deadlocked

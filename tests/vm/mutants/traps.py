@@ -12,8 +12,8 @@ from random import Random
 from tests.vm.mutants.bases import Base, described
 from tests.vm.mutants.orders import Made, shared
 from tests.vm.mutations import changed
-from tpcompile.vm.instructions import AllReduce, LinearTerms, PartialAttention
-from tpcompile.vm.instructions.project import Site, SumOperands
+from tpcompile.vm.groups import AllReduce, LinearTerms, PartialAttention
+from tpcompile.vm.groups.project import Site, SumOperands
 from tpcompile.vm.program import Instruction, Region, Wait
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.proof.execution import unrolled

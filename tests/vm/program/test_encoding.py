@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.vm.instructions.lowered import CASES, Case, step_program
+from tests.vm.groups.lowered import CASES, Case, step_program
 from tests.vm.programs import Touch
 from tpcompile.errors import UnsupportedError
 from tpcompile.vm.program import Program, Wait

@@ -13,15 +13,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.vm.instructions.lowered import CASES, Case, step_program
-from tests.vm.instructions.operands import INT32
-from tests.vm.instructions.operands import instructions as any_instructions
+from tests.vm.groups.lowered import CASES, Case, step_program
+from tests.vm.groups.operands import INT32
+from tests.vm.groups.operands import instructions as any_instructions
 from tests.vm.programs import Touch
 from tpcompile.errors import UsageError
-from tpcompile.vm.instructions import Embed, NormGateUpSwiglu
-from tpcompile.vm.instructions.embed import EmbedOperands
-from tpcompile.vm.instructions.mlp import GateUpOperands
-from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.groups import Embed, NormGateUpSwiglu
+from tpcompile.vm.groups.embed import EmbedOperands
+from tpcompile.vm.groups.mlp import GateUpOperands
+from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.program import Buffer, Program, Wait
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types, fraction
 from tpcompile.vm.program.text import format_layer, format_program, parse_program

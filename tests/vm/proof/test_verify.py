@@ -15,7 +15,7 @@ from tests.backends.reference.stepping import Case
 from tests.vm.mutations import MUTATIONS, Mutation, changed, step_wait_dropped
 from tests.vm.programs import MANY, Touch, program_of, programs
 from tpcompile.errors import VerifyError
-from tpcompile.vm.instructions import LinearResidual
+from tpcompile.vm.groups import LinearResidual
 from tpcompile.vm.program import Buffer, Join, Program, Region, Wait
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.proof.oracle import broken, overtaken

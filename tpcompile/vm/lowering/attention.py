@@ -11,15 +11,15 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops.paged_attention import HEADS
-from tpcompile.vm.instructions import (
+from tpcompile.vm.groups import (
     AttentionReduce,
     NormQkvRopeAppend,
     NormQkvRows,
     PartialAttention,
 )
-from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperands
-from tpcompile.vm.instructions.normed import Normed
-from tpcompile.vm.instructions.qkv import Part, QkvOperands
+from tpcompile.vm.groups.attention import AttentionOperands, ReduceOperands
+from tpcompile.vm.groups.normed import Normed
+from tpcompile.vm.groups.qkv import Part, QkvOperands
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.program.instruction import NONE, Range, fraction
 

@@ -7,9 +7,9 @@ from torch import fx
 
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
-from tpcompile.vm.instructions import Argmax, NormGateUpSwiglu, NormLmHead
-from tpcompile.vm.instructions.head import ArgmaxOperands, HeadOperands
-from tpcompile.vm.instructions.mlp import GateUpOperands
+from tpcompile.vm.groups import Argmax, NormGateUpSwiglu, NormLmHead
+from tpcompile.vm.groups.head import ArgmaxOperands, HeadOperands
+from tpcompile.vm.groups.mlp import GateUpOperands
 from tpcompile.vm.lowering.attention import normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.program.instruction import NONE

@@ -13,10 +13,10 @@ from tpcompile.errors import UsageError
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE
 from tpcompile.ir.types import Partial
-from tpcompile.vm.arithmetic import leaves_of
-from tpcompile.vm.instructions import AllReduce, Embed, LinearResidual, LinearTerms
-from tpcompile.vm.instructions.embed import EmbedOperands
-from tpcompile.vm.instructions.project import ProjectOperands, Site, SumOperands
+from tpcompile.vm.groups.arithmetic import leaves_of
+from tpcompile.vm.groups import AllReduce, Embed, LinearResidual, LinearTerms
+from tpcompile.vm.groups.embed import EmbedOperands
+from tpcompile.vm.groups.project import ProjectOperands, Site, SumOperands
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
 from tpcompile.vm.program.instruction import NONE, Range
 

@@ -181,7 +181,7 @@ def _written(instruction: Any) -> StepInstruction:
         return instruction
     raise UsageError(
         f"{type(instruction).__name__} has no text form",
-        expected="an instruction of tpcompile.vm.instructions",
+        expected="an instruction of tpcompile.vm.groups",
     )
 
 

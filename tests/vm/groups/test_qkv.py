@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.vm.instructions.desk import Desk, near, random, unknown, whole_numbers
+from tests.vm.groups.desk import Desk, near, random, unknown, whole_numbers
 from tpcompile.ir.ops.decode.norm_qkv import norm_qkv_rope_append
-from tpcompile.vm.instructions import NormQkvRopeAppend, NormQkvRows, qkv
-from tpcompile.vm.instructions.normed import Normed
-from tpcompile.vm.instructions.qkv import Part, QkvOperands
+from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
+from tpcompile.vm.groups import qkv
+from tpcompile.vm.groups.normed import Normed
+from tpcompile.vm.groups.qkv import Part, QkvOperands
 from tpcompile.vm.program.instruction import Range, StepInstruction, fraction
 
 HIDDEN, WIDTH, LAYERS, LAYER, BLOCK, MOST, LONGEST = 10, 8, 2, 1, 2, 4, 9

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.vm.instructions.desk import Desk, cuts, near, random, unknown
+from tests.vm.groups.desk import Desk, cuts, near, random, unknown
 from tpcompile.ir.ops.decode.norm_linear import norm_gate_up_swiglu
-from tpcompile.vm.instructions import NormGateUpSwiglu
-from tpcompile.vm.instructions.mlp import GateUpOperands
-from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.groups import NormGateUpSwiglu
+from tpcompile.vm.groups.mlp import GateUpOperands
+from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.program.instruction import Range, fraction
 
 BATCH, WIDTH, FFN, EPS = 3, 10, 13, fraction(1e-5)

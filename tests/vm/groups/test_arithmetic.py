@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpcompile.ir.layout import even_runs
-from tpcompile.vm import arithmetic
-from tpcompile.vm.arithmetic import (
+from tpcompile.vm.groups import arithmetic
+from tpcompile.vm.groups.arithmetic import (
     LEAVES,
     dots,
     exp,

@@ -11,7 +11,7 @@ import torch
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.paged_attention import read_tokens
-from tpcompile.vm.arithmetic import dots, exp, log, total
+from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tests.vm.instructions.desk import Desk, cuts, near, random, unknown
+from tests.vm.groups.desk import Desk, cuts, near, random, unknown
 from tpcompile.ir.layout import even_runs
 from tpcompile.ir.ops.decode.residual import all_reduce_residual, linear_residual
-from tpcompile.vm.arithmetic import LEAVES, leaves_of
-from tpcompile.vm.instructions import AllReduce, LinearResidual, LinearTerms
-from tpcompile.vm.instructions.project import ProjectOperands, Site, SumOperands
+from tpcompile.vm.groups.arithmetic import LEAVES, leaves_of
+from tpcompile.vm.groups import AllReduce, LinearResidual, LinearTerms
+from tpcompile.vm.groups.project import ProjectOperands, Site, SumOperands
 from tpcompile.vm.program.instruction import Range
 
 BATCH, ROWS, COLUMNS = 2, 11, 27

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
 
-from tpcompile.vm.arithmetic import swiglu
-from tpcompile.vm.instructions.normed import Normed, linear
+from tpcompile.vm.groups.arithmetic import swiglu
+from tpcompile.vm.groups.normed import Normed, linear
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
     Memory,

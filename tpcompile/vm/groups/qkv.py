@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar
 import torch
 
 from tpcompile.ir.ops.rotary import rope
-from tpcompile.vm.arithmetic import rms_norm
-from tpcompile.vm.instructions.normed import Normed, linear
+from tpcompile.vm.groups.arithmetic import rms_norm
+from tpcompile.vm.groups.normed import Normed, linear
 from tpcompile.vm.program import Join, Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,

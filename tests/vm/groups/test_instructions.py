@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.vm.instructions.lowered import CASES, lowered
-from tests.vm.instructions.operands import instructions
+from tests.vm.groups.lowered import CASES, lowered
+from tests.vm.groups.operands import instructions
 from tpcompile.errors import UsageError
 from tpcompile.vm.program.instruction import (
     Range,

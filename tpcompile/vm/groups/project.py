@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.vm.arithmetic import leaf_dots
+from tpcompile.vm.groups.arithmetic import leaf_dots
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 
-from tpcompile.vm.arithmetic import dots, rms_norm
+from tpcompile.vm.groups.arithmetic import dots, rms_norm
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import Memory, Probe, Range, columns_of, present, with_bias
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.vm.instructions.desk import Desk, cuts, near, random, unknown, whole_numbers
+from tests.vm.groups.desk import Desk, cuts, near, random, unknown, whole_numbers
 from tpcompile.ir.ops.decode.attention import cached_attention, partial_attention
-from tpcompile.vm.instructions import AttentionReduce, PartialAttention
-from tpcompile.vm.instructions import attention as module
-from tpcompile.vm.instructions.attention import AttentionOperands, ReduceOperands
+from tpcompile.vm.groups import AttentionReduce, PartialAttention
+from tpcompile.vm.groups import attention as module
+from tpcompile.vm.groups.attention import AttentionOperands, ReduceOperands
 from tpcompile.vm.program.instruction import Range, fraction
 
 WIDTH, BLOCK, LAYER, MOST = 8, 4, 1, 8

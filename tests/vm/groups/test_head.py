@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.vm.instructions.desk import Desk, cuts, near, random, unknown, whole_numbers
+from tests.vm.groups.desk import Desk, cuts, near, random, unknown, whole_numbers
 from tpcompile.ir.ops.decode.norm_linear import norm_linear
-from tpcompile.vm.instructions import Argmax, NormLmHead
-from tpcompile.vm.instructions.head import ArgmaxOperands, HeadOperands
-from tpcompile.vm.instructions.normed import Normed
+from tpcompile.vm.groups import Argmax, NormLmHead
+from tpcompile.vm.groups.head import ArgmaxOperands, HeadOperands
+from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.program.instruction import Range, fraction
 
 BATCH, WIDTH, VOCABULARY, EPS, STEPS = 3, 10, 17, fraction(1e-6), 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.vm.instructions.desk import Desk, cuts, random, unknown, whole_numbers
-from tpcompile.vm.instructions import AllReduce, Embed
-from tpcompile.vm.instructions.embed import EmbedOperands
-from tpcompile.vm.instructions.project import Site, SumOperands
+from tests.vm.groups.desk import Desk, cuts, random, unknown, whole_numbers
+from tpcompile.vm.groups import AllReduce, Embed
+from tpcompile.vm.groups.embed import EmbedOperands
+from tpcompile.vm.groups.project import Site, SumOperands
 from tpcompile.vm.program.instruction import Range
 
 WIDTH, VOCABULARY, TOKENS = 7, 11, (10, 0, 4, 4)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from tpcompile.vm.instructions.normed import Normed, linear
+from tpcompile.vm.groups.normed import Normed, linear
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,
