@@ -13,11 +13,11 @@ from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.decoding import decode_step
 from tests.passes.graphs import GraphBuilder, nearest
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.leftovers import leftovers
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, RMS_NORM, SWIGLU
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
 from tpcompile.rewriting.rewrite import calls
+from tpcompile.vm.lowering.leftovers import leftovers
 
 aten = torch.ops.aten
 WIDTH, FFN = 6, 5

@@ -30,7 +30,6 @@ from tpcompile.frontend import capture
 from tpcompile.inspect.plan import plan_report
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.leftovers import verify_nothing_left
 from tpcompile.ir.meta import Parameter, parameter_of, placement_of, set_parameter
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.simulate import materialise, rank_inputs
@@ -40,6 +39,7 @@ from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import mlp_blocks, output_of, weight_of
 from tpcompile.runtime.weights import ModelWeights
+from tpcompile.vm.lowering.leftovers import verify_nothing_left
 
 aten = torch.ops.aten
 

@@ -1,8 +1,8 @@
 """Of thousands of programs with a mistake, the verifier refuses those that can go wrong.
 
 The programs are real: lowering makes them of small models, for one rank and several, with every
-policy. The adversary of `tpcompile.vm.proof.oracle` says what can go wrong, and the reference machine
-shows it. `python -m tests.vm.mutants` prints the table.
+policy. The adversary of `tpcompile.vm.proof.oracle` says what can go wrong, and the reference
+machine shows it. `python -m tests.vm.mutants` prints the table.
 """
 
 from __future__ import annotations

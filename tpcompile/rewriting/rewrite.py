@@ -11,9 +11,9 @@ from torch import fx
 
 from tpcompile.errors import PassError
 from tpcompile.ir.info import model_of
-from tpcompile.ir.leftovers import keep_refusal, pass_refusals_on
 from tpcompile.ir.meta import captured_value, origin_of
 from tpcompile.ir.ops import SPECS
+from tpcompile.ir.refusals import keep_refusal, pass_refusals_on
 from tpcompile.ir.text import format_node
 from tpcompile.rewriting.pattern import Bindings, Call, MissError, match
 

@@ -1,5 +1,6 @@
 """The program of a decode step: instructions over buffers, in queues, ordered by counters."""
 
+from tpcompile.vm import groups
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Buffer, Instruction, Join, Program, Region, Wait
 from tpcompile.vm.program.text import format_program, parse_program
@@ -27,6 +28,7 @@ __all__ = [
     "Wait",
     "check_program",
     "format_program",
+    "groups",
     "lower",
     "parse_program",
     "scheduled",

@@ -12,11 +12,10 @@ from tests.compare.program.cases import QWEN3, case_of, lowered_of
 from tests.compare.program.wrong import Mistaken, Spoilt
 from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.rotary import rope
+from tpcompile.vm.groups import AllReduce, PartialAttention, attention
 from tpcompile.vm.groups.arithmetic import rms_norm
-from tpcompile.vm.groups import AllReduce, PartialAttention
-from tpcompile.vm.groups import attention
-from tpcompile.vm.groups.project import Site
 from tpcompile.vm.groups.qkv import QkvOperands
+from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program.instruction import NONE, Range
 
 Tensors = list[torch.Tensor]

@@ -37,11 +37,20 @@ from tests.compare.program.wrong import (
     operands,
     runs_with,
 )
+from tpcompile.vm.groups import (
+    AllReduce,
+    Argmax,
+    AttentionReduce,
+    Embed,
+    LinearTerms,
+    NormGateUpSwiglu,
+    NormLmHead,
+    PartialAttention,
+    attention,
+    mlp,
+)
 from tpcompile.vm.groups.arithmetic import swiglu
-from tpcompile.vm.groups import AllReduce, Argmax, AttentionReduce, Embed, LinearTerms, NormGateUpSwiglu, NormLmHead, PartialAttention
-from tpcompile.vm.groups import attention
-from tpcompile.vm.groups import mlp
-from tpcompile.vm.groups.project import Site
+from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program.instruction import NONE, Range
 
 ATTENTION, MLP = site(Site.ATTENTION), site(Site.MLP)

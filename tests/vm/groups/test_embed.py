@@ -8,7 +8,8 @@ import torch
 from tests.vm.groups.desk import Desk, cuts, random, unknown, whole_numbers
 from tpcompile.vm.groups import AllReduce, Embed
 from tpcompile.vm.groups.embed import EmbedOperands
-from tpcompile.vm.groups.project import Site, SumOperands
+from tpcompile.vm.groups.reduce import SumOperands
+from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program.instruction import Range
 
 WIDTH, VOCABULARY, TOKENS = 7, 11, (10, 0, 4, 4)

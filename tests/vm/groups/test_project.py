@@ -10,9 +10,11 @@ import torch
 from tests.vm.groups.desk import Desk, cuts, near, random, unknown
 from tpcompile.ir.layout import even_runs
 from tpcompile.ir.ops.decode.residual import all_reduce_residual, linear_residual
-from tpcompile.vm.groups.arithmetic import LEAVES, leaves_of
 from tpcompile.vm.groups import AllReduce, LinearResidual, LinearTerms
-from tpcompile.vm.groups.project import ProjectOperands, Site, SumOperands
+from tpcompile.vm.groups.arithmetic import LEAVES, leaves_of
+from tpcompile.vm.groups.project import ProjectOperands
+from tpcompile.vm.groups.reduce import SumOperands
+from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program.instruction import Range
 
 BATCH, ROWS, COLUMNS = 2, 11, 27

@@ -1,4 +1,4 @@
-"""The adversary in a hurry: says what `tpcompile.vm.proof.oracle` says, of programs of a few hundred.
+"""The adversary in a hurry: says what the oracle says, of programs of a few hundred.
 
 What conflicts is looked up in a table, which the many mutants of one program share. Only what
 belongs to the first step is held back: if nothing of the second step can be done before all of

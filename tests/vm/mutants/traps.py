@@ -13,7 +13,8 @@ from tests.vm.mutants.bases import Base, described
 from tests.vm.mutants.orders import Made, shared
 from tests.vm.mutations import changed
 from tpcompile.vm.groups import AllReduce, LinearTerms, PartialAttention
-from tpcompile.vm.groups.project import Site, SumOperands
+from tpcompile.vm.groups.reduce import SumOperands
+from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program import Instruction, Region, Wait
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.proof.execution import unrolled

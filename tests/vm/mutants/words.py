@@ -21,7 +21,7 @@ from tests.vm.mutants.judge import Judge
 from tests.vm.mutants.table import Count, all_bases
 from tests.vm.mutants.truth import truth_of
 from tpcompile.errors import CompileError, UsageError
-from tpcompile.vm.groups.project import Site
+from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types

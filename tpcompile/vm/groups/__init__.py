@@ -1,11 +1,12 @@
-"""The instructions of a decode step, a file for each group: operands, regions, meaning, lowering."""
+"""The instructions of a decode step, one file a group: operands, regions, meaning, lowering."""
 
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGateUpSwiglu
-from tpcompile.vm.groups.project import AllReduce, LinearResidual, LinearTerms
+from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
+from tpcompile.vm.groups.reduce import AllReduce
 
 __all__ = [
     "AllReduce",

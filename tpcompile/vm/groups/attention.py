@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar
+from itertools import groupby
+from typing import Annotated, Any, ClassVar
 
 import torch
+from torch import fx
 
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import ATTENTION_REDUCE, PARTIAL_ATTENTION
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import span_of
-from tpcompile.ir.ops.paged_attention import read_tokens
+from tpcompile.ir.ops.paged_attention import HEADS, read_tokens
 from tpcompile.vm.groups.arithmetic import dots, exp, log, total
+from tpcompile.vm.groups.kv import cache_of, places
+from tpcompile.vm.lowering.building import Building, width_of
+from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Region, rules
-from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
+from tpcompile.vm.program.instruction import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    fraction,
+    unseen,
+)
 from tpcompile.vm.program.instruction_set import instruction
 
 
@@ -188,3 +204,85 @@ def merge(
     mass = (a_weight + b_weight).where(~empty, 1)
     mixed = a * (a_weight / mass)[:, None] + b * (b_weight / mass)[:, None]
     return mixed, (level + log(mass)).where(~empty, -torch.inf)
+
+
+@lowers(PARTIAL_ATTENTION)
+def partial_attention(to: Building, node: fx.Node) -> None:
+    """Every sequence, KV head and span, and the query heads that read it."""
+    bound = to.bound(node)
+    spans = bound["spans"]
+    to.plan.check_spans(spans, bound["block"])
+    queries = value_type(bound["q"])
+    dims: list[Any] = [queries.local_shape(rank)[1:] for rank in range(to.ranks)]
+    batch = to.plan.batch
+    values = to.declare("partial_values", [(batch, h, spans, w) for h, w in dims], torch.float32)
+    lse = to.declare("partial_lse", [(batch, h, spans) for h, _ in dims], torch.float32)
+    to.put(node, values)
+    for rank in range(to.ranks):
+        at = _attention_operands(to, node, rank, values + rank, lse + rank, spans)
+        for sequence in range(batch):
+            for kv_head, heads in _readers(to, node, rank):
+                for span in range(spans):
+                    to.instructions.append(PartialAttention(at, sequence, kv_head, heads, span))
+
+
+def _attention_operands(
+    to: Building, node: fx.Node, rank: int, values: int, lse: int, spans: int
+) -> AttentionOperands:
+    bound = to.bound(node)
+    block, context = bound["block"], min(to.plan.context, to.plan.max_seq_len)
+    held = -(-context // block)
+    return AttentionOperands(
+        rank=rank,
+        layer=bound["layer"],
+        q=to.where(bound["q"], rank),
+        cache=cache_of(to, bound["cache"], block) + rank,
+        values=values,
+        lse=lse,
+        width=width_of(bound["q"]),
+        scale=fraction(bound["scale"]),
+        window=NONE if bound["window"] is None else bound["window"],
+        spans=spans,
+        planned=-(-held // spans) * block,
+        item=value_type(bound["q"]).dtype.itemsize,
+        **places(to, block, rank),
+    )
+
+
+def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Range]]:
+    """Each KV head of the rank with a run of query heads that read it."""
+    bound = to.bound(node, rank)
+    heads = value_type(bound["q"]).local_shape(rank)[1]
+    shared = value_type(bound["cache"]).local_shape(rank)[HEADS]
+    assert isinstance(heads, int) and isinstance(shared, int)
+    read: Sequence[int] = bound["kv_heads"] or [h // (heads // shared) for h in range(heads)]
+    first = 0
+    for kv_head, run in groupby(read):
+        stop = first + len(list(run))
+        yield kv_head, Range(first, stop)
+        first = stop
+
+
+@lowers(ATTENTION_REDUCE)
+def attention_reduce(to: Building, node: fx.Node) -> None:
+    """The spans of each sequence: as many heads at once as keeps all workers busy."""
+    bound = to.bound(node)
+    columns = to.local_columns(node)
+    width, dtype = width_of(node), value_type(node).dtype
+    out = to.declare("attention", [(to.plan.batch, wide) for wide in columns], dtype)
+    to.put(node, out)
+    for rank in range(to.ranks):
+        values, lse = to.where(bound["values"], rank), to.where(bound["lse"], rank)
+        spans = to.buffers[values].shape[2]
+        at = ReduceOperands(rank, _layer(to, bound), values, lse, out + rank, spans, width)
+        heads = columns[rank] // width
+        for sequence in range(to.plan.batch):
+            for run in to.plan.head_runs(heads, heads * to.plan.batch):
+                to.instructions.append(AttentionReduce(at, sequence, run))
+
+
+def _layer(to: Building, bound: dict[str, Any]) -> int:
+    """That of the partials."""
+    partials = bound["values"].args[0]
+    layer: int = to.bound(partials)["layer"]
+    return layer

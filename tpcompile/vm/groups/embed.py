@@ -7,9 +7,16 @@ from functools import cached_property
 from typing import Annotated, ClassVar
 
 import torch
+from torch import fx
 
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
+from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
+from tpcompile.vm.lowering.building import Building, width_of
+from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
+    NONE,
     Memory,
     Probe,
     Range,
@@ -81,3 +88,30 @@ class Embed(StepInstruction):
         memory[self.at.out][: self.at.batch, self.columns.slice] = found
         if not self.at.summed:
             probe("embedding", Range(0, self.at.batch), self.columns, found)
+
+
+@lowers(EMBEDDING, VOCAB_EMBEDDING)
+def embedding(to: Building, node: fx.Node) -> None:
+    """Every rank the rows that it has; the sum of them comes behind, where there are several."""
+    weight, ids = node.args[:2]
+    assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node)
+    kind = value_type(weight)
+    summed = kind.layout_of(0) is not None
+    out = terms_buffer(to, Site.EMBEDDING, node) if summed else residual_buffer(to, node, None)
+    to.put(node, out)
+    for rank in range(to.ranks):
+        rows = kind.local_shape(rank)[0]
+        assert isinstance(rows, int)
+        at = EmbedOperands(
+            rank=rank,
+            layer=NONE,
+            tokens=to.where(ids, rank),
+            table=to.where(weight, rank),
+            out=out + rank,
+            batch=to.plan.batch,
+            first=to.bound(node, rank).get("first_row", 0),
+            rows=rows,
+            item=kind.dtype.itemsize,
+            summed=summed,
+        )
+        to.instructions += [Embed(at, columns) for columns in to.plan.sums(width_of(node))]

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
 
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
 from tpcompile.vm.groups.arithmetic import swiglu
-from tpcompile.vm.groups.normed import Normed, linear
+from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.lowering.building import Building, layer_of
+from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
     Memory,
@@ -71,3 +77,26 @@ class NormGateUpSwiglu(StepInstruction):
         found = swiglu(gate, up)
         memory[at.out][:, self.rows.slice] = found
         probe("swiglu", Range(0, at.normed.batch), self.rows, found)
+
+
+@lowers(NORM_GATE_UP_SWIGLU)
+def norm_gate_up(to: Building, node: fx.Node) -> None:
+    """Blocks of the width of the MLP."""
+    bound = to.bound(node)
+    columns = to.local_columns(node)
+    out = to.declare(
+        "swiglu", [(to.plan.batch, width) for width in columns], value_type(node).dtype
+    )
+    to.put(node, out)
+    for rank in range(to.ranks):
+        at = GateUpOperands(
+            rank=rank,
+            layer=layer_of(node),
+            normed=normed(to, node, rank),
+            weight=to.where(bound["weight"], rank),
+            bias=to.where_if(bound["bias"], rank),
+            out=out + rank,
+            ffn=columns[rank],
+            item=value_type(bound["weight"]).dtype.itemsize,
+        )
+        to.instructions += [NormGateUpSwiglu(at, rows) for rows in to.plan.blocks(columns[rank])]

@@ -7,10 +7,20 @@ from functools import cached_property
 from typing import Annotated
 
 import torch
+from torch import fx
 
 from tpcompile.vm.groups.arithmetic import dots, rms_norm
+from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.program import Region, rules
-from tpcompile.vm.program.instruction import Memory, Probe, Range, columns_of, present, with_bias
+from tpcompile.vm.program.instruction import (
+    Memory,
+    Probe,
+    Range,
+    columns_of,
+    fraction,
+    present,
+    with_bias,
+)
 
 
 @dataclass(frozen=True)
@@ -41,3 +51,10 @@ class Normed:
 def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:
     """Some rows of a linear of the normed residual, rounded once."""
     return with_bias(memory, bias, rows, dots(x, memory[weight][rows.slice])).to(x.dtype)
+
+
+def normed(to: Building, node: fx.Node, rank: int) -> Normed:
+    """The normed residual that a fused op begins with."""
+    bound = to.bound(node)
+    x, weight = to.where(bound["x"], rank), to.where(bound["norm"], rank)
+    return Normed(x, weight, to.plan.batch, width_of(bound["x"]), fraction(bound["eps"]))

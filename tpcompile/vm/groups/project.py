@@ -7,14 +7,20 @@ some of the columns, has a subtree of it. So the bits are the same however many 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from typing import Annotated, ClassVar
 
-import torch
+from torch import fx
 
-from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.vm.groups.arithmetic import leaf_dots
+from tpcompile.errors import UsageError
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL
+from tpcompile.ir.types import Partial
+from tpcompile.vm.groups.arithmetic import leaf_dots, leaves_of
+from tpcompile.vm.groups.reduce import sum_terms
+from tpcompile.vm.groups.residual import Site, residual_buffer, site_of, terms_buffer
+from tpcompile.vm.lowering.building import Building, layer_of, width_of
+from tpcompile.vm.lowering.handlers import lowers, read_by
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,
@@ -28,20 +34,6 @@ from tpcompile.vm.program.instruction import (
     with_bias,
 )
 from tpcompile.vm.program.instruction_set import instruction
-from tpcompile.vm.targets import Target
-
-
-class Site(IntEnum):
-    """What is added: where the residual comes from, or the end of one half of a layer."""
-
-    EMBEDDING = 0
-    ATTENTION = 1
-    MLP = 2
-
-    @property
-    def group(self) -> str:
-        """What the sum is called where values are compared."""
-        return "embedding" if self == Site.EMBEDDING else f"{self.name.lower()}_residual"
 
 
 @dataclass(frozen=True)
@@ -154,77 +146,88 @@ class LinearTerms(StepInstruction):
         memory[self.at.out][self._terms.slice, self.rows.slice] = found
 
 
-def _by_site(embedding: rules.Rule, half: rules.Rule) -> dict[Site, rules.Rule]:
-    return {site: embedding if site == Site.EMBEDDING else half for site in Site}
+@lowers(LINEAR_RESIDUAL)
+def linear_residual(to: Building, node: fx.Node) -> None:
+    """A projection that one rank does alone; of several splits the sum comes behind."""
+    bound = to.bound(node)
+    if to.plan.column_splits > 1:
+        terms = _make_terms(to, node, bound["x"], bound["weight"])
+        sum_terms(to, node, terms, bound["residual"], bound["bias"])
+        return
+    out = residual_buffer(to, node, bound["residual"])
+    to.put(node, out)
+    for rank in range(to.ranks):
+        at = _project_operands(to, node, rank, out + rank)
+        to.instructions += [LinearResidual(at, rows) for rows in to.plan.blocks(width_of(node))]
 
 
-_FIRST_TERMS = rules.scratch("held*batch", "width", dtype=rules.F32, each_rank=True)
-"""The embedding has one term on each rank, in the buffer that the MLP has more for."""
-_ALL_TERMS = rules.scratch("slots*batch", "width", dtype=rules.F32, each_rank=True)
+@lowers(LINEAR, where=read_by(ALL_REDUCE_RESIDUAL))
+def linear_terms(to: Building, node: fx.Node) -> None:
+    """A row-parallel linear: each rank's terms of a sum."""
+    x, weight, *bias = node.args
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    if not isinstance(value_type(node).placement, Partial) or any(bias):
+        raise to.refusal(node, "a linear that is fused with nothing")
+    to.put(node, _make_terms(to, node, x, weight))
 
 
-@dataclass(frozen=True)
-class SumOperands:
-    """The terms of all ranks, whose buffers follow each other, and what they are added to."""
-
-    rank: Annotated[int, rules.RANK]
-    layer: Annotated[int, rules.LABEL]
-    site: Site
-    terms: Annotated[int, rules.Chosen("site", _by_site(_FIRST_TERMS, _ALL_TERMS))]
-    ranks: Annotated[int, rules.RANKS]
-    slots: Annotated[int, rules.Chosen("site", _by_site(rules.Number(1, "1"), rules.COUNT))]
-    bias: Annotated[int, rules.maybe(rules.weight("width"))]
-    residual: Annotated[int, rules.maybe(rules.scratch("batch", "width", dtype="T"))]
-    out: Annotated[int, rules.scratch("batch", "width", dtype="T")]
-    batch: Annotated[int, rules.COUNT]
+def _make_terms(to: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int:
+    site = site_of(x)
+    terms = terms_buffer(to, site, node)
+    for rank in range(to.ranks):
+        at = _terms_operands(to, node, rank, x, weight, terms + rank)
+        for slot, columns in enumerate(_columns(to, at)):
+            leaves = at.leaves // to.plan.column_splits
+            to.instructions += [
+                LinearTerms(at, rows, columns, slot, leaves)
+                for rows in to.plan.blocks(width_of(node))
+            ]
+    return terms
 
 
-@instruction
-@dataclass(frozen=True)
-class AllReduce(StepInstruction):
-    """Some columns of the sum over all ranks, in a fixed tree, and the residual once."""
-
-    at: SumOperands
-    columns: Annotated[Range, rules.Within("width")]
-    name: ClassVar[str] = "all_reduce"
-    opcode: ClassVar[int] = 8
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at = self.at
-        terms = ((0, at.slots * at.batch), self.columns)
-        return (
-            *(Region(at.terms + rank, terms) for rank in range(at.ranks)),
-            *present(
-                Region(at.bias, (self.columns,)), columns_of(at.residual, at.batch, self.columns)
-            ),
+def _columns(to: Building, at: ProjectOperands) -> list[Range]:
+    """The columns of whole leaves."""
+    count = to.plan.column_splits
+    if count > at.leaves:
+        raise UsageError(
+            f"column_splits={count} on {to.ranks} ranks",
+            expected=f"at most {at.leaves}, the sums that a rank adds up in any case",
         )
+    stops = [_leaf_stop(at, at.leaves // count * (n + 1)) for n in range(count)]
+    return [Range(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
 
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return (columns_of(self.at.out, self.at.batch, self.columns),)
 
-    @property
-    def traffic(self) -> int:
-        """Terms are in fp32."""
-        return 4 * self.at.ranks * self.at.slots * self.at.batch * self.columns.extent
+def _leaf_stop(at: ProjectOperands, leaf: int) -> int:
+    short, longer = divmod(at.width, at.leaves)
+    return leaf * short + min(leaf, longer)
 
-    def cost(self, target: Target) -> float:
-        """Terms of other ranks come over a link, which few workers use at a time."""
-        if self.at.ranks == 1:
-            return super().cost(target)
-        foreign = self.traffic - self.traffic // self.at.ranks
-        exchange = target.exchange_us + foreign / target.link_bytes_per_us
-        return target.instruction_us + exchange
 
-    def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        at = self.at
-        terms: list[torch.Tensor] = []
-        for rank in range(at.ranks):
-            held = memory[at.terms + rank][: at.slots * at.batch, self.columns.slice]
-            terms += held.view(at.slots, at.batch, -1).unbind(0)
-        found = with_bias(memory, at.bias, self.columns, fold_tree(terms, torch.add))
-        if at.residual != NONE:
-            found = memory[at.residual][:, self.columns.slice].float() + found
-        memory[at.out][:, self.columns.slice] = found.to(memory[at.out].dtype)
-        probe(at.site.group, Range(0, at.batch), self.columns, found)
+def _terms_operands(
+    to: Building, node: fx.Node, rank: int, x: fx.Node, weight: fx.Node, out: int
+) -> ProjectOperands:
+    width = value_type(weight).local_shape(rank)[1]
+    assert isinstance(width, int)
+    return ProjectOperands(
+        rank=rank,
+        layer=layer_of(node),
+        site=site_of(x),
+        x=to.where(x, rank),
+        weight=to.where(weight, rank),
+        bias=NONE,
+        residual=NONE,
+        out=out,
+        batch=to.plan.batch,
+        width=width,
+        leaves=leaves_of(to.ranks),
+        item=value_type(weight).dtype.itemsize,
+    )
+
+
+def _project_operands(to: Building, node: fx.Node, rank: int, out: int) -> ProjectOperands:
+    bound = to.bound(node)
+    at = _terms_operands(to, node, rank, bound["x"], bound["weight"], out)
+    own = vars(at) | {
+        "bias": to.where_if(bound["bias"], rank),
+        "residual": to.where(bound["residual"], rank),
+    }
+    return ProjectOperands(**own)

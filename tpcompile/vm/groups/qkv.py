@@ -14,10 +14,16 @@ from functools import cached_property
 from typing import Annotated, ClassVar
 
 import torch
+from torch import fx
 
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.vm.groups.arithmetic import rms_norm
-from tpcompile.vm.groups.normed import Normed, linear
+from tpcompile.vm.groups.kv import cache_of, places
+from tpcompile.vm.groups.normed import Normed, linear, normed
+from tpcompile.vm.lowering.building import Building, width_of
+from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import Join, Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,
@@ -26,6 +32,7 @@ from tpcompile.vm.program.instruction import (
     Range,
     StepInstruction,
     columns_of,
+    fraction,
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
@@ -238,3 +245,72 @@ class NormQkvRows(StepInstruction):
         if int(arrived) % self.blocks == 0:
             whole = memory[self.raw][:, self._raw_head.slice]
             self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)
+
+
+@lowers(NORM_QKV_ROPE_APPEND)
+def norm_qkv(to: Building, node: fx.Node) -> None:
+    """Queries, then keys, then values, of each rank."""
+    q = to.declare(
+        "q", [(to.plan.batch, width) for width in to.local_columns(node)], value_type(node).dtype
+    )
+    to.put(node, q)
+    cache = cache_of(to, to.bound(node)["cache"], to.bound(node)["block"])
+    for rank in range(to.ranks):
+        counts = to.bound(node, rank)["heads"]
+        first = 0
+        for part, heads in zip((Part.Q, Part.K, Part.V), counts, strict=True):
+            out = q if part == Part.Q else cache
+            at = _qkv_operands(to, node, rank, part, first, out + rank)
+            to.instructions += _heads(to, at, heads, sum(counts))
+            first += heads * at.width
+
+
+def _qkv_operands(
+    to: Building, node: fx.Node, rank: int, part: Part, first_row: int, out: int
+) -> QkvOperands:
+    bound = to.bound(node)
+    width = width_of(bound["cos"])
+    head_norm = {Part.Q: bound["q_norm"], Part.K: bound["k_norm"], Part.V: None}[part]
+    longest, dtype = to.plan.max_seq_len, value_type(bound["cos"]).dtype
+    return QkvOperands(
+        rank=rank,
+        layer=bound["layer"],
+        part=part,
+        normed=normed(to, node, rank),
+        weight=to.where(bound["weight"], rank),
+        bias=to.where_if(bound["bias"], rank),
+        first_row=first_row,
+        head_norm=to.where_if(head_norm, rank),
+        head_eps=fraction(bound["head_eps"]),
+        cos=to.alike("cos", (longest, width), dtype, "input") + rank,
+        sin=to.alike("sin", (longest, width), dtype, "input") + rank,
+        longest=longest,
+        interleaved=bound["interleaved"],
+        positions=to.alike("positions", (to.plan.batch,), torch.int32, "state") + rank,
+        width=width,
+        out=out,
+        item=value_type(bound["weight"]).dtype.itemsize,
+        **places(to, bound["block"], rank),
+    )
+
+
+def _heads(
+    to: Building, at: QkvOperands, heads: int, of: int
+) -> Iterator[NormQkvRopeAppend | NormQkvRows]:
+    """The heads of one part, whole or in blocks of rows; `of` so many of all parts."""
+    if not to.plan.splits_heads(of):
+        yield from (NormQkvRopeAppend(at, run) for run in to.plan.head_runs(heads, of))
+        return
+    blocks = to.plan.row_blocks(at.width, of)
+    wide = [(to.plan.batch, rows) for rows in _weight_rows(to, at)]
+    raw = to.declare("raw_qkv", wide, to.buffers[at.normed.x].dtype) + at.rank
+    counts = [(rows // at.width,) for _, rows in wide]
+    arrivals = to.declare("arrivals", counts, torch.int32, "state") + at.rank
+    for head in range(heads):
+        for rows in blocks:
+            yield NormQkvRows(at, raw, arrivals, head, rows, len(blocks))
+
+
+def _weight_rows(to: Building, at: QkvOperands) -> list[int]:
+    first = at.weight - at.rank
+    return [to.buffers[first + rank].shape[0] for rank in range(to.ranks)]

@@ -1,19 +1,18 @@
-"""`lower`: each node of a decode graph to its instructions, by a table."""
+"""`lower`: each node of a decode graph to its instructions, and the views between them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 
 import torch
 from torch import fx
 
 from tpcompile.ir import ops
 from tpcompile.ir.info import info_of
-from tpcompile.ir.leftovers import verify_nothing_left
 from tpcompile.ir.meta import value_type
-from tpcompile.vm.lowering import attention, head, residual
 from tpcompile.vm.lowering.building import Building
+from tpcompile.vm.lowering.handlers import HANDLERS, lowers, read_by, reads
+from tpcompile.vm.lowering.leftovers import verify_nothing_left
 from tpcompile.vm.lowering.plan import Lowered, StepPlan
 
 aten = torch.ops.aten
@@ -26,11 +25,8 @@ def lower(gm: fx.GraphModule, plan: StepPlan) -> Lowered:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             _input(to, node)
-        elif node.op == "call_function":
-            handler = _HANDLERS.get(node.target)
-            if handler is None:
-                raise to.refusal(node, "the instruction set has nothing for it")
-            handler(to, node)
+        elif node.op.startswith("call"):
+            HANDLERS[node.target].lower(to, node)
     _check_ends(to)
     name = info_of(gm).name
     return Lowered(name, to.ranks, plan, tuple(to.buffers), tuple(to.instructions))
@@ -48,11 +44,18 @@ def _check_ends(to: Building) -> None:
         raise to.refusal(output, "no token is chosen", "Put greedy-head into the pipeline")
 
 
+@lowers(ops.ROTARY)
+def _tables(to: Building, node: fx.Node) -> None:
+    """Nothing: instructions read the tables of the rotation by position."""
+
+
+@lowers(ops.ALL_GATHER, where=read_by())
 def _same(to: Building, node: fx.Node) -> None:
     """A view: its value lies where that of its operand does."""
     to.put(node, to.where(node.all_input_nodes[0], 0))
 
 
+@lowers(aten.flatten.using_ints, where=reads(ops.ATTENTION_REDUCE))
 def _side_by_side(to: Building, node: fx.Node) -> None:
     """Heads beside each other, as they lie."""
     source, first, last = node.args
@@ -62,6 +65,7 @@ def _side_by_side(to: Building, node: fx.Node) -> None:
     _same(to, node)
 
 
+@lowers(operator.getitem, where=reads(ops.ROTARY, ops.PARTIAL_ATTENTION))
 def _item(to: Building, node: fx.Node) -> None:
     """One of several results."""
     source, index = node.args
@@ -72,6 +76,7 @@ def _item(to: Building, node: fx.Node) -> None:
     to.put(node, first + index * to.ranks)
 
 
+@lowers(aten.index_select.default, where=read_by(ops.NORM_LINEAR))
 def _rows(to: Building, node: fx.Node) -> None:
     """The rows wanted as logits: in a decode step those of all sequences, in their order."""
     _, dim, rows = node.args
@@ -79,23 +84,3 @@ def _rows(to: Building, node: fx.Node) -> None:
     if dim != 0 or not wanted:
         raise to.refusal(node, "rows that are not those wanted as logits")
     _same(to, node)
-
-
-_HANDLERS: dict[object, Callable[[Building, fx.Node], None]] = {
-    operator.getitem: _item,
-    aten.flatten.using_ints: _side_by_side,
-    aten.index_select.default: _rows,
-    ops.ALL_GATHER: _same,  # logits stay where they are
-    ops.EMBEDDING: residual.embedding,
-    ops.VOCAB_EMBEDDING: residual.embedding,
-    ops.ALL_REDUCE: residual.all_reduce,
-    ops.LINEAR: residual.linear_terms,
-    ops.NORM_QKV_ROPE_APPEND: attention.norm_qkv,
-    ops.PARTIAL_ATTENTION: attention.partial_attention,
-    ops.ATTENTION_REDUCE: attention.attention_reduce,
-    ops.LINEAR_RESIDUAL: residual.linear_residual,
-    ops.ALL_REDUCE_RESIDUAL: residual.all_reduce_residual,
-    ops.NORM_GATE_UP_SWIGLU: head.norm_gate_up,
-    ops.NORM_LINEAR: head.norm_head,
-    ops.ARGMAX: head.argmax,
-}

@@ -15,7 +15,6 @@ from tests.passes.test_fuse_residual_bias import biased_qwen3
 from tests.passes.test_shard_linears import biased_llama
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend import capture
-from tpcompile.ir.leftovers import Leftover, leftovers, verify_nothing_left
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import (
     ATTENTION,
@@ -30,6 +29,7 @@ from tpcompile.passes import decode_pipeline, default_pipeline, run_passes
 from tpcompile.presets import preset
 from tpcompile.rewriting.rewrite import calls, insert_after
 from tpcompile.rewriting.structure import attention_blocks, weight_of
+from tpcompile.vm.lowering.leftovers import Leftover, leftovers, verify_nothing_left
 
 aten = torch.ops.aten
 MODELS: dict[str, Callable[[], Pair]] = {

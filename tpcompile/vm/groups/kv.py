@@ -1,0 +1,34 @@
+"""The KV cache of a program, and where its sequences lie."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.vm.lowering.building import Building
+
+
+def cache_of(to: Building, node: fx.Node, block: int) -> int:
+    """The cache: in regions by sequence and by past or new, in memory by slot."""
+    kind = value_type(node)
+    to.plan.check_room(block)
+    slots = to.plan.batch * to.plan.most_blocks(block) * block
+    regions, storages = [], []
+    for rank in range(to.ranks):
+        layers, _, _, heads, width = kind.local_shape(rank)
+        assert isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)
+        regions.append((layers, 2, to.plan.batch, heads, 2))
+        storages.append((layers, 2, slots, heads, width))
+    return to.declare("cache", regions, kind.dtype, "cache", storages)
+
+
+def places(to: Building, block: int, rank: int) -> dict[str, int]:
+    """Where sequences lie."""
+    batch, most = to.plan.batch, to.plan.most_blocks(block)
+    return {
+        "lengths": to.alike("lengths", (batch,), torch.int32, "state") + rank,
+        "tables": to.alike("tables", (batch, most), torch.int32, "input") + rank,
+        "most_blocks": most,
+        "block": block,
+    }

@@ -1,0 +1,143 @@
+"""Sums across ranks, and across the splits of a projection, that are added to the residual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+import torch
+from torch import fx
+
+from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, VOCAB_EMBEDDING
+from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.vm.groups.residual import TERMS_SITE, Site, residual_buffer
+from tpcompile.vm.lowering.building import Building, layer_of, width_of
+from tpcompile.vm.lowering.handlers import lowers, reads
+from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program.instruction import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    columns_of,
+    present,
+    unseen,
+    with_bias,
+)
+from tpcompile.vm.program.instruction_set import instruction
+from tpcompile.vm.targets import Target
+
+
+def _by_site(embedding: rules.Rule, half: rules.Rule) -> dict[Site, rules.Rule]:
+    return {site: embedding if site == Site.EMBEDDING else half for site in Site}
+
+
+_FIRST_TERMS = rules.scratch("held*batch", "width", dtype=rules.F32, each_rank=True)
+"""The embedding has one term on each rank, in the buffer that the MLP has more for."""
+_ALL_TERMS = rules.scratch("slots*batch", "width", dtype=rules.F32, each_rank=True)
+
+
+@dataclass(frozen=True)
+class SumOperands:
+    """The terms of all ranks, whose buffers follow each other, and what they are added to."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    site: Site
+    terms: Annotated[int, rules.Chosen("site", _by_site(_FIRST_TERMS, _ALL_TERMS))]
+    ranks: Annotated[int, rules.RANKS]
+    slots: Annotated[int, rules.Chosen("site", _by_site(rules.Number(1, "1"), rules.COUNT))]
+    bias: Annotated[int, rules.maybe(rules.weight("width"))]
+    residual: Annotated[int, rules.maybe(rules.scratch("batch", "width", dtype="T"))]
+    out: Annotated[int, rules.scratch("batch", "width", dtype="T")]
+    batch: Annotated[int, rules.COUNT]
+
+
+@instruction
+@dataclass(frozen=True)
+class AllReduce(StepInstruction):
+    """Some columns of the sum over all ranks, in a fixed tree, and the residual once."""
+
+    at: SumOperands
+    columns: Annotated[Range, rules.Within("width")]
+    name: ClassVar[str] = "all_reduce"
+    opcode: ClassVar[int] = 8
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        at = self.at
+        terms = ((0, at.slots * at.batch), self.columns)
+        return (
+            *(Region(at.terms + rank, terms) for rank in range(at.ranks)),
+            *present(
+                Region(at.bias, (self.columns,)), columns_of(at.residual, at.batch, self.columns)
+            ),
+        )
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        return (columns_of(self.at.out, self.at.batch, self.columns),)
+
+    @property
+    def traffic(self) -> int:
+        """Terms are in fp32."""
+        return 4 * self.at.ranks * self.at.slots * self.at.batch * self.columns.extent
+
+    def cost(self, target: Target) -> float:
+        """Terms of other ranks come over a link, which few workers use at a time."""
+        if self.at.ranks == 1:
+            return super().cost(target)
+        foreign = self.traffic - self.traffic // self.at.ranks
+        exchange = target.exchange_us + foreign / target.link_bytes_per_us
+        return target.instruction_us + exchange
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at = self.at
+        terms: list[torch.Tensor] = []
+        for rank in range(at.ranks):
+            held = memory[at.terms + rank][: at.slots * at.batch, self.columns.slice]
+            terms += held.view(at.slots, at.batch, -1).unbind(0)
+        found = with_bias(memory, at.bias, self.columns, fold_tree(terms, torch.add))
+        if at.residual != NONE:
+            found = memory[at.residual][:, self.columns.slice].float() + found
+        memory[at.out][:, self.columns.slice] = found.to(memory[at.out].dtype)
+        probe(at.site.group, Range(0, at.batch), self.columns, found)
+
+
+@lowers(ALL_REDUCE, where=reads(VOCAB_EMBEDDING))
+def all_reduce(to: Building, node: fx.Node) -> None:
+    """The sum of all ranks' rows of the embedding."""
+    (terms,) = node.all_input_nodes
+    sum_terms(to, node, to.where(terms, 0), None, None)
+
+
+@lowers(ALL_REDUCE_RESIDUAL)
+def all_reduce_residual(to: Building, node: fx.Node) -> None:
+    """The sum of all ranks' terms, added to the residual."""
+    bound = to.bound(node)
+    sum_terms(to, node, to.where(bound["partial"], 0), bound["residual"], bound["bias"])
+
+
+def sum_terms(
+    to: Building, node: fx.Node, terms: int, residual: fx.Node | None, bias: fx.Node | None
+) -> None:
+    out = residual_buffer(to, node, residual)
+    to.put(node, out)
+    site = Site.EMBEDDING if residual is None else TERMS_SITE[to.buffers[terms].name]
+    slots = 1 if site == Site.EMBEDDING else to.plan.column_splits
+    for rank in range(to.ranks):
+        at = SumOperands(
+            rank=rank,
+            layer=layer_of(node),
+            site=site,
+            terms=terms,
+            ranks=to.ranks,
+            slots=slots,
+            bias=to.where_if(bias, rank),
+            residual=to.where_if(residual, rank),
+            out=out + rank,
+            batch=to.plan.batch,
+        )
+        to.instructions += [AllReduce(at, columns) for columns in to.plan.sums(width_of(node))]

@@ -1,0 +1,59 @@
+"""The residual: its two buffers, and those of the terms that are summed before they are added.
+
+What is added to one buffer is written to the other, so that nobody who still norms the old values
+meets new ones.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import ATTENTION_REDUCE
+from tpcompile.vm.lowering.building import Building, width_of
+
+
+class Site(IntEnum):
+    """What is added: where the residual comes from, or the end of one half of a layer."""
+
+    EMBEDDING = 0
+    ATTENTION = 1
+    MLP = 2
+
+    @property
+    def group(self) -> str:
+        """What the sum is called where values are compared."""
+        return "embedding" if self == Site.EMBEDDING else f"{self.name.lower()}_residual"
+
+
+def site_of(x: fx.Node) -> Site:
+    """Return the half of a layer that a projection of `x` ends; views are looked through."""
+    while x.op == "call_function" and len(x.all_input_nodes) == 1:
+        (x,) = x.all_input_nodes
+    return Site.ATTENTION if x.target == ATTENTION_REDUCE else Site.MLP
+
+
+_TERMS_NAME = {Site.ATTENTION: "attention_terms", Site.MLP: "mlp_terms"}
+TERMS_SITE = {name: site for site, name in _TERMS_NAME.items()}
+
+
+def terms_buffer(to: Building, site: Site, node: fx.Node) -> int:
+    """Declare the buffer of the terms of a sum.
+
+    Terms of the two halves of a layer lie apart, so that no rank waits until another one has read
+    the last ones; the embedding's come before attention, so they lie with the MLP's.
+    """
+    rows = to.plan.column_splits * to.plan.batch
+    name = _TERMS_NAME.get(site, _TERMS_NAME[Site.MLP])
+    return to.alike(name, (rows, width_of(node)), torch.float32)
+
+
+def residual_buffer(to: Building, node: fx.Node, old: fx.Node | None) -> int:
+    """Declare the buffer that does not hold the old values."""
+    name = "x0"
+    if old is not None and to.buffers[to.where(old, 0)].name == "x0":
+        name = "x1"
+    return to.alike(name, (to.plan.batch, width_of(node)), value_type(node).dtype)
