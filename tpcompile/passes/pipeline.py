@@ -53,36 +53,18 @@ _STANDARD: tuple[type[Pass], ...] = (
     GreedyHead,  # behind insert-collectives: it reads the logits before they are gathered
     CacheKv,  # last: what looks for attention has found it
 )
-_DECODE: tuple[type[Pass], ...] = (
-    Canonicalize,
-    RaiseNorm,
-    RaiseRope,
-    RaiseSwiglu,
-    RaiseAttention,
-    PlanSharding,
-    ShardLinears,
-    KvHeads,
-    VocabParallel,
-    InsertCollectives,
-    FuseQkv,
-    FuseGateUp,
-    GreedyHead,
-    CacheKv,  # as far as here the standard pipeline, but norms are left to what reads them
+_STEP: tuple[type[Pass], ...] = (
     FuseNormQkv,
     SplitAttention,  # behind fuse-norm-qkv: spans are read from the cache, where all keys are then
     FuseNormGateUp,
     FuseNormLinear,  # behind the fusions of norms that want a certain linear
     FuseResidual,
 )
-_OPTIONAL: tuple[type[Pass], ...] = (
-    SequenceParallel,
-    InterleaveRotary,
-    FuseNormQkv,
-    SplitAttention,
-    FuseNormGateUp,
-    FuseNormLinear,
-    FuseResidual,
+_DECODE: tuple[type[Pass], ...] = (
+    *(kind for kind in _STANDARD if kind is not FuseAddNorm),  # norms are left to what reads them
+    *_STEP,
 )
+_OPTIONAL: tuple[type[Pass], ...] = (SequenceParallel, InterleaveRotary, *_STEP)
 
 ALL_PASSES: dict[str, type[Pass]] = {kind.name: kind for kind in (*_STANDARD, *_OPTIONAL)}
 
@@ -148,9 +130,8 @@ def decode_pipeline(
 
 def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
     """To decode steps of the model that `passes` make: their weights, layouts and KV cache."""
-    behind = list(_DECODE[_DECODE.index(FuseNormQkv) :])
-    kept = [p for p in passes if type(p) not in (FuseAddNorm, SequenceParallel, *behind)]
-    return [*kept, *_made(behind, False, SplitAttention(spans))]
+    kept = [p for p in passes if type(p) not in (FuseAddNorm, SequenceParallel, *_STEP)]
+    return [*kept, *_made(_STEP, False, SplitAttention(spans))]
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:
