@@ -225,20 +225,20 @@ def test_bf16_is_no_further_from_fp32_than_the_op() -> None:
     assert error <= 1.05 * allowed
 
 
-def _merge_without_sum(a: Any, a_lse: Any, b: Any, b_lse: Any) -> Any:
+def _merge_without_sum(one: Any, other: Any, **functions: Any) -> Any:
     """Trap 12: what is merged keeps the maximum and forgets the sum."""
-    mixed, _ = RIGHT_MERGE(a, a_lse, b, b_lse)
-    return mixed, torch.maximum(a_lse, b_lse)
+    mixed, _ = RIGHT_MERGE(one, other, **functions)
+    return mixed, torch.maximum(one[1], other[1])
 
 
-def _merge_base_two(a: Any, a_lse: Any, b: Any, b_lse: Any) -> Any:
+def _merge_base_two(one: Any, other: Any, **functions: Any) -> Any:
     """Trap 12: written in another base than read."""
-    mixed, lse = RIGHT_MERGE(a, a_lse, b, b_lse)
+    mixed, lse = RIGHT_MERGE(one, other, **functions)
     return mixed, lse / torch.log(torch.tensor(2.0))
 
 
-def _merge_halves(a: Any, a_lse: Any, b: Any, b_lse: Any) -> Any:
-    return (a + b) / 2, b_lse
+def _merge_halves(one: Any, other: Any, **functions: Any) -> Any:
+    return (one[0] + other[0]) / 2, other[1]
 
 
 RIGHT_MERGE, RIGHT_SPAN = module.merge, module.span_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
@@ -14,7 +14,7 @@ from torch import fx
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE, PARTIAL_ATTENTION
 from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.ir.ops.decode import span_of
+from tpcompile.ir.ops.decode import merge, span_of
 from tpcompile.ir.ops.paged_attention import HEADS, read_tokens
 from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places
@@ -186,24 +186,11 @@ class AttentionReduce(StepInstruction):
         values = memory[self.at.values][self.sequence, self.heads.slice]
         lse = memory[self.at.lse][self.sequence, self.heads.slice]
         spans = list(zip(values.unbind(1), lse.unbind(1), strict=True))
-        mixed, _ = fold_tree(spans, lambda one, other: merge(*one, *other))
+        mixed, _ = fold_tree(spans, partial(merge, exp=exp, log=log))
         out = memory[self.at.out]
         out[self.sequence, self._columns.slice] = mixed.flatten().to(out.dtype)
         found = out[self.sequence : self.sequence + 1, self._columns.slice]
         probe("attention", Range(self.sequence, self.sequence + 1), self._columns, found)
-
-
-def merge(
-    a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two spans to one, the maximum taken off and added again; empty ones change nothing."""
-    most = torch.maximum(a_lse, b_lse)
-    empty = most == -torch.inf
-    level = most.where(~empty, 0)  # infinity less infinity is no number
-    a_weight, b_weight = exp(a_lse - level), exp(b_lse - level)
-    mass = (a_weight + b_weight).where(~empty, 1)
-    mixed = a * (a_weight / mass)[:, None] + b * (b_weight / mass)[:, None]
-    return mixed, (level + log(mass)).where(~empty, -torch.inf)
 
 
 @lowers(PARTIAL_ATTENTION)

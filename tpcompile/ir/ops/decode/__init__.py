@@ -8,6 +8,7 @@ from tpcompile.ir.ops.decode.attention import (
     ATTENTION_REDUCE,
     CACHED_ATTENTION,
     PARTIAL_ATTENTION,
+    merge,
     merge_spans,
     span_of,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "NORM_LINEAR",
     "NORM_QKV_ROPE_APPEND",
     "PARTIAL_ATTENTION",
+    "merge",
     "merge_spans",
     "span_of",
 ]

@@ -6,7 +6,7 @@ the logarithm of what they were divided by: with that, spans merge in any number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,20 +114,31 @@ def merge_spans(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, 
     What is merged is again a span, with its log-sum-exp, so a merge may be merged on.
     """
     spans = list(zip(values.unbind(-2), lse.unbind(-1), strict=True))
-    return fold_tree(spans, lambda one, other: _merge(*one, *other))
+    return fold_tree(spans, merge)
 
 
-def _merge(
-    a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two spans to one. An empty one changes nothing; of two empty ones comes an empty one."""
+Span = tuple[torch.Tensor, torch.Tensor]
+"""The values of a span, normalised, and their log-sum-exp."""
+
+
+def merge(
+    one: Span,
+    other: Span,
+    exp: Callable[[torch.Tensor], torch.Tensor] = torch.exp,
+    log: Callable[[torch.Tensor], torch.Tensor] = torch.log,
+) -> Span:
+    """Merge two spans to one, with the `exp` and `log` of whoever computes them.
+
+    An empty span changes nothing; two empty spans make an empty one.
+    """
+    (a, a_lse), (b, b_lse) = one, other
     most = torch.maximum(a_lse, b_lse)
     empty = most == -torch.inf
     level = most.where(~empty, 0)  # infinity less infinity is no number
-    a_weight, b_weight = (a_lse - level).exp(), (b_lse - level).exp()
+    a_weight, b_weight = exp(a_lse - level), exp(b_lse - level)
     total = (a_weight + b_weight).where(~empty, 1)
     mixed = a * (a_weight / total).unsqueeze(-1) + b * (b_weight / total).unsqueeze(-1)
-    return mixed, (level + total.log()).where(~empty, -torch.inf)
+    return mixed, (level + log(total)).where(~empty, -torch.inf)
 
 
 def attention_reduce(values: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
