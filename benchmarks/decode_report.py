@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from benchmarks.decode import Measured
+from benchmarks.decode_measured import Measured
 
 PREFILL = "prefill"
 

@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.checkpoint import RandomCheckpoint, write_checkpoint
-from benchmarks.decode import EAGER, ONE, TARGETS, TWO, Agreement, Benchmark, Measured, main
+from benchmarks.decode import Benchmark, main
+from benchmarks.decode_measured import EAGER, ONE, TARGETS, TWO, Agreement, Measured
 from benchmarks.decode_report import show
 from benchmarks.peers.kinds import eager
 from benchmarks.peers.side import Side, SideError, SideSpec
