@@ -1,13 +1,15 @@
-"""Captures that tests share: one of each configuration and dtype in a session.
+"""Captures that tests share: one of each model in a session, where capture is not the subject.
 
-Only for tests whose subject is not capture. Each caller gets a graph and a configuration of its
-own. A model in memory is captured every time: it may have changed.
+Each caller gets a graph of its own. What makes two models the same one is all that capture can
+see: configuration, modules with their attributes and hooks, names and shapes of parameters, and
+small buffers by value.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,23 +20,47 @@ from tpcompile.frontend.source import name_of
 from tpcompile.rewriting.manager import clone
 
 _CAPTURED: dict[Any, Captured] = {}
+_MOST_NUMBERS = 4096
+"""Of a buffer that is compared by value: tables of rotations are, cached masks are not made yet."""
 
 
 def captured_once(
     model: Any, *, dtype: torch.dtype | None = None, stamped: bool = True
 ) -> Captured:
-    """Capture a model; one with the same configuration is not captured again."""
-    if isinstance(model, nn.Module):
-        return capture(model, dtype=dtype, stamped=stamped)
-    config = config_of(model)
+    """Capture a model; one that capture cannot tell from it is not captured again."""
+    given = isinstance(model, nn.Module)
+    config = model.config if given else config_of(model)
     values = config.to_dict()
     values.pop("_name_or_path", None)
-    key = (type(config), repr(sorted(values.items())), dtype, stamped)
+    seen = tuple(_seen(model)) if given else ()
+    wanted = dtype or config.dtype or torch.get_default_dtype()
+    key = (type(config), repr(sorted(values.items(), key=str)), wanted, stamped, seen)
     if key not in _CAPTURED:
-        _CAPTURED[key] = capture(config, dtype=dtype, stamped=stamped)
+        _CAPTURED[key] = capture(model if given else config, dtype=dtype, stamped=stamped)
     found = _CAPTURED[key]
-    own = copy.deepcopy(found.config)
-    own.name_or_path = config.name_or_path
     graph = clone(found.graph)
     graph.meta["tpcompile"] = dataclasses.replace(graph.meta["tpcompile"], name=name_of(model))
+    if given:
+        return dataclasses.replace(found, graph=graph, config=config, model=model)
+    own = copy.deepcopy(found.config)
+    own.name_or_path = config.name_or_path
     return dataclasses.replace(found, graph=graph, config=own)
+
+
+def _seen(model: nn.Module) -> Iterator[Any]:
+    for name, module in model.named_modules():
+        yield name, type(module), tuple(_attributes(module))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield name, tuple(parameter.shape), parameter.dtype, parameter.device.type
+    ties = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    yield tuple(ties.index(one) for one in ties)
+    for name, buffer in model.named_buffers():
+        small = buffer.numel() <= _MOST_NUMBERS and not buffer.is_meta
+        yield name, tuple(buffer.shape), buffer.dtype, repr(buffer.tolist()) if small else ""
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """What a module has beside its parameters, buffers and modules, hooks among it."""
+    for name, value in sorted(vars(module).items()):
+        if name not in ("_parameters", "_buffers", "_modules", "config"):
+            yield name, repr(value)

@@ -46,18 +46,20 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capture a configuration only once in a session, where capture is not the subject."""
+@pytest.fixture(scope="module")
+def captured_once() -> Iterator[None]:
+    """Capture a model only once in a session, where capture is not the subject."""
     from tests.captures import captured_once
     from tpcompile import api, frontend
     from tpcompile.compare import model as compare
     from tpcompile.compare import source as sides
     from tpcompile.compare.program import case
 
-    monkeypatch.setattr(api, "captured_of", captured_once)
-    for module in (frontend, compare, sides, case):
-        monkeypatch.setattr(module, "capture", captured_once)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "captured_of", captured_once)
+        for module in (frontend, compare, sides, case):
+            patch.setattr(module, "capture", captured_once)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tpcompile.frontend import Captured, capture
+from tests.captures import captured_once
+from tpcompile.frontend import Captured
 from tpcompile.ir.info import info_of
 from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
@@ -64,7 +65,7 @@ class Pair:
 
 def pair_of(config: Any, seed: int = 0) -> Pair:
     """From a configuration; the weights come from the seed."""
-    captured = capture(config, dtype=torch.float32)
+    captured = captured_once(config, dtype=torch.float32)
     eager = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()

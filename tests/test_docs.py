@@ -12,6 +12,7 @@ import pytest
 
 from tests import scripts
 
+pytestmark = pytest.mark.usefixtures("captured_once")
 ROOT = Path(__file__).parents[1]
 
 
@@ -35,7 +36,6 @@ def run_here(
     return run
 
 
-@pytest.mark.usefixtures("captured_once")
 @pytest.mark.parametrize("page", ["ir", "program"])
 def test_a_page_is_what_the_tool_prints(page: str, run_here: Callable[..., str]) -> None:
     found = run_here(f"docs/make_{page}_page.py", "--print")

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.captures import captured_once
 from tests.models import (
     TOLERANCE,
     Pair,
@@ -30,7 +31,6 @@ from tests.models import (
     run,
     stage_logits,
 )
-from tpcompile.frontend import capture
 from tpcompile.frontend.rotary import RotaryTables
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.layout import FusedLayout, Layout, even_runs
@@ -567,7 +567,7 @@ def _loaded(name: str, read: RandomWeights, dtype: torch.dtype) -> Any:
 
 @lru_cache
 def in_bf16(name: str) -> Bf16:
-    captured = capture(AutoConfig.for_model(**preset(name)), dtype=torch.bfloat16)
+    captured = captured_once(AutoConfig.for_model(**preset(name)), dtype=torch.bfloat16)
     read = RandomWeights(captured, 0)
     models = [_loaded(name, read, dtype) for dtype in (torch.bfloat16, torch.float32)]
     ids = torch.randint(1013, (4, 64), generator=torch.Generator().manual_seed(0))

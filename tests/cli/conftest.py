@@ -37,6 +37,11 @@ class Ran:
 Cli = Callable[..., Ran]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _captured_once(captured_once: None) -> None:
+    """Capture is not the subject here."""
+
+
 @pytest.fixture(autouse=True)
 def _captured_once(captured_once: None) -> None:
     """Capture is not the subject of these tests."""

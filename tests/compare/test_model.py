@@ -21,7 +21,7 @@ from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.rewriting.rewrite import calls
 from tpcompile.runtime.ranks.rank import RankModule, rank_modules
 
-pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 
 def _compared(dtype: torch.dtype, sharper: int = 1, **options: Any) -> Comparison:

@@ -10,11 +10,11 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
+from tests.captures import captured_once
 from tests.passes.decoding import decode_step, filled, run_step
 from tests.passes.graphs import GraphBuilder, nearest
 from tests.passes.steps import SEQUENCE_PARALLEL
 from tests.passes.test_fuse_norm_linear import numbered
-from tpcompile.frontend import capture
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import (
@@ -69,7 +69,7 @@ def test_again() -> None:
 @pytest.mark.parametrize("tp", [1, 3])
 def test_bf16_sums_stay_in_fp32_until_they_are_rounded(tp: int) -> None:
     config = AutoConfig.for_model(**{**preset("tiny-qwen2"), "dtype": "bfloat16"})
-    captured = capture(config, dtype=torch.bfloat16)
+    captured = captured_once(config, dtype=torch.bfloat16)
     gm, stages = run_passes(captured.graph, decode_pipeline(tp))
     assert stages[-1].stats.matches == 4
     assert not calls(gm, aten.add.Tensor) and not calls(gm, aten.to.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
+from tests.captures import captured_once
 from tests.models import (
     TOLERANCE,
     Pair,
@@ -21,7 +22,6 @@ from tests.models import (
 from tests.passes.graphs import GraphBuilder, nearest
 from tests.passes.test_fuse_norm_linear import numbered
 from tests.passes.test_shard_linears import biased_llama
-from tpcompile.frontend import capture
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL, SPECS
@@ -85,7 +85,7 @@ def test_a_bias_is_added_before_a_sum_of_bf16_is_rounded(tp: int) -> None:
     config = AutoConfig.for_model(
         **{**preset("tiny-qwen3"), "attention_bias": True, "dtype": "bfloat16"}
     )
-    gm, stages = run_passes(capture(config, dtype=torch.bfloat16).graph, decode_pipeline(tp))
+    gm, stages = run_passes(captured_once(config, dtype=torch.bfloat16).graph, decode_pipeline(tp))
     assert stages[-1].stats.matches == 4
     assert not calls(gm, aten.add.Tensor) and not calls(gm, aten.to.dtype)
     biased = [node for node in calls(gm, ALL_REDUCE_RESIDUAL) if len(node.args) == 3]

@@ -11,6 +11,7 @@ from torch import fx
 from transformers import AutoConfig
 
 import tpcompile
+from tests.captures import captured_once
 from tests.models import (
     TOLERANCE,
     Pair,
@@ -26,7 +27,6 @@ from tpcompile.comm import SimulatedGroup
 from tpcompile.compare.model import compare_with_eager
 from tpcompile.compare.program import compare_program
 from tpcompile.compare.program.case import Batch
-from tpcompile.frontend import capture
 from tpcompile.inspect.plan import plan_report
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.layout import Layout
@@ -83,7 +83,7 @@ def small(model: str, activation: str) -> Pair:
     """Weights so far from zero that one activation gives other logits than the next."""
     eager = enlivened(config_of(model, activation))
     read: Any = ModelWeights(eager)
-    return Pair(capture(eager), eager, read)
+    return Pair(captured_once(eager), eager, read)
 
 
 def sharded(model: str, activation: str, tp: int, last: str = "cache-kv") -> fx.GraphModule:
@@ -199,7 +199,7 @@ def test_programs_refuse_the_activation_by_name(model: str, activation: str) -> 
     refusal = f"the MLP's activation is aten.{name}; programs support silu"
     eager = enlivened(config_of(model, activation))
     with pytest.raises(tpcompile.UnsupportedError, match=refusal):
-        verify_nothing_left(run_passes(capture(eager).graph, decode_pipeline(2))[0])
+        verify_nothing_left(run_passes(captured_once(eager).graph, decode_pipeline(2))[0])
     with pytest.raises(tpcompile.UnsupportedError, match=refusal):
         compare_program(eager, decode_pipeline(2), Batch((3, 1)))
 

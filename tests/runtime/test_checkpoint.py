@@ -19,8 +19,6 @@ from tpcompile.runtime.checkpoint import Checkpoint
 from tpcompile.runtime.checkpoint_files import INDEX, SINGLE
 from tpcompile.runtime.weights import directory_of
 
-pytestmark = pytest.mark.usefixtures("captured_once")
-
 UP = "model.layers.1.mlp.up_proj.weight"
 
 

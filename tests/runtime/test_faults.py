@@ -32,7 +32,7 @@ from tpcompile.runtime import weights
 from tpcompile.runtime.checkpoint_files import SINGLE
 from tpcompile.runtime.ranks.workers import Workers
 
-pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 LIMIT = 96
 """Tokens that a sequence may have."""

@@ -18,8 +18,6 @@ from tpcompile.presets import preset
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.generation import generation_config_of
 
-pytestmark = pytest.mark.usefixtures("captured_once")
-
 
 @pytest.fixture(scope="module")
 def both() -> Both:

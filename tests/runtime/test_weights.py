@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.captures import captured_once
 from tests.models import preset_pair, scaled_config
 from tpcompile.errors import CheckpointError
-from tpcompile.frontend import capture
 from tpcompile.runtime.weights import RandomWeights, weights_of
 
 
@@ -41,7 +41,7 @@ def test_nothing_is_trivially_zero_or_one() -> None:
 
 def test_a_model_in_memory_is_read_in_place() -> None:
     model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b")).eval()
-    read = weights_of(capture(model), model, None)
+    read = weights_of(captured_once(model), model, None)
     part = read("model.norm.weight", (slice(0, 4),))
     assert part.untyped_storage().data_ptr() == model.model.norm.weight.data_ptr()
 
@@ -63,4 +63,4 @@ def test_a_model_without_storage_has_no_weights() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(scaled_config("qwen3-0.6b")).eval()
     with pytest.raises(CheckpointError, match="meta"):
-        weights_of(capture(model), model, None)
+        weights_of(captured_once(model), model, None)

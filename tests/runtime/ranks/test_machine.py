@@ -16,8 +16,6 @@ from tpcompile.runtime.ranks.machine import decodes
 from tpcompile.runtime.ranks.rank import Step
 from tpcompile.vm.program.text import parse_program
 
-pytestmark = pytest.mark.usefixtures("captured_once")
-
 IDS = torch.tensor([[5, 9, 2, 7, 1, 3], [8, 8, 4, 6, 2, 9]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 

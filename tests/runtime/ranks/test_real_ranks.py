@@ -21,7 +21,7 @@ from tests.runtime.eager_pair import PAD, enlivened, prompt
 from tpcompile.demo.model import make_demo
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
-pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 NEW = 64
 

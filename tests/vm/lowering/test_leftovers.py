@@ -9,12 +9,12 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
+from tests.captures import captured_once
 from tests.models import Pair, preset_pair
 from tests.passes.decoding import DECODE, decode_stages
 from tests.passes.test_fuse_residual_bias import biased_qwen3
 from tests.passes.test_shard_linears import biased_llama
 from tpcompile.errors import UnsupportedError
-from tpcompile.frontend import capture
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import (
     ATTENTION,
@@ -54,7 +54,7 @@ def test_nothing_is_left_of_a_decode_step(name: str, tp: int, interleaved: bool)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_nor_in_bf16(tp: int) -> None:
     config = AutoConfig.for_model(**{**preset("tiny-qwen3"), "dtype": "bfloat16"})
-    graph = capture(config, dtype=torch.bfloat16).graph
+    graph = captured_once(config, dtype=torch.bfloat16).graph
     verify_nothing_left(run_passes(graph, decode_pipeline(tp))[0])
 
 

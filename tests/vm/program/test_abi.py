@@ -1,0 +1,124 @@
+"""The binary interface: what is generated agrees with the words that programs are made of."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.vm.groups.lowered import CASES, lowered
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.vm.groups import LinearTerms, NormLmHead
+from tpcompile.vm.program import abi
+from tpcompile.vm.program.instruction import Range, StepInstruction, word_count, words_of
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS, encode
+
+COMPILER = shutil.which("cc")
+
+
+def _one_of_each() -> dict[str, StepInstruction]:
+    found: dict[str, StepInstruction] = {}
+    for case in CASES:
+        for one in lowered(case).instructions:
+            found.setdefault(one.name, one)
+    assert set(found) == set(INSTRUCTIONS)
+    return found
+
+
+@pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
+def test_fields_are_the_words_of_a_row(kind: type[StepInstruction]) -> None:
+    fields = abi.layout(kind)
+    assert [field.offset for field in fields] == [
+        1 + sum(before.words for before in fields[:place]) for place in range(len(fields))
+    ]
+    assert fields[-1].offset + fields[-1].words == 1 + word_count(kind)
+    assert len({field.name for field in fields}) == len(fields)
+
+
+def test_a_field_has_the_value_of_its_operand() -> None:
+    """By name, one of each sort: shared, inside another, of the instruction itself, and twice."""
+    made = _one_of_each()
+
+    def word(name: str, field: str) -> list[int]:
+        one = made[name]
+        (found,) = (f for f in abi.layout(type(one)) if f.name == field)
+        return encode(one)[found.offset : found.offset + found.words]
+
+    terms, head = made["linear_terms"], made["norm_lm_head"]
+    assert isinstance(terms, LinearTerms) and isinstance(head, NormLmHead)
+    assert word("linear_terms", "width") == [terms.at.width]
+    assert word("linear_terms", "columns") == list(terms.columns)
+    assert word("linear_terms", "leaves") == [terms.at.leaves]
+    assert word("linear_terms", "own_leaves") == [terms.leaves]
+    assert word("norm_lm_head", "normed_width") == [head.at.normed.width]
+    assert word("norm_lm_head", "normed_eps") == list(words_of(head.at.normed.eps))
+    assert word("norm_lm_head", "slot") == [head.slot]
+
+
+def test_constants_are_numbers_of_the_interface() -> None:
+    found = abi.constants()
+    assert found["ABI_VERSION"] == abi.VERSION
+    assert found["ROW_WORDS"] == INSTRUCTIONS.words
+    assert found["OP_ARGMAX"] == 11
+    assert found["DTYPE_BF16"] == 2
+    assert found["SITE_MLP"] == 2
+    (eps,) = (f for f in abi.layout(INSTRUCTIONS["norm_lm_head"]) if f.name == "normed_eps")
+    assert found["NORM_LM_HEAD_NORMED_EPS"] == eps.offset
+    fields = sum(len(abi.layout(kind)) for kind in INSTRUCTIONS.values())
+    members = sum(len(one) for one in abi.enumerations().values())
+    assert len(found) == 2 + len(INSTRUCTIONS) + members + fields, "two numbers have one name"
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
+    """A C program reads every field of one row of each kind through the structs of the header."""
+    (tmp_path / "tpc_abi.h").write_text(abi.c_header())
+    lines = ['#include "tpc_abi.h"', "#include <stdio.h>", "#include <string.h>"]
+    lines += [f"int rows[][TPC_ROW_WORDS] = {{{','.join(map(_braced, _one_of_each().values()))}}};"]
+    lines += ["int bits(const void *at) { int word; memcpy(&word, at, 4); return word; }"]
+    lines += ["int main(void) {"]
+    expected: list[int] = []
+    for number, one in enumerate(_one_of_each().values()):
+        at = f"((tpc_{one.name} *)rows[{number}])"
+        lines.append(f'  _Static_assert(sizeof(tpc_{one.name}) <= 4 * TPC_ROW_WORDS, "too wide");')
+        row = encode(one)
+        for field in abi.layout(type(one)):
+            ends = (".start", ".stop") if field.kind is Range else ("",)
+            lines += [f'  printf("%d\\n", bits(&{at}->{field.name}{end}));' for end in ends]
+            expected += row[field.offset : field.offset + field.words]
+        lines.append(f'  printf("%d\\n", {at}->opcode == TPC_OP_{one.name.upper()});')
+        expected.append(1)
+    lines += ["  return 0;", "}"]
+    (tmp_path / "rows.c").write_text("\n".join(lines))
+    program = str(tmp_path / "rows")
+    assert COMPILER is not None
+    command = [COMPILER, "-Wall", "-Werror", "-fno-strict-aliasing", "-std=c11", "-o", program]
+    subprocess.run([*command, str(tmp_path / "rows.c")], check=True)
+    done = subprocess.run([program], check=True, capture_output=True, text=True)
+    assert list(map(int, done.stdout.split())) == expected
+
+
+def _braced(one: StepInstruction) -> str:
+    return "{" + ",".join(map(str, encode(one))) + "}"
+
+
+def test_enumerations_have_names_of_their_own() -> None:
+    found = abi.enumerations()
+    assert set(found) == {"DType", "Part", "Site"}
+    assert all(issubclass(one, IntEnum) for one in found.values())
+
+
+def test_dtypes() -> None:
+    assert abi.DType.of(torch.bfloat16) == abi.DType.BF16
+    with pytest.raises(UnsupportedError, match=r"torch\.float64.*torch\.float32"):
+        abi.DType.of(torch.float64)
+
+
+def test_another_version_is_refused() -> None:
+    abi.check_version(abi.VERSION, "native")
+    with pytest.raises(UsageError, match=r"native was built for another version.*version 7.*again"):
+        abi.check_version(7, "native")
