@@ -127,13 +127,13 @@ class CountsEmpty(PartialAttention):
         self._show(memory[self.at.values][self.sequence, self.heads.slice, self.span], lse, probe)
 
 
-def equal_weights(a: torch.Tensor, a_lse: Any, b: torch.Tensor, b_lse: Any) -> Any:
-    return (a + b) / 2, torch.maximum(a_lse, b_lse)
+def equal_weights(one: Any, other: Any, **functions: Any) -> Any:
+    return (one[0] + other[0]) / 2, torch.maximum(one[1], other[1])
 
 
-def overwritten(a: torch.Tensor, a_lse: Any, b: torch.Tensor, b_lse: Any) -> Any:
+def overwritten(one: Any, other: Any, **functions: Any) -> Any:
     """Only the last span counts."""
-    return b, b_lse
+    return other
 
 
 def plus_residual(share: float) -> Callable[[Any], Any]:
