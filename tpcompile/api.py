@@ -14,6 +14,7 @@ from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
+from tpcompile.plugins import load_plugins
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.programs import StepPrograms
@@ -64,6 +65,7 @@ def compile(
     `random_weights` is a seed for a model that has no weights. A rank that says nothing for
     `rank_timeout` seconds is taken for dead.
     """
+    load_plugins()
     _check_backend(backend)
     _check_limit("max_seq_len", max_seq_len)
     _check_limit("max_batch", max_batch)

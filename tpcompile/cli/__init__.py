@@ -18,6 +18,7 @@ from tpcompile.cli.command import (
     refuse_unknown,
 )
 from tpcompile.errors import CompileError, RankError
+from tpcompile.plugins import load_plugins
 
 COMMANDS: dict[str, Command] = {
     "dump": dump.COMMAND,
@@ -72,6 +73,7 @@ def _run(argv: list[str]) -> Result:
         top.parse(argv)
     name, *rest = argv
     refuse_unknown("command", name, COMMANDS, "See tpcompile --help")
+    load_plugins()  # before the parser, whose choices plugins add to
     command = COMMANDS[name]
     args = command.parser(f"tpcompile {name}").parse(rest)
     args.stdout = sys.stdout  # for a result that is shown while it comes
