@@ -22,7 +22,7 @@ class Parts:
         written |= {join.region[0] for i in instructions for join in i.joins}
         self._numbers: dict[Region, int] = {}
         self.reads: list[list[int]] = []
-        """By instruction, the numbers of the parts that it reads in these buffers."""
+        """By instruction, the numbers of the parts that it reads in buffers that are written."""
         self.writes: list[list[int]] = []
         self.joins: list[list[int]] = []
         for instruction in instructions:

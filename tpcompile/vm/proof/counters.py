@@ -2,7 +2,7 @@
 
 A counter belongs to a group of instructions that are waited for together. Each of them raises it
 once, and a wait is always for all of them, so it never depends on which came first. A wait is
-omitted if the worker has already waited for the same group, or for an instruction that did.
+omitted if the worker has already waited for the same group, or for an instruction that has.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _in_some_order(waiting: Waiting, queues: Queues, queue_of: dict[int, int]) -
     if stuck:
         raise VerifyError(
             "The order of the queues contradicts the dependencies",
-            got=f"{stuck} instructions that can never run, because the fronts of the queues wait "
-            "for instructions further back",
+            got=f"{stuck} instructions that can never run, because the first of them in each "
+            "queue waits for others further back",
             expected="queues in an order that the dependencies allow",
         )
 

@@ -1,8 +1,9 @@
 """The dependencies of each instruction, derived from the regions that instructions access.
 
-They are read after write, write after read, and write after write. They follow from the last
-writer of each part of a buffer and its readers since then. Groups of instructions are shared,
-because all readers of a value wait for the same writers. The blocks of a head count as one writer.
+A dependency is a read after write, a write after read or a write after write. It follows from the
+last writer of each part of a buffer and the readers since that write. Groups of instructions are
+shared, because all readers of a value wait for the same writers. The blocks of a head count as one
+writer.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Head:
 
 
 class _Memory:
-    """The last writes and reads of the parts of all buffers."""
+    """The parts of all buffers, with their last writes and the reads since then."""
 
     def __init__(self, parts: Parts) -> None:
         self._cells, self._near = parts.cells, parts.near
@@ -67,7 +68,7 @@ class _Memory:
         self._groups: dict[tuple[int, ...], Group] = {}
 
     def read(self, part: int, number: int) -> tuple[Group, ...]:
-        """Return last writers of all that `part` overlaps; record a read by `number`."""
+        """Return the last writers of what `part` overlaps, and record a read by `number`."""
         access = self._reading[part]
         if access is None:
             self._close_heads(part)
@@ -81,12 +82,12 @@ class _Memory:
         return access.before
 
     def write(self, part: int, number: int) -> tuple[Group, ...]:
-        """Return readers and writers of all that `part` overlaps; record a write by `number`."""
+        """Return the readers and writers of what `part` overlaps; record a write by `number`."""
         self._close_heads(part)
         return self._together(self._put(part, _Access([number], self._cells[part])), number)
 
     def join(self, part: int, arrivals: int, number: int) -> tuple[Group, ...]:
-        """Return the groups that the blocks of a head wait for; record `number` as a block."""
+        """Return the groups that the blocks of a head wait for, and record `number` as a block."""
         if part not in self._heads:
             self._close_heads(part)
             access = _Access([], self._cells[part])
@@ -108,9 +109,9 @@ class _Memory:
                 self._heads.pop(other, None)
 
     def _put(self, part: int, access: _Access) -> list[_Access]:
-        """Record a write of the part; return the accesses that later instructions must wait for.
+        """Record a write of the part; return the earlier accesses that it must wait for.
 
-        These are the reads that it overwrites, and the overwritten writes without a later read.
+        These are the overwritten reads, and the overwritten writes that these reads do not cover.
         """
         cells, seen = self._cells[part], 0
         found: list[_Access] = []
@@ -133,7 +134,7 @@ class _Memory:
         return found
 
     def _together(self, accesses: Sequence[_Access], number: int) -> tuple[Group, ...]:
-        """Return the groups that `number` waits for, to come after these accesses.
+        """Return the groups that `number` must wait for to run after these accesses.
 
         Accesses by one instruction share a group; each access by several has a group of its own.
         """

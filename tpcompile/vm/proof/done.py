@@ -14,8 +14,8 @@ from tpcompile.vm.proof.known import NOTHING, Known, in_at_least, union, with_on
 class Done:
     """The instructions known to be complete, for a terminating program and an order it can run in.
 
-    An instruction is known to be complete when another one starts if that one cannot start while
-    it is held back. A shared queue may have any number of workers, so it orders nothing.
+    Instruction A is known to be complete when B starts if B cannot start while A is held back. A
+    shared queue may have any number of workers, so it orders nothing.
     """
 
     def __init__(self, program: Program, order: list[int]) -> None:
@@ -40,16 +40,16 @@ class Done:
         these are all instructions."""
 
     def walk(self) -> Iterator[tuple[int, Known]]:
-        """Return each instruction with the instructions known to be complete when it starts."""
+        """Iterate over the instructions, each with those known to be complete when it starts."""
         self._settle()
         return self._round()
 
     def _settle(self) -> None:
         """Compute the instructions known to be complete after each signaller of a partial wait.
 
-        The signals may come in any order, and a signaller may come after the wait in the run order.
-        So the sets start with everything, and each round drops what the previous round could not
-        confirm, until nothing changes.
+        The signals may arrive in any order, and a signaller may come after the wait in the run
+        order. So each set starts with all instructions, and each round drops those that the
+        previous round could not confirm, until nothing changes.
         """
         before: dict[int, Known] = {}
         while before != self._behind:
@@ -88,7 +88,9 @@ class Done:
         return in_at_least([self._behind[number] for number in signallers], spare + 1)
 
     def unguarded(self) -> Iterator[int]:
-        """Yield the instructions that can start before the previous step is complete; walk first.
+        """Yield the instructions that can start before the previous step is complete.
+
+        Call this after `walk` is exhausted.
 
         The first instruction of a step to start has no instruction of its step before it in its
         queue, and waits for no signal of its step, only for signals of the previous one. If these

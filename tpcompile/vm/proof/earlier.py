@@ -2,7 +2,7 @@
 
 An access is dropped once all its cells have been overwritten. A later instruction conflicts with
 the overwriting instructions, and these run after the dropped access, or the verifier has already
-reported that they may not.
+reported that this is not guaranteed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Use:
     head: int | None = None
     """The number of the head that the instructions are blocks of, if they are blocks."""
     several: Several | None = None
-    """`numbers` as a set, made when the first later instruction must run after them. No number is
+    """`numbers` as a set, made when a later instruction first conflicts with them. No number is
     added from then on."""
 
     def frozen(self) -> Several:

@@ -16,8 +16,8 @@ def run_order(program: Program, held: int | None = None, apart: bool = False) ->
 
     Instructions that can never run are left out; any other order would yield the same set. `held`
     runs only when nothing else can, so the instructions before it are all those that an adversary
-    can let overtake it. `apart` gives each instruction a worker of its own, which is the most
-    workers that the queues can have.
+    can let overtake it. `apart` gives each instruction a worker of its own, the largest number
+    of workers that can take from the queues.
     """
     queues = [(n,) for queue in program.queues for n in queue] if apart else program.queues
     counts = [0] * program.counters

@@ -1,4 +1,4 @@
-"""Sets of instructions known to be complete: all instructions below a number, and some above it.
+"""Sets of instructions known to be complete: all instructions below a base, and some above it.
 
 Nearly all instructions up to about a layer ago are known to be complete, and some of those in
 flight. So a set needs one bit per instruction in flight, however long the program is.
@@ -36,8 +36,8 @@ def with_one(known: Known, number: int) -> Known:
 def in_at_least(sets: Sequence[Known], least: int) -> Known:
     """Return the numbers that are in at least `least` of the sets, where `least` is at least 1.
 
-    The function counts the sets that contain a number in binary, for all numbers at once:
-    `digits[i]` has a bit for each number whose count has binary digit i set.
+    The number of sets that contain each number is counted in binary, for all numbers at once:
+    `digits[i]` has a bit set for each number whose count has binary digit i set.
     """
     base = min(low for low, _ in sets)
     digits: list[int] = []

@@ -30,7 +30,7 @@ def broken(program: Program) -> bool:
 
 
 def misplaced(program: Program) -> bool:
-    """Return whether a worker of one rank runs an instruction that works on another's memory."""
+    """Return whether a worker of one rank runs an instruction on the memory of another rank."""
     each = len(program.queues) // program.ranks
     return any(
         program.instructions[number].rank != place // each
@@ -111,7 +111,7 @@ def _meet(one: Region, other: Region) -> bool:
 
 
 def _order(program: Program, held: int | None) -> Iterator[int]:
-    """Run the program, with the most workers that its queues can have if workers share queues."""
+    """Run the program; if workers share queues, with the most workers that a queue can have."""
     return run_order(program, held, apart=program.sharing > 1)
 
 

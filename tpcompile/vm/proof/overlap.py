@@ -20,9 +20,9 @@ from tpcompile.vm.proof.known import missing, several, with_one
 
 
 def steps_may_overlap(program: Program) -> bool:
-    """Return whether a program whose single steps are valid stays valid if steps start early.
+    """Return whether a program whose individual steps are valid stays valid if steps start early.
 
-    This examines two steps at once, so it is meant only for the few programs that need it.
+    The check examines two steps at once, so it is meant only for the few programs that need it.
     """
     both, count = _told_apart(program), len(program.instructions)
     order = list(run_order(both))

@@ -34,7 +34,7 @@ _LOOSE = (
 
 @dataclass(frozen=True)
 class Fault:
-    """One violation of a rule by a program, described in words."""
+    """A violated rule, with a description of how the program violates it."""
 
     rule: str
     said: str

@@ -27,7 +27,7 @@ class Waiting:
         self.inside = inside(self._users, len(groups))
 
     def released_by(self, number: int) -> Iterator[int]:
-        """Mark `number` as complete; yield the instructions that wait for nothing else."""
+        """Mark `number` as complete, and yield the instructions that become ready."""
         left, missing = self.left, self._missing
         for group in self.inside[number]:
             missing[group] -= 1

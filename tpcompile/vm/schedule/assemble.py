@@ -16,7 +16,7 @@ from tpcompile.vm.schedule.policies import policy_of, schedule
 
 @dataclass(frozen=True)
 class Assembled:
-    """A program, with the dependencies that it was made from and the time that it took."""
+    """A program, the dependencies that it was made from, and the time of each phase."""
 
     program: Program
     groups: list[tuple[Group, ...]]
@@ -38,7 +38,7 @@ def assemble(
 ) -> Assembled:
     """Make a program of these instructions for `workers` workers on each rank; it is not verified.
 
-    `costs` are the times of the instructions, for the policy. In a program that `repeats`, no step
+    The policy uses `costs` as the times of the instructions. If the program `repeats`, no step
     starts before the previous one is complete.
     """
     for instruction in instructions:

@@ -16,9 +16,10 @@ class Timing:
     starts: tuple[float, ...]
     finishes: tuple[float, ...]
     idle: tuple[float, ...]
-    """By worker, the time that it does not work before the program ends."""
+    """The idle time of each worker until the program ends."""
     workers: tuple[int, ...] = ()
-    """The worker of each instruction. Workers are numbered queue by queue."""
+    """The worker of each instruction. Workers are numbered queue by queue, so those that share the
+    first queue come first."""
 
     @property
     def makespan(self) -> float:

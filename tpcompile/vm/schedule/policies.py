@@ -1,6 +1,6 @@
 """Scheduling policies: which worker runs each instruction, and in which order.
 
-`POLICIES` maps the name of a policy to the function that makes its queues.
+`POLICIES` maps the names of policies to the functions that make their queues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Queues = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Work:
-    """The instructions to schedule, by number, and the workers: equally many on every rank."""
+    """The instructions to schedule, by number, and the workers, the same number on every rank."""
 
     groups: Groups
     """For each instruction, the groups that must complete before it starts."""
@@ -100,7 +100,8 @@ def _zigzag(work: Work) -> Queues:
 def _wave(work: Work) -> Queues:
     """Assign wave after wave of instructions that can run at once.
 
-    In each wave the longest instruction comes first, and each goes to the least loaded worker.
+    In each wave the longest instructions come first, and each instruction goes to the worker with
+    the least work in that wave.
     """
     waves: dict[tuple[int, int], list[int]] = {}
     for number, depth in enumerate(depths(work.groups)):

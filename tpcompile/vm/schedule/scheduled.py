@@ -42,7 +42,7 @@ class Scheduled:
 
     @property
     def proved(self) -> Program:
-        """The program. Raises `VerifyError` if it has faults."""
+        """The program; `VerifyError` if it has faults."""
         refuse(self.faults)
         return self.program
 
