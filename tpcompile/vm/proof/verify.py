@@ -197,7 +197,11 @@ def _check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
             if start != end or stop <= start:
                 said = "twice" if start < end else "by no block"
                 rows = f"{min(start, end)} to {max(start, end)}"
-                yield Fault("heads", f"rows {rows} of the head {where} are computed {said}")
+                yield Fault(
+                    "heads",
+                    f"rows {rows} of the head {where} are computed {said}; every row must be "
+                    "computed exactly once",
+                )
             end = max(end, stop)
         for number, block in head.blocks:
             if block.finish != join.finish:
