@@ -138,16 +138,16 @@ def test_and_so_do_many(kind: str) -> None:
     assert _come_right(kind, 20) == [True] * 20
 
 
-_RACE = "the second can come first"
+_RACE = "the second can run first"
 _THRESHOLD = r"waits for \d+ signals of counter \d+, which gets \d+"
 SAID: dict[str, str] = {
     "barrier_count_written_down": rf"{_THRESHOLD}|{_RACE}|never run",
     "partial_does_not_wait_for_q": (
-        r"norm_qkv_\w+ q layer (\d) .* (writes|joins in) q\[.*\] and "
+        r"norm_qkv_\w+ q layer (\d) .* writes( a block of)? q\[.*\] and "
         rf"partial_attention layer \1 .* reads q\[.*\]; {_RACE}"
     ),
     "partial_does_not_wait_for_the_new_token": (
-        r"norm_qkv_\w+ [kv] layer (\d) .* (writes|joins in) cache\[.*1:2\] and "
+        r"norm_qkv_\w+ [kv] layer (\d) .* writes( a block of)? cache\[.*1:2\] and "
         rf"partial_attention layer \1 .* reads cache\[.*0:2\]; {_RACE}"
     ),
     "residual_added_to_while_it_is_read": (
@@ -158,13 +158,17 @@ SAID: dict[str, str] = {
         r"linear_terms (\w+) layer (\d) .* writes (\w+)\[.*\] and "
         rf"linear_terms \1 layer \2 .* writes \3\[.*\]; {_RACE}"
     ),
-    "counter_of_two_producers": rf"(writes|joins in|reads) \w+\[.*{_RACE}|never run|{_THRESHOLD}",
+    "counter_of_two_producers": (
+        rf"(reads|writes|writes a block of) \w+\[.*{_RACE}|never run|{_THRESHOLD}"
+    ),
     "queue_by_length_alone": r"never run; .* waits for counter \d+ ≥ \d+",
-    "clock_trusted": rf"(writes|joins in) \w+\[.*\] and .* (reads|writes|joins in).*{_RACE}",
-    "no_waits_between_steps": r"can start before the step before is done: neither it nor",
+    "clock_trusted": (
+        rf"writes( a block of)? \w+\[.*\] and .* (reads|writes|writes a block of) .*{_RACE}"
+    ),
+    "no_waits_between_steps": r"can start before the previous step is complete: neither it nor",
     "counters_cleared": (
-        r"\(instruction \d+\) (writes|reads|joins in) (\w+)\[.*\] and "
-        rf".*\(instruction \d+\) (writes|reads|joins in) \2\[.*{_RACE}"
+        r"\(instruction \d+\) (writes|reads|writes a block of) (\w+)\[.*\] and "
+        rf".*\(instruction \d+\) (writes|reads|writes a block of) \2\[.*{_RACE}"
     ),
 }
 """What is said of each trap: who writes, who reads, and where."""

@@ -260,7 +260,7 @@ def test_blocks_of_a_head_are_finished_alike() -> None:
         TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.head_eps", lambda _: 0.5)
     )
     faults = check_program(program)
-    assert any(f.rule == "heads" and "by different operands" in f.said for f in faults), faults
+    assert any(f.rule == "heads" and "with different operands" in f.said for f in faults), faults
     program = _with(
         TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.normed.eps", lambda _: 0.5)
     )

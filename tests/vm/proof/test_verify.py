@@ -102,7 +102,7 @@ def test_27_a_residual_written_while_another_still_reads_it() -> None:
     assert fault.rule == "order"
     assert "norm 1 (instruction 3) reads x[0:4]" in fault.said
     assert "down 2 (instruction 4) writes x[0:2]" in fault.said
-    with pytest.raises(VerifyError, match="the second can come first"):
+    with pytest.raises(VerifyError, match="the second can run first"):
         verify_program(careless)
 
 
@@ -120,25 +120,31 @@ def test_30_a_counter_that_the_wrong_signals_can_bring_there() -> None:
 BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "an instruction in no queue": (
         lambda p: replace(p, queues=(p.queues[0], p.queues[1][:-1])),
-        "in the queues 0 times",
+        "occurs 0 times in the queues",
     ),
     "an instruction twice": (
         lambda p: replace(p, queues=(p.queues[0], (*p.queues[1], 0))),
-        "in the queues 2 times",
+        "occurs 2 times in the queues",
     ),
     "a queue of nothing": (
         lambda p: replace(p, queues=(p.queues[0], (*p.queues[1], 9))),
-        "which is no instruction",
+        "queue 1 contains instruction 9, but the program has 6 instructions",
     ),
-    "too few waits": (lambda p: replace(p, waits=p.waits[:-1]), "not so many waits"),
+    "too few waits": (
+        lambda p: replace(p, waits=p.waits[:-1]),
+        "6 instructions, 5 lists of waits and 6 lists of signals",
+    ),
     "a region beyond its buffer": (
         lambda p: replace(p, buffers=(Buffer("x", (3,)),)),
-        "2 to 4 in dimension 0, which goes from 0 to 3",
+        "a region outside of x: 2 to 4 in dimension 0, which goes from 0 to 3",
     ),
-    "a buffer that is not there": (lambda p: replace(p, buffers=()), "touches buffer 0"),
+    "a buffer that is not there": (
+        lambda p: replace(p, buffers=()),
+        "accesses buffer 0, but the program has 0 buffers",
+    ),
     "a threshold that is never met": (
         lambda p: replace(p, waits=(*p.waits[:5], (Wait(1, 3),))),
-        "waits for 3 signals of counter 1, which gets 2",
+        "waits for 3 signals of counter 1, which gets 2; the threshold must be from 0 to 2",
     ),
     "a threshold below nothing": (
         lambda p: replace(p, waits=(*p.waits[:5], (Wait(1, -1),))),
@@ -154,7 +160,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     ),
     "a circle": (
         lambda p: replace(p, waits=((Wait(1, 1),), *p.waits[1:]), queues=((0, 2, 4), (1, 5, 3))),
-        "never run",
+        "instructions never run; down 0 (instruction 0), the first of them in its queue, waits for",
     ),
 }
 
@@ -192,7 +198,7 @@ SPLIT: dict[str, tuple[Callable[[Program], Program], str, str]] = {
     "rows that nobody computes": (
         lambda p: _with_join(p, 0, part=(1, 2)),
         "heads",
-        "rows 0 to 1 of the head q[0:4] are computed by nobody",
+        "rows 0 to 1 of the head q[0:4] are computed by no block",
     ),
     "rows that two compute": (
         lambda p: _with_join(p, 1, part=(1, 4)),
@@ -202,37 +208,41 @@ SPLIT: dict[str, tuple[Callable[[Program], Program], str, str]] = {
     "a head that ends early": (
         lambda p: _with_join(p, 1, part=(2, 3)),
         "heads",
-        "the head q[0:4] has 4 rows, its blocks end at 3",
+        "the head q[0:4] has 4 rows, but its blocks end at row 3",
     ),
     "a block that counts wrongly": (
         lambda p: _with_join(p, 1, arrivals=1),
         "heads",
-        "block (2, 4) (instruction 1) finishes the head q[0:4] of 4 rows as number 1; 2 arrive",
+        "block (2, 4) (instruction 1) gives the head q[0:4] 4 rows and an arrival count of 1; "
+        "these must be 4 rows, as in its first block, block (0, 2) (instruction 0), and an "
+        "arrival count of 2, the number of blocks that arrive before any other access",
     ),
     "two heads that count in one place": (
         lambda p: _with_join(_with_join(p, 2, region=HEAD), 3, region=HEAD),
         "order",
-        "block (2, 4) (instruction 1) joins in q[0:4] and block (0, 2) (instruction 2) joins in",
+        "block (2, 4) (instruction 1) writes a block of q[0:4] and "
+        "block (0, 2) (instruction 2) writes a block of q[0:4]",
     ),
     "a reader that does not wait for the last block": (
         lambda p: replace(p, waits=changed(p.waits, 4, ())),
         "order",
-        "block (2, 4) (instruction 1) joins in q[0:4] and partial (instruction 4) reads q[0:4]",
+        "block (2, 4) (instruction 1) writes a block of q[0:4] and "
+        "partial (instruction 4) reads q[0:4]",
     ),
     "a block that does not wait for the step before": (
         lambda p: replace(p, waits=changed(p.waits, 2, ())),
         "steps",
-        "block (0, 2) (instruction 2) can start before the step before is done",
+        "block (0, 2) (instruction 2) can start before the previous step is complete",
     ),
     "another rank's worker": (
         lambda p: replace(p, ranks=2),
         "rank",
-        "block (2, 4) (instruction 3) belongs to rank 0 and is in queue 3, which is one of rank 1",
+        "block (2, 4) (instruction 3) belongs to rank 0 but is in queue 3, which belongs to rank 1",
     ),
     "queues that do not divide": (
         lambda p: replace(p, ranks=4),
         "shape",
-        "6 queues of 1 workers for 4 ranks",
+        "the program has ranks=4, sharing=1 and 6 queues",
     ),
 }
 
@@ -250,7 +260,7 @@ def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
     assert check_program(program) == []
     (fault,) = check_program(replace(program, sharing=2))
     assert fault.rule == "order"
-    assert "right for any number of workers at a queue" in fault.said
+    assert "valid for any number of workers per queue" in fault.said
 
 
 def test_a_shared_queue_is_proved_for_any_number_of_workers() -> None:
@@ -293,4 +303,4 @@ def test_a_counter_that_would_take_all_memory() -> None:
     program = Case("tiny-qwen3").program
     signals = changed(program.signals, 0, (10**15,))
     (fault,) = check_program(replace(program, signals=signals))
-    assert fault.rule == "counter" and "1000000000000001 counters for" in fault.said
+    assert fault.rule == "counter" and "has 1000000000000001 counters, but only" in fault.said

@@ -52,5 +52,5 @@ def test_without_repeating_nobody_waits_for_a_step_before() -> None:
 
 def test_an_instruction_of_no_rank_is_refused() -> None:
     buffers, steps = two_ranks()
-    with pytest.raises(UsageError, match=r"embed 1 belongs to rank 1.*a rank from 0 to 0"):
+    with pytest.raises(UsageError, match=r"embed 1 belongs to rank 1, .*a rank from 0 to 0"):
         assemble("step", buffers, steps, [1.0] * 8)

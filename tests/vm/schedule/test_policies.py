@@ -86,7 +86,11 @@ def test_depths_and_tails() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "workers", "said"),
-    [("wave", 0, "0 workers"), ("wavy", 2, "Did you mean wave"), ("wave", -1, "can run nothing")],
+    [
+        ("wave", 0, "workers must be at least 1, got 0"),
+        ("wavy", 2, "Unknown policy 'wavy'. Did you mean wave"),
+        ("wave", -1, "workers must be at least 1, got -1"),
+    ],
 )
 def test_bad_input(policy: str, workers: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -1,1 +1,1 @@
-"""What must be done before what, counters for it, and the proof that a program keeps it."""
+"""Dependencies between instructions, the counters that enforce them, and the program verifier."""

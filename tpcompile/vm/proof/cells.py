@@ -1,7 +1,7 @@
-"""The parts of buffers that a program touches, numbered, and cut into cells along all their edges.
+"""The parts of buffers that a program accesses, numbered, and cut into cells along all their edges.
 
-A part is then a set of cells, an integer with a bit for each: two parts overlap if they share a
-cell, and a part is written over once all its cells are.
+A part is then a set of cells, stored as an integer with one bit per cell. Two parts overlap if
+they share a cell, and a part has been overwritten once all its cells have been.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from tpcompile.vm.program import Box, Instruction, Region
 
 
 class Parts:
-    """The parts of all buffers that some instruction writes; nobody waits for the others."""
+    """The accessed parts of the buffers that some instruction writes.
+
+    Buffers that no instruction writes are left out, because no instruction waits for them.
+    """
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         written = {region[0] for i in instructions for region in i.writes}
         written |= {join.region[0] for i in instructions for join in i.joins}
         self._numbers: dict[Region, int] = {}
         self.reads: list[list[int]] = []
-        """By instruction, the numbers of the parts that it reads, less those nobody writes."""
+        """By instruction, the numbers of the parts that it reads in buffers that are written."""
         self.writes: list[list[int]] = []
         self.joins: list[list[int]] = []
         for instruction in instructions:
@@ -28,9 +31,9 @@ class Parts:
             joins = instruction.joins
             self.joins.append(self._parts([join.region for join in joins]) if joins else [])
         self.cells = [0] * len(self._numbers)
-        """Of each part, as bits; they mean nothing between parts that are not near."""
+        """The cells of each part, as bits. Compare them only with those of parts in `near`."""
         self.near: list[tuple[int, ...]] = [()] * len(self._numbers)
-        """For each part those that overlap it, itself too."""
+        """For each part, the parts that overlap it, including itself."""
         self._cut()
 
     def _parts(self, regions: Sequence[Region]) -> list[int]:
@@ -46,7 +49,7 @@ class Parts:
         alike: dict[tuple[Box, ...], list[tuple[int, list[int]]]] = {}
         for buffer, own in numbers.items():
             kind = tuple(boxes[buffer])
-            if kind not in alike:  # most buffers of a rank look like those of another
+            if kind not in alike:  # most buffers have the same parts on every rank
                 alike[kind] = cut(kind)
             for number, (cells, near) in zip(own, alike[kind], strict=True):
                 self.cells[number] = cells
@@ -54,7 +57,7 @@ class Parts:
 
 
 def cut(boxes: Sequence[Box]) -> list[tuple[int, list[int]]]:
-    """For each box of one buffer its cells, and which boxes overlap it."""
+    """Return, for each box of one buffer, its cells and the boxes that overlap it, by number."""
     found: list[tuple[int, list[int]]] = [(0, [])] * len(boxes)
     for apart in _clusters(boxes):
         masks = _masks([boxes[number] for number in apart])
@@ -65,7 +68,7 @@ def cut(boxes: Sequence[Box]) -> list[tuple[int, list[int]]]:
 
 
 def _clusters(boxes: Sequence[Box]) -> list[list[int]]:
-    """Boxes that may overlap; those of two clusters lie apart in some dimension."""
+    """Group boxes that may overlap; boxes of different clusters are disjoint in some dimension."""
     clusters = [list(range(len(boxes)))]
     for dim in range(len(boxes[0]) if boxes else 0):
         split: list[list[int]] = []
@@ -82,7 +85,7 @@ def _clusters(boxes: Sequence[Box]) -> list[list[int]]:
 
 
 def _masks(boxes: Sequence[Box]) -> list[int]:
-    """The cells of each box, numbered row by row."""
+    """Return the cells of each box as a bit mask; cells are numbered row by row."""
     masks, inner = [1] * len(boxes), 1
     for dim in reversed(range(len(boxes[0]))):
         edges = sorted({edge for box in boxes for edge in box[dim]})
@@ -95,7 +98,7 @@ def _masks(boxes: Sequence[Box]) -> list[int]:
 
 
 def _repeated(mask: int, rows: range, width: int) -> int:
-    """A mask of one row, in each of some rows that are so wide."""
+    """Repeat the mask of one row in each of these rows, which are `width` bits wide."""
     if width == 1:
         return ((1 << len(rows)) - 1) << rows.start
     found = 0

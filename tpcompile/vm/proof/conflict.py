@@ -1,4 +1,4 @@
-"""What two instructions may not do in any order: the definition that proofs and oracles share."""
+"""Conflicts: accesses whose order matters. Proofs and oracles share this definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpcompile.vm.program import Instruction, Join, Program, Region, overlap
 
 @dataclass
 class Head:
-    """The blocks that make one head, each with its instruction."""
+    """The blocks that make up one head, each with the number of its instruction."""
 
     region: Region
     blocks: list[tuple[int, Join]] = field(default_factory=list)
@@ -19,19 +19,22 @@ class Head:
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads that a program makes of blocks."""
+    """The heads that a program computes in blocks."""
 
     all: tuple[Head, ...]
     of: tuple[tuple[int, ...], ...]
-    """For each instruction the heads, by number, that its joins belong to."""
+    """For each instruction, the numbers of the heads that its joins belong to."""
 
 
 def heads_of(instructions: Sequence[Instruction]) -> Heads:
-    """Blocks of one region are one head, until it is complete or anything else touches it."""
+    """Collect the heads that the instructions compute.
+
+    Blocks of the same region belong to one head, until it is complete or anything else accesses it.
+    """
     found: list[Head] = []
     of: list[tuple[int, ...]] = []
     unfinished: dict[int, dict[Region, int]] = {}
-    """By buffer: heads that lack blocks."""
+    """By buffer, the heads that still lack blocks."""
     for number, instruction in enumerate(instructions):
         own: list[int] = []
         if unfinished:
@@ -62,9 +65,10 @@ def _close(unfinished: dict[int, dict[Region, int]], region: Region) -> None:
 
 
 def conflict(program: Program, heads: Heads, one: int, other: int) -> tuple[Region, Region] | None:
-    """What both touch and at least one of them writes; blocks of one head do not mind each other.
+    """Return two overlapping regions that the instructions access, or None if they do not conflict.
 
-    `heads` are those of the program.
+    At least one of the regions is written. Blocks of the same head do not conflict. `heads` are the
+    heads of the program.
     """
     first, second = program.instructions[one], program.instructions[other]
     changed, changed_too = _changed(first, heads.of[one]), _changed(second, heads.of[other])
@@ -83,6 +87,6 @@ def conflict(program: Program, heads: Heads, one: int, other: int) -> tuple[Regi
 
 
 def _changed(instruction: Instruction, heads: tuple[int, ...]) -> list[tuple[Region, int | None]]:
-    """What it writes, and what it joins with the number of the head."""
+    """Return the regions that an instruction writes, and those that it joins, with their heads."""
     joined = zip(instruction.joins, heads, strict=True)
     return [(region, None) for region in instruction.writes] + [(j.region, h) for j, h in joined]

@@ -1,8 +1,8 @@
-"""Counters for the dependencies that the queues do not keep by themselves.
+"""Counters for the dependencies that queue order does not already enforce.
 
-A counter belongs to a group of instructions that are waited for together; each of them raises
-it once, and a wait is always for all of them, so it never depends on which came first. A wait is
-left out where the worker has waited for the same before, or for something that did.
+A counter belongs to a group of instructions that are waited for together. Each of them raises it
+once, and a wait is always for all of them, so it never depends on which came first. A wait is
+omitted if the worker has already waited for the same group, or for an instruction that has.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Ordering:
 def assign_counters(
     groups: Groups, queues: Queues, sharing: int = 1, repeats: bool = False
 ) -> Ordering:
-    """Waits and signals for instructions with these dependencies, run in these queues.
+    """Return waits and signals for instructions with these dependencies, run in these queues.
 
-    Of a program that `repeats` nothing starts before all of the step before is done.
+    If the program `repeats`, no step starts before the previous one is complete.
     """
     waited = _gathered(_thinned(groups, queues, sharing))
     ordering = _numbered(waited)
@@ -40,7 +40,7 @@ def assign_counters(
 
 
 def _numbered(waited: Groups) -> Ordering:
-    """A counter for each group, in the order in which they are first waited for."""
+    """Give each group a counter, numbered in the order in which groups are first waited for."""
     numbers: dict[Group, int] = {}
     waits: list[tuple[Wait, ...]] = []
     for own in waited:
@@ -53,18 +53,18 @@ def _numbered(waited: Groups) -> Ordering:
 
 
 def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, ...]]:
-    """The groups that each instruction must wait for, less those that are known to be done."""
+    """Return the groups that each instruction waits for, without those known to be complete."""
     waiting = Waiting(groups)
     queue_of = queue_by_instruction(queues)
     front: list[Known] = [NOTHING] * len(queues)
     behind: dict[Group, Known] = {}
-    """What is done once all of a group is."""
+    """By group, the instructions known to be complete once the group is."""
     members: dict[Group, Several] = {}
     waited: list[tuple[Group, ...]] = [()] * len(groups)
     for number in _in_some_order(waiting, queues, queue_of):
         before = known = front[queue_of[number]] if sharing == 1 else NOTHING
         own, kept = groups[number], []
-        if len(own) > 1:  # the latest imply the most
+        if len(own) > 1:  # groups with later members imply more
             own = tuple(sorted(own, key=_latest, reverse=True))
         for group in own:
             if group.members[-1] < known[0]:
@@ -74,7 +74,7 @@ def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, 
             if missing(members[group], known) is not None:
                 known = union(known, behind[group])
                 kept.append(group)
-        if len(kept) > 1:  # and a later one may still imply an earlier one
+        if len(kept) > 1:  # a group kept later may imply one kept earlier
             kept = _without_implied(kept, before, members, behind)
         waited[number] = tuple(kept)
         done = front[queue_of[number]] = with_one(known, number)
@@ -89,7 +89,7 @@ def _without_implied(
     members: Mapping[Group, Several],
     behind: Mapping[Group, Known],
 ) -> list[Group]:
-    """Those that the others, with what is known before, do not say."""
+    """Return the groups that the others, together with `before`, do not imply."""
     kept = list(groups)
     for group in groups:
         known = before
@@ -106,7 +106,7 @@ def _latest(group: Group) -> int:
 
 
 def _in_some_order(waiting: Waiting, queues: Queues, queue_of: dict[int, int]) -> Iterator[int]:
-    """An order that both the queues and the dependencies allow."""
+    """Yield the instructions in an order that both the queues and the dependencies allow."""
     place = [0] * len(queues)
     awake = list(range(len(queues)))
     while awake:
@@ -123,14 +123,15 @@ def _in_some_order(waiting: Waiting, queues: Queues, queue_of: dict[int, int]) -
     stuck = sum(map(len, queues)) - sum(place)
     if stuck:
         raise VerifyError(
-            "The queues contradict the dependencies",
-            got=f"{stuck} instructions that wait for others behind them",
+            "The order of the queues contradicts the dependencies",
+            got=f"{stuck} instructions that can never run, because the first of them in each "
+            "queue waits for others further back",
             expected="queues in an order that the dependencies allow",
         )
 
 
 def _gathered(waited: Sequence[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
-    """Groups that the very same instructions wait for become one."""
+    """Merge groups that exactly the same instructions wait for."""
     users: dict[Group, list[int]] = {}
     for number, own in enumerate(waited):
         for group in own:
@@ -149,10 +150,10 @@ def _gathered(waited: Sequence[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
 
 
 def _between_steps(groups: Groups, queues: Queues, sharing: int, ordering: Ordering) -> Ordering:
-    """Those that nothing precedes wait for those that nothing follows, of the step before.
+    """Make instructions with no predecessor wait for those with no successor in the previous step.
 
-    Where one worker has a queue, what comes later in it follows what comes before, and its next
-    step follows all of that.
+    If each queue has one worker, each instruction in a queue precedes the later ones, and the last
+    one precedes the worker's next step.
     """
     ends = set(range(len(groups)))
     for group in {group for own in groups for group in own}:

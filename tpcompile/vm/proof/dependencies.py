@@ -1,8 +1,9 @@
-"""What must be done before each instruction, derived from what they touch.
+"""The dependencies of each instruction, derived from the regions that instructions access.
 
-Read after write, write after read, write after write: for each part of a buffer the last who
-wrote it and those who have read it since. Groups of instructions are shared, because all who
-read one value wait for the same ones; blocks that join in one head are one writer.
+A dependency is a read after write, a write after read or a write after write. It follows from the
+last writer of each part of a buffer and the readers since that write. Groups of instructions are
+shared, because all readers of a value wait for the same writers. The blocks of a head count as one
+writer.
 """
 
 from __future__ import annotations
@@ -18,52 +19,56 @@ from tpcompile.vm.proof.cells import Parts
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Instructions that are waited for together, in rising order; each group is made once."""
+    """Instructions that are waited for together, in ascending order.
+
+    `dependencies` makes each group once, so groups compare by identity.
+    """
 
     members: tuple[int, ...]
 
 
 @dataclass(eq=False, slots=True)
 class _Access:
-    """Who has read, or written, a part since it was last written."""
+    """The instructions that have read, or written, a part since it was last written."""
 
     numbers: list[int]
     left: int
-    """Its cells that nobody has written since."""
+    """The cells that have not been written since."""
     before: tuple[Group, ...] = ()
-    """What those who read it wait for."""
+    """The groups that the readers wait for."""
     group: Group | None = None
-    """Once asked for, and nobody is added any more."""
+    """`numbers` as a group, made on first use. No number is added from then on."""
 
 
 @dataclass(eq=False, slots=True)
 class _Head:
-    """A head that some blocks have joined, and more are to."""
+    """A head that some of its blocks have joined, and others will still join."""
 
     access: _Access
     arrivals: int
     touched: list[_Access]
-    """By others, before the first block."""
+    """The accesses by other instructions before the first block."""
     before: tuple[Group, ...] | None = None
-    """What all blocks but the first wait for, which may have touched it in another way too."""
+    """The groups that all blocks but the first wait for. The first is handled separately: it may
+    also access the part in another way, and does not wait for itself."""
 
 
 class _Memory:
-    """The parts of all buffers as they were last written or read."""
+    """The parts of all buffers, with their last writes and the reads since then."""
 
     def __init__(self, parts: Parts) -> None:
         self._cells, self._near = parts.cells, parts.near
         count = len(parts.near)
         self._wrote: list[_Access | None] = [None] * count
-        """By part, who has written it."""
+        """By part, its last write."""
         self._read: list[list[_Access]] = [[] for _ in range(count)]
         self._reading: list[_Access | None] = [None] * count
-        """The last of those, as long as nothing of the part is written again."""
+        """By part, its last entry in `_read`, until any of the part is written again."""
         self._heads: dict[int, _Head] = {}
         self._groups: dict[tuple[int, ...], Group] = {}
 
     def read(self, part: int, number: int) -> tuple[Group, ...]:
-        """The last writers of what `part` overlaps; `number` is a reader from now on."""
+        """Return the last writers of what `part` overlaps, and record a read by `number`."""
         access = self._reading[part]
         if access is None:
             self._close_heads(part)
@@ -77,12 +82,12 @@ class _Memory:
         return access.before
 
     def write(self, part: int, number: int) -> tuple[Group, ...]:
-        """Readers and writers of what `part` overlaps; `number` has written it from now on."""
+        """Return the readers and writers of what `part` overlaps; record a write by `number`."""
         self._close_heads(part)
         return self._together(self._put(part, _Access([number], self._cells[part])), number)
 
     def join(self, part: int, arrivals: int, number: int) -> tuple[Group, ...]:
-        """What all blocks of a head wait for; `number` is one of them."""
+        """Return the groups that the blocks of a head wait for, and record `number` as a block."""
         if part not in self._heads:
             self._close_heads(part)
             access = _Access([], self._cells[part])
@@ -104,7 +109,10 @@ class _Memory:
                 self._heads.pop(other, None)
 
     def _put(self, part: int, access: _Access) -> list[_Access]:
-        """Written over: who has read that, or written what nobody has read since."""
+        """Record a write of the part; return the earlier accesses that it must wait for.
+
+        These are the overwritten reads, and the overwritten writes that these reads do not cover.
+        """
         cells, seen = self._cells[part], 0
         found: list[_Access] = []
         for other in self._near[part]:
@@ -126,12 +134,15 @@ class _Memory:
         return found
 
     def _together(self, accesses: Sequence[_Access], number: int) -> tuple[Group, ...]:
-        """What they come to for `number`: who is alone in one group, who are several in theirs."""
+        """Return the groups that `number` must wait for to run after these accesses.
+
+        Accesses by one instruction share a group; each access by several has a group of its own.
+        """
         alone: list[int] = []
         found: list[Group] = []
         for access in accesses:
             numbers = access.numbers
-            if numbers[-1] == number:  # itself, which touches it in another way too
+            if numbers[-1] == number:  # `number` also accesses the part in another way
                 numbers = [other for other in numbers if other != number]
                 if len(numbers) > 1:
                     found.append(self._group(numbers))
@@ -155,7 +166,7 @@ class _Memory:
 
 
 def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]:
-    """For each instruction the groups that must be done before it starts."""
+    """Return, for each instruction, the groups that must complete before it starts."""
     parts = Parts(instructions)
     memory = _Memory(parts)
     found: list[tuple[Group, ...]] = []
@@ -172,7 +183,7 @@ def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]
 
 
 def graph_of(groups: Sequence[tuple[Group, ...]]) -> nx.DiGraph:
-    """The same as a graph, with an edge from each instruction to those that wait for it."""
+    """Return the dependencies as a graph, with an edge from each instruction to its dependents."""
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(groups)))
     for number, own in enumerate(groups):

@@ -1,4 +1,7 @@
-"""What is done, whatever happens, when an instruction starts: by its queue, and by its waits."""
+"""The instructions known to be complete, in every legal execution, when an instruction starts.
+
+They follow from the order of its queue and from its waits.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,44 @@ from tpcompile.vm.proof.known import NOTHING, Known, in_at_least, union, with_on
 
 
 class Done:
-    """Of a program that ends, with an order in which it can run.
+    """The instructions known to be complete, for a terminating program and an order it can run in.
 
-    An instruction is known to be done if nothing that waits for it can start while it is held
-    back. Workers that share a queue may be any number, so such a queue orders nothing.
+    Instruction A is known to be complete when B starts if B cannot start while A is held back. A
+    shared queue may have any number of workers, so it orders nothing.
     """
 
     def __init__(self, program: Program, order: list[int]) -> None:
         self._program, self._order = program, order
         self._gathered: list[Known] = []
-        """What is done when all signals of a counter have come."""
+        """By counter, the instructions known to be complete when all its signals have arrived."""
         self._front: list[Known] = []
-        """What is done when the last of each queue is, for as far as it was walked."""
+        """By queue, the instructions known to be complete after the last one walked so far."""
         self._partial = {
             wait
             for own in program.waits
             for wait in own
             if wait.until < len(program.signallers[wait.counter])
         }
-        """Waits for some signals of a counter, no matter which."""
+        """Waits for only some signals of a counter, no matter which."""
         self._behind: dict[int, Known] = {
             number: (len(order), 0)
             for wait in self._partial
             for number in program.signallers[wait.counter]
         }
-        """By signaller of a partial wait, what is done when it is; at first, everything."""
+        """By signaller of a partial wait, the instructions known to be complete after it. At first
+        these are all instructions."""
 
     def walk(self) -> Iterator[tuple[int, Known]]:
-        """Each instruction with what is done when it starts."""
+        """Iterate over the instructions, each with those known to be complete when it starts."""
         self._settle()
         return self._round()
 
     def _settle(self) -> None:
-        """Compute what is done after each signaller of a partial wait.
+        """Compute the instructions known to be complete after each signaller of a partial wait.
 
-        Which of the signals come first is open, and a signaller may stand behind the wait in the
-        order. So every round takes away what the last one could not confirm, until all is.
+        The signals may arrive in any order, and a signaller may come after the wait in the run
+        order. So each set starts with all instructions, and each round drops those that the
+        previous round could not confirm, until nothing changes.
         """
         before: dict[int, Known] = {}
         while before != self._behind:
@@ -75,7 +80,7 @@ class Done:
                 self._behind[number] = done
 
     def _once_met(self, wait: Wait) -> Known:
-        """What so many signallers need that too few are left while it is held back."""
+        """Return the instructions without which too few signallers can run to meet the wait."""
         signallers = self._program.signallers[wait.counter]
         spare = len(signallers) - wait.until
         if spare >= len(signallers):
@@ -83,11 +88,14 @@ class Done:
         return in_at_least([self._behind[number] for number in signallers], spare + 1)
 
     def unguarded(self) -> Iterator[int]:
-        """Once walked, those that can start before all of the step before is done.
+        """Yield the instructions that can start before the previous step is complete.
 
-        Whatever is the first of a step to start has nothing of its step before it in its queue,
-        and waits for no signal of its step: only for those of the step before. If that, and what
-        its worker has done before, is all of a step, then it is for those that start later.
+        Call this after `walk` is exhausted.
+
+        The first instruction of a step to start has no instruction of its step before it in its
+        queue, and waits for no signal of its step, only for signals of the previous one. If these
+        signals and the earlier work of its worker imply that the whole previous step is complete,
+        then it is complete for every instruction that starts later.
         """
         program = self._program
         everything: Known = (len(self._order), 0)

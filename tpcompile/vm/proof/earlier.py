@@ -1,7 +1,8 @@
-"""For each instruction the earlier ones that it conflicts with, as the verifier needs them.
+"""The earlier instructions that each instruction conflicts with, as the verifier needs them.
 
-An access is forgotten once every cell of it has been written over: whoever comes later conflicts
-with those who wrote, and they come behind it, or the verifier has said that they do not.
+An access is dropped once all its cells have been overwritten. A later instruction conflicts with
+the overwriting instructions, and these run after the dropped access, or the verifier has already
+reported that this is not guaranteed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from tpcompile.vm.proof.known import Several, several
 
 @dataclass(eq=False, slots=True)
 class _Use:
-    """Instructions that have read a part, or written it, with no other write between them."""
+    """The instructions that have read, or written, a part with no other write between them."""
 
     numbers: list[int]
     left: int
-    """The cells that are not written over."""
+    """The cells that have not been overwritten."""
     head: int | None = None
-    """The one that they are blocks of."""
+    """The number of the head that the instructions are blocks of, if they are blocks."""
     several: Several | None = None
-    """Once somebody must come behind them, and nobody is added any more."""
+    """`numbers` as a set, made when a later instruction first conflicts with them. No number is
+    added from then on."""
 
     def frozen(self) -> Several:
         if self.several is None:
@@ -33,7 +35,7 @@ class _Use:
 
 
 class Earlier:
-    """Of all instructions, in the order of the program."""
+    """The earlier conflicting instructions of every instruction, found in program order."""
 
     def __init__(self, program: Program, heads: Heads) -> None:
         parts = Parts(program.instructions)
@@ -42,11 +44,12 @@ class Earlier:
         self._read: list[list[_Use]] = [[] for _ in range(count)]
         self._written: list[_Use | None] = [None] * count
         self._writers: list[tuple[Several, ...] | None] = [None] * count
-        """Those whose values a part holds, until something writes to it again."""
+        """The last writers of each part, until it is written again."""
         self._blocks: dict[int, list[Several]] = {}
-        """What the blocks of each head must come behind."""
+        """By head, the instructions that its blocks must run after."""
         self.of: list[list[Several]] = []
-        """Each instruction itself may be among them, if it touches the same part twice."""
+        """By instruction, sets of earlier instructions. They may include the instruction itself, if
+        it accesses the same part twice."""
         for number in range(len(program.instructions)):
             found: list[Several] = []
             for part in parts.reads[number]:
@@ -78,7 +81,7 @@ class Earlier:
         return self._blocks[head]
 
     def _put(self, part: int, written: _Use) -> list[Several]:
-        """Written over: whoever has read or written that."""
+        """Record a write of the part; return the reads and writes that it overwrites."""
         cells = self._cells[part]
         found: list[Several] = []
         for other in self._near[part]:

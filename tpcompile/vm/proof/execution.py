@@ -1,4 +1,7 @@
-"""Which instructions can run: counters only rise, so it does not matter who is first."""
+"""The execution order of a program, up to a deadlock if it has one.
+
+Counters only rise, so every order runs the same instructions.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ from tpcompile.vm.program import Program, Wait
 
 
 def run_order(program: Program, held: int | None = None, apart: bool = False) -> Iterator[int]:
-    """The instructions that can run, each worker going as far as it can; not those that never can.
+    """Yield the instructions that can run, each worker advancing as far as it can.
 
-    What comes in the end is what any order would come to. What comes before `held`, which runs
-    only when nothing else can, is all that an adversary can let overtake it. `apart` gives each
-    instruction a worker for itself: no more can take from the queues.
+    Instructions that can never run are left out; any other order would yield the same set. `held`
+    runs only when nothing else can, so the instructions before it are all those that an adversary
+    can let overtake it. `apart` gives each instruction a worker of its own, the largest number
+    of workers that can take from the queues.
     """
     queues = [(n,) for queue in program.queues for n in queue] if apart else program.queues
     counts = [0] * program.counters
     place = [0] * len(queues)
     sleeping: dict[tuple[int, int], list[int]] = {}
-    """By counter and what it must come to."""
+    """Waiting workers, by counter and the value that it must reach."""
     awake = list(reversed(range(len(queues))))
     holder: list[int] = []
     while awake or holder:
@@ -49,7 +53,7 @@ def _unmet(waits: Sequence[Wait], counts: list[int]) -> Wait | None:
 
 
 def unrolled(program: Program, steps: int) -> Program:
-    """The same for a number of steps, one after the other, without repeating."""
+    """Return a program that runs this many steps one after the other and does not repeat."""
     raised = [len(own) for own in program.signallers]
     count = len(program.instructions)
     return replace(

@@ -1,7 +1,7 @@
-"""Sets of instructions that are known to be done: all before one of them, and some behind it.
+"""Sets of instructions known to be complete: all instructions below a base, and some above it.
 
-What is known to be done is nearly everything up to a layer ago, and some of what is in flight.
-So a set takes as many bits as the instructions in flight, however long the program is.
+Nearly all instructions up to about a layer ago are known to be complete, and some of those in
+flight. So a set needs one bit per instruction in flight, however long the program is.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Known = tuple[int, int]
-"""All numbers below the first, and those for which the second has a bit, counted from the first."""
+"""A base and bits: all numbers below the base, and `base + i` for each set bit i."""
 
 NOTHING: Known = (0, 0)
 
 
 def union(one: Known, other: Known) -> Known:
-    """What is in either of two sets."""
+    """Return the union of two sets."""
     base, bits = one
     low, more = other
     if base < low:
@@ -25,7 +25,7 @@ def union(one: Known, other: Known) -> Known:
 
 
 def with_one(known: Known, number: int) -> Known:
-    """The set with one more in it."""
+    """Return the set with `number` added."""
     base, bits = known
     if number < base:
         return known
@@ -34,10 +34,10 @@ def with_one(known: Known, number: int) -> Known:
 
 
 def in_at_least(sets: Sequence[Known], least: int) -> Known:
-    """The elements of at least `least` of the sets: from 1 of them to all.
+    """Return the numbers that are in at least `least` of the sets, where `least` is at least 1.
 
-    The number of sets that hold an element is counted in binary, for all elements at once:
-    `digits[i]` has a bit for each element whose count has the digit 2^i.
+    The number of sets that contain each number is counted in binary, for all numbers at once:
+    `digits[i]` has a bit set for each number whose count has binary digit i set.
     """
     base = min(low for low, _ in sets)
     digits: list[int] = []
@@ -65,17 +65,17 @@ def has(known: Known, number: int) -> bool:
 
 
 def _raised(base: int, bits: int) -> Known:
-    """A set of which the first number is there too, with the first that is not in its place."""
+    """Return the set with the base raised to its first missing number; bit 0 must be set."""
     run = (bits ^ (bits + 1)).bit_length() - 1
     return base + run, bits >> run
 
 
 Several = tuple[int, int, int]
-"""Some instructions: the first, the last, and bits counted from the first."""
+"""A set of instructions: the first, the last, and bits where bit i stands for `first + i`."""
 
 
 def several(numbers: Sequence[int]) -> Several:
-    """One or more, in any order."""
+    """Return the set of one or more instructions, which may be in any order."""
     if len(numbers) == 1:
         return numbers[0], numbers[0], 1
     first, last = min(numbers), max(numbers)
@@ -86,7 +86,7 @@ def several(numbers: Sequence[int]) -> Several:
 
 
 def missing(some: Several, known: Known) -> int | None:
-    """The last of some instructions that is not known to be done; None if all are."""
+    """Return the last of some instructions that is not known to be complete; None if all are."""
     first, last, bits = some
     base, more = known
     if last < base:

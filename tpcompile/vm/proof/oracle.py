@@ -1,6 +1,7 @@
-"""The adversary: holds one instruction back for as long as it can, and sees who overtakes it.
+"""The adversary: it delays one instruction as long as it can and finds which others overtake it.
 
-Slow and plain. It is what the verifier is judged by. Of a program that repeats it sees three steps.
+It is slow and simple, and the verifier is tested against it. It executes three steps of a program
+that repeats.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.proof.execution import run_order, unrolled
 
 STEPS = 3
-"""What one step does to the next, it may do only to the one behind that."""
+"""The number of steps to execute. Two are too few: a fault may appear only between a step and the
+second step after it."""
 
 
 def broken(program: Program) -> bool:
-    """Whether anything can go wrong."""
+    """Return whether the program has any fault."""
     return (
         misplaced(program)
         or deadlocked(program)
@@ -28,7 +30,7 @@ def broken(program: Program) -> bool:
 
 
 def misplaced(program: Program) -> bool:
-    """Whether a worker of one rank runs what works on the memory of another."""
+    """Return whether a worker of one rank runs an instruction on the memory of another rank."""
     each = len(program.queues) // program.ranks
     return any(
         program.instructions[number].rank != place // each
@@ -38,15 +40,15 @@ def misplaced(program: Program) -> bool:
 
 
 def deadlocked(program: Program) -> bool:
-    """Whether some instruction can never run, where each queue has but one worker."""
+    """Return whether some instruction can never run when each queue has only one worker."""
     steps = _steps(program)
     return len(list(run_order(steps))) < len(steps.instructions)
 
 
 def overtaken(program: Program) -> tuple[int, int] | None:
-    """Two instructions that conflict, of which the later can run first; None if there are none.
+    """Return two conflicting instructions of which the later can run first, or None.
 
-    In a program that repeats they are counted on from step to step.
+    In a program that repeats, their numbers continue from step to step.
     """
     steps = _steps(program)
     heads = heads_of(steps.instructions)
@@ -59,9 +61,9 @@ def overtaken(program: Program) -> tuple[int, int] | None:
 
 
 def split_head(program: Program) -> Region | None:
-    """A head that is finished before all of it is there, or never, or twice; None if there is none.
+    """Return a head that is finished too early, twice or never; None if there is none.
 
-    Counts arrivals as a machine does that knows nothing of who belongs together.
+    Arrivals are counted as on a machine, which does not know which blocks belong together.
     """
     steps = _steps(program)
     if not any(instruction.joins for instruction in steps.instructions):
@@ -94,7 +96,7 @@ def split(instructions: Sequence[Instruction], order: Iterator[int]) -> Region |
         for join in joins:
             slot = slots.setdefault(join.region, _Slot(join.whole, join.arrivals, join.finish))
             if (slot.whole, slot.arrivals, slot.finish) != (join.whole, join.arrivals, join.finish):
-                return join.region  # how it ends depends on whom the machine asks
+                return join.region  # the result depends on which block's operands are used
             slot.arrived += 1
             slot.rows += range(*join.part)
             if slot.arrived == slot.arrivals:
@@ -109,7 +111,7 @@ def _meet(one: Region, other: Region) -> bool:
 
 
 def _order(program: Program, held: int | None) -> Iterator[int]:
-    """With as many workers at each queue as there can be, if it has several."""
+    """Run the program; if workers share queues, with the most workers that a queue can have."""
     return run_order(program, held, apart=program.sharing > 1)
 
 

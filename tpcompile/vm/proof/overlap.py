@@ -1,10 +1,10 @@
-"""Steps that begin before the last one is done, and why some of them may.
+"""Proof that steps may start before the previous step is complete.
 
-Counters are never cleared, so what they come to belongs to one step only as long as none of the
-next step's signals arrives before all of this step's. Where that is proved for every counter, two
-steps can be told apart as if each had counters of its own, and any two that follow each other go
-as the first two do. What is further apart is ordered too: of two that conflict at least one
-writes, so it conflicts with itself, and what it did in the step between comes in between.
+Counters are never cleared, so a counter's value belongs to a single step only if no signal of the
+next step arrives before all signals of this one. If that is proved for every counter, steps can be
+treated as if each had counters of its own, and any two consecutive steps behave like the first two.
+Steps that are further apart are ordered too: of two conflicting instructions at least one writes,
+so it conflicts with itself, and its execution in a step in between is ordered between the two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tpcompile.vm.proof.known import missing, several, with_one
 
 
 def steps_may_overlap(program: Program) -> bool:
-    """Whether a program whose steps are valid stays so while they begin early.
+    """Return whether a program whose individual steps are valid stays valid if steps start early.
 
-    It looks at two steps at once, so it is for the few programs that need it.
+    The check examines two steps at once, so it is meant only for the few programs that need it.
     """
     both, count = _told_apart(program), len(program.instructions)
     order = list(run_order(both))
@@ -41,9 +41,9 @@ def steps_may_overlap(program: Program) -> bool:
 
 
 def _told_apart(program: Program) -> Program:
-    """Two steps, the second with counters of its own.
+    """Return a program of two steps, the second with counters of its own.
 
-    A wait of the second step also means all signals of the first that the counter got.
+    A wait of the second step also waits for all signals that the counter gets in the first step.
     """
     totals = [len(own) for own in program.signallers]
     apart = len(totals)

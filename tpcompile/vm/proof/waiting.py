@@ -1,4 +1,4 @@
-"""Who waits for whom, followed as instructions are done one after the other."""
+"""Outstanding dependencies, tracked as instructions complete one after the other."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from tpcompile.vm.proof.dependencies import Group
 
 Groups = Sequence[tuple[Group, ...]]
-"""For each instruction the groups that must be done before it."""
+"""For each instruction, the groups that must complete before it starts."""
 
 
 class Waiting:
-    """What each instruction still waits for."""
+    """The outstanding dependencies of each instruction."""
 
     def __init__(self, groups: Groups) -> None:
         self.left = [len(own) for own in groups]
-        """How many groups each instruction waits for."""
+        """By instruction, the number of groups that it still waits for."""
         self._users: dict[Group, list[int]] = {}
         for number, own in enumerate(groups):
             for group in own:
@@ -27,7 +27,7 @@ class Waiting:
         self.inside = inside(self._users, len(groups))
 
     def released_by(self, number: int) -> Iterator[int]:
-        """Those that have nothing left to wait for, once `number` is done."""
+        """Mark `number` as complete, and yield the instructions that become ready."""
         left, missing = self.left, self._missing
         for group in self.inside[number]:
             missing[group] -= 1
@@ -39,7 +39,7 @@ class Waiting:
 
 
 def inside(groups: Iterable[Group], count: int) -> list[list[Group]]:
-    """For each instruction the groups that it is in."""
+    """Return, for each instruction, the groups that it is a member of."""
     found: list[list[Group]] = [[] for _ in range(count)]
     for group in groups:
         for early in group.members:

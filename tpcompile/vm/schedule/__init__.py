@@ -1,1 +1,1 @@
-"""Who runs what: policies, a simulated clock, and programs made of lowered steps."""
+"""Scheduling policies, a simulated clock, and the assembly of lowered steps into programs."""

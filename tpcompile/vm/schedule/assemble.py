@@ -1,4 +1,4 @@
-"""From instructions to a program: what depends on what, who runs it, and what waits for what."""
+"""Assembly of instructions into a program: dependencies, queues, and waits and signals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tpcompile.vm.schedule.policies import policy_of, schedule
 
 @dataclass(frozen=True)
 class Assembled:
-    """A program, and how it came about."""
+    """A program, the dependencies that it was made from, and the time of each phase."""
 
     program: Program
     groups: list[tuple[Group, ...]]
-    """What must be done before each instruction, whoever runs it."""
+    """For each instruction, the groups that must complete before it starts, on any worker."""
     seconds: dict[str, float]
-    """What each phase took."""
+    """The time that each phase took."""
 
 
 @paused_collector()
@@ -36,15 +36,15 @@ def assemble(
     ranks: int = 1,
     repeats: bool = False,
 ) -> Assembled:
-    """The program of these instructions for so many workers on each rank; it is not verified.
+    """Make a program of these instructions for `workers` workers on each rank; it is not verified.
 
-    `costs` are the times that the policy goes by. A program that `repeats` begins no step before
-    the one before is done.
+    The policy uses `costs` as the times of the instructions. If the program `repeats`, no step
+    starts before the previous one is complete.
     """
     for instruction in instructions:
         if not 0 <= instruction.rank < ranks:
             raise UsageError(
-                f"{instruction.label} belongs to rank {instruction.rank}",
+                f"{instruction.label} belongs to rank {instruction.rank}, which does not exist",
                 expected=f"a rank from 0 to {ranks - 1}",
             )
     sharing = workers if policy_of(policy).dynamic else 1

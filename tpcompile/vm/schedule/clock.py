@@ -1,4 +1,4 @@
-"""When everything runs: the simulated clock of a program's workers."""
+"""The simulated clock of a program's workers: when each instruction starts and finishes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tpcompile.vm.program import Program
 
 @dataclass(frozen=True)
 class Timing:
-    """Start and finish of every instruction, and what that comes to."""
+    """The start, finish and worker of every instruction, and the idle time of every worker."""
 
     starts: tuple[float, ...]
     finishes: tuple[float, ...]
     idle: tuple[float, ...]
-    """The time that each worker has nothing to do before the program is over."""
+    """The idle time of each worker until the program ends."""
     workers: tuple[int, ...] = ()
-    """Who runs each instruction: those who share the first queue are counted first."""
+    """The worker of each instruction. Workers are numbered queue by queue, so those that share the
+    first queue come first."""
 
     @property
     def makespan(self) -> float:
@@ -26,10 +27,10 @@ class Timing:
 
 
 def timing(program: Program, costs: Sequence[float]) -> Timing:
-    """The clock of one step of a program that ends.
+    """Simulate one step of a program that terminates.
 
     A worker takes the next instruction of its queue when it is free, and starts it when its waits
-    are over.
+    are met.
     """
     clock = _Clock(program, costs)
     clock.run()
@@ -39,7 +40,7 @@ def timing(program: Program, costs: Sequence[float]) -> Timing:
 
 
 class _Clock:
-    """What every worker is at, from finish to finish."""
+    """The state of the simulation, which advances from one finish to the next."""
 
     def __init__(self, program: Program, costs: Sequence[float]) -> None:
         count = len(program.instructions)
@@ -49,7 +50,7 @@ class _Clock:
         self._taken = [0] * len(program.queues)
         self._counts = [0] * program.counters
         self._waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        """By counter and what it must come to: workers, each with its instruction."""
+        """By counter and the value that it must reach: waiting workers and their instructions."""
         self._running: list[tuple[float, int, int]] = []
 
     def run(self) -> None:
@@ -72,7 +73,7 @@ class _Clock:
             self._start(worker, number, now)
 
     def _start(self, worker: int, number: int, now: float) -> None:
-        """Now, or when the first of the waits that are not met is over, and so on."""
+        """Start the instruction now, or try again when its first unmet wait is met."""
         for wait in self._program.waits[number]:
             if self._counts[wait.counter] < wait.until:
                 self._waiting.setdefault(wait, []).append((worker, number))

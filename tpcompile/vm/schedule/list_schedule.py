@@ -1,7 +1,7 @@
-"""List scheduling: of what is ready, first what most still hangs on, to the first who is free.
+"""List scheduling: a free worker takes the ready instruction with the longest remaining path.
 
-Ready is what has all its inputs by then, not merely given out: workers stand idle until
-something finishes.
+An instruction is ready when the instructions it depends on have finished. It is not enough that
+they have been assigned to workers: a worker without a ready instruction is idle until one finishes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tpcompile.vm.proof.waiting import Groups, Waiting, inside
 
 
 class Start(NamedTuple):
-    """A worker, counted over all ranks, starts an instruction."""
+    """The start of instruction `number` by worker `place`, counted across all ranks."""
 
     place: int
     number: int
@@ -24,7 +24,7 @@ class Start(NamedTuple):
 def list_schedule(
     groups: Groups, costs: Sequence[float], ranks_of: Sequence[int], workers: int, ranks: int
 ) -> list[Start]:
-    """Who starts what, in the order of time; every rank has so many workers."""
+    """Return all starts in order of time; every rank has `workers` workers."""
     waiting = Waiting(groups)
     urgency = _tails(groups, costs, waiting.inside)
     ready: list[list[tuple[float, int]]] = [[] for _ in range(ranks)]
@@ -56,7 +56,7 @@ def list_schedule(
 
 
 def tails(groups: Groups, costs: Sequence[float]) -> list[float]:
-    """The time from the start of each instruction to the end, if no worker were ever missing."""
+    """Return the time from each instruction's start to the end, with unlimited workers."""
     used = dict.fromkeys(group for own in groups for group in own)
     return _tails(groups, costs, inside(used, len(groups)))
 

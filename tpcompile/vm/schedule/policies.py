@@ -1,4 +1,7 @@
-"""Policies: who runs what, and in which order. A table, from a policy's name to its queues."""
+"""Scheduling policies: which worker runs each instruction, and in which order.
+
+`POLICIES` maps the names of policies to the functions that make their queues.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,33 @@ Queues = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Work:
-    """What there is to do: instructions by number, and as many workers on every rank."""
+    """The instructions to schedule, by number, and the workers, the same number on every rank."""
 
     groups: Groups
-    """What must be done before each."""
+    """For each instruction, the groups that must complete before it starts."""
     costs: Sequence[float]
     ranks_of: Sequence[int]
-    """The rank of each."""
+    """The rank of each instruction."""
     workers: int
     ranks: int
 
     def by_rank(self) -> list[list[int]]:
-        """The instructions of each rank, in program order."""
+        """Return the instructions of each rank, in program order."""
         found: list[list[int]] = [[] for _ in range(self.ranks)]
         for number, rank in enumerate(self.ranks_of):
             found[rank].append(number)
         return found
 
     def starts(self) -> list[Start]:
-        """Who starts what, in order, under list scheduling."""
+        """Return all starts under list scheduling, in order of time."""
         return list_schedule(self.groups, self.costs, self.ranks_of, self.workers, self.ranks)
 
 
 class Policy(NamedTuple):
-    """How queues are made."""
+    """A way to distribute instructions over queues."""
 
     queues: Callable[[Work], Queues]
-    """Those of all workers, rank after rank; of a dynamic one, one for each rank."""
+    """Callback that makes the queues: one per worker, rank after rank; one per rank if dynamic."""
     dynamic: bool = False
     """Whether all workers of a rank take from one queue."""
 
@@ -55,9 +58,12 @@ def schedule(
     ranks_of: Sequence[int] | None = None,
     ranks: int = 1,
 ) -> Queues:
-    """The queues of `workers` on each rank for instructions with these dependencies and costs."""
+    """Return the queues for instructions with these dependencies and costs.
+
+    Every rank has `workers` workers. Without `ranks_of`, all instructions are on rank 0.
+    """
     if workers < 1:
-        raise UsageError(f"{workers} workers can run nothing", expected="1 worker or more")
+        raise UsageError(f"workers must be at least 1, got {workers}")
     chosen = policy_of(policy)
     if ranks_of is None:
         ranks_of = [0] * len(groups)
@@ -66,12 +72,12 @@ def schedule(
 
 def policy_of(name: str) -> Policy:
     if name not in POLICIES:
-        raise UsageError(f"There is no policy {name!r}", hint=did_you_mean(name, POLICIES))
+        raise UsageError(f"Unknown policy {name!r}", hint=did_you_mean(name, POLICIES))
     return POLICIES[name]
 
 
 def _round_robin(work: Work) -> Queues:
-    """Dealt out in program order."""
+    """Deal the instructions out to the workers in turn, in program order."""
     return tuple(
         tuple(own[worker :: work.workers])
         for own in work.by_rank()
@@ -80,7 +86,7 @@ def _round_robin(work: Work) -> Queues:
 
 
 def _zigzag(work: Work) -> Queues:
-    """Dealt out to and fro, so that the last workers of a lap are the first of the next."""
+    """Deal the instructions out back and forth: a lap's last worker is the next lap's first."""
     found: list[list[int]] = []
     for own in work.by_rank():
         queues: list[list[int]] = [[] for _ in range(work.workers)]
@@ -92,7 +98,11 @@ def _zigzag(work: Work) -> Queues:
 
 
 def _wave(work: Work) -> Queues:
-    """Wave after wave of what can run at once, the longest first, each to whom has least to do."""
+    """Assign wave after wave of instructions that can run at once.
+
+    In each wave the longest instructions come first, and each instruction goes to the worker with
+    the least work in that wave.
+    """
     waves: dict[tuple[int, int], list[int]] = {}
     for number, depth in enumerate(depths(work.groups)):
         waves.setdefault((depth, work.ranks_of[number]), []).append(number)
@@ -108,7 +118,7 @@ def _wave(work: Work) -> Queues:
 
 
 def _critical_path(work: Work) -> Queues:
-    """As list scheduling starts them."""
+    """Assign instructions to workers as list scheduling does."""
     queues: list[list[int]] = [[] for _ in range(work.ranks * work.workers)]
     for start in work.starts():
         queues[start.place].append(start.number)
@@ -116,7 +126,7 @@ def _critical_path(work: Work) -> Queues:
 
 
 def _dynamic(work: Work) -> Queues:
-    """For each rank all that it has to do, in the order in which list scheduling starts it."""
+    """Make one queue per rank, in the order in which list scheduling starts instructions."""
     queues: list[list[int]] = [[] for _ in range(work.ranks)]
     for start in work.starts():
         queues[start.place // work.workers].append(start.number)
@@ -124,7 +134,7 @@ def _dynamic(work: Work) -> Queues:
 
 
 def depths(groups: Groups) -> list[int]:
-    """How many instructions must come one after the other before each."""
+    """Return, for each instruction, the length of the longest chain of instructions before it."""
     deepest: dict[object, int] = {}
     found: list[int] = []
     for own in groups:

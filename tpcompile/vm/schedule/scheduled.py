@@ -1,4 +1,4 @@
-"""From the graph of a decode step to a program that is scheduled, timed and verified."""
+"""The program of a decode step's graph: lowered, scheduled, timed and verified."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from tpcompile.vm.targets import TARGETS, Target
 
 DEFAULT_POLICY = "critical-path"
 _SMALL = replace(TARGETS["cpu"], workers=2)
-"""Few workers, so that a check of the largest models takes seconds. A schedule for another machine
-is verified when it is made."""
+"""A target with few workers, so that checking the largest models takes seconds. A schedule for any
+other target is verified when it is made."""
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A program for a target, what the verifier says of it, and its simulated clock."""
+    """A program for a target, the faults that the verifier found, and its simulated clock."""
 
     program: Program
     costs: tuple[float, ...]
-    """What each instruction takes, in µs."""
+    """The time of each instruction, in µs."""
     critical_us: float
-    """What a step would take if no worker were ever missing."""
+    """The time of a step with unlimited workers."""
     faults: tuple[Fault, ...]
     timing: Timing | None
-    """None of a program with faults: it may never end."""
+    """None if the program has faults, because it may never terminate."""
     seconds: dict[str, float]
-    """How long each phase took here."""
+    """The time that each phase took on this machine."""
 
     @property
     def proved(self) -> Program:
-        """The program; refused if it has faults."""
+        """The program; `VerifyError` if it has faults."""
         refuse(self.faults)
         return self.program
 
@@ -50,7 +50,10 @@ class Scheduled:
 def scheduled(
     gm: fx.GraphModule, target: Target, plan: StepPlan, policy: str = DEFAULT_POLICY
 ) -> Scheduled:
-    """The program of a graph that the decode pipeline made, for many tokens in one launch."""
+    """Lower, schedule, verify and time a graph that the decode pipeline made.
+
+    The program generates many tokens in one launch.
+    """
     with paused_collector():
         started = time.perf_counter()
         lowered = lower(gm, plan)
@@ -89,7 +92,7 @@ def _assembled(lowered: Lowered, costs: tuple[float, ...], policy: str) -> Assem
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier says of one schedule."""
+    """The verifier's result for one schedule."""
 
     policy: str
     lowering: str
@@ -118,12 +121,12 @@ class Verdict:
 
 
 def is_decode_step(gm: fx.GraphModule) -> bool:
-    """Whether the decode pipeline has made this graph, so that it can be lowered."""
+    """Return whether the decode pipeline made this graph, so that it can be lowered."""
     return any(node.target == PARTIAL_ATTENTION for node in gm.graph.nodes)
 
 
 def verdicts(gm: fx.GraphModule, target: Target = _SMALL) -> list[Verdict]:
-    """Of every policy, with either lowering."""
+    """Verify the schedules of every policy with every lowering."""
     found, longest = [], max(StepPlan.max_seq_len, _room_for_spans(gm))
     for lowering in LOWERINGS:
         plan = StepPlan(target.workers, max_seq_len=longest, lowering=lowering, grain=target.grain)
@@ -137,7 +140,7 @@ def verdicts(gm: fx.GraphModule, target: Target = _SMALL) -> list[Verdict]:
 
 
 def _room_for_spans(gm: fx.GraphModule) -> int:
-    """The tokens of a sequence that has a block for each span."""
+    """Return the length, in tokens, of a sequence that has one block per span."""
     node = next(node for node in gm.graph.nodes if node.target == PARTIAL_ATTENTION)
     bound = SPECS[PARTIAL_ATTENTION].bind(node.args, dict(node.kwargs))
     room: int = bound["spans"] * bound["block"]
