@@ -24,9 +24,7 @@ def test_entries_keep_their_order() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(
-        UsageError, match=r"There is no colour 'turqois'\. Did you mean turquoise\?"
-    ):
+    with pytest.raises(UsageError, match=r"Unknown colour 'turqois'\. Did you mean turquoise\?"):
         _colours()["turqois"]
 
 

@@ -32,7 +32,7 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
-            raise UsageError(f"There is no {self.what} {name!r}", hint=did_you_mean(name, self))
+            raise UsageError(f"Unknown {self.what} {name!r}", hint=did_you_mean(name, self))
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

@@ -11,7 +11,7 @@ from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.proof.counters import assign_counters
 from tpcompile.vm.proof.dependencies import Group, dependencies
-from tpcompile.vm.schedule.policies import policy_of, schedule
+from tpcompile.vm.schedule.policies import POLICIES, schedule
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def assemble(
                 f"{instruction.label} belongs to rank {instruction.rank}, which does not exist",
                 expected=f"a rank from 0 to {ranks - 1}",
             )
-    sharing = workers if policy_of(policy).dynamic else 1
+    sharing = workers if POLICIES[policy].dynamic else 1
     clock = [time.perf_counter()]
     groups = dependencies(instructions)
     clock.append(time.perf_counter())

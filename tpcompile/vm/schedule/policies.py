@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.errors import UsageError
+from tpcompile.registry import Registry
 from tpcompile.vm.proof.waiting import Groups
 from tpcompile.vm.schedule.list_schedule import Start, list_schedule
 
@@ -50,8 +51,22 @@ class Policy(NamedTuple):
     """Whether all workers of a rank take from one queue."""
 
 
+POLICIES: Registry[Policy] = Registry("policy")
+MakeQueues = Callable[[Work], Queues]
+
+
+def policy(name: str, dynamic: bool = False) -> Callable[[MakeQueues], MakeQueues]:
+    """Decorator: register the function that makes the queues of a policy."""
+
+    def add(queues: MakeQueues) -> MakeQueues:
+        POLICIES.add(name, Policy(queues, dynamic))
+        return queues
+
+    return add
+
+
 def schedule(
-    policy: str,
+    name: str,
     groups: Groups,
     costs: Sequence[float],
     workers: int,
@@ -64,18 +79,13 @@ def schedule(
     """
     if workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers}")
-    chosen = policy_of(policy)
+    chosen = POLICIES[name]
     if ranks_of is None:
         ranks_of = [0] * len(groups)
     return chosen.queues(Work(groups, costs, ranks_of, workers, ranks))
 
 
-def policy_of(name: str) -> Policy:
-    if name not in POLICIES:
-        raise UsageError(f"Unknown policy {name!r}", hint=did_you_mean(name, POLICIES))
-    return POLICIES[name]
-
-
+@policy("round-robin")
 def _round_robin(work: Work) -> Queues:
     """Deal the instructions out to the workers in turn, in program order."""
     return tuple(
@@ -85,6 +95,7 @@ def _round_robin(work: Work) -> Queues:
     )
 
 
+@policy("zigzag")
 def _zigzag(work: Work) -> Queues:
     """Deal the instructions out back and forth: a lap's last worker is the next lap's first."""
     found: list[list[int]] = []
@@ -97,6 +108,7 @@ def _zigzag(work: Work) -> Queues:
     return tuple(map(tuple, found))
 
 
+@policy("wave")
 def _wave(work: Work) -> Queues:
     """Assign wave after wave of instructions that can run at once.
 
@@ -117,6 +129,7 @@ def _wave(work: Work) -> Queues:
     return tuple(map(tuple, queues))
 
 
+@policy("critical-path")
 def _critical_path(work: Work) -> Queues:
     """Assign instructions to workers as list scheduling does."""
     queues: list[list[int]] = [[] for _ in range(work.ranks * work.workers)]
@@ -125,6 +138,7 @@ def _critical_path(work: Work) -> Queues:
     return tuple(map(tuple, queues))
 
 
+@policy("dynamic", dynamic=True)
 def _dynamic(work: Work) -> Queues:
     """Make one queue per rank, in the order in which list scheduling starts instructions."""
     queues: list[list[int]] = [[] for _ in range(work.ranks)]
@@ -143,12 +157,3 @@ def depths(groups: Groups) -> list[int]:
                 deepest[group] = 1 + max(found[early] for early in group.members)
         found.append(max((deepest[group] for group in own), default=0))
     return found
-
-
-POLICIES: dict[str, Policy] = {
-    "round-robin": Policy(_round_robin),
-    "zigzag": Policy(_zigzag),
-    "wave": Policy(_wave),
-    "critical-path": Policy(_critical_path),
-    "dynamic": Policy(_dynamic, dynamic=True),
-}
