@@ -105,8 +105,8 @@ BAD = {
     f"dump {TINY} --tp 2 -p plan-sharding{{tpp=2}}": "Did you mean tp",
     f"dump {TINY} --tp 2 -p plan-sharding{{ffn_grain=x}}": "Invalid value 'x'",
     f"dump {TINY} --tp 2 -p plan-sharding{{tp=4}}": "The pipeline plans for 4 ranks",
-    f"dump {TINY} --tp 2 -p canonicalize,,raise-norm": "The pipeline cannot be read",
-    f"dump {TINY} --tp 2 -p canonicalize{{": "The pipeline cannot be read",
+    f"dump {TINY} --tp 2 -p canonicalize,,raise-norm": "Invalid pipeline: ",
+    f"dump {TINY} --tp 2 -p canonicalize{{": "Invalid pipeline: ",
     f"check {TINY} --tp 2 -p canonicalize,shard-linears": "Put plan-sharding before",
 }
 

@@ -143,7 +143,10 @@ def _not_projected(gm: fx.GraphModule) -> None:
 NEAR_MISSES: dict[str, tuple[Callable[[fx.GraphModule], None], str]] = {
     "the normed value is the residual": (_norm_is_the_residual, "%add_5 also reads it"),
     "queries are read elsewhere": (_queries_are_read, "%neg also reads it"),
-    "keys are normed otherwise": (_another_eps, "must have the same epsilon, got [1e-06, 0.001]"),
+    "keys are normed otherwise": (
+        _another_eps,
+        "its head norms must have the same epsilon, got [1e-06, 0.001]",
+    ),
     "keys rotate the other way": (_keys_rotate_the_other_way, "cos is already bound to %cos"),
     "keys rotate in other pairs": (
         _only_keys_are_interleaved,

@@ -154,7 +154,10 @@ def test_either_order_is_added(first: bool) -> None:
 BF16, FP32 = torch.bfloat16, torch.float32
 NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"number": True, "first": True}, "it is not a plain sum of two values"),
-    "a residual that spreads": ({"narrow": True}, "must have the same shape and dtype, got f32[6]"),
+    "a residual that spreads": (
+        {"narrow": True},
+        "its terms must have the same shape and dtype, got f32[6]",
+    ),
     "a projection twice": ({"itself": True}, "it adds a projection to itself"),
     "a projection read elsewhere": ({"read": True}, "%add_1 also reads it"),
     "terms": ({"term": True}, "its result is partial and must be reduced first"),

@@ -30,7 +30,7 @@ class FuseResidual:
     %s = %x + %r                      →     %h = tpc.all_reduce_residual(%o, %x)
     %h = to(%s, dtype=bf16)
 
-    A bias that is added to the sum before the residual becomes an operand of the fused op.
+    If a bias is added to the sum before the residual is, it becomes an operand of the fused op.
     """
 
     name: ClassVar[str] = "fuse-residual"

@@ -30,7 +30,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `target` whose arguments match `args`, in either order if it `commutes`."""
+    """A call of `target` whose arguments match `args`, in either order if `commutes` is set."""
 
     target: Any
     args: tuple[Any, ...]

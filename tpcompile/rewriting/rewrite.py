@@ -26,7 +26,7 @@ class Report:
     nearest: MissError | None = field(default=None)
 
     def miss(self, miss: MissError, at: fx.Node | None = None) -> None:
-        """Keep the closest refusal; also store its reason on `at`, the node that stays unfused."""
+        """Keep a refusal if it is the closest yet; store its reason on `at`, the unfused node."""
         if at is not None:
             keep_refusal(at, miss.depth, str(miss))
         if self.nearest is None or miss.depth > self.nearest.depth:

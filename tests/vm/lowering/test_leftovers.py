@@ -146,7 +146,7 @@ CHANGES: dict[str, tuple[str, Callable[[fx.GraphModule], None], str, str]] = {
         "raise-attention",
         _another_eps,
         "tpc.paged_attention",
-        "must have the same epsilon, got [1e-06, 0.001]",
+        "its head norms must have the same epsilon, got [1e-06, 0.001]",
     ),
     "keys that do not rotate": (
         "raise-attention",
