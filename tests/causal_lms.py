@@ -178,7 +178,7 @@ REASONS: dict[str, str] = {
     "buffer": r"reads the buffer",
     "op without a rule": r"does something that tpcompile cannot type \(rule (known-op|slice)\)",
     "another MLP": r"There is no SwiGLU in the graph",
-    "transposed norm": r"transposes its heads before their norm",
+    "transposed norm": r"transposes heads before it normalises them",
     "norm of all heads": r"normalises all heads together",
 }
 """Known reasons for a refusal, as patterns; the first that fits is the one to count."""

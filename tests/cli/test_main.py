@@ -101,12 +101,12 @@ BAD = {
     f"dump {TINY} --tp 2 --stop-after fuse-kv": "Did you mean fuse-qkv",
     f"dump {TINY} --tp 2 --print-ir-after raise-nrm": "Did you mean raise-norm",
     f"dump {TINY} --tp 2 --print-ir-after all --stop-after raise-norm": "not allowed with",
-    f"dump {TINY} --tp 2 -p raise-nrm": "There is no pass 'raise-nrm'",
+    f"dump {TINY} --tp 2 -p raise-nrm": "Unknown pass 'raise-nrm'",
     f"dump {TINY} --tp 2 -p plan-sharding{{tpp=2}}": "Did you mean tp",
-    f"dump {TINY} --tp 2 -p plan-sharding{{ffn_grain=x}}": "cannot be 'x'",
+    f"dump {TINY} --tp 2 -p plan-sharding{{ffn_grain=x}}": "Invalid value 'x'",
     f"dump {TINY} --tp 2 -p plan-sharding{{tp=4}}": "The pipeline plans for 4 ranks",
-    f"dump {TINY} --tp 2 -p canonicalize,,raise-norm": "The pipeline cannot be read",
-    f"dump {TINY} --tp 2 -p canonicalize{{": "The pipeline cannot be read",
+    f"dump {TINY} --tp 2 -p canonicalize,,raise-norm": "Invalid pipeline: ",
+    f"dump {TINY} --tp 2 -p canonicalize{{": "Invalid pipeline: ",
     f"check {TINY} --tp 2 -p canonicalize,shard-linears": "Put plan-sharding before",
 }
 

@@ -38,12 +38,15 @@ REFUSED: dict[str, tuple[str, str]] = {
         r"DeepseekV3ForCausalLM has heads of two widths \(16 for queries and keys, 8 for values\)",
         "heads of one width",
     ),
-    "exaone4": ("Exaone4ForCausalLM transposes its heads before their norm", "not transposed yet"),
-    "hunyuan_v1_dense": (
-        "HunYuanDenseV1ForCausalLM transposes its heads before their norm",
-        "not transposed yet",
+    "exaone4": (
+        "Exaone4ForCausalLM transposes heads before it normalises them",
+        "before the transpose",
     ),
-    "olmo2": ("Olmo2ForCausalLM normalises all heads together", "each head"),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1ForCausalLM transposes heads before it normalises them",
+        "before the transpose",
+    ),
+    "olmo2": ("Olmo2ForCausalLM normalises all heads together", "per head"),
     "qwen3_5_text": ("Qwen3_5ForCausalLM has layers of kind linear_attention", "full_attention"),
     "gpt2": ("GPT2LMHeadModel has no rotary position embedding", "rotates its heads by position"),
     "bart": ("BartForCausalLM has .*attention that is not causal", "those before it"),

@@ -89,5 +89,5 @@ def test_work_on_the_batch_dimension_is_refused() -> None:
     rows = made.call(aten.embedding.default, made.parameter("w", 9, 4), batched)
     gm = made.done(made.call(aten.transpose.int, rows, 0, 1))
     said = refusal(Canonicalize(), gm)
-    assert "works on the batch dimension" in said
+    assert "operates on the batch dimension" in said
     assert "%transpose" in said

@@ -51,7 +51,7 @@ def test_numbers(model: str, tp: int) -> None:
 
 
 def test_again() -> None:
-    assert "it norms no sum" in nearest(step("fuse-add-norm").again())
+    assert "its input is not a sum" in nearest(step("fuse-add-norm").again())
 
 
 def test_readers_behind_the_norm_get_the_sum() -> None:
@@ -81,8 +81,8 @@ def test_two_norms_of_one_sum_add_once() -> None:
     ("changed", "reason"),
     [
         ("early", "%neg reads the sum before the norm"),
-        ("number", "it adds no two values"),
-        ("narrow", "its terms differ in shape"),
+        ("number", "it is not a plain sum of two values"),
+        ("narrow", "its terms must have the same shape"),
     ],
 )
 def test_near_miss_is_left_alone(changed: str, reason: str) -> None:
@@ -97,4 +97,4 @@ def test_a_norm_of_no_sum_is_left_alone() -> None:
     made = GraphBuilder()
     x = made.input("x", "T", WIDTH)
     gm = made.done(made.call(RMS_NORM, x, made.parameter("scale", WIDTH), 1e-6))
-    assert "it norms no sum" in nearest(FuseAddNorm().apply(gm))
+    assert "its input is not a sum" in nearest(FuseAddNorm().apply(gm))

@@ -97,10 +97,10 @@ def test_rows_are_picked_first(dim: int | None, biased: bool) -> None:
 @pytest.mark.parametrize(
     ("graph", "reason"),
     [
-        (head_graph(normed=False), "its input %x is no norm"),
-        (head_graph(read="norm"), "%neg reads it too"),
-        (head_graph(read="picked"), "%neg reads it too"),
-        (head_graph(dim=1), "it picks from what is normed"),
+        (head_graph(normed=False), "its input %x is not an RMS norm"),
+        (head_graph(read="norm"), "%neg also reads it"),
+        (head_graph(read="picked"), "%neg also reads it"),
+        (head_graph(dim=1), "it selects along the normed dimension"),
     ],
     ids=["no norm", "the norm is read", "the rows are read", "columns are picked"],
 )

@@ -141,18 +141,21 @@ def _not_projected(gm: fx.GraphModule) -> None:
 
 
 NEAR_MISSES: dict[str, tuple[Callable[[fx.GraphModule], None], str]] = {
-    "the normed value is the residual": (_norm_is_the_residual, "%add_5 reads it too"),
-    "queries are read elsewhere": (_queries_are_read, "%neg reads it too"),
-    "keys are normed otherwise": (_another_eps, "its heads are normed with [1e-06, 0.001] added"),
-    "keys rotate the other way": (_keys_rotate_the_other_way, "cos is %cos elsewhere"),
+    "the normed value is the residual": (_norm_is_the_residual, "%add_5 also reads it"),
+    "queries are read elsewhere": (_queries_are_read, "%neg also reads it"),
+    "keys are normed otherwise": (
+        _another_eps,
+        "its head norms must have the same epsilon, got [1e-06, 0.001]",
+    ),
+    "keys rotate the other way": (_keys_rotate_the_other_way, "cos is already bound to %cos"),
     "keys rotate in other pairs": (
         _only_keys_are_interleaved,
-        "queries and keys are rotated in two layouts",
+        "queries and keys are rotated in different layouts",
     ),
-    "keys do not rotate": (_keys_do_not_rotate, "tpc.rms_norm where tpc.rope belongs"),
-    "keys and values change places": (_keys_and_values_change_places, "2 where 1 belongs"),
-    "the residual is not normed": (_not_normed, "is no norm"),
-    "the rows come from elsewhere": (_not_projected, "it is no linear"),
+    "keys do not rotate": (_keys_do_not_rotate, "expected tpc.rope, got tpc.rms_norm"),
+    "keys and values change places": (_keys_and_values_change_places, "expected 1, got 2"),
+    "the residual is not normed": (_not_normed, "is not an RMS norm"),
+    "the rows come from elsewhere": (_not_projected, "it is not a linear"),
 }
 
 

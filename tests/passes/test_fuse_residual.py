@@ -98,7 +98,7 @@ def test_ranks_that_hold_tokens_have_no_sum_to_add_to() -> None:
     captured = decode_step("fuse-residual").plain.pair.captured.graph
     text = SEQUENCE_PARALLEL.replace("fuse-add-norm,", "")
     gm, _ = run_passes(captured, for_ranks(parse_pipeline(text), 2))
-    assert "it adds no projection" in nearest(FuseResidual().apply(gm))
+    assert "neither term is a projection" in nearest(FuseResidual().apply(gm))
 
 
 def residual_graph(
@@ -153,17 +153,20 @@ def test_either_order_is_added(first: bool) -> None:
 
 BF16, FP32 = torch.bfloat16, torch.float32
 NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
-    "a number": ({"number": True, "first": True}, "it adds a number"),
-    "a residual that spreads": ({"narrow": True}, "its terms differ: f32[6]"),
+    "a number": ({"number": True, "first": True}, "it is not a plain sum of two values"),
+    "a residual that spreads": (
+        {"narrow": True},
+        "its terms must have the same shape and dtype, got f32[6]",
+    ),
     "a projection twice": ({"itself": True}, "it adds a projection to itself"),
-    "a projection read elsewhere": ({"read": True}, "%add_1 reads it too"),
-    "terms": ({"term": True}, "its terms are not summed yet"),
-    "a sum read elsewhere": ({"summed": FP32, "read": True}, "%add_1 reads it too"),
+    "a projection read elsewhere": ({"read": True}, "%add_1 also reads it"),
+    "terms": ({"term": True}, "its result is partial and must be reduced first"),
+    "a sum read elsewhere": ({"summed": FP32, "read": True}, "%add_1 also reads it"),
     "terms read elsewhere": (
         {"summed": FP32, "terms_read": True},
-        "%all_reduce reads it too",
+        "%all_reduce also reads it",
     ),
-    "a sum in bf16": ({"dtype": BF16, "summed": BF16}, "its terms are not summed in"),
+    "a sum in bf16": ({"dtype": BF16, "summed": BF16}, "its terms must be summed in"),
     "a sum that is not rounded": ({"dtype": BF16, "summed": FP32}, "before it is rounded"),
     "a sum read before it is rounded": (
         {"dtype": BF16, "summed": FP32, "rounded": 1, "early": True},
@@ -171,7 +174,7 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a sum rounded twice": (
         {"dtype": BF16, "summed": FP32, "rounded": 2},
-        "it is not rounded once",
+        "exactly one cast must round it",
     ),
 }
 

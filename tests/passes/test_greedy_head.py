@@ -107,8 +107,8 @@ def test_logits_without_rows_are_refused() -> None:
     made = GraphBuilder()
     gm = made.done(made.linear(made.input("x", 1, "R", 16), "head", 40, 16))
     said = refusal(GreedyHead(), gm)
-    assert "%linear has no row for each token" in said
-    assert "behind canonicalize" in said
+    assert "%linear must have one row per token" in said
+    assert "after canonicalize" in said
     assert not calls(gm, ARGMAX)
 
 

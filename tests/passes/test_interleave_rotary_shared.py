@@ -166,20 +166,20 @@ def test_what_is_shared_is_permuted_once(name: str) -> None:
 REFUSED: dict[str, tuple[Rotated, str]] = {
     "values by the weight of keys": (
         Rotated(weights={"v": "k0"}),
-        "k0.weight cannot be interleaved: %linear_2 reads it too",
+        "k0.weight cannot be interleaved: %linear_2 also reads it",
     ),
     "values by the norm of keys": (
         Rotated(norms={"q": "q", "k": "k", "v": "k"}),
-        "k.norm cannot be interleaved: %rms_norm_2 reads it too",
+        "k.norm cannot be interleaved: %rms_norm_2 also reads it",
     ),
     "values of the rows of keys": (
         Rotated(rows_of_keys_are_values=True),
-        "%linear_1 cannot be interleaved: %unflatten_2 reads it too",
+        "%linear_1 cannot be interleaved: %unflatten_2 also reads it",
     ),
-    "keys as values": (Rotated(keys_are_values=True), "and not to compare heads"),
-    "queries read elsewhere": (Rotated(read="heads"), "%neg reads it too"),
-    "rows of queries read elsewhere": (Rotated(read="rows"), "%neg reads it too"),
-    "two layouts": (Rotated(paired="q"), "queries and keys are rotated in two layouts"),
+    "keys as values": (Rotated(keys_are_values=True), "and not as queries or keys"),
+    "queries read elsewhere": (Rotated(read="heads"), "%neg also reads it"),
+    "rows of queries read elsewhere": (Rotated(read="rows"), "%neg also reads it"),
+    "two layouts": (Rotated(paired="q"), "queries and keys are rotated in different layouts"),
 }
 
 

@@ -71,7 +71,7 @@ def test_every_rank_has_a_recipe_for_every_parameter() -> None:
 
 
 def test_fewer_than_no_ranks_mean_nothing() -> None:
-    with pytest.raises(UsageError, match="tp=-1 means nothing"):
+    with pytest.raises(UsageError, match="tp must be a positive int, got -1"):
         _plan("tp=-1")
 
 

@@ -106,25 +106,25 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
         {"cos_first": False},
         "cos and sin must be the two tables of one rotary module, in this order",
     ),
-    "halves cut elsewhere": ({"middle": (2, 2)}, "halves cut at 2 and 2, not at 4"),
-    "halves of another size": ({"middle": (6, 6)}, "halves cut at 6 and 6, not at 4"),
+    "halves cut elsewhere": ({"middle": (2, 2)}, "the halves must be cut at 4, got 2 and 2"),
+    "halves of another size": ({"middle": (6, 6)}, "the halves must be cut at 4, got 6 and 6"),
     "overlapping halves": (
         {"middle": (HALF, 3), "end": WIDTH - 1},
-        "halves cut at 4 and 3, not at 4",
+        "the halves must be cut at 4, got 4 and 3",
     ),
     "a half and every other feature": (
         {"middle": (HALF, 1), "steps": (1, 2)},
-        "step=2, which the pattern leaves out",
+        "the pattern does not allow step=2",
     ),
     "interleaved": (
         {"middle": (END, 1), "steps": (2, 2)},
-        "step=2, which the pattern leaves out",
+        "the pattern does not allow step=2",
     ),
-    "halves of the heads": ({"axis": 0, "middle": (2, 2), "cat_axis": 0}, "0 where -1 belongs"),
-    "the other half negated": ({"negated": 0}, "where aten.neg belongs"),
-    "another value turned": ({"other_value": True}, "x is"),
-    "tokens first": ({"token_major": True}, "1 where 0 belongs"),
-    "one table for all features": ({"table": 1}, "a table of another shape"),
+    "halves of the heads": ({"axis": 0, "middle": (2, 2), "cat_axis": 0}, "expected -1, got 0"),
+    "the other half negated": ({"negated": 0}, "expected aten.neg, got"),
+    "another value turned": ({"other_value": True}, "x is already bound to"),
+    "tokens first": ({"token_major": True}, "expected 0, got 1"),
+    "one table for all features": ({"table": 1}, "the table must have shape ("),
 }
 
 
@@ -149,11 +149,11 @@ def test_two_dimensions_are_refused() -> None:
     turned = made.call(aten.cat.default, [high, low], -1)
     terms = [made.call(aten.mul.Tensor, *pair) for pair in ((x, cos), (turned, sin))]
     gm = made.done(made.call(aten.add.Tensor, *terms))
-    assert "x of shape (1, 8), not [heads, T, width]" in refusal(RaiseRope(), gm)
+    assert "x must have shape [heads, T, width], got (1, 8)" in refusal(RaiseRope(), gm)
 
 
 def test_a_model_without_rotation_is_refused() -> None:
     made = GraphBuilder()
     x = made.input("x", "T", WIDTH)
     gm = made.done(made.call(aten.add.Tensor, x, x))
-    assert "where aten.mul belongs" in refusal(RaiseRope(), gm)
+    assert "expected aten.mul, got" in refusal(RaiseRope(), gm)

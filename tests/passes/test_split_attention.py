@@ -87,7 +87,7 @@ def test_windows_are_kept(window: int) -> None:
 def test_no_spans_mean_nothing(spans: int) -> None:
     made = GraphBuilder()
     gm = made.done(made.linear(made.input("x", "T", 4), "w", 4, 4))
-    with pytest.raises(UsageError, match=f"spans={spans} means nothing"):
+    with pytest.raises(UsageError, match=f"spans must be at least 1, got {spans}"):
         SplitAttention(spans).apply(gm)
     assert SplitAttention(3).apply(gm).matches == 0
 

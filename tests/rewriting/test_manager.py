@@ -102,7 +102,7 @@ def test_three_problems_are_shown_and_the_others_counted(pair: Pair) -> None:
 def test_the_first_pass_has_no_history(pair: Pair) -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         run_passes(pair.captured.graph, [Explode()])
-    assert raised.value.__notes__ == ["in the pass explode, the first to run"]
+    assert raised.value.__notes__ == ["in the pass explode, the first pass"]
 
 
 def test_an_exception_of_a_pass_gets_a_note(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Rewrites: one pass a file. `pipeline.py` orders them, `manager.py` runs them."""
+"""The passes, one per file. `pipeline.py` orders them; `rewriting/manager.py` runs them."""
 
 from tpcompile.passes.pipeline import (
     ALL_PASSES,

@@ -18,28 +18,28 @@ from tpcompile.ir.types import Dim, Partial, Shard, ValueType
 from tpcompile.rewriting.rewrite import Report, calls, insert, replace
 
 CACHE = "cache"
-"""The input that holds the keys and values of all layers, the rank's heads of them."""
+"""The input with the keys and values of all layers, for the rank's KV heads."""
 
 
 @dataclass(frozen=True)
 class CacheKv:
-    """Keep keys and values in blocks of a cache, which becomes an input of the graph.
+    """Store keys and values in blocks of a cache, which becomes an input of the graph.
 
-    Its place is behind everything that shards or looks for attention.
+    Run it after every pass that shards the graph or looks for attention.
 
         %k = …                               i64[T] %slots, i64[N, B] %tables, i64[N] %lengths
-        %a = attention(%q, %k, %v,           bf16[layers, 2, C, kv_heads, width] %cache, as %k lies
+        %a = attention(%q, %k, %v,           bf16[layers, 2, C, kv_heads, width] %cache, like %k
                        %starts, …)     →     %a = paged_attention(%q, %k, %v, %cache, %starts,
                                                                   %slots, %tables, %lengths, …)
     """
 
     name: ClassVar[str] = "cache-kv"
     block: int = 32
-    """How many tokens a block holds."""
+    """Number of tokens per block."""
 
     def apply(self, gm: fx.GraphModule) -> Report:
         if self.block < 1:
-            raise UsageError(f"block={self.block} means nothing", expected="1 token or more")
+            raise UsageError(f"block must be at least 1 token, got {self.block}")
         found = calls(gm, ATTENTION)
         if not found:
             return Report()
@@ -57,12 +57,12 @@ class CacheKv:
 
 
 def _cache_type(found: list[fx.Node], block: int) -> ValueType:
-    """One cache serves all layers, so their keys are of one type."""
+    """Return the type of the cache; it serves all layers, so their keys must have one type."""
     kinds = list(dict.fromkeys(value_type(operand(node, 1)) for node in found))
     odd = next((node for node in found if value_type(operand(node, 1)) != kinds[0]), None)
     if odd is not None:
         raise PassError(
-            f"%{odd.name} keeps other keys than the layers before",
+            f"The keys of %{odd.name} must have the type of the keys of %{found[0].name}",
             where=str(origin_of(odd)),
             got=str(value_type(operand(odd, 1))),
             expected=str(kinds[0]),
@@ -71,11 +71,11 @@ def _cache_type(found: list[fx.Node], block: int) -> ValueType:
     by_token = isinstance(kind.placement, Shard) and isinstance(kind.placement.layout, TokenLayout)
     if kind.dims != 3 or by_token or isinstance(kind.placement, Partial):
         raise PassError(
-            f"The keys of %{found[0].name} cannot be kept",
+            f"The keys of %{found[0].name} cannot be cached",
             where=str(origin_of(found[0])),
             got=str(kind),
-            expected="k[T, kv_heads, width], whole or split by head",
-            hint="Put cache-kv behind raise-attention and the sharding passes",
+            expected="k[T, kv_heads, width], replicated or sharded by head",
+            hint="Put cache-kv after raise-attention and the sharding passes",
         )
     layers = 1 + max(int(node.args[_LAYER]) for node in found)  # type: ignore[arg-type]
     cache = ValueType((layers, 2, "C", *kind.shape[1:]), kind.dtype, role=CacheOf(block))
@@ -103,8 +103,8 @@ def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.
 
 
 def block_size(gm: fx.GraphModule) -> int:
-    """How many tokens a block of the graph's cache holds."""
+    """Return the number of tokens per block of the graph's cache."""
     for node in gm.graph.nodes:
         if node.target in CACHE_WRITERS:
             return int(SPECS[node.target].bind(node.args, dict(node.kwargs))["block"])
-    raise PassError("The graph keeps no keys and values", hint="Put cache-kv into the pipeline")
+    raise PassError("The graph has no KV cache", hint="Add cache-kv to the pipeline")

@@ -24,7 +24,7 @@ _IDENTITIES = (aten.contiguous.default, aten.alias.default, aten.dropout.default
 
 @dataclass(frozen=True)
 class Canonicalize:
-    """Drop the batch dimension and what does nothing; write views as unflatten and flatten.
+    """Drop the batch dimension and no-ops; write views as unflatten and flatten.
 
     %u = unsqueeze(%input_ids, dim=0)        %e = embedding(%w, %input_ids)
     %e = embedding(%w, %u)             →     %h = unflatten(%q, dim=1, sizes=[-1, 64])
@@ -46,7 +46,7 @@ class Canonicalize:
 
 
 def _drop_batch(graph: fx.Graph) -> None:
-    """Take the leading dimension of 1, which models insist on, from every value that has it."""
+    """Remove the leading dimension of 1, which models require, from every value that has it."""
     batched: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.op in ("placeholder", "get_attr", "output"):
@@ -75,7 +75,7 @@ def _adds_batch(node: fx.Node) -> bool:
 
 
 def _without_batch(node: fx.Node) -> None:
-    """The arguments and the type that the node has when its operands lose their dimension 0."""
+    """Rewrite the node's arguments and type for operands that have lost dimension 0."""
     spec = SPECS[node.target]
     args: list[Any] = []
     given: tuple[Any, ...] = node.args
@@ -101,14 +101,14 @@ def _without_batch(node: fx.Node) -> None:
 def _shift(node: fx.Node, dim: int) -> int:
     if dim == 0:
         raise PassError(
-            f"%{node.name} {op_name(node)} works on the batch dimension",
-            expected="ops that leave the batch of one alone",
+            f"%{node.name} {op_name(node)} operates on the batch dimension",
+            expected="ops that do not use the batch dimension, which has size 1",
         )
     return dim - 1 if dim > 0 else dim
 
 
 def _simpler(node: fx.Node) -> fx.Node | None:
-    """What the node can be replaced by."""
+    """Return a simpler equivalent of the node, or None."""
     target = node.target
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node):
@@ -127,7 +127,7 @@ def _simpler(node: fx.Node) -> fx.Node | None:
 
 
 def cancel_transposes(graph: fx.Graph) -> None:
-    """Read around pairs of transposes that undo each other."""
+    """Bypass pairs of transposes that cancel."""
     for node in list(graph.nodes):
         inner = None
         if node.target is aten.transpose.int:
@@ -138,13 +138,13 @@ def cancel_transposes(graph: fx.Graph) -> None:
 
 
 def _uncancelled(node: fx.Node, source: fx.Node) -> fx.Node | None:
-    """What two transposes, one behind the other, give back."""
+    """Return the input of two consecutive transposes that cancel, or None."""
     pair = source.target is aten.transpose.int and _swapped(node) == _swapped(source)
     return operand(source) if pair else None
 
 
 def _swapped(transpose: fx.Node) -> set[int]:
-    """The two dimensions of a transpose."""
+    """Return the two dimensions of a transpose."""
     dims: Any = transpose.args[1:]
     return {dim % value_type(transpose).dims for dim in dims}
 
@@ -164,7 +164,7 @@ def _as_unflatten(node: fx.Node, source: fx.Node) -> fx.Node | None:
 
 
 def _split_dim(short: tuple[Dim, ...], long: tuple[Dim, ...]) -> int | None:
-    """The dimension of `short` that is two in `long`, if that is all the difference."""
+    """Return the dimension of `short` that is split in two in `long`, if nothing else differs."""
     if len(long) != len(short) + 1:
         return None
     for dim, extent in enumerate(short):

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class FuseAddNorm:
-    """Add to the residual and norm the sum in one op.
+    """Fuse the residual addition and the RMS norm of the sum into one op.
 
     %h = %x + %o
     %n = tpc.rms_norm(%h, %w)     →     %n, %h = tpc.add_rms_norm(%x, %o, %w)
@@ -45,12 +45,16 @@ def _fuse(graph: fx.Graph, norm: fx.Node, order: dict[fx.Node, int]) -> None:
     total, weight, eps = norm.args
     assert isinstance(total, fx.Node)
     added = operand(total) if total.target is aten.to.dtype else total
-    check(added.target is aten.add.Tensor, norm, "it norms no sum", 1)
+    check(added.target is aten.add.Tensor, norm, "its input is not a sum", 1)
     x, residual = _terms(added, value_type(total))
     for value in {added, total}:
         early = [user for user in value.users if user is not total and order[user] < order[norm]]
         check(not early, value, f"%{early[0].name if early else ''} reads the sum before the norm")
-    check(added is total or len(added.users) == 1, added, "the sum is read before it is rounded")
+    check(
+        added is total or len(added.users) == 1,
+        added,
+        "another node reads the sum before it is rounded",
+    )
     with graph.inserting_before(norm):
         fused = insert(norm, ADD_RMS_NORM, x, residual, weight, eps)
         normed = insert_item(norm, fused, 0, "normed")
@@ -61,13 +65,13 @@ def _fuse(graph: fx.Graph, norm: fx.Node, order: dict[fx.Node, int]) -> None:
 
 
 def _terms(added: fx.Node, kind: ValueType) -> tuple[fx.Node, fx.Node]:
-    """What is added; first the one that has the dtype of the rounded sum."""
+    """Return the two terms; the first has the dtype of the rounded sum."""
     x, residual = added.args[:2]
     both = isinstance(x, fx.Node) and isinstance(residual, fx.Node)
-    check(both and not added.kwargs, added, "it adds no two values")
+    check(both and not added.kwargs, added, "it is not a plain sum of two values")
     assert isinstance(x, fx.Node) and isinstance(residual, fx.Node)
     same = value_type(x).shape == value_type(residual).shape
-    check(same, added, "its terms differ in shape")
+    check(same, added, "its terms must have the same shape")
     if value_type(x).dtype != kind.dtype:
         x, residual = residual, x
     check(value_type(x).dtype == kind.dtype, added, "neither term has the dtype of the sum")

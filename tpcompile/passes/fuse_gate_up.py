@@ -34,7 +34,7 @@ class FuseGateUp:
                 gate, up = projections
                 for side in (gate, up):
                     check(side.target is LINEAR, side, "it is not computed by a linear", 1)
-                check(gate is not up, gate, "gate and up are one linear already")
+                check(gate is not up, gate, "gate and up are the same linear")
                 fuse_linears(gm, [gate, up])
                 report.matches += 1
             except MissError as miss:
@@ -45,6 +45,6 @@ class FuseGateUp:
 
 
 def _projections(gm: fx.GraphModule) -> list[tuple[fx.Node, tuple[fx.Node, ...]]]:
-    """Each activation with its projections, the gate first."""
+    """Return each activation with its projections, the gate first."""
     swiglu = [(node, (operand(node), operand(node, 1))) for node in calls(gm, SWIGLU)]
     return [*swiglu, *((a.node, a.projections) for a in activations(gm.graph))]

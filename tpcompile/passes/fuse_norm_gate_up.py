@@ -23,12 +23,12 @@ PATTERN = Call(SWIGLU, (_GATE, _UP))
 _SPLIT = Call(aten.split_with_sizes.default, (Value("rows"), [Number("gate"), Number("up")], 1))
 
 _NEAR = 100
-"""Nearer than any other refusal: no other fusion can take the MLP either."""
+"""Ranks above any other refusal: no other fusion can absorb the MLP either."""
 
 
 @dataclass(frozen=True)
 class FuseNormGateUp:
-    """Norm, gate, up and the activation in one op.
+    """Fuse the norm, the gate and up projections and the activation into one op.
 
     %n = tpc.rms_norm(%x, %g)
     %gate, %up = split(linear(%n, %w))     →     %s = tpc.norm_gate_up_swiglu(%x, %g, %w)

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class FuseNormLinear:
-    """Norm and project in one op, as the head does; of rows that are picked, norm those alone.
+    """Fuse a norm and a linear, as in the LM head, into one op; select rows before the norm.
 
     %n = tpc.rms_norm(%x, %g)                      %r = index_select(%x, %rows)
     %r = index_select(%n, %rows)             →     %l = tpc.norm_linear(%r, %g, %w)
@@ -37,14 +37,18 @@ def _fuse(graph: fx.Graph, linear: fx.Node) -> None:
     source = operand(linear)
     picked = source if source.target is aten.index_select.default else None
     norm = operand(source) if picked else source
-    check(norm.target is RMS_NORM, linear, f"its input %{norm.name} is no norm", 1)
+    check(norm.target is RMS_NORM, linear, f"its input %{norm.name} is not an RMS norm", 1)
     check_absorbed([norm, picked] if picked else [norm], linear)
     x, scale, eps = norm.args
     bias = bias_of(linear)
     with graph.inserting_before(linear):
         if picked:
             _, dim, rows = picked.args
-            check(dim == 0 and value_type(norm).dims > 1, picked, "it picks from what is normed")
+            check(
+                dim == 0 and value_type(norm).dims > 1,
+                picked,
+                "it selects along the normed dimension",
+            )
             x = insert(picked, aten.index_select.default, x, dim, rows)
         operands = [x, scale, eps, weight_of(linear), *([bias] if bias else [])]
         new = insert(linear, NORM_LINEAR, *operands)

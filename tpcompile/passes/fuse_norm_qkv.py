@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def _heads(part: int) -> Call:
-    """The heads of one part of the fused projection."""
+    """Return the pattern of the heads in one part of the fused projection."""
     rows = Call(operator.getitem, (Value("split"), part))
     return Call(aten.unflatten.int, (rows, 1, [-1, Number("width")]))
 
@@ -46,7 +46,7 @@ _SPLIT = Call(
 
 @dataclass(frozen=True)
 class FuseNormQkv:
-    """Go from the residual to rotated queries in one op, which keeps keys and values too.
+    """Compute rotated queries from the residual in one op, which also caches keys and values.
 
     %n = tpc.rms_norm(%x, %g)
     %q, %k, %v = heads of linear(%n, %w)             %q = tpc.norm_qkv_rope_append(%x, %g, %w,
@@ -54,7 +54,7 @@ class FuseNormQkv:
     %k = tpc.rope(%k, %cos, %sin)                    %a = tpc.cached_attention(%q, %cache, …)
     %a = paged_attention(%q, %k, %v, %cache, …)
 
-    From here on the graph is for steps with one new token a sequence.
+    After this pass the graph supports only steps with one new token per sequence.
     """
 
     name: ClassVar[str] = "fuse-norm-qkv"
@@ -74,7 +74,9 @@ def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
     inside = {node for side in sides for node in way_back(side, operand(linear))}
     check_absorbed(inside, attention)
     interleaved = [found[f"interleaved {part}"] for part in (0, 1)]
-    check(len(set(interleaved)) == 1, attention, "queries and keys are rotated in two layouts")
+    check(
+        len(set(interleaved)) == 1, attention, "queries and keys are rotated in different layouts"
+    )
     with graph.inserting_before(attention):
         queries = insert(
             sides[0],
@@ -94,13 +96,15 @@ def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
 
 
 def _head_norm(rotated: fx.Node) -> tuple[fx.Node | None, Any]:
-    """The scale and epsilon of the norm of single heads, if there is one."""
+    """Return the scale and epsilon of the per-head norm, or None for both without one."""
     heads = operand(rotated)
     return (operand(heads, 1), heads.args[2]) if heads.target is RMS_NORM else (None, None)
 
 
 def _one_eps(attention: fx.Node, found: list[float]) -> float:
-    check(len(set(found)) <= 1, attention, f"its heads are normed with {found} added")
+    check(
+        len(set(found)) <= 1, attention, f"its head norms must have the same epsilon, got {found}"
+    )
     return found[0] if found else 0.0
 
 

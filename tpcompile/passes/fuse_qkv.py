@@ -32,7 +32,7 @@ class FuseQkv:
             return report
         try:
             blocks = attention_blocks(gm.graph)
-        except ShardingError as error:  # heads that come from no linear of their own
+        except ShardingError as error:  # the heads do not come from separate linears
             report.miss(MissError(None, str(error)))
             return report
         for block in blocks:

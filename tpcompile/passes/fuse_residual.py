@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class FuseResidual:
-    """Add a projection to the residual as it is computed, or as its terms are summed.
+    """Fuse a residual addition into the projection or all-reduce that it reads.
 
     %o = linear(%a, %w)               →     %h = tpc.linear_residual(%a, %w, None, %x)
     %h = %x + %o
@@ -30,7 +30,7 @@ class FuseResidual:
     %s = %x + %r                      →     %h = tpc.all_reduce_residual(%o, %x)
     %h = to(%s, dtype=bf16)
 
-    A bias that is added to the sum, before the residual is, goes along.
+    If a bias is added to the sum before the residual is, it becomes an operand of the fused op.
     """
 
     name: ClassVar[str] = "fuse-residual"
@@ -40,7 +40,7 @@ class FuseResidual:
         for node in calls(gm, aten.add.Tensor):
             readers = {user.target for user in node.users}
             if _sum_and_bias(node) is not None and aten.add.Tensor in readers:
-                continue  # it goes along with the addition that reads it
+                continue  # the addition that reads it absorbs it
             try:
                 _fuse(gm.graph, node)
                 report.matches += 1
@@ -57,7 +57,11 @@ def _fuse(graph: fx.Graph, added: fx.Node) -> None:
         last = added
         _check_alike(added, residual, projected)
         placement = value_type(projected).placement
-        check(not isinstance(placement, Partial), projected, "its terms are not summed yet")
+        check(
+            not isinstance(placement, Partial),
+            projected,
+            "its result is partial and must be reduced first",
+        )
         target = LINEAR_RESIDUAL
         operands = [operand(projected), weight_of(projected), bias_of(projected), residual]
     else:
@@ -74,14 +78,18 @@ def _fuse(graph: fx.Graph, added: fx.Node) -> None:
 
 
 def _terms(added: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The residual, and what is projected: by habit the second."""
+    """Return the residual and the projection, which is usually the second term."""
     for projected, residual in (added.args[1::-1], added.args[:2]):
         if isinstance(projected, fx.Node) and _is_projected(projected):
-            check(isinstance(residual, fx.Node) and not added.kwargs, added, "it adds a number")
+            check(
+                isinstance(residual, fx.Node) and not added.kwargs,
+                added,
+                "it is not a plain sum of two values",
+            )
             assert isinstance(residual, fx.Node)
             check(projected is not residual, added, "it adds a projection to itself")
             return residual, projected
-    raise MissError(added, "it adds no projection", 0)
+    raise MissError(added, "neither term is a projection", 0)
 
 
 def _is_projected(node: fx.Node) -> bool:
@@ -89,7 +97,7 @@ def _is_projected(node: fx.Node) -> bool:
 
 
 def _sum_and_bias(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The two terms of a node that adds a bias to a sum across ranks."""
+    """Return the sum across ranks and the bias that the node adds to it, or None."""
     if node.target is not aten.add.Tensor or node.kwargs:
         return None
     for total, bias in (node.args[:2], node.args[1::-1]):
@@ -103,18 +111,20 @@ def _sum_and_bias(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def _check_alike(added: fx.Node, residual: fx.Node, projected: fx.Node) -> None:
     kinds = [value_type(node) for node in (residual, projected)]
     alike = len({(kind.shape, kind.dtype) for kind in kinds}) == 1
-    check(alike, added, f"its terms differ: {kinds[0]} and {kinds[1]}")
+    check(
+        alike, added, f"its terms must have the same shape and dtype, got {kinds[0]} and {kinds[1]}"
+    )
 
 
 def _rounded(added: fx.Node, residual: fx.Node, total: fx.Node) -> fx.Node:
-    """The sum in the residual's dtype: itself, or the cast that alone reads it."""
+    """Return the sum in the residual's dtype: `added`, or the cast that is its only reader."""
     dtype = value_type(residual).dtype
     wide = torch.promote_types(dtype, torch.float32)
-    check(value_type(total).dtype == wide, total, f"its terms are not summed in {wide}")
+    check(value_type(total).dtype == wide, total, f"its terms must be summed in {wide}")
     if dtype == wide:
         return added
     for user in added.users:
         rounds = user.target is aten.to.dtype and value_type(user).dtype == dtype
         check(rounds, added, f"%{user.name} reads the sum before it is rounded")
-    check(len(added.users) == 1, added, "it is not rounded once")
+    check(len(added.users) == 1, added, "exactly one cast must round it")
     return next(iter(added.users))

@@ -19,14 +19,15 @@ from tpcompile.rewriting.structure import output_of
 
 @dataclass(frozen=True)
 class GreedyHead:
-    """Give the graph a second result, the best token of each row, for greedy decoding.
+    """Add a second output for greedy decoding: the best token of each row.
 
     %l = linear(%x, %w)                   %l = linear(%x, %w)        Shard(1, vocab)
     %g = all_gather(%l, dim=1)      →     %g = all_gather(%l, dim=1)
     return %g                             %t = argmax(%l)
                                           return [%g, %t]
 
-    Ranks exchange a value and an id a row for `%t`, not the logits; a run asks for one of the two.
+    For `%t`, ranks exchange one value and one id per row, not the logits. A run requests one of
+    the two outputs.
     """
 
     name: ClassVar[str] = "greedy-head"
@@ -39,15 +40,15 @@ class GreedyHead:
         kind = value_type(logits)
         if kind.dims != 2:
             raise PassError(
-                f"%{logits.name} has no row for each token",
+                f"%{logits.name} must have one row per token",
                 where=str(origin_of(logits)),
                 got=str(kind),
                 expected="logits[R, vocabulary]",
-                hint="Put greedy-head behind canonicalize",
+                hint="Put greedy-head after canonicalize",
             )
         gathered = logits.target in (ALL_GATHER, REDISTRIBUTE)
         source = operand(logits) if gathered else logits
-        if value_type(source).layout_of(-1) is None:  # a sum, or rows: no columns to choose among
+        if value_type(source).layout_of(-1) is None:  # partial or sharded by rows, not by columns
             source = logits
         with gm.graph.inserting_before(output):
             tokens = insert(source, ARGMAX, source, name="tokens")

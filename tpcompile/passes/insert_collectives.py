@@ -15,7 +15,7 @@ from tpcompile.rewriting.rewrite import Report, calls, insert, replace
 
 @dataclass(frozen=True)
 class InsertCollectives:
-    """Turn each wish for a whole value into the collective that its placement needs.
+    """Replace each `redistribute` with the collective that the placement of its operand needs.
 
     %r = redistribute(%o)    %o Partial(sum)         →    %r = all_reduce(%o)
     %g = redistribute(%l)    %l Shard(1, vocab)      →    %g = all_gather(%l, dim=1)

@@ -25,14 +25,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class InterleaveRotary:
-    """Put the two numbers of each pair that is rotated side by side, in queries and keys.
+    """Make the two elements of each rotated pair adjacent, in queries and keys.
 
     %q = linear(%n, %wq)                 %q = linear(%n, %wq)    rows 0, half, 1, half + 1, … of
-    %h = unflatten(%q, 1, [-1, 16])  →   %h = unflatten(%q, …)   each head of wq; its bias alike
-    %m = rms_norm(%h, %g)                %m = rms_norm(%h, %g)   the numbers of g alike
+    %h = unflatten(%q, 1, [-1, 16])  →   %h = unflatten(%q, …)   each head of wq and of its bias
+    %m = rms_norm(%h, %g)                %m = rms_norm(%h, %g)   the elements of g likewise
     %y = rope(%m, %cos, %sin)            %y = rope(%m, %cos, %sin, interleaved=True)
 
-    Scores are the same, as both sides of them change; the cache holds keys in the new order.
+    Attention scores do not change, because queries and keys are permuted alike. The cache stores
+    keys in the new order.
     """
 
     name: ClassVar[str] = "interleave-rotary"
@@ -49,7 +50,9 @@ class InterleaveRotary:
                 continue
             both = {side.interleaved for side in found}
             if len(both) > 1:
-                raise _refusal(found[1].nodes[0], "queries and keys are rotated in two layouts")
+                raise _refusal(
+                    found[1].nodes[0], "queries and keys are rotated in different layouts"
+                )
             if both == {False}:
                 sides |= {side.nodes[0]: side for side in found}
         _check_readers(sides, attentions)
@@ -64,7 +67,7 @@ class InterleaveRotary:
 
 @dataclass(frozen=True)
 class _Side:
-    """Queries or keys: from what attention reads back to their projection, both included."""
+    """Queries or keys: the nodes from attention's operand back to its projection, both included."""
 
     nodes: tuple[fx.Node, ...]
     width: int
@@ -75,7 +78,7 @@ class _Side:
 
     @property
     def parameters(self) -> Iterator[tuple[fx.Node, fx.Node]]:
-        """What has a number for each number of a head, with its reader."""
+        """The parameters with one element per element of a head, each with its reader."""
         *norms, linear = (node for node in self.nodes if node.target in (RMS_NORM, LINEAR))
         for norm in norms:
             yield operand(norm, 1), norm
@@ -93,7 +96,7 @@ def _side(attention: fx.Node, rotated: fx.Node) -> _Side:
     linear = operand(made) if made.target is aten.unflatten.int else made
     if linear.target is not LINEAR:
         hint = "Put interleave-rotary before fuse-qkv"
-        raise _refusal(linear, "its rows come from no linear of its own", hint)
+        raise _refusal(linear, "its rows must come from a separate linear", hint)
     width = value_type(rotated).shape[-1]
     assert isinstance(width, int)
     return _Side((*chain, linear), width)
@@ -105,35 +108,37 @@ def _is_interleaved(node: fx.Node) -> bool:
 
 
 def _check_readers(sides: dict[fx.Node, _Side], attentions: list[fx.Node]) -> None:
-    """Nobody else may see the new order, and values keep the old one."""
+    """Check that no other op reads the new order, and that values keep the old one."""
     for side in sides.values():
         inside = {node: reader for reader, node in zip(side.nodes, side.nodes[1:], strict=False)}
         for node, reader in inside.items():
             for user in node.users:
                 if user is not reader:
-                    raise _refusal(node, f"%{user.name} reads it too")
+                    raise _refusal(node, f"%{user.name} also reads it")
         rotated = side.nodes[0]
         for user in rotated.users:
             if user not in attentions or rotated in user.args[2:]:
-                raise _refusal(rotated, f"%{user.name} reads it too, and not to compare heads")
+                raise _refusal(rotated, f"%{user.name} also reads it, and not as queries or keys")
 
 
 def _parameters(sides: dict[fx.Node, _Side]) -> dict[fx.Node, int]:
-    """What is permuted, each once, with the width of its heads."""
+    """Map each parameter to permute to the width of its heads."""
     readers = {(node, reader) for side in sides.values() for node, reader in side.parameters}
     widths: dict[fx.Node, int] = {}
     for side in sides.values():
         for node, _ in side.parameters:
             for user in node.users:
                 if (node, user) not in readers:
-                    raise _refusal(node, f"%{user.name} reads it too, in the order that it has")
+                    raise _refusal(node, f"%{user.name} also reads it, in its original order")
             if widths.setdefault(node, side.width) != side.width:
-                raise _refusal(node, f"heads of {side.width} and of {widths[node]} read it")
+                raise _refusal(
+                    node, f"heads of width {side.width} and of width {widths[node]} read it"
+                )
     return widths
 
 
 def _interleaved(parameter: Parameter, width: int) -> Parameter:
-    """Each head's two halves become its even and its odd places; ranks hold the heads they held."""
+    """Interleave the two halves of each head; every rank keeps its heads."""
     rows = parameter.type.shape[0]
     assert isinstance(rows, int)
     view = (rows // width, 2, width // 2)
@@ -157,6 +162,6 @@ def _refusal(node: fx.Node, reason: str, hint: str = "") -> PassError:
         f"{named} cannot be interleaved: {reason}",
         where=str(origin_of(node)),
         got=format_node(node),
-        expected="queries and keys that attention alone reads, made by a linear of their own",
-        hint=hint or "Leave interleave-rotary out: half-split heads give the same numbers",
+        expected="queries and keys that come from separate linears and that only attention reads",
+        hint=hint or "Remove interleave-rotary: heads in half-split order give the same results",
     )

@@ -23,8 +23,8 @@ class KvHeads:
         %k = linear(%n, %wk)    wk f32[32, 64] Replicate
         %a = attention(%q, %k, %v, …)      →      wk f32[32:16|32|16, 64] Shard(0, kv_heads)
 
-    A KV head is on every rank that reads it, so parts overlap where tp does not divide the
-    groups. Until this pass every rank computes all KV heads, which is right but wasteful.
+    Every rank that reads a KV head has a copy, so parts overlap where tp does not divide the
+    groups. Before this pass every rank computes all KV heads, which is correct but wasteful.
     """
 
     name: ClassVar[str] = "kv-heads"
@@ -46,12 +46,12 @@ class KvHeads:
 
 
 def _check_queries_split(block: AttentionBlock) -> None:
-    """KV heads follow the query heads of a rank, so those must be split by now."""
+    """Check that query heads are already split: they determine the KV heads of a rank."""
     weight = weight_of(block.query)
     if placement_of(weight) == REPLICATE:
         raise PassError(
             "kv-heads must run after shard-linears",
             where=str(origin_of(block.query)),
             got=format_node(weight),
-            expected="split query heads, or all KV heads beside all query heads",
+            expected="sharded query heads, or replicated KV heads with replicated query heads",
         )

@@ -1,6 +1,6 @@
 """The passes in order, and pipelines as text: `canonicalize,plan-sharding{tp=2},shard-linears`.
 
-A whole pipeline has a name too, with options of its own: `decode{spans=4}`.
+A whole pipeline also has a name and options: `decode{spans=4}`.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ _STANDARD: tuple[type[Pass], ...] = (
     RaiseNorm,
     RaiseRope,
     RaiseSwiglu,
-    RaiseAttention,  # behind raise-rope, whose transposes it cancels
-    PlanSharding,  # reads what was raised
+    RaiseAttention,  # after raise-rope, whose transposes it cancels
+    PlanSharding,  # after the raising passes: it looks for the ops that they make
     ShardLinears,
-    KvHeads,  # behind shard-linears: KV heads follow the query heads of a rank
+    KvHeads,  # after shard-linears: the query heads of a rank determine its KV heads
     VocabParallel,
-    InsertCollectives,  # behind everything that wishes for a whole value
-    FuseQkv,  # behind sharding: fused parts are split first, then joined on each rank
+    InsertCollectives,  # after all passes that insert redistribute
+    FuseQkv,  # after sharding: weights are split first, then joined on each rank
     FuseGateUp,
-    FuseAddNorm,  # behind the collectives: the sums must be taken by then
-    GreedyHead,  # behind insert-collectives: it reads the logits before they are gathered
-    CacheKv,  # last: what looks for attention has found it
+    FuseAddNorm,  # after insert-collectives: it needs the reduced sums
+    GreedyHead,  # after insert-collectives: it reads the logits before they are gathered
+    CacheKv,  # last: it replaces the attention that other passes look for
 )
 _STEP: tuple[type[Pass], ...] = (
     FuseNormQkv,
-    SplitAttention,  # behind fuse-norm-qkv: spans are read from the cache, where all keys are then
+    SplitAttention,  # after fuse-norm-qkv: spans are read from the cache, which then has all keys
     FuseNormGateUp,
-    FuseNormLinear,  # behind the fusions of norms that want a certain linear
+    FuseNormLinear,  # after the fusions of norms with specific linears
     FuseResidual,
 )
 _DECODE: tuple[type[Pass], ...] = (
-    *(kind for kind in _STANDARD if kind is not FuseAddNorm),  # norms are left to what reads them
+    *(kind for kind in _STANDARD if kind is not FuseAddNorm),  # each norm is fused into its reader
     *_STEP,
 )
 _OPTIONAL: tuple[type[Pass], ...] = (SequenceParallel, InterleaveRotary, *_STEP)
@@ -71,13 +71,13 @@ ALL_PASSES: dict[str, type[Pass]] = {kind.name: kind for kind in (*_STANDARD, *_
 
 @dataclass(frozen=True)
 class Standard:
-    """From the captured graph to one that runs any mix of prompts and new tokens."""
+    """Lower the captured graph to one that runs any mix of prompts and new tokens."""
 
     name: ClassVar[str] = "standard"
     block: int = CacheKv.block
-    """How many tokens a block of the KV cache holds."""
+    """Number of tokens per block of the KV cache."""
     interleaved: bool = False
-    """Rotate neighbouring numbers of a head, not those half a head apart."""
+    """Rotate adjacent elements of a head, instead of elements half a head apart."""
 
     def passes(self) -> list[Pass]:
         return list(_made(_STANDARD, self.interleaved, CacheKv(self.block)))
@@ -85,15 +85,15 @@ class Standard:
 
 @dataclass(frozen=True)
 class Decode:
-    """From the captured graph to the instruction groups of a step: one new token a sequence."""
+    """Lower the captured graph to instruction groups for steps with one new token per sequence."""
 
     name: ClassVar[str] = "decode"
     spans: int = SplitAttention.spans
-    """Into how many spans attention splits a sequence."""
+    """Number of spans into which attention splits a sequence."""
     block: int = CacheKv.block
-    """How many tokens a block of the KV cache holds."""
+    """Number of tokens per block of the KV cache."""
     interleaved: bool = False
-    """Rotate neighbouring numbers of a head, not those half a head apart."""
+    """Rotate adjacent elements of a head, instead of elements half a head apart."""
 
     def passes(self) -> list[Pass]:
         options = CacheKv(self.block), SplitAttention(self.spans)
@@ -104,38 +104,39 @@ ALL_PIPELINES: dict[str, type[Standard | Decode]] = {kind.name: kind for kind in
 
 
 def _made(kinds: Sequence[type[Pass]], interleaved: bool, *given: Pass) -> Iterator[Pass]:
-    """A pass of each kind: the one that is given, or one with its default options."""
+    """Yield a pass of each kind: the given one, or one with default options."""
     options = {type(current): current for current in given}
     for kind in kinds:
         yield options.get(kind) or kind()
-        if interleaved and kind is RaiseAttention:  # while heads have projections of their own
+        if interleaved and kind is RaiseAttention:  # before fuse-qkv joins the projections
             yield InterleaveRotary()
 
 
 def default_pipeline(tp: int = 1, interleaved: bool = False) -> list[Pass]:
-    """The standard pipeline; it does the right thing for every tp, 1 included."""
+    """Return the standard pipeline; it handles every tp, including 1."""
     return for_ranks(Standard(interleaved=interleaved).passes(), tp)
 
 
 def decode_pipeline(
     tp: int = 1, spans: int = 1, block: int = CacheKv.block, interleaved: bool = False
 ) -> list[Pass]:
-    """To a graph of the instruction groups of a decode step: one new token a sequence.
+    """Return the pipeline for decode steps, which process one new token per sequence.
 
-    `spans` is into how many parts attention splits a sequence, `block` the tokens of a KV block;
-    `interleaved` heads are rotated in neighbouring pairs.
+    The result is a graph of instruction groups. `spans` is the number of parts into which attention
+    splits a sequence, `block` the number of tokens per KV block. With `interleaved`, adjacent
+    elements of a head are rotated together.
     """
     return for_ranks(Decode(spans, block, interleaved).passes(), tp)
 
 
 def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
-    """To decode steps of the model that `passes` make: their weights, layouts and KV cache."""
+    """Return the decode pipeline with the weights, layouts and KV cache that `passes` make."""
     kept = [p for p in passes if type(p) not in (FuseAddNorm, SequenceParallel, *_STEP)]
     return [*kept, *_made(_STEP, False, SplitAttention(spans))]
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:
-    """The same passes, planning for `tp` ranks where they do not say for how many."""
+    """Return the same passes, with `tp` filled in where plan-sharding does not set it."""
     return [
         dataclasses.replace(current, tp=tp)
         if isinstance(current, PlanSharding) and not current.tp
@@ -154,7 +155,7 @@ _FORM = "pass,pass{option=value,option=value},…"
 
 
 def parse_pipeline(text: str) -> list[Pass]:
-    """The passes that a text names, with their options; the name of a pipeline is all of its."""
+    """Parse pipeline text into passes; the name of a pipeline stands for all its passes."""
     passes: list[Pass] = []
     place = 0
     while True:
@@ -176,7 +177,7 @@ def parse_pipeline(text: str) -> list[Pass]:
 
 def _unreadable(text: str, place: int, problem: str) -> UsageError:
     return UsageError(
-        f"The pipeline cannot be read: {problem} at character {place + 1}",
+        f"Invalid pipeline: {problem} at character {place + 1}",
         got=repr(text),
         expected=_FORM,
     )
@@ -189,12 +190,12 @@ def _make(name: str, options: str) -> list[Pass]:
     kind = ALL_PASSES.get(name)
     if kind is None:
         known = did_you_mean(name, [*ALL_PASSES, *ALL_PIPELINES])
-        raise UsageError(f"There is no pass {name!r}", hint=known)
+        raise UsageError(f"Unknown pass {name!r}", hint=known)
     return [kind(**_values(f"pass {name}", kind, options))]
 
 
 def _values(whose: str, kind: type[Any], options: str) -> dict[str, Any]:
-    """The options of a pass or a pipeline, read as what they are by default."""
+    """Parse the options of a pass or a pipeline, each as the type of its default."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for option in filter(None, (o.strip() for o in options.split(","))):
@@ -203,14 +204,14 @@ def _values(whose: str, kind: type[Any], options: str) -> dict[str, Any]:
             known = did_you_mean(key, fields) if fields else "It has no options"
             raise UsageError(f"The {whose} has no option {key!r}", hint=known)
         if key in values:
-            raise UsageError(f"The {whose} has the option {key} twice", got=options)
+            raise UsageError(f"The {whose} sets the option {key} twice", got=options)
         expected: Any = type(fields[key].default)
         meant = "true or false" if expected is bool else expected.__name__.upper()
         try:
             values[key] = _yes_or_no(value) if expected is bool else expected(value)
         except ValueError as error:
             raise UsageError(
-                f"The option {key} of the {whose} cannot be {value!r}",
+                f"Invalid value {value!r} for the option {key} of the {whose}",
                 expected=f"{key}={meant}",
             ) from error
     return values

@@ -22,24 +22,24 @@ from tpcompile.rewriting.structure import (
 
 @dataclass(frozen=True)
 class PlanSharding:
-    """Choose layouts for `tp` ranks; every parameter is still whole on each of them.
+    """Choose layouts for `tp` ranks; every parameter is still replicated.
 
-    %w = param(q.weight) : f32[96, 64] Replicate     (unchanged; the plan is beside the graph)
+    %w = param(q.weight) : f32[96, 64] Replicate     (unchanged; the plan is stored with the graph)
     """
 
     name: ClassVar[str] = "plan-sharding"
     tp: int = 0
-    """Ranks; 0 takes the number that the compilation was started with, or one."""
+    """Number of ranks; 0 means the tp of the compilation, or 1."""
     ffn_grain: int = 0
-    """Split the MLP in multiples of this; 0 chooses."""
+    """Split the MLP in multiples of this; 0 chooses a grain."""
     vocab_grain: int = 0
-    """Split the vocabulary in multiples of this; 0 chooses."""
+    """Split the vocabulary in multiples of this; 0 chooses a grain."""
 
     def apply(self, gm: fx.GraphModule) -> Report:
         info = info_of(gm)
         tp = self.tp or 1
         if tp < 1:
-            raise UsageError(f"tp={tp} means nothing", expected="a number of ranks, 1 or more")
+            raise UsageError(f"tp must be a positive int, got {tp}")
         info.tp = tp
         heads = {b.attention.name: _heads(b.attention, tp) for b in attention_blocks(gm.graph)}
         ffn = {
@@ -52,7 +52,7 @@ class PlanSharding:
             if tp > 1 and not found:
                 raise ShardingError(
                     f"The graph has no {what} to split over {tp} ranks",
-                    hint="Put plan-sharding behind raise-swiglu and raise-attention",
+                    hint="Put plan-sharding after raise-swiglu and raise-attention",
                 )
         head_of(gm.graph)
         rows = value_type(embedding_of(gm.graph).args[0]).shape[0]  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class RaiseAttention:
-    """Bring every attention to token-major form: heads come from their projection untransposed.
+    """Put every attention in token-major form: heads come from their projection untransposed.
 
     %a = transpose(%q, 0, 1)
     %b = transpose(%a, 0, 1)
@@ -50,13 +50,13 @@ class RaiseAttention:
 
 
 def _check_token_major(heads: fx.Node) -> None:
-    """A head axis must be cut from the features of one projection, right after it."""
+    """Check that the head axis is split from the features of one projection, right after it."""
     origin = head_ops(heads)[-1]
     _refuse_transposed_norm(origin)
     check(
         origin.target is aten.unflatten.int,
         origin,
-        f"heads come from {op_name(origin)}, not from a projection cut into heads",
+        f"heads come from {op_name(origin)}, not from a projection that is split into heads",
     )
 
 
@@ -65,7 +65,7 @@ def _refuse_transposed_norm(origin: fx.Node) -> None:
     norm = operand(origin) if origin.target is aten.transpose.int else origin
     if norm.target is RMS_NORM and operand(norm).target is aten.transpose.int:
         raise UnsupportedError(
-            f"{model_of(origin.graph)} transposes its heads before their norm",
+            f"{model_of(origin.graph)} transposes heads before it normalises them",
             where=str(origin_of(norm)),
-            expected="a norm of heads that are not transposed yet, as in Qwen3",
+            expected="a per-head norm before the transpose, as in Qwen3",
         )

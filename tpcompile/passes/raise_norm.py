@@ -46,7 +46,7 @@ def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
     check(
         value_type(weight).shape == kind.shape[-1:],
         weight,
-        f"a scale of shape {value_type(weight).shape} for rows of {kind.shape[-1]}",
+        f"the scale must have shape {kind.shape[-1:]}, got {value_type(weight).shape}",
     )
     check(value_type(found["wide"]).dtype == torch.float32, x, "the mean must be taken in fp32")
     check(value_type(node).dtype == kind.dtype, node, "the result must have the dtype of x")
@@ -54,7 +54,7 @@ def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
 
 
 def _unwidened(wide: fx.Node) -> fx.Node:
-    """The value before its cast to fp32."""
+    """Return the value before its cast to fp32, if there is a cast."""
     source = wide.args[0] if wide.target is aten.to.dtype else wide
     assert isinstance(source, fx.Node)
     return source

@@ -27,7 +27,7 @@ PATTERN = Call(aten.add.Tensor, (_STRAIGHT, _ACROSS), commutes=True)
 
 @dataclass(frozen=True)
 class RaiseRope:
-    """Recognise the rotation of heads by position; it takes tokens first, so transposes appear.
+    """Recognise the rotation of heads by position; insert transposes, as the op takes tokens first.
 
     %a = %x * unsqueeze(%cos, 0)                      %t = transpose(%x, 0, 1)
     %b = cat([neg(slice(%x, 2, w/2, end)),       →    %r = tpc.rope(%t, %cos, %sin)
@@ -46,17 +46,27 @@ def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
     shape = value_type(x).shape
     width = shape[-1]
     check(
-        len(shape) == 3 and isinstance(width, int), x, f"x of shape {shape}, not [heads, T, width]"
+        len(shape) == 3 and isinstance(width, int),
+        x,
+        f"x must have shape [heads, T, width], got {shape}",
     )
     assert isinstance(width, int)
     half = width // 2
-    check(found["low_dim"] % 3 == 2 and found["high_dim"] % 3 == 2, x, "halves of another axis")
+    check(
+        found["low_dim"] % 3 == 2 and found["high_dim"] % 3 == 2,
+        x,
+        "the halves must be slices of the last axis",
+    )
     check(
         found["middle"] == half and found["start"] == half and found["end"] >= min(END, width),
         x,
-        f"halves cut at {found['middle']} and {found['start']}, not at {half}",
+        f"the halves must be cut at {half}, got {found['middle']} and {found['start']}",
     )
-    check(value_type(cos).shape == (shape[1], width), cos, "a table of another shape")
+    check(
+        value_type(cos).shape == (shape[1], width),
+        cos,
+        f"the table must have shape {(shape[1], width)}, got {value_type(cos).shape}",
+    )
     check(
         cos.args[0] is sin.args[0] and (cos.args[1], sin.args[1]) == (0, 1),
         cos,

@@ -28,7 +28,7 @@ class RaiseSwiglu:
     %s = silu(%gate)
     %y = %s * %up       →   %y = tpc.swiglu(%gate, %up)
 
-    An MLP with another activation, or without a gate, stays as it is: elementwise ops.
+    An MLP with another activation, or without a gate, keeps its elementwise ops.
     """
 
     name: ClassVar[str] = "raise-swiglu"
@@ -42,5 +42,7 @@ class RaiseSwiglu:
 
 def _replacement(node: fx.Node, found: Bindings) -> fx.Node:
     gate, up = found["gate"], found["up"]
-    check(value_type(gate).shape == value_type(up).shape, node, "gate and up of different shapes")
+    check(
+        value_type(gate).shape == value_type(up).shape, node, "gate and up must have the same shape"
+    )
     return insert(node, SWIGLU, gate, up)

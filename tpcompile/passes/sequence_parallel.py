@@ -16,14 +16,14 @@ from tpcompile.rewriting.rewrite import Report, calls, insert, insert_after, rep
 aten = torch.ops.aten
 
 _PER_TOKEN = (RMS_NORM, aten.add.Tensor, aten.to.dtype)
-"""Ops on the residual that need no token but their own."""
+"""Ops on the residual that process each token on its own."""
 
 
 @dataclass(frozen=True)
 class SequenceParallel:
-    """Between the linears let each rank keep and norm only some of the tokens.
+    """Shard the residual and its norms by tokens between the linears.
 
-    Its place is behind insert-collectives and ahead of the fusions.
+    Run it after insert-collectives and before the fusions.
 
         %r = all_reduce(%o)           %r = reduce_scatter(%o)      Shard(0, tokens)
         %h = %x + %r             →    %h = %x + %r                 Shard(0, tokens)
@@ -54,14 +54,14 @@ class SequenceParallel:
 
 
 def _all_scattered(node: fx.Node, scattered: dict[fx.Node, None]) -> bool:
-    """Whether every operand with a row for each token lies on the ranks by tokens."""
+    """Return whether every operand with one row per token is sharded by tokens."""
     tokens = value_type(node).shape[0]
     rows = [n for n in node.all_input_nodes if value_type(n).shape[0] == tokens]
     return all(operand in scattered for operand in rows)
 
 
 def _gather_for_others(node: fx.Node, scattered: dict[fx.Node, None]) -> None:
-    """Readers that need every token get the gathered value."""
+    """Gather the value for readers that need every token."""
     others = [user for user in node.users if user not in scattered]
     if not others:
         return

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ShardLinears:
-    """Split the linears of attention and MLP: into column-parallel, out of it row-parallel.
+    """Shard attention and MLP: column-parallel linears at the input, row-parallel at the output.
 
     %q = linear(%n, %wq)                  %q = linear(%n, %wq)    wq Shard(0, q_heads)
     %a = attention(%q, %k, %v, …)         %a = attention(%q, %k, %v, …)
@@ -55,7 +55,7 @@ class ShardLinears:
 
 
 def plan_of(gm: fx.GraphModule) -> Plan:
-    """The plan that `plan-sharding` left."""
+    """Return the plan that plan-sharding made."""
     plan = info_of(gm).plan
     if plan is None:
         raise PassError("The graph has no plan", hint="Put plan-sharding before this pass")
@@ -64,7 +64,7 @@ def plan_of(gm: fx.GraphModule) -> Plan:
 
 
 def split_rows(linear: fx.Node, layout: Layout) -> int:
-    """Column-parallel: each rank computes some of the output features."""
+    """Make a linear column-parallel: each rank computes some of the output features."""
     weight, bias = weight_of(linear), bias_of(linear)
     if placement_of(weight) != REPLICATE:
         return 0
@@ -75,7 +75,7 @@ def split_rows(linear: fx.Node, layout: Layout) -> int:
 
 
 def split_columns(linear: fx.Node, layout: Layout) -> int:
-    """Row-parallel: each rank computes a term of every output feature; the bias comes after."""
+    """Make a linear row-parallel: each rank computes a term of every output; add the bias after."""
     weight, bias = weight_of(linear), bias_of(linear)
     if placement_of(weight) != REPLICATE:
         return 0
@@ -87,7 +87,7 @@ def split_columns(linear: fx.Node, layout: Layout) -> int:
     last = total if bias is None else insert_after(total, aten.add.Tensor, total, bias)
     last.meta["value"] = linear.meta.get("value")
     if bias is not None:
-        linear.meta["value"] = None  # its bias comes later now
+        linear.meta["value"] = None  # the captured value includes the bias
     for reader in readers:
         reader.replace_input_with(linear, last)
     if dtype != torch.float32:
@@ -100,7 +100,7 @@ def _sum_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def _round_behind(total: fx.Node, readers: list[fx.Node], dtype: torch.dtype) -> None:
-    """Round a sum that was taken in fp32: behind the residual addition, if that is its reader."""
+    """Round a sum taken in fp32: after the residual addition if that reads it, else right away."""
     for reader in readers:
         if reader.target is aten.add.Tensor:
             replace(reader, insert_after(reader, aten.to.dtype, reader, dtype))

@@ -15,7 +15,7 @@ from tpcompile.rewriting.rewrite import Report, calls, insert, insert_item, repl
 
 @dataclass(frozen=True)
 class SplitAttention:
-    """Attend to spans of a sequence's blocks apart, and merge what they give.
+    """Compute attention separately for each span of a sequence's blocks, and merge the results.
 
                                                  %p = tpc.partial_attention(%q, %cache, …, spans=2)
     %a = tpc.cached_attention(%q, %cache, …)  →  %values, %lse = %p
@@ -24,11 +24,11 @@ class SplitAttention:
 
     name: ClassVar[str] = "split-attention"
     spans: int = 1
-    """Into how many spans a sequence is split."""
+    """Number of spans into which a sequence is split."""
 
     def apply(self, gm: fx.GraphModule) -> Report:
         if self.spans < 1:
-            raise UsageError(f"spans={self.spans} means nothing", expected="1 span or more")
+            raise UsageError(f"spans must be at least 1, got {self.spans}")
         found = calls(gm, CACHED_ATTENTION)
         for node in found:
             read = SPECS[CACHED_ATTENTION].bind(node.args, dict(node.kwargs))

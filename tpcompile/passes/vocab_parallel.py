@@ -19,7 +19,7 @@ from tpcompile.rewriting.structure import bias_of, embedding_of, head_of, weight
 
 @dataclass(frozen=True)
 class VocabParallel:
-    """Split embedding and head by vocabulary; tied weights stay one parameter.
+    """Shard the embedding and the LM head by vocabulary; tied weights stay one parameter.
 
     %e = embedding(%w, %ids)        %e = tpc.vocab_embedding(%w, %ids)    w Shard(0, vocab)
                                →    %r = redistribute(%e)
@@ -53,7 +53,7 @@ class VocabParallel:
 
 
 def _split_head(head: fx.Node, layout: Layout) -> None:
-    """By rows: its own weight and bias, or the embedding's, which is split by now."""
+    """Shard the head by rows; a weight that it shares with the embedding is already sharded."""
     weight = value_type(weight_of(head))
     if weight.shape[0] != layout.size:
         layout = plan_axis("vocab", int(weight.shape[0]), layout.ranks)

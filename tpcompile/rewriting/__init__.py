@@ -1,1 +1,1 @@
-"""The machinery of passes: patterns, rewriting, structure, running and checking."""
+"""Infrastructure for passes: patterns, rewriting, structure, and the pass manager."""

@@ -1,4 +1,4 @@
-"""What the fusions of a decode step share: what an op takes in, nobody else may read."""
+"""Helpers for fusions that absorb nodes: an absorbed value must have no other reader."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class NormedLinear(NamedTuple):
 
 
 def normed_linear(linear: fx.Node) -> NormedLinear:
-    """What a linear and the norm before it are made from, or a miss."""
-    check(linear.target is LINEAR, linear, "it is no linear", 1)
+    """Return the operands of a linear and of the norm that it reads, or raise MissError."""
+    check(linear.target is LINEAR, linear, "it is not a linear", 1)
     norm = operand(linear)
-    check(norm.target is RMS_NORM, linear, f"its input %{norm.name} is no norm", 1)
+    check(norm.target is RMS_NORM, linear, f"its input %{norm.name} is not an RMS norm", 1)
     eps = norm.args[2]
     assert isinstance(eps, float)
     return NormedLinear(operand(norm), operand(norm, 1), eps, weight_of(linear), bias_of(linear))
 
 
 def way_back(last: fx.Node, first: fx.Node) -> Iterator[fx.Node]:
-    """From a node along first operands to another, both included."""
+    """Yield the nodes from `last` back along first operands to `first`, both included."""
     node = last
     yield node
     while node is not first:
@@ -43,7 +43,7 @@ def way_back(last: fx.Node, first: fx.Node) -> Iterator[fx.Node]:
 
 
 def check_absorbed(inside: Collection[fx.Node], *readers: fx.Node) -> None:
-    """Refuse to take in a value that others than `readers`, and what is inside, read too."""
+    """Refuse to absorb a value that a node outside `inside` and `readers` also reads."""
     for node in inside:
         for user in node.users:
-            check(user in inside or user in readers, node, f"%{user.name} reads it too")
+            check(user in inside or user in readers, node, f"%{user.name} also reads it")

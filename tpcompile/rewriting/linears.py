@@ -1,4 +1,4 @@
-"""What the fusions of linears share: one parameter from several, and the split behind it."""
+"""Helpers for fusing linears: join their parameters, and split the result."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ aten = torch.ops.aten
 
 
 def fuse_linears(gm: fx.GraphModule, linears: list[fx.Node]) -> None:
-    """Linears of one input become one, split behind into what they were.
+    """Replace linears that read the same input with one linear and a split of its result.
 
-    Each rank's weight is its parts of the weights, one after the other; the split is given in
-    global sizes and each rank's sizes follow from the layout.
+    Each rank's weight is the concatenation of its parts of the weights. The sizes of the split
+    are global; each rank's sizes follow from the layout.
     """
     first = linears[0]
     _check_fusable(linears)
-    with gm.graph.inserting_before(min(linears)):  # whichever is computed first
+    with gm.graph.inserting_before(min(linears)):  # the first in graph order
         weight = _joined_parameter(gm, [weight_of(linear) for linear in linears])
         biases = [bias for linear in linears if (bias := bias_of(linear)) is not None]
         operands = [first.args[0], weight]
@@ -51,29 +51,31 @@ def fuse_linears(gm: fx.GraphModule, linears: list[fx.Node]) -> None:
 def _check_fusable(linears: list[fx.Node]) -> None:
     first = linears[0]
     for linear in linears[1:]:
-        check(linear.args[0] is first.args[0], linear, f"its input is not that of %{first.name}")
+        check(
+            linear.args[0] is first.args[0], linear, f"its input differs from that of %{first.name}"
+        )
         check(
             (bias_of(linear) is None) == (bias_of(first) is None),
             linear,
-            f"only one of it and %{first.name} has a bias",
+            f"it and %{first.name} must both have a bias, or neither",
         )
     for linear in linears:
         weight = weight_of(linear)
         check(
             weight.op == "get_attr" and len(weight.users) == 1,
             linear,
-            "its weight is used elsewhere too",
+            "its weight must be a parameter that no other node reads",
         )
         split = isinstance(value_type(weight).placement, Shard)
         check(
             not split or value_type(weight).layout_of(0) is not None,
             linear,
-            "its weight is not split by rows",
+            "its weight must be sharded by rows",
         )
         check(
             split == isinstance(value_type(weight_of(first)).placement, Shard),
             linear,
-            f"only one of it and %{first.name} is sharded",
+            f"it and %{first.name} must both be sharded, or neither",
         )
 
 
@@ -100,13 +102,13 @@ def _joined(parts: list[Parameter]) -> Parameter:
 
 
 def _shared(lists: list[list[str]]) -> int:
-    """How many items the lists begin with in common."""
+    """Return the length of the longest common prefix of the lists."""
     columns = zip(*lists, strict=False)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def joined_name(names: list[str]) -> str:
-    """`l0_q_proj_weight` and `l0_k_proj_weight` become `l0_q_k_proj_weight`."""
+    """Join names: `l0_q_proj_weight` and `l0_k_proj_weight` give `l0_q_k_proj_weight`."""
     split = [re.split(r"(?<=_)", name) for name in names]
     ahead = _shared(split)
     behind = _shared([parts[ahead:][::-1] for parts in split])

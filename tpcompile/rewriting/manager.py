@@ -1,4 +1,4 @@
-"""Runs passes in order, checks the graph after each, and keeps what every stage was."""
+"""The pass manager: it runs passes in order, checks the graph after each and records stages."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tpcompile.rewriting.rewrite import Report
 
 
 class Pass(Protocol):
-    """A frozen dataclass whose fields are its options."""
+    """Protocol of a pass: a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        """Change the graph in place; a valid graph comes in, a valid one must go out."""
+        """Change the graph in place. The input is valid; the result must be valid too."""
         ...
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a pass cost and did."""
+    """The cost and effect of one pass."""
 
     ms: float
     check_ms: float
@@ -46,7 +46,7 @@ class Stats:
     nodes_before: int
     nodes_after: int
     nearest: str = ""
-    """Of what did not match, what came nearest, and why it was refused."""
+    """The closest candidate that did not match, and the reason; empty if there is none."""
 
     @property
     def node_delta(self) -> int:
@@ -55,9 +55,10 @@ class Stats:
 
 @dataclass
 class Stage:
-    """A graph as it stood after a pass.
+    """A graph as it was after a pass.
 
-    It is made again from the captured graph when it is looked at, so that one must not change.
+    The graph is rebuilt from the captured graph on first access, so the captured graph must not
+    change.
     """
 
     name: str
@@ -68,11 +69,11 @@ class Stage:
 
     @cached_property
     def graph(self) -> fx.GraphModule:
-        """The graph; changing it changes nothing else. Its parameters have shapes, no numbers."""
+        """A copy of the graph that callers may modify. Its parameters have shapes but no data."""
         return self._replay()
 
     def run(self, read: Read, **inputs: torch.Tensor) -> list[torch.Tensor]:
-        """The logits on every simulated rank, with weights from `read(name, slices)`."""
+        """Return the logits on every simulated rank, with weights from `read(name, slices)`."""
         gm = self.graph
         tables = gm.get_submodule(ROTARY)
         with torch.inference_mode():
@@ -82,16 +83,18 @@ class Stage:
     def text(self, rank: int | None = None) -> str:
         ranks = info_of(self.graph).tp
         if rank is not None and ranks > 1 and not 0 <= rank < ranks:
-            raise UsageError(f"There is no rank {rank}", expected=f"0 to {ranks - 1}")
+            raise UsageError(
+                f"The graph has no rank {rank}", expected=f"a rank from 0 to {ranks - 1}"
+            )
         return format_graph(self.graph, rank if ranks > 1 else None)
 
 
 Instrument = Callable[[str, fx.GraphModule, Stats], None]
-"""Called after every pass with its name, the graph as it stands and what the pass did."""
+"""Callback after capture and after each pass; it receives the name, the graph and its `Stats`."""
 
 
 class FailedPassError(PassError, VerifyError):
-    """A pass left an invalid graph behind: `problems` says what is wrong with it."""
+    """A pass left an invalid graph; `problems` lists the violations."""
 
     def __init__(self, name: str, message: str, stats: Stats, problems: Sequence[Problem]) -> None:
         super().__init__(message)
@@ -109,7 +112,7 @@ def run_passes(
     passes: Sequence[Pass],
     instruments: Sequence[Instrument] = (),
 ) -> tuple[fx.GraphModule, list[Stage]]:
-    """The graph after all passes, and a stage for the captured graph and for each pass."""
+    """Return the graph after all passes, and one stage for the captured graph and for each pass."""
     checker = Checker()
     gm = clone(captured)
     stages = [_stage("capture", "", Stats(0.0, 0.0, 0, 0, len(gm.graph.nodes)), captured, ())]
@@ -139,7 +142,8 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
         raise
     if not isinstance(report, Report):
         raise PassError(
-            f"The pass {describe(current)} returned {report!r}", expected="a Report of its matches"
+            f"The pass {describe(current)} returned {report!r}",
+            expected="a Report with its number of matches",
         )
     ran = time.perf_counter()
     problems = checker.check(gm)
@@ -159,7 +163,7 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
 
 
 def _history(done: Sequence[Pass]) -> str:
-    return "after " + ", ".join(map(describe, done)) if done else "the first to run"
+    return "after " + ", ".join(map(describe, done)) if done else "the first pass"
 
 
 def _listed(problems: Sequence[Problem], most: int = 3) -> str:
@@ -187,7 +191,7 @@ def _stage(
 
 
 def clone(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own over the same parameters' shapes."""
+    """Return a copy of the graph that shares the parameters, which have shapes but no data."""
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
@@ -198,7 +202,7 @@ def clone(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def describe(current: Pass) -> str:
-    """The pass as pipeline text, with the options that are not the default."""
+    """Return the pass as pipeline text, with its non-default options."""
     options = [
         f"{option.name}={getattr(current, option.name)}"
         for option in dataclasses.fields(current)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""Which passes a pass wants before it, and which after it, to say so where it refuses a graph.
+"""Ordering rules of passes, used to explain why a pass refused a graph.
 
-A pass runs wherever its graph allows: the tables explain a refusal, they forbid no order.
+The tables only explain refusals. They do not restrict the order: a pass runs on every graph that
+fits it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ AFTER: dict[str, tuple[str, ...]] = {
     "cache-kv": ("canonicalize", "raise-attention"),
     "interleave-rotary": (*_HEADS, "raise-attention"),
 }
-"""What makes the nodes that a pass looks for."""
+"""The passes that make the nodes that a pass looks for."""
 
 BEFORE: dict[str, tuple[str, ...]] = {
     "raise-norm": ("fuse-add-norm", "fuse-norm-linear"),
@@ -36,11 +37,11 @@ BEFORE: dict[str, tuple[str, ...]] = {
     "vocab-parallel": ("fuse-norm-linear",),
     "interleave-rotary": ("fuse-qkv", "fuse-norm-qkv"),
 }
-"""What takes in the nodes that a pass looks for."""
+"""The passes that absorb the nodes that a pass looks for."""
 
 
 def order_refusal(name: str, done: Sequence[str]) -> str:
-    """How the passes that ran before `name` differ from those it wants; empty if they do not."""
+    """Return the ordering rules that `name` breaks after the passes in `done`, if any, as text."""
     missing = [other for other in AFTER.get(name, ()) if other not in done]
     early = [other for other in BEFORE.get(name, ()) if other in done]
     wants = [

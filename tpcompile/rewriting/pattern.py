@@ -1,4 +1,4 @@
-"""Patterns over nodes: what a pass looks for, as data, with the reason where it does not fit."""
+"""Patterns over nodes, as data; a mismatch carries its reason."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Bindings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Value:
-    """Any value; the same node wherever the name comes up again."""
+    """Any node, bound to a name; a repeated name must match the same node."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number among the arguments."""
+    """A numeric argument, bound to a name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Call:
-    """A node that calls `target` on what `args` match; in either order if it `commutes`."""
+    """A call of `target` whose arguments match `args`, in either order if `commutes` is set."""
 
     target: Any
     args: tuple[Any, ...]
@@ -39,14 +39,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Maybe:
-    """`Call` of one operand, or that operand itself: casts that are there or not."""
+    """An optional call, such as a cast: `target` on what `inner` matches, or `inner` alone."""
 
     target: Any
     inner: Any
 
 
 class MissError(Exception):
-    """A pattern does not fit; `depth` says how much of it did."""
+    """A pattern or a check failed; a larger `depth` means closer to a match."""
 
     def __init__(self, node: fx.Node | None, reason: str, depth: int = 0) -> None:
         self.node, self.reason, self.depth = node, reason, depth
@@ -60,21 +60,21 @@ class MissError(Exception):
 
 
 def match(pattern: Any, value: Any) -> Bindings:
-    """The bindings under which `value` fits, or `MissError`."""
+    """Return the bindings under which the pattern matches `value`, or raise MissError."""
     bindings: Bindings = {}
     _match(pattern, value, bindings, 0)
     return bindings
 
 
 def _match(pattern: Any, value: Any, bindings: Bindings, depth: int) -> int:
-    """Extend `bindings`; the number of calls matched so far."""
+    """Extend `bindings` and return the number of calls matched so far."""
     match pattern:
         case Value(name):
             _bind(name, value, bindings, depth)
         case Number(name):
             if not isinstance(value, int | float):
                 raise MissError(
-                    _node(value), f"{_said(value)} where a number {name} belongs", depth
+                    _node(value), f"expected a number {name}, got {_said(value)}", depth
                 )
             bindings[name] = value
         case Call():
@@ -86,13 +86,15 @@ def _match(pattern: Any, value: Any, bindings: Bindings, depth: int) -> int:
             return _match_list(pattern, value, bindings, depth)
         case _:
             if value != pattern:
-                raise MissError(_node(value), f"{_said(value)} where {pattern} belongs", depth)
+                raise MissError(_node(value), f"expected {pattern}, got {_said(value)}", depth)
     return depth
 
 
 def _match_list(patterns: Sequence[Any], value: Any, bindings: Bindings, depth: int) -> int:
     if not isinstance(value, list | tuple) or len(value) != len(patterns):
-        raise MissError(_node(value), f"{_said(value)} where a list belongs", depth)
+        raise MissError(
+            _node(value), f"expected a list of {len(patterns)}, got {_said(value)}", depth
+        )
     for part, item in zip(patterns, value, strict=True):
         depth = _match(part, item, bindings, depth)
     return depth
@@ -102,7 +104,7 @@ def _match_call(pattern: Call, value: Any, bindings: Bindings, depth: int) -> in
     if not isinstance(value, fx.Node) or value.target is not pattern.target:
         spec = SPECS.get(pattern.target)
         wanted = spec.name if spec else getattr(pattern.target, "__name__", pattern.target)
-        raise MissError(_node(value), f"{_said(value)} where {wanted} belongs", depth)
+        raise MissError(_node(value), f"expected {wanted}, got {_said(value)}", depth)
     orders = [pattern.args, pattern.args[::-1]] if pattern.commutes else [pattern.args]
     nearest: MissError | None = None
     for order in orders:
@@ -120,29 +122,29 @@ def _match_call(pattern: Call, value: Any, bindings: Bindings, depth: int) -> in
 
 
 def _match_args(patterns: tuple[Any, ...], node: fx.Node, bindings: Bindings, depth: int) -> int:
-    """Arguments that the pattern does not name must have their defaults."""
+    """Match the arguments of a call; arguments that the pattern omits must have their defaults."""
     spec = SPECS[node.target]
     given = list(spec.bind(node.args, dict(node.kwargs)).items())
     if len(given) < len(patterns):
-        raise MissError(node, f"{len(given)} arguments, {len(patterns)} expected", depth)
+        raise MissError(node, f"expected {len(patterns)} arguments, got {len(given)}", depth)
     for name, arg in given[len(patterns) :]:
         if arg != spec.defaults.get(name):
-            raise MissError(node, f"{name}={_said(arg)}, which the pattern leaves out", depth)
+            raise MissError(node, f"the pattern does not allow {name}={_said(arg)}", depth)
     for part, (name, arg) in zip(patterns, given, strict=False):
         try:
             depth = _match(part, arg, bindings, depth)
         except MissError as miss:
             if miss.node is not None:
                 raise
-            raise MissError(node, f"{name} is {miss.reason}", miss.depth) from miss
+            raise MissError(node, f"argument {name}: {miss.reason}", miss.depth) from miss
     return depth
 
 
 def _bind(name: str, value: Any, bindings: Bindings, depth: int) -> None:
     if not isinstance(value, fx.Node):
-        raise MissError(None, f"{_said(value)} where the value {name} belongs", depth)
+        raise MissError(None, f"expected a value {name}, got {_said(value)}", depth)
     if bindings.setdefault(name, value) is not value:
-        raise MissError(value, f"{name} is %{bindings[name].name} elsewhere", depth)
+        raise MissError(value, f"{name} is already bound to %{bindings[name].name}", depth)
 
 
 def _node(value: Any) -> fx.Node | None:
@@ -156,6 +158,9 @@ def _said(value: Any) -> str:
 
 
 def check(condition: object, node: fx.Node, reason: str, depth: int = 99) -> None:
-    """A condition that a match must meet too; checks come after shapes, so they count as near."""
+    """Raise MissError unless the condition holds.
+
+    Checks run after the pattern has matched, so by default they count as closer than a mismatch.
+    """
     if not condition:
         raise MissError(node, reason, depth)

@@ -1,4 +1,4 @@
-"""What passes do to graphs: insert nodes, replace them, drop dead ones, count matches."""
+"""Graph edits shared by passes: insert, replace and erase nodes, and report matches."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from tpcompile.rewriting.pattern import Bindings, Call, MissError, match
 
 @dataclass
 class Report:
-    """What a pass did: how often it matched, and the refusal that came nearest to a match."""
+    """The result of a pass: its number of matches, and the refusal closest to a match."""
 
     matches: int = 0
     nearest: MissError | None = field(default=None)
 
     def miss(self, miss: MissError, at: fx.Node | None = None) -> None:
-        """Keep what came nearest; `at` the node that is still to be fused, keep the reason too."""
+        """Keep a refusal if it is the closest yet; store its reason on `at`, the unfused node."""
         if at is not None:
             keep_refusal(at, miss.depth, str(miss))
         if self.nearest is None or miss.depth > self.nearest.depth:
             self.nearest = miss
 
     def require(self, gm: fx.GraphModule, what: str, *produced: Any) -> Report:
-        """Refuse a graph with no match, unless what the pass makes is there already."""
+        """Raise PassError if nothing matched, unless the graph already has an op in `produced`."""
         if self.matches or any(node.target in produced for node in gm.graph.nodes):
             return self
-        nearest = str(self.nearest) if self.nearest else "nothing like it"
+        nearest = f"only the near miss {self.nearest}" if self.nearest else "no candidate"
         line = format_node(self.nearest.node) if self.nearest and self.nearest.node else ""
         raise PassError(
             f"There is no {what} in the graph of {model_of(gm.graph)}",
-            got=f"as the nearest {nearest}" + (f", in {line}" if line else ""),
+            got=nearest + (f", in {line}" if line else ""),
             expected=f"at least one {what}",
-            hint="The model does this in another way than those that tpcompile knows",
+            hint="The model computes this in a form that tpcompile does not recognise",
         )
 
 
@@ -50,7 +50,7 @@ Replacement = Callable[[fx.Node, Bindings], fx.Node]
 
 
 def rewrite(gm: fx.GraphModule, pattern: Call, replacement: Replacement) -> Report:
-    """Replace every node that the pattern fits; `replacement` may still refuse with a miss."""
+    """Replace every node that the pattern matches; `replacement` may refuse with MissError."""
     report = Report()
     for node in list(gm.graph.nodes):
         if node.target is not pattern.target:
@@ -69,7 +69,7 @@ def rewrite(gm: fx.GraphModule, pattern: Call, replacement: Replacement) -> Repo
 
 
 def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node], None]) -> Report:
-    """Fuse at every call of `target` where that is possible; `fuse` may refuse with a miss."""
+    """Run `fuse` at every call of `target`; it may refuse with MissError."""
     report = Report()
     for node in calls(gm, target):
         try:
@@ -82,7 +82,7 @@ def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node
 
 
 def insert(like: fx.Node, target: Any, *args: Any, name: str | None = None) -> fx.Node:
-    """A new call at the insertion point, with the origin of `like`, named after its op."""
+    """Insert a call with the origin of `like`, named after its op unless `name` is given."""
     name = name or SPECS[target].name.split(".")[1]
     node = like.graph.create_node("call_function", target, args, name=name)
     node.meta["origin"] = origin_of(like)
@@ -90,18 +90,18 @@ def insert(like: fx.Node, target: Any, *args: Any, name: str | None = None) -> f
 
 
 def insert_item(like: fx.Node, source: fx.Node, index: int, name: str) -> fx.Node:
-    """One of the values of an op that has several."""
+    """Insert a getitem for one result of an op that has several."""
     return insert(like, operator.getitem, source, index, name=name)
 
 
 def insert_after(node: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new call right behind `node`."""
+    """Insert a call right after `node`."""
     with node.graph.inserting_after(node):
         return insert(node, target, *args)
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
-    """Every reader of `old` reads `new`, which is the same value, but for `new` itself."""
+    """Redirect every reader of `old`, except `new` itself, to `new`, which has the same value."""
     new.meta["type"] = old.meta["type"]
     if captured_value(new) is None:
         new.meta["value"] = captured_value(old)
@@ -110,7 +110,7 @@ def replace(old: fx.Node, new: fx.Node) -> None:
 
 
 def drop_dead(graph: fx.Graph) -> None:
-    """Erase what nobody reads; inputs stay."""
+    """Eliminate dead nodes; inputs stay."""
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):
             graph.erase_node(node)
@@ -121,7 +121,7 @@ def calls(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 
 def drop_unused_parameters(gm: fx.GraphModule) -> None:
-    """Forget the empty parameters of nodes that are gone."""
+    """Delete the parameters, which have no data, of erased nodes."""
     used = {node.target for node in gm.graph.nodes if node.op == "get_attr"}
     for name in [name for name in gm._parameters if name not in used]:
         del gm._parameters[name]

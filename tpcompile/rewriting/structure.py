@@ -1,4 +1,4 @@
-"""What is what in a graph, told from data flow: projections, heads, blocks. No names."""
+"""Structure recovered from data flow, never from names: projections, heads, blocks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PER_HEAD = (ROPE, RMS_NORM)
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """An attention and the linears around it."""
+    """An attention op and the linears around it."""
 
     attention: fx.Node
     query: fx.Node
@@ -42,17 +42,17 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class MlpBlock:
-    """An activation and the linears around it; without a gate, `gate` is None."""
+    """An activation and the linears around it; `gate` is None in an MLP without a gate."""
 
     activated: fx.Node
-    """What the down projection reads."""
+    """The input of the down projection."""
     gate: fx.Node | None
     up: fx.Node
     down: fx.Node
 
 
 def head_ops(operand: fx.Node) -> list[fx.Node]:
-    """From an operand of attention back to where its heads were made, both included."""
+    """Return the chain from an operand of attention back to the op that makes its heads."""
     chain = [operand]
     while chain[-1].target in _PER_HEAD:
         source = chain[-1].args[0]
@@ -66,7 +66,7 @@ def attention_blocks(graph: fx.Graph) -> list[AttentionBlock]:
 
 
 def mlp_blocks(graph: fx.Graph) -> list[MlpBlock]:
-    """The MLPs of a graph: first those with SwiGLU, then those with another activation."""
+    """Return the MLPs of a graph, first with SwiGLU, then with other activations."""
     gated = [_mlp_block(node) for node in graph.nodes if node.target is SWIGLU]
     return gated + [_other_mlp_block(activation) for activation in activations(graph)]
 
@@ -84,11 +84,11 @@ def _projection(attention: fx.Node, operand: object) -> fx.Node:
     assert isinstance(source, fx.Node)
     if source.target is RMS_NORM:
         raise ShardingError(
-            f"{model_of(attention.graph)} normalises all heads together: "
-            "the projection of its heads is no linear of its own",
+            f"{model_of(attention.graph)} normalises all heads together, "
+            "so the projection of its heads is not a separate linear",
             where=str(origin_of(source)),
             got=format_node(source),
-            expected="a norm of each head",
+            expected="a norm per head",
         )
     return _expect(source, LINEAR, attention, "the projection of its heads")
 
@@ -108,7 +108,7 @@ def _expect(source: object, target: object, reader: fx.Node, role: str) -> fx.No
     assert isinstance(source, fx.Node)
     if source.target is not target:
         raise ShardingError(
-            f"%{reader.name} cannot be sharded: {role} is no linear of its own",
+            f"%{reader.name} cannot be sharded: {role} must be a separate linear",
             where=str(origin_of(source)),
             got=format_node(source),
             expected=f"{role} as aten.linear",
@@ -120,7 +120,7 @@ def _only_user(node: fx.Node, target: object) -> fx.Node:
     users: list[fx.Node] = list(node.users)
     if len(users) != 1 or users[0].target is not target:
         raise ShardingError(
-            f"%{node.name} cannot be sharded: its result does not go to one linear",
+            f"%{node.name} cannot be sharded: its result must have one reader, a linear",
             where=str(origin_of(node)),
             got=", ".join(f"{op_name(user)} %{user.name}" for user in users),
             expected="one linear that sums over the sharded axis",
@@ -129,10 +129,10 @@ def _only_user(node: fx.Node, target: object) -> fx.Node:
 
 
 def embedding_of(graph: fx.Graph) -> fx.Node:
-    """The table that the token ids look up."""
+    """Return the embedding that looks up the token ids."""
     found: list[fx.Node] = [n for n in graph.nodes if n.target in (EMBEDDING, VOCAB_EMBEDDING)]
     if len(found) != 1:
-        raise ShardingError(f"The graph has {len(found)} embeddings", expected="one")
+        raise ShardingError(f"The graph has {len(found)} embeddings", expected="exactly one")
     return found[0]
 
 
@@ -142,12 +142,12 @@ def output_of(graph: fx.Graph) -> fx.Node:
 
 
 def head_of(graph: fx.Graph) -> fx.Node:
-    """The linear whose result is the logits."""
+    """Return the linear that computes the logits."""
     head: object = operand(output_of(graph))
     while isinstance(head, fx.Node) and head.target not in (LINEAR, *DECODE_OPS) and head.args:
         head = head.args[0]
     if not isinstance(head, fx.Node) or head.target is not LINEAR:
-        raise ShardingError("The logits do not come from a linear", expected="a linear head")
+        raise ShardingError("The logits do not come from a linear", expected="a linear LM head")
     return head
 
 
