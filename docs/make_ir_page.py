@@ -93,7 +93,7 @@ def page() -> str:
 
 
 def _decode() -> list[str]:
-    """Return the section about the decode pipeline: its own passes in words, then its final graph."""
+    """Return the section about decode: the pipeline's own passes in words, and its last graph."""
     from tpcompile.passes.pipeline import decode_pipeline, pipeline_text
 
     passes = decode_pipeline(spans=2)

@@ -80,7 +80,7 @@ def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]
         cache, layer = place = _place(node)
         if (other := kept.setdefault(place, node)) is not node:
             got = f"layer {layer} of the cache, which %{other.name} writes too"
-            yield node, RuleError("kv-cache", got, "a layer of the cache per attention")
+            yield node, RuleError("kv-cache", got, "one layer of the cache per attention op")
         elif last.setdefault(cache, layer) > layer:
             got = f"layer {layer} of the cache after layer {last[cache]}"
             yield node, RuleError("kv-cache", got, "writes in the order of the model's layers")
