@@ -176,7 +176,7 @@ REASONS: dict[str, str] = {
     "layers called otherwise": r"leaves out layer|does not call each of its layers once",
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",
-    "op without a rule": r"does something that tpcompile cannot type \(rule (known-op|slice)\)",
+    "op without a rule": r"uses an op that tpcompile cannot type \(rule (known-op|slice)\)",
     "another MLP": r"There is no SwiGLU in the graph",
     "transposed norm": r"transposes heads before it normalises them",
     "norm of all heads": r"normalises all heads together",

@@ -102,4 +102,4 @@ def test_failed_as_a_table(cli: Cli, broken_pipeline: str) -> None:
 def test_bad_input_is_not_a_failed_check(cli: Cli) -> None:
     ran = cli("check preset:tiny-qwen3 --tp 7 --json")
     assert (ran.status, ran.out) == (2, "")
-    assert "Expected tp of 1 to 6" in ran.err
+    assert "Expected a tp from 1 to 6" in ran.err

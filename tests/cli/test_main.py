@@ -88,7 +88,7 @@ BAD = {
     f"dump {TINY} --tp 0": "'0' is not a number of ranks: give 1 or more",
     f"dump {TINY} --tp -1": "'-1' is not a number of ranks",
     f"plan {TINY} --tp abc": "'abc' is not a number of ranks",
-    f"check {TINY} --tp 7": "Expected tp of 1 to 6",
+    f"check {TINY} --tp 7": "Expected a tp from 1 to 6",
     f"dump {TINY} --tp 2 --rank 2": "Expected --rank 0 to 1",
     f"dump {TINY} --tp 2 --rank -1": "'-1' is not a rank: give 0 or more",
     "dump preset:tiny-qwen --tp 2": "Did you mean tiny-qwen3",

@@ -206,7 +206,7 @@ REFUSED = {
     "--target cpu --rotary full": "'full' is none",
     "--target cpu --batch 0": "'0' is not a batch",
     "--target cpu --context 600 --max-seq-len 512": "600 tokens has no room in 512",
-    "--target cpu --tp 7": "Expected tp of 1 to 6",
+    "--target cpu --tp 7": "Expected a tp from 1 to 6",
     "--target cpu --svg none/a.svg": "There is no directory none for a.svg",
     "--target cpu --svg . --trace a.json": ". is a directory",
     "--target cpu --svg a --trace a": "one file",

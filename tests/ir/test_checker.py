@@ -316,7 +316,7 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
     "ranks": (("a cache on other ranks", relaid_cache((((0, 1),), ((1, 2),))), "on 2 ranks"),),
     "kv-cache": (
         ("layers in one place", cache_of_one_layer, "layer 0 of the cache"),
-        ("layers in another order", cache_layers_swapped, "layer 0 of the cache behind layer 1"),
+        ("layers in another order", cache_layers_swapped, "layer 0 of the cache after layer 1"),
         ("a layer of other blocks", cache_of_other_blocks, "block=16"),
         ("heads where the keys are not", relaid_cache((((0, 1),),) * 3 + (((1, 2),),)), "cache"),
     ),
@@ -347,7 +347,7 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
         (
             "a rank with nothing",
             relaid(O_PROJ, 1, IDLE),
-            "rank 3 holds nothing",
+            "rank 3 holds no units",
         ),
         (
             "a unit twice on a rank",
@@ -357,7 +357,7 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
         (
             "a unit that is none",
             relaid(O_PROJ, 1, OUTSIDE),
-            "outside of the 6 units",
+            "outside the 6 units",
         ),
         ("another extent", wrong_span, "spans 80, dimension 1 spans 96"),
         ("segments on fewer ranks", segments_of_other_ranks, "different numbers of ranks"),
@@ -411,14 +411,14 @@ def test_problems_say_where_what_and_what_to_do() -> None:
         "source": "model.layers.0.input_layernorm modeling_qwen3.py:63",
         "rule": "partial-nonlinear",
         "got": "f32[T, 64] Partial(sum)",
-        "expected": "an operand whose sum was taken",
-        "hint": "a Partial may only meet linear ops: put the all_reduce before this node",
+        "expected": "an operand that is already summed",
+        "hint": "only linear ops accept a Partial: put the all_reduce before this node",
         "line": format_node(norm),
     }
     assert str(problem) == (
         "%rms_norm (model.layers.0.input_layernorm modeling_qwen3.py:63) breaks the rule "
-        "partial-nonlinear: found f32[T, 64] Partial(sum); expected an operand whose sum was "
-        "taken. A Partial may only meet linear ops: put the all_reduce before this node.\n    "
+        "partial-nonlinear: found f32[T, 64] Partial(sum); expected an operand that is already "
+        "summed. Only linear ops accept a Partial: put the all_reduce before this node.\n    "
         + problem.line
     )
 

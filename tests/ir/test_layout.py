@@ -64,13 +64,13 @@ def test_fused_layouts_are_their_segments_one_after_the_other(
     ("parts", "reason"),
     [
         ((((0, 3),), ((4, 6),)), "no rank holds axis unit 3 (1 missing)"),
-        ((((0, 6),), ()), "rank 1 holds nothing of axis"),
-        ((((0, 6),), ((2, 2),)), "rank 1 holds nothing of axis"),
-        ((((0, 6),), ((5, 7),)), "outside of the 6 units"),
-        ((((-1, 6),), ((5, 6),)), "outside of the 6 units"),
+        ((((0, 6),), ()), "rank 1 holds no units of axis"),
+        ((((0, 6),), ((2, 2),)), "rank 1 holds no units of axis"),
+        ((((0, 6),), ((5, 7),)), "outside the 6 units"),
+        ((((-1, 6),), ((5, 6),)), "outside the 6 units"),
         ((((0, 3), (2, 6)), ((5, 6),)), "twice or out of order"),
         ((((3, 6), (0, 3)), ((5, 6),)), "twice or out of order"),
-        ((((0, 6), (4, 3)), ((5, 6),)), "outside of the 6 units"),
+        ((((0, 6), (4, 3)), ((5, 6),)), "outside the 6 units"),
     ],
 )
 def test_what_is_no_layout(parts: tuple[tuple[tuple[int, int], ...], ...], reason: str) -> None:
@@ -84,12 +84,12 @@ def test_what_is_no_layout(parts: tuple[tuple[tuple[int, int], ...], ...], reaso
 def test_overlaps_are_counted() -> None:
     shared = Layout("axis", 6, 1, (((0, 4),), ((2, 6),)))
     assert shared.refusal() is None
-    assert shared.overlap() == "2 units of axis lie on more than one rank"
+    assert shared.overlap() == "2 units of axis are on more than one rank"
 
 
 def test_segments_lie_on_the_same_ranks() -> None:
     fused = FusedLayout((Layout("a", 6, 1, even_runs(6, 2)), Layout("b", 6, 1, even_runs(6, 3))))
-    assert fused.refusal() == "the segments of a+b lie on different numbers of ranks"
+    assert fused.refusal() == "the segments of a+b are on different numbers of ranks"
 
 
 @given(st.integers(1, 60), st.integers(1, 12))

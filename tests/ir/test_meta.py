@@ -77,9 +77,9 @@ def test_what_a_node_must_have() -> None:
     extent.meta["type"] = SymbolType("T")
     assert operand(extent) is x and type_of(extent) == SymbolType("T")
     assert origin_of(x) == Origin()
-    with pytest.raises(AssertionError, match="argument 1 of %sym_size_int is 0"):
+    with pytest.raises(AssertionError, match="argument 1 of %sym_size_int must be a node, got 0"):
         operand(extent, 1)
-    with pytest.raises(AssertionError, match="not one tensor"):
+    with pytest.raises(AssertionError, match="must be one tensor, got"):
         value_type(extent)
 
 

@@ -53,7 +53,7 @@ def test_more_ranks_than_query_heads_are_refused(heads: tuple[int, int, int], mo
     queries, keys, _ = heads
     with pytest.raises(ShardingError, match=f"{queries} query heads") as refused:
         plan_heads(queries, keys, queries + more)
-    assert f"tp of 1 to {queries}" in str(refused.value)
+    assert f"a tp from 1 to {queries}" in str(refused.value)
 
 
 @EXAMPLES

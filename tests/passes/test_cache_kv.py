@@ -183,7 +183,7 @@ def test_a_layer_in_the_place_of_another_is_refused_and_wrong() -> None:
     second.update_arg(LAYER, first.args[LAYER])
     (problem,) = check_graph(wrong.gm)
     assert (problem.rule, problem.node) == ("kv-cache", second.name)
-    assert f"layer 0 of the cache, which %{first.name} has" in problem.got
+    assert f"layer 0 of the cache, which %{first.name} writes too" in problem.got
     wrong.load(pair)
     (right,), (found,) = decoder.step([ids[:5]]), wrong.step([ids[:5]])
     assert torch.equal(found, right)

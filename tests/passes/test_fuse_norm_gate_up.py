@@ -125,7 +125,7 @@ def test_up_before_gate_is_left_alone() -> None:
 def test_another_activation_is_refused_by_name(name: str, gated: bool) -> None:
     gm = mlp_of(KNOWN[name][0], gated=gated)
     FuseGateUp().apply(gm)
-    reason = f"the MLP's activation is aten.{KNOWN[name][1]}; programs support silu(gate) * up"
+    reason = f"the MLP's activation is aten.{KNOWN[name][1]}; programs support only silu(gate) * up"
     assert reason in nearest(FuseNormGateUp().apply(gm))
     left = {found.node.name: found for found in leftovers(gm)}
     assert KNOWN[name][1] in left

@@ -80,7 +80,7 @@ def test_the_step_s_own_keys_are_read_from_the_cache() -> None:
         node.update_arg(place, 1 - node.args[place])  # type: ignore[operator]
     problems = check_graph(gm)
     assert {problem.rule for problem in problems} == {"kv-cache"}
-    assert any("in which nothing was kept before" in problem.got for problem in problems)
+    assert any("of the cache before any write" in problem.got for problem in problems)
     given = filled("tiny-qwen3", 1, BATCHES[1])
     pair = decode_step("fuse-norm-qkv", tp=1).plain.pair
     assert bool(run_step(gm, pair, given.inputs, given.caches).logits.isnan().any())

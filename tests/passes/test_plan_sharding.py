@@ -76,7 +76,9 @@ def test_fewer_than_no_ranks_mean_nothing() -> None:
 
 
 def test_tp_above_the_query_heads_is_refused() -> None:
-    with pytest.raises(ShardingError, match="tp=7 is more than the model") as refused:
+    with pytest.raises(
+        ShardingError, match="tp=7 is more than the number of query heads"
+    ) as refused:
         _plan("tp=7")
     said = str(refused.value)
     assert "6 query heads" in said

@@ -196,7 +196,7 @@ def test_up_with_another_layout_than_the_gate_is_an_error() -> None:
 )
 def test_programs_refuse_the_activation_by_name(model: str, activation: str) -> None:
     name = activation.rstrip("2")
-    refusal = f"the MLP's activation is aten.{name}; programs support silu"
+    refusal = f"the MLP's activation is aten.{name}; programs support only silu"
     eager = enlivened(config_of(model, activation))
     with pytest.raises(tpcompile.UnsupportedError, match=refusal):
         verify_nothing_left(run_passes(captured_once(eager).graph, decode_pipeline(2))[0])

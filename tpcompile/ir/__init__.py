@@ -1,1 +1,1 @@
-"""What a graph is: ops, types, recipes, the checker, the text form and the simulated ranks."""
+"""The graph IR: ops, types, recipes, the checker, the text form and the simulated ranks."""

@@ -1,7 +1,8 @@
-"""MLPs whose activation is no SwiGLU, found by data flow: `down(act(gate) * up)`, `down(act(up))`.
+"""MLPs with an activation other than SwiGLU: `down(act(gate) * up)` and `down(act(up))`.
 
-The activation may be several ops, as in a GELU that a model writes out, so an MLP is a region of
-elementwise ops: from one or two projections, over an activation, to the linear that reads it.
+They are found by data flow. An activation may consist of several ops, for example a GELU that a
+model spells out, so an MLP is a region of elementwise ops. The region starts at one or two
+projections, contains an activation, and ends at the linear that reads its result.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import ACTIVATIONS, ELEMENTWISE, LINEAR, op_name
 
 _PROJECTIONS = (LINEAR, operator.getitem)
-"""A projection is a linear, or a part of one that was fused."""
+"""A projection is a linear, or one part of a fused linear."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,22 @@ class Activation:
     node: fx.Node
     """The non-linear op."""
     result: fx.Node
-    """What the down projection reads."""
+    """The value that the down projection reads."""
     projections: tuple[fx.Node, ...]
-    """What the region reads: the gate and then up, or up alone."""
+    """The inputs of the region: gate and up in this order, or up alone."""
 
     @property
     def unsupported(self) -> str:
-        """Why there is no program with this MLP."""
+        """The reason why a program cannot contain this MLP."""
         found = op_name(self.node)
-        return f"the MLP's activation is {found}; programs support silu(gate) * up, modules more"
+        return (
+            f"the MLP's activation is {found}; programs support only silu(gate) * up, "
+            "torch modules support more"
+        )
 
 
 def activations(graph: fx.Graph) -> list[Activation]:
-    """The MLPs of a graph that are not `tpc.swiglu`, in order."""
+    """Return the MLPs of a graph that are not `tpc.swiglu`, in graph order."""
     calls = [node for node in graph.nodes if node.target in ACTIVATIONS]
     found = {a.result: a for a in map(_activation, calls) if a is not None}
     return list(found.values())
@@ -53,7 +57,7 @@ def _activation(node: fx.Node) -> Activation | None:
 
 
 def _result(node: fx.Node) -> fx.Node | None:
-    """The last elementwise op behind `node`, if it is the input of one linear."""
+    """Return the last elementwise op after `node`, if one linear reads it as its input."""
     while len(node.users) == 1:
         (user,) = node.users
         if user.target is LINEAR:
@@ -65,7 +69,7 @@ def _result(node: fx.Node) -> fx.Node | None:
 
 
 def _sources(*nodes: fx.Node) -> tuple[fx.Node, ...]:
-    """The values from which elementwise ops compute `nodes`, those of the first node first."""
+    """Return the values from which elementwise ops compute `nodes`, in the order of `nodes`."""
     seen: dict[fx.Node, None] = {}
     for node in nodes:
         ahead = [node]

@@ -1,4 +1,4 @@
-"""Biases: each is added once, to what its own weight gives, as the model was captured."""
+"""Checks that each bias is added once, to the result of its own weight, as captured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pairs = frozenset[tuple[str, str]]
 
 
 def captured_biases(graph: fx.Graph) -> Pairs:
-    """The tensors of each bias of a captured graph, with that of its weight."""
+    """Return the (bias, weight) pairs of tensor names in a captured graph."""
     return frozenset(
         (bias.name, weight.name)
         for node in graph.nodes
@@ -44,7 +44,7 @@ def captured_biases(graph: fx.Graph) -> Pairs:
 
 
 def wrong_biases(graph: fx.Graph, info: GraphInfo) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Biases that are added to another projection than their own, or to none."""
+    """Yield an error for each bias that is added to the wrong projection or never added."""
     known = {name for name, _ in info.biases}
     lost = set(known)
     for node in graph.nodes:
@@ -59,7 +59,7 @@ def wrong_biases(graph: fx.Graph, info: GraphInfo) -> Iterator[tuple[fx.Node, Ru
             ):
                 yield node, _not_its_own(names, weights, info)
     if lost:
-        got = f"{len(lost)} biases that nothing adds, as {min(lost)}"
+        got = f"{len(lost)} biases that are never added, for example {min(lost)}"
         output = next(iter(reversed(graph.nodes)))
         yield output, RuleError("bias-owner", got, "every bias of the captured model added once")
 
@@ -68,13 +68,14 @@ def _not_its_own(names: list[str], weights: list[str], info: GraphInfo) -> RuleE
     own = dict(info.biases)
     return RuleError(
         "bias-owner",
-        f"{', '.join(names)} added to the result of {', '.join(weights) or 'no linear of its own'}",
-        f"that of {', '.join(own[name] for name in names)}, once",
+        f"{', '.join(names)} added to the result of "
+        f"{', '.join(weights) or 'an op other than a bias-free linear'}",
+        f"each bias added once, to the result of {', '.join(own[name] for name in names)}",
     )
 
 
 def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
-    """What a node adds as a bias, each with the weight whose result it is added to."""
+    """Yield each bias that a node adds, with the weight whose result it is added to."""
     if node.target in _WITH_WEIGHT:
         bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
         if bound.get("bias") is not None:
@@ -91,7 +92,7 @@ def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
 
 
 def _weight_behind(value: Any) -> fx.Node | None:
-    """The weight of the linear without a bias that a value is the result of, or its sum."""
+    """Look through collectives and casts for the bias-free linear of `value`; return its weight."""
     while isinstance(value, fx.Node) and value.target in _OF_ONE_VALUE:
         value = value.args[0]
     if not isinstance(value, fx.Node) or value.target is not LINEAR or len(value.args) > 2:

@@ -1,4 +1,4 @@
-"""What the checker wants of inputs: the same on every rank, unless it is a KV cache."""
+"""Checks of graph inputs, and of the order in which ops use the KV cache."""
 
 from __future__ import annotations
 
@@ -22,30 +22,33 @@ from tpcompile.ir.types import REPLICATE, Shard
 
 
 def check_input(node: fx.Node, ranks: int) -> None:
-    """Every rank gets the same, but for a KV cache, which lies as the keys do."""
+    """Refuse an input that is not replicated, unless it is a KV cache sharded like the keys."""
     kind = value_type(node)
     known = kind.role is None or isinstance(kind.role, CacheOf)
     if not known:
         raise RuleError("input", str(kind), "an input without a role, or a KV cache")
     cache = bool(node.users) and all(_is_cache(node, user) for user in node.users)
     if kind.placement != REPLICATE and not (cache and isinstance(kind.placement, Shard)):
-        raise RuleError("input", str(kind), "inputs on every rank")
+        raise RuleError("input", str(kind), "a replicated input, or a sharded KV cache")
     refusal = kind.refusal()
     if refusal:
-        raise RuleError("layout", refusal, "a layout in which some rank holds each unit")
+        raise RuleError("layout", refusal, "a layout in which each unit is on some rank")
     check_ranks(kind, ranks)
 
 
 def _is_cache(node: fx.Node, user: fx.Node) -> bool:
-    """Whether all that `user` does with an input is to keep K and V in it, or to read them."""
+    """Return whether `user` reads an input only as its KV cache."""
     if user.target not in CACHE_OPS:
         return False
     return [name for name, arg in _arguments(user).items() if arg is node] == ["cache"]
 
 
 def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Ops that break the order of a step: each layer of the cache is written once, then read once,
-    layer after layer, and all that is read is used."""
+    """Yield an error for each op that violates the order of a step.
+
+    Each layer of the cache is written once, then read once, one layer after the other, and every
+    result of a read is used.
+    """
     writers = [node for node in graph.nodes if node.target in CACHE_WRITERS]
     yield from _written_twice(writers)
     kept: set[Any] = set()
@@ -57,46 +60,46 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
         if node.target in CACHE_WRITERS:
             kept.add(place)
         elif place not in kept:
-            got = f"layer {place[1]} of the cache, in which nothing was kept before"
-            yield node, RuleError("kv-cache", got, "the step's keys and values kept first")
+            got = f"a read of layer {place[1]} of the cache before any write"
+            yield node, RuleError("kv-cache", got, "a write of keys and values before the read")
         elif (other := read.setdefault(place, node)) is not node:
-            got = f"layer {place[1]} of the cache, which %{other.name} reads"
-            yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
+            got = f"layer {place[1]} of the cache, which %{other.name} reads too"
+            yield node, RuleError("kv-cache", got, "one attention op per layer of the cache")
     for node in writers:
         if node.target is NORM_QKV_ROPE_APPEND and _place(node) not in read:
-            got = f"layer {_place(node)[1]} of the cache, which no attention reads"
-            yield node, RuleError("kv-cache", got, "one attention to each layer of the cache")
+            got = f"layer {_place(node)[1]} of the cache, which no attention op reads"
+            yield node, RuleError("kv-cache", got, "one attention op per layer of the cache")
     yield from _spans_left(graph)
 
 
 def _written_twice(writers: list[fx.Node]) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Ops that keep K and V where another does, or ahead of an earlier layer."""
+    """Yield an error for each op that writes a layer of a cache twice or out of order."""
     kept: dict[Any, fx.Node] = {}
     last: dict[Any, int] = {}
     for node in writers:
         cache, layer = place = _place(node)
         if (other := kept.setdefault(place, node)) is not node:
-            got = f"layer {layer} of the cache, which %{other.name} has"
-            yield node, RuleError("kv-cache", got, "a layer of the cache for each attention")
+            got = f"layer {layer} of the cache, which %{other.name} writes too"
+            yield node, RuleError("kv-cache", got, "one layer of the cache per attention op")
         elif last.setdefault(cache, layer) > layer:
-            got = f"layer {layer} of the cache behind layer {last[cache]}"
-            yield node, RuleError("kv-cache", got, "the model's layers in their order")
+            got = f"layer {layer} of the cache after layer {last[cache]}"
+            yield node, RuleError("kv-cache", got, "writes in the order of the model's layers")
         else:
             last[cache] = layer
 
 
 def _spans_left(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Attention in spans that are not merged, or not once."""
+    """Yield an error for each partial attention whose spans are not merged exactly once."""
     for node in graph.nodes:
         if node.target is PARTIAL_ATTENTION:
             merged = {reader for item in node.users for reader in item.users}
             if len(merged) != 1:
-                got = f"spans of %{node.name}, which {len(merged)} nodes read"
-                yield node, RuleError("spans", got, "one attention_reduce of the spans of a layer")
+                got = f"the spans of %{node.name}, which {len(merged)} nodes read"
+                yield node, RuleError("spans", got, "one attention_reduce for the spans of a layer")
 
 
 def _place(node: fx.Node) -> tuple[Any, int]:
-    """The cache that an op uses, and its layer in it."""
+    """Return the cache that an op uses, and the layer within it."""
     found = _arguments(node)
     return found["cache"], found["layer"]
 

@@ -1,7 +1,7 @@
-"""Parameters: do a rank's recipes give what the parameter's type says?
+"""Checks that each rank's recipe produces the part of a parameter that its type describes.
 
-This does not ask the code that made the recipes. It compares what they read, piece by piece,
-with the part of the whole that the layout gives the rank.
+The checks are independent of the code that makes recipes. They compare what a recipe reads, piece
+by piece, with the part of the whole parameter that the layout assigns to the rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tpcompile.ir.types import REPLICATE, AnyType, Shard, ValueType
 
 
 def check_ranks(kind: AnyType, ranks: int) -> None:
-    """A layout must deal its axis to the ranks that there are."""
+    """Refuse a layout whose number of ranks differs from `ranks`."""
     for part in kind if isinstance(kind, tuple) else (kind,):
         if isinstance(part, ValueType) and isinstance(part.placement, Shard):
             found = part.placement.layout.ranks
@@ -42,23 +42,23 @@ def check_ranks(kind: AnyType, ranks: int) -> None:
 
 
 def check_parameter(parameter: Parameter, ranks: int) -> None:
-    """Refuse a parameter whose recipes do not give what its type says."""
+    """Refuse a parameter whose recipes do not produce what its type describes."""
     kind = parameter.type
     refusal = kind.refusal()
     if refusal:
-        raise RuleError("layout", refusal, "a layout in which some rank holds each unit")
+        raise RuleError("layout", refusal, "a layout in which each unit is on some rank")
     check_ranks(kind, ranks)
     if len(parameter.shards) != ranks:
-        raise RuleError("recipe", f"{len(parameter.shards)} recipes", f"one a rank, {ranks}")
+        raise RuleError("recipe", f"{len(parameter.shards)} recipes", f"{ranks}, one per rank")
     if shape_of(parameter.whole) != kind.shape:
-        raise RuleError("recipe", f"shape {shape_of(parameter.whole)}", f"{kind.shape}")
+        raise RuleError("recipe", f"shape {shape_of(parameter.whole)}", f"shape {kind.shape}")
     whole = pieces(parameter.whole)
     for rank, recipe in enumerate(parameter.shards):
         if shape_of(recipe) != kind.local_shape(rank):
             raise RuleError(
                 "recipe",
                 f"shape {shape_of(recipe)} on rank {rank}",
-                f"{kind.local_shape(rank)}, as {kind} gives it",
+                f"shape {kind.local_shape(rank)}, from the type {kind}",
             )
         found = _boxes(pieces(recipe), kind)
         wanted = _boxes(_held_by(whole, kind, rank), kind)
@@ -66,8 +66,8 @@ def check_parameter(parameter: Parameter, ranks: int) -> None:
             raise RuleError(
                 "recipe",
                 f"{parameter.describe(rank)} on rank {rank}",
-                f"the part of {parameter.describe()} that {kind} gives it",
-                "make shards with Parameter.sharded, from the same layout",
+                f"the part of {parameter.describe()} that {kind} assigns to this rank",
+                "make the shards with Parameter.sharded, from the same layout",
             )
 
 
@@ -78,12 +78,12 @@ def _held_by(whole: tuple[Piece, ...], kind: ValueType, rank: int) -> tuple[Piec
         return whole
     layout = kind.placement.layout
     if isinstance(layout, TokenLayout):
-        raise RuleError("layout", str(kind), "a parameter split along its own axes")
+        raise RuleError("layout", str(kind), "a parameter that is not sharded by tokens")
     return restrict(whole, kind.placement.dim, layout.intervals(rank))
 
 
 def _boxes(found: tuple[Piece, ...], kind: ValueType) -> dict[Any, list[Any]]:
-    """Pieces by what they read elsewhere than along the split, with touching ones joined."""
+    """Group pieces that agree in all dimensions but the sharded one; join adjacent ones."""
     dim = kind.placement.dim if isinstance(kind.placement, Shard) else 0
     joined: dict[Any, list[Any]] = {}
     for piece in sorted(found, key=lambda p: (p.target[dim], p.tensor)):
@@ -114,10 +114,10 @@ def _append(indices: list[Any], start: int, run: range) -> None:
 
 
 def check_whole(parameter: Parameter) -> None:
-    """Refuse a parameter whose rows are not those of its tensors, in the order its type gives.
+    """Refuse a parameter whose rows are not the rows of its tensors, in the order of its type.
 
-    Each tensor gives consecutive rows of all its columns, one tensor after the other. Only
-    interleaved heads have another order, which their type tells.
+    Each tensor contributes consecutive rows with all their columns, one tensor after the other.
+    Only interleaved heads have a different row order, which the type records.
     """
     whole, kind = parameter.whole, parameter.type
     tensors = list(dict.fromkeys(tensors_of(whole)))
@@ -131,15 +131,15 @@ def check_whole(parameter: Parameter) -> None:
         raise RuleError("recipe", parameter.describe(), f"{describe(right)}: {_IN_ORDER}")
 
 
-_IN_ORDER = "the rows of each tensor once, in the order of the checkpoint or interleaved by head"
+_IN_ORDER = "the rows of each tensor once, in checkpoint order or interleaved by head"
 
 
 class _DisorderError(Exception):
-    """Rows that no order of the tensors gives."""
+    """Parameter rows that no valid order of the tensors produces."""
 
 
 def _runs_of(tensors: list[Tensor], kind: ValueType) -> list[tuple[Tensor, tuple[int, int] | None]]:
-    """Each tensor with the run of rows that the type's role gives it."""
+    """Pair each tensor with the run of rows that the type's role assigns to it, if any."""
     if kind.role is None:
         return [(tensor, None) for tensor in tensors]
     runs = kind.role.runs if isinstance(kind.role, Interleaved) else ()
@@ -149,7 +149,7 @@ def _runs_of(tensors: list[Tensor], kind: ValueType) -> list[tuple[Tensor, tuple
 
 
 def _rows_in_order(tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int] | None) -> Recipe:
-    """The rows that are read of a tensor, as they belong."""
+    """Return a recipe of the rows that are read from a tensor, in their correct order."""
     mine = [piece.source[0] for piece in found if piece.tensor == tensor.name]
     first = min((min(rows) for runs in mine for rows in runs), default=0)
     count = sum(len(rows) for runs in mine for rows in runs)
@@ -160,12 +160,12 @@ def _rows_in_order(tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int
         return rows
     size, width = run
     if size != count or width <= 0 or width % 2 or count % width:
-        raise _DisorderError(f"{count} rows of {tensor.name} for {size} in heads of {width}")
+        raise _DisorderError(f"{count} rows of {tensor.name} for {size} rows in heads of {width}")
     return Permute(rows, 0, (count // width, 2, width // 2), (0, 2, 1))
 
 
 def unread_rows(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Rows of a checkpoint tensor that no parameter has, though some have others of it."""
+    """Yield an error for each checkpoint tensor of which parameters hold only some rows."""
     owners: dict[Tensor, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -179,7 +179,7 @@ def unread_rows(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
         missing = tensor.shape[0] - _count(merge(read))
         if missing:
             got = f"{missing} rows of {tensor.name} {list(tensor.shape)} in no parameter"
-            yield nodes[-1], RuleError("recipe", got, "every row of a tensor in some parameter")
+            yield nodes[-1], RuleError("recipe", got, "each row of the tensor in some parameter")
 
 
 def _has_slice(recipe: Recipe) -> bool:
@@ -195,7 +195,10 @@ def _has_slice(recipe: Recipe) -> bool:
 
 
 def shared_tensors(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
-    """A checkpoint tensor (or a part of it) belongs to one parameter: tied weights stay one."""
+    """Yield an error for each checkpoint tensor, or part of one, that two parameters hold.
+
+    Tied weights stay one parameter.
+    """
     owners: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -212,8 +215,8 @@ def shared_tensors(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
                     RuleError(
                         "one-owner",
                         f"a second parameter made of {name}",
-                        "one parameter a checkpoint tensor, used as often as needed",
-                        "tied weights stay one tensor",
+                        "one parameter per checkpoint tensor, used as often as needed",
+                        "let tied weights share one parameter",
                     ),
                 )
             taken = merged
@@ -229,9 +232,9 @@ def _count(ranges: list[Interval]) -> int:
 
 
 def parameter_key(parameter: Parameter, ranks: int) -> Any:
-    """What the check of a parameter depends on: all but the names of its tensors.
+    """Return everything that the check of a parameter depends on, without tensor names.
 
-    Layers are alike, so one check serves them all.
+    Layers are alike except for these names, so one check covers all layers.
     """
     names: dict[str, int] = {}
     recipes = (parameter.whole, *parameter.shards)

@@ -1,8 +1,8 @@
-"""The checker: infers every type from the operands' and refuses what the rules refuse.
+"""The checker of graphs: it infers the type of every node and reports violations of the rules.
 
-Parameters and inputs are declared; every other type is derived. So a graph is valid if each
-parameter's recipes give what its type says, each op takes what it is given, and the result
-is what was asked for.
+The types of parameters and inputs are declared; every other type is inferred from the operands. A
+graph is therefore valid if each parameter's recipes produce what its type describes, each op
+accepts its operands, and the result has the expected type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tpcompile.ir.types import AnyType, ValueType
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a graph."""
+    """A violation of a rule at one node of a graph."""
 
     node: str
     source: str
@@ -58,16 +58,20 @@ class Problem:
 
 @dataclass
 class Checker:
-    """Checks graphs. What it has seen once, in this graph or in one before, is not done again."""
+    """A graph checker with a cache.
+
+    It infers an op's type from the same operand types only once, and checks a parameter only once,
+    also across graphs.
+    """
 
     _types: dict[Any, AnyType] = field(default_factory=dict)
     _parameters: dict[tuple[int, int], Parameter] = field(default_factory=dict)
-    """Parameters found good, by identity and number of ranks."""
+    """Parameters found valid, by identity and number of ranks."""
     _shapes_of_parameters: set[Any] = field(default_factory=set)
-    """The same, but for the names of their tensors."""
+    """Keys of parameters found valid, without the names of their tensors."""
 
     def check(self, gm: fx.GraphModule) -> list[Problem]:
-        """Everything that is wrong; the types of all nodes are set on the way."""
+        """Return every problem of a graph, and set the types of its nodes."""
         info = info_of(gm)
         problems: list[Problem] = []
         seen: set[fx.Node] = set()
@@ -77,7 +81,7 @@ class Checker:
             seen.add(node)
             try:
                 if early:
-                    raise RuleError("order", f"a use of %{early[0].name}", "values made before")
+                    raise RuleError("order", f"a use of %{early[0].name}", "its definition first")
                 if typed.issuperset(node.all_input_nodes):
                     self._visit(node, info)
                     typed.add(node)
@@ -96,12 +100,12 @@ class Checker:
         return problems
 
     def verify(self, gm: fx.GraphModule) -> None:
-        """Raise if anything is wrong."""
+        """Raise `VerifyError` with the first problem of a graph, if there is any."""
         problems = self.check(gm)
         if problems:
             first = problems[0]
             raise VerifyError(
-                f"The graph is not valid: rule {first.rule} ({len(problems)} problems in all)",
+                f"The graph violates the rule {first.rule} ({len(problems)} problems in all)",
                 where=f"%{first.node} {first.source}",
                 got=first.got,
                 expected=first.expected,
@@ -119,8 +123,8 @@ class Checker:
             _check_made_of(node, parameter)
             node.meta["type"] = parameter.type
             if not node.users:
-                made_of = f"{parameter.describe()}, which nothing reads"
-                raise RuleError("unread", made_of, "parameters that are used")
+                made_of = f"{parameter.describe()}, which no node reads"
+                raise RuleError("unread", made_of, "a parameter that some node reads")
         elif node.op == "output":
             _check_output(node, info)
         else:
@@ -139,7 +143,7 @@ class Checker:
         self._parameters[id(parameter), ranks] = parameter
 
     def infer(self, node: fx.Node) -> AnyType:
-        """The type of a node from those of its operands."""
+        """Return the type of a node, inferred from the types of its operands."""
         if spec_of(node) is None:
             raise RuleError(
                 "known-op",
@@ -157,17 +161,17 @@ class Checker:
 
 
 def check_graph(gm: fx.GraphModule) -> list[Problem]:
-    """Everything that is wrong with a graph."""
+    """Return every problem of a graph."""
     return Checker().check(gm)
 
 
 def verify_graph(gm: fx.GraphModule) -> None:
-    """Raise `VerifyError` if anything is wrong with a graph."""
+    """Raise `VerifyError` if a graph has any problem."""
     Checker().verify(gm)
 
 
 def infer_types(gm: fx.GraphModule, model: str = "The model") -> ValueType:
-    """Set the type of every node of a graph not yet sharded; the type of the result."""
+    """Set the type of every node of an unsharded graph, and return the type of the result."""
     checker = Checker()
     for node in gm.graph.nodes:
         if node.op == "get_attr":
@@ -180,7 +184,7 @@ def infer_types(gm: fx.GraphModule, model: str = "The model") -> ValueType:
                 node.meta["type"] = checker.infer(node)
             except RuleError as error:
                 raise UnsupportedError(
-                    f"{model} does something that tpcompile cannot type (rule {error.rule})",
+                    f"{model} uses an op that tpcompile cannot type (rule {error.rule})",
                     where=f"%{node.name} {origin_of(node)}",
                     got=error.got,
                     expected=error.expected,
@@ -192,11 +196,14 @@ def infer_types(gm: fx.GraphModule, model: str = "The model") -> ValueType:
 _MEANINGLESS = (
     TypeError, AttributeError, LookupError, ValueError, ArithmeticError, AssertionError
 )  # fmt: skip
-"""What rules raise when they are given arguments that no schema allows."""
+"""The exceptions that rules raise for arguments that violate an op's schema."""
 
 
 def _apply_rule(spec: OpSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> AnyType:
-    """A rule may count on arguments as its schema has them; others are a problem of the node."""
+    """Apply an op's rule; report arguments that violate the op's schema as a problem of the node.
+
+    A rule may assume that its arguments match the schema.
+    """
     try:
         bound = spec.bind(args, kwargs)
         if not spec.takes_roles:
@@ -208,7 +215,10 @@ def _apply_rule(spec: OpSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 
 
 def _check_roles(spec: OpSpec, bound: dict[str, Any]) -> None:
-    """A role says more of a value than its numbers, which an op may not drop unasked."""
+    """Refuse operands with a role, for an op whose rule ignores roles.
+
+    A role carries information beyond a value's elements, which an op must not drop silently.
+    """
     for name, arg in bound.items():
         for kind in arg if isinstance(arg, tuple) else (arg,):
             if isinstance(kind, ValueType) and kind.role is not None:
@@ -216,7 +226,7 @@ def _check_roles(spec: OpSpec, bound: dict[str, Any]) -> None:
 
 
 def _told_apart(arg: Any) -> Any:
-    """A key in which 1, 1.0 and True differ, as they do for dtypes."""
+    """Return a key in which 1, 1.0 and True differ, since they lead to different dtypes."""
     if isinstance(arg, tuple):
         return tuple(map(_told_apart, arg))
     return (type(arg), arg) if isinstance(arg, int | float) else arg
@@ -238,7 +248,7 @@ def _check_output(node: fx.Node, info: GraphInfo) -> None:
             "result",
             ", ".join(map(str, found)),
             ", ".join(map(str, info.outputs)),
-            "every rank returns the whole result",
+            "every rank must return the whole result",
         )
 
 
@@ -248,7 +258,7 @@ def _check_made_of(node: fx.Node, parameter: Parameter) -> None:
         raise RuleError(
             "recipe",
             f"a parameter made of {_tensors(found)}",
-            f"{_tensors(captured)}, of which it was captured",
+            f"{_tensors(captured)}, from which it was captured",
         )
 
 

@@ -1,4 +1,4 @@
-"""What belongs to a graph as a whole."""
+"""Information about a graph as a whole."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class GraphInfo:
     tp: int
     outputs: tuple[ValueType, ...]
     plan: Plan | None = None
-    """Set by the pass `plan-sharding`; passes after it read it."""
+    """The plan, which the pass `plan-sharding` sets and later passes read."""
     biases: frozenset[tuple[str, str]] = frozenset()
-    """The tensor of each bias of the captured model, with that of its weight."""
+    """The (bias, weight) pairs of tensor names in the captured model."""
     model: str = "the model"
-    """The class of the captured model, for messages."""
+    """The class name of the captured model, for messages."""
 
 
 def info_of(gm: fx.GraphModule) -> GraphInfo:
@@ -32,6 +32,6 @@ def info_of(gm: fx.GraphModule) -> GraphInfo:
 
 
 def model_of(graph: fx.Graph) -> str:
-    """The class of the model that a graph was captured from, for messages."""
+    """Return the class name of the model that a graph was captured from, for messages."""
     owner = graph.owning_module
     return info_of(owner).model if owner is not None and "tpcompile" in owner.meta else "the model"

@@ -11,10 +11,10 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """One logical axis of `units` units, each `grain` elements wide, dealt to the ranks.
+    """A logical axis of `units` units, each `grain` elements wide, distributed over the ranks.
 
-    `parts[rank]` holds the half-open intervals of units that the rank has, in the order in
-    which they lie in its memory. Parts may be uneven, and may overlap where ranks share units.
+    `parts[rank]` contains the half-open intervals of units that the rank holds, in memory order.
+    Parts may be uneven, and may overlap where ranks share units.
     """
 
     axis: str
@@ -44,23 +44,23 @@ class Layout:
         return self.unit_count(rank) * self.grain
 
     def intervals(self, rank: int) -> tuple[Interval, ...]:
-        """The rank's part in elements rather than units."""
+        """Return the rank's part in elements rather than units."""
         return tuple((start * self.grain, stop * self.grain) for start, stop in self.parts[rank])
 
     def held(self, rank: int) -> list[int]:
-        """The units of the rank, in memory order."""
+        """Return the units that the rank holds, in memory order."""
         return [unit for start, stop in self.parts[rank] for unit in range(start, stop)]
 
     def with_grain(self, grain: int) -> Layout:
         return Layout(self.axis, self.units, grain, self.parts)
 
     def refusal(self) -> str | None:
-        """Why this is not a layout at all: a bad interval, a unit nobody holds, an idle rank."""
+        """Return why the layout is invalid, or None: bad intervals, missing units, an idle rank."""
         for rank, part in enumerate(self.parts):
             if not self.unit_count(rank):
-                return f"rank {rank} holds nothing of {self.axis}"
+                return f"rank {rank} holds no units of {self.axis}"
             if any(not 0 <= start < stop <= self.units for start, stop in part):
-                return f"rank {rank} holds {part}, outside of the {self.units} units of {self.axis}"
+                return f"rank {rank} holds {part}, outside the {self.units} units of {self.axis}"
             if any(left[1] > right[0] for left, right in pairwise(part)):
                 return f"rank {rank} holds units of {self.axis} twice or out of order: {part}"
         missing = set(range(self.units)).difference(*(self.held(r) for r in range(self.ranks)))
@@ -69,10 +69,10 @@ class Layout:
         return None
 
     def overlap(self) -> str | None:
-        """Why the parts are not disjoint, if they are not."""
+        """Return why the parts are not disjoint, or None if they are."""
         total = sum(self.unit_count(rank) for rank in range(self.ranks))
         if total > self.units:
-            return f"{total - self.units} units of {self.axis} lie on more than one rank"
+            return f"{total - self.units} units of {self.axis} are on more than one rank"
         return None
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class FusedLayout:
-    """Several layouts one after the other along one dimension, as in a fused QKV weight."""
+    """Several layouts concatenated along one dimension, as in a fused QKV weight."""
 
     segments: tuple[Layout, ...]
 
@@ -110,7 +110,7 @@ class FusedLayout:
 
     def refusal(self) -> str | None:
         if len({segment.ranks for segment in self.segments}) != 1:
-            return f"the segments of {self.axis} lie on different numbers of ranks"
+            return f"the segments of {self.axis} are on different numbers of ranks"
         return next(filter(None, (segment.refusal() for segment in self.segments)), None)
 
     def overlap(self) -> str | None:
@@ -122,7 +122,7 @@ class FusedLayout:
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """The tokens of a step in even runs; how many there are is known only when it runs."""
+    """The tokens of a step in even runs; their number is known only at run time."""
 
     ranks: int
     symbol: str = "T"
@@ -145,7 +145,7 @@ AnyLayout = Layout | FusedLayout | TokenLayout
 
 
 def even_runs(units: int, ranks: int) -> tuple[tuple[Interval, ...], ...]:
-    """Contiguous runs, one a rank, whose sizes differ by at most one; longer runs first."""
+    """Return one contiguous run per rank; sizes differ by at most one, longer runs come first."""
     short, longer = divmod(units, ranks)
     stops = [(rank + 1) * short + min(rank + 1, longer) for rank in range(ranks)]
     return tuple(((start, stop),) for start, stop in zip([0, *stops], stops, strict=False))

@@ -1,4 +1,4 @@
-"""What nodes carry: types, origins, parameters."""
+"""Metadata of nodes: types, origins, parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpcompile.ir.types import REPLICATE, AnyType, Placement, ValueType
 
 @dataclass(frozen=True)
 class Origin:
-    """Where in the user's model a node comes from."""
+    """The place in the user's model that a node comes from."""
 
     module: str = ""
     file: str = ""
@@ -32,7 +32,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the graph: its type, and how each rank makes its part of it."""
+    """A parameter of the graph: its type, the recipe of the whole, and the recipe of each rank."""
 
     type: ValueType
     whole: Recipe
@@ -43,11 +43,11 @@ class Parameter:
         return Parameter(ValueType(shape_of(whole), dtype), whole, (whole,) * ranks)
 
     def on_ranks(self, ranks: int) -> Parameter:
-        """The same tensor, whole on every one of so many ranks."""
+        """Return the same parameter, replicated on `ranks` ranks."""
         return Parameter(self.type.placed(REPLICATE), self.whole, (self.whole,) * ranks)
 
     def sharded(self, dim: int, layout: Layout | FusedLayout) -> Parameter:
-        """The same tensor, each rank holding what `layout` gives it of `dim`."""
+        """Return the same parameter, sharded along `dim` according to `layout`."""
         shards = tuple(shard(self.whole, dim, layout.intervals(r)) for r in range(layout.ranks))
         return replace(self, type=self.type.sharded(dim, layout), shards=shards)
 
@@ -56,15 +56,17 @@ class Parameter:
 
 
 OUTPUTS = ("logits", "tokens")
-"""What the results of a graph are called, in their order; the second may be missing."""
+"""The names of a graph's results, in order; the second result is optional."""
 
 
 def operand(node: fx.Node, index: int = 0) -> fx.Node:
-    """An argument that is a value; of a graph's results the first."""
+    """Return the node at an argument position; for the output node, its first result."""
     found = node.args[index]
     if node.op == "output" and isinstance(found, tuple | list):
         found = found[0]
-    assert isinstance(found, fx.Node), f"argument {index} of %{node.name} is {found}"
+    assert isinstance(found, fx.Node), (
+        f"argument {index} of %{node.name} must be a node, got {found}"
+    )
     return found
 
 
@@ -75,7 +77,7 @@ def type_of(node: fx.Node) -> AnyType:
 
 def value_type(node: fx.Node) -> ValueType:
     kind = node.meta["type"]
-    assert isinstance(kind, ValueType), f"{node.name} is {kind}, not one tensor"
+    assert isinstance(kind, ValueType), f"%{node.name} must be one tensor, got {kind}"
     return kind
 
 
@@ -84,10 +86,10 @@ def placement_of(node: fx.Node) -> Placement:
 
 
 def captured_value(node: fx.Node) -> str | None:
-    """The node of the captured graph that has this value, if one has: passes keep track of it.
+    """Return the name of the captured graph's node with this value, if there is one.
 
-    A sharded value counts as the whole that its ranks hold, so every stage can be compared
-    with the captured graph, value by value.
+    Passes maintain it. A sharded value stands for the whole value that its ranks hold together,
+    so every stage can be compared with the captured graph, value by value.
     """
     name: str | None = node.meta.get("value")
     return name
@@ -110,14 +112,18 @@ def parameters(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def set_parameter(node: fx.Node, parameter: Parameter) -> None:
-    """Define what ranks make of the checkpoint tensors that the node was first made of."""
+    """Set the parameter of a node, and with it the node's type.
+
+    The node also records the checkpoint tensors of its first parameter, which the checker compares
+    with those of later parameters.
+    """
     node.meta.setdefault("made_of", tuple(dict.fromkeys(tensors_of(parameter.whole))))
     node.meta["parameter"] = parameter
     node.meta["type"] = parameter.type
 
 
 def made_of(node: fx.Node) -> tuple[Tensor, ...]:
-    """The checkpoint tensors of a parameter, in order, as they were captured."""
+    """Return the checkpoint tensors from which a parameter was captured, in order."""
     found: tuple[Tensor, ...] = node.meta["made_of"]
     return found
 
@@ -125,7 +131,10 @@ def made_of(node: fx.Node) -> tuple[Tensor, ...]:
 def new_parameter(
     graph: fx.Graph, name: str, parameter: Parameter, origin: Origin, root: torch.nn.Module
 ) -> fx.Node:
-    """A parameter node at the insertion point. The module holds its shape, not its numbers."""
+    """Insert a parameter node at the insertion point, and register the parameter in `root`.
+
+    The module holds the parameter's shape but no data.
+    """
     while hasattr(root, name):
         name += "_"
     empty = torch.empty(shape_of(parameter.whole), dtype=parameter.type.dtype, device="meta")

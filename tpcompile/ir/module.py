@@ -1,4 +1,4 @@
-"""The graph module of every stage: its Python is written when it is first called."""
+"""The graph module of every stage, which generates its Python code on the first call."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from tpcompile.errors import UsageError
 
 
 class StageModule(fx.GraphModule):
-    """A `GraphModule` that is cheap to make: most graphs are looked at and never called.
+    """A `GraphModule` that is cheap to create, since most graphs are inspected but never called.
 
-    torch writes and compiles a module's Python whenever its graph is set, which takes longer
-    than all passes of a deep model. Here that waits for the first call, or for `code`.
+    torch generates and compiles a module's Python code whenever its graph is set, which takes
+    longer than all passes over a deep model. This class delays it until the first call, or the
+    first use of `code`.
     """
 
     def recompile(self) -> Any:
-        """Forget the Python of an earlier graph."""
+        """Discard the Python code of the previous graph."""
         own = type(self)  # torch gives every instance a class of its own
         if "forward" in vars(own):
             del own.forward
 
     def forward(self, *inputs: Any) -> Any:
-        """Write the Python, which replaces this method, and call it."""
+        """Generate the Python code, which replaces this method, and call it."""
         given = any(isinstance(x, torch.Tensor) and not x.is_meta for x in inputs)
         if given and any(parameter.is_meta for parameter in self.parameters()):
             raise UsageError(
-                "The parameters of a graph have shapes, but no numbers",
+                "The parameters of a graph have shapes but no data",
                 hint="Run a stage with Stage.run, or set the parameters of the module first",
             )
         super().recompile()

@@ -1,4 +1,4 @@
-"""Pieces: what a recipe copies from where to where, and the bytes that it reads."""
+"""Pieces: the copies that a recipe consists of, and the bytes that it reads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, sha
 
 _T = TypeVar("_T")
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
-"""Part of a checkpoint tensor, by name."""
+"""A callback that reads a part of a checkpoint tensor, given its name."""
 Runs = tuple[range, ...]
-"""Indices along one dimension, in order, as runs."""
+"""Indices along one dimension, in order, as ranges."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a checkpoint tensor and the box of the parameter it becomes."""
+    """A box of a checkpoint tensor, and the box of the parameter that it is copied to."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Piece:
 
 
 def pieces(recipe: Recipe) -> tuple[Piece, ...]:
-    """What is copied from where to where; regions in no piece are zeros."""
+    """Return the copies that a recipe consists of; regions that no piece covers are zero."""
     match recipe:
         case Tensor(name, shape):
             whole = tuple((range(extent),) for extent in shape)
@@ -52,7 +52,7 @@ def pieces(recipe: Recipe) -> tuple[Piece, ...]:
 
 
 def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) -> tuple[Piece, ...]:
-    """The pieces of a value that keeps only these intervals of one dimension."""
+    """Return the pieces of a value restricted to these intervals of one dimension."""
     found = []
     offset = 0
     for start, stop in intervals:
@@ -73,7 +73,7 @@ def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) ->
 
 
 def evaluate(recipe: Recipe, read: Read) -> torch.Tensor:
-    """The parameter, in memory of its own."""
+    """Evaluate a recipe to a tensor that owns its memory."""
     parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]
     shape = shape_of(recipe)
     if not parts:
@@ -93,9 +93,9 @@ def evaluate(recipe: Recipe, read: Read) -> torch.Tensor:
 def unshard(
     name: str, shape: tuple[int, ...], shards: Iterable[tuple[Recipe, torch.Tensor]]
 ) -> torch.Tensor:
-    """A checkpoint tensor put together again from what ranks made of it.
+    """Reassemble a checkpoint tensor from the ranks' shards, each given with its recipe.
 
-    No more shards are asked for than it takes.
+    Shards are consumed only until the tensor is complete.
     """
     result: torch.Tensor | None = None
     seen = torch.zeros(shape, dtype=torch.bool)
@@ -113,7 +113,7 @@ def unshard(
 
 
 def _boxes(piece: Piece) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """The parts of a piece that are slices in both: of the tensor, and of the parameter."""
+    """Yield the parts of a piece that are slices of both the tensor and the parameter."""
     sides = []
     for runs, (start, _) in zip(piece.source, piece.target, strict=True):
         starts = accumulate((len(run) for run in runs), initial=start)
@@ -128,7 +128,7 @@ def _boxes(piece: Piece) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]
 
 
 def byte_ranges(recipe: Recipe, itemsize: int) -> dict[str, list[Interval]]:
-    """Per checkpoint tensor, the bytes (from the tensor's start) that evaluation reads."""
+    """Return, for each checkpoint tensor, the byte ranges within it that evaluation reads."""
     found: dict[str, list[Interval]] = {}
     for piece in pieces(recipe):
         ranges = found.setdefault(piece.tensor, [])
@@ -137,7 +137,7 @@ def byte_ranges(recipe: Recipe, itemsize: int) -> dict[str, list[Interval]]:
 
 
 def merge(ranges: Iterable[Interval]) -> list[Interval]:
-    """Sorted intervals without overlap, touching ones joined."""
+    """Return the union of intervals as sorted, disjoint intervals, adjacent ones joined."""
     merged: list[Interval] = []
     for start, stop in sorted(ranges):
         if merged and start <= merged[-1][1]:
@@ -158,7 +158,7 @@ def _moved(piece: Piece, dim: int, offset: int) -> Piece:
 
 
 def _cut(runs: Runs, start: int, stop: int) -> Runs:
-    """Positions `start` to `stop` of the indices in `runs`."""
+    """Return positions `start` to `stop` of the indices in `runs`."""
     found = []
     for run in runs:
         part = run[max(start, 0) : max(stop, 0)]
@@ -190,7 +190,7 @@ def _permuted(recipe: Permute) -> tuple[Piece, ...]:
 
 
 def _runs(indices: list[int]) -> Runs:
-    """Indices as runs with a step: 0, 8, 1, 9 as 0 and 8 by 8, then 1 and 9 by 8."""
+    """Group indices into ranges with a step: 0, 8, 1, 9 become range(0, 9, 8), range(1, 10, 8)."""
     found: list[range] = []
     for index in indices:
         last = found[-1] if found else range(0)
@@ -203,7 +203,7 @@ def _runs(indices: list[int]) -> Runs:
 
 
 def _joined(found: Iterable[Piece], dim: int) -> tuple[Piece, ...]:
-    """Pieces that continue each other along `dim`, and are alike elsewhere, as one."""
+    """Join pieces that are adjacent along `dim` and agree in all other dimensions."""
     last: dict[Any, Piece] = {}
     done: list[Piece] = []
     for piece in found:
@@ -225,7 +225,7 @@ def _joined(found: Iterable[Piece], dim: int) -> tuple[Piece, ...]:
 
 
 def _read(piece: Piece, read: Read) -> torch.Tensor:
-    """The box of a piece, of which nothing is read that is not in it."""
+    """Read the box of a piece, without reading any element outside it."""
     spans = [
         merge((i, i + 1) for run in runs for i in run)
         if _scattered(runs)
@@ -250,7 +250,7 @@ def _scattered(runs: Runs) -> bool:
 def _read_spans(
     name: str, spans: list[list[Interval]], chosen: tuple[slice, ...], read: Read
 ) -> torch.Tensor:
-    """The product of intervals of every dimension, one read for each box."""
+    """Read the product of the intervals of all dimensions, with one read per box."""
     dim = len(chosen)
     if dim == len(spans):
         return read(name, chosen)
@@ -261,7 +261,7 @@ def _read_spans(
 
 
 def _flat_ranges(piece: Piece) -> Iterator[Interval]:
-    """Runs of consecutive elements of the row-major tensor that the piece touches."""
+    """Yield the runs of consecutive elements that the piece reads from its row-major tensor."""
     strides = [math.prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
     if not piece.shape:
         yield 0, 1

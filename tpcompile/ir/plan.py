@@ -1,4 +1,4 @@
-"""The plan: which logical axis lies where, chosen once for one model and one tp."""
+"""The plan: the layout of each logical axis, chosen once for one model and one tp."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _T = TypeVar("_T")
 
 COARSEST_GRAIN = 128
 RUNS_PER_RANK = 8
-"""A grain may be coarse only while every rank still gets this many of them."""
+"""A grain above 1 is used only if each rank gets at least this many grains."""
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The heads of one attention; both layouts in heads."""
+    """The layouts of one attention's query heads and KV heads, in units of heads."""
 
     queries: Layout
     keys: Layout
@@ -28,7 +28,7 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Layouts by the name of the node that they belong to, an attention or an activation."""
+    """Layouts, by the name of the attention or activation node that they belong to."""
 
     tp: int
     heads: dict[str, HeadPlan]
@@ -46,19 +46,19 @@ class Plan:
             raise PassError(
                 f"The plan has no layout for %{node.name}",
                 where=str(origin_of(node)),
-                hint="Put plan-sharding behind the passes that raise attention and SwiGLU",
+                hint="Put plan-sharding after the passes that raise attention and SwiGLU",
             )
         return layouts[node.name]
 
 
 def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
-    """Query heads in even runs; every rank has the KV heads that its query heads read."""
+    """Split query heads into even runs; each rank gets the KV heads that its query heads read."""
     if tp > queries:
         raise ShardingError(
-            f"tp={tp} is more than the model can be split into",
+            f"tp={tp} is more than the number of query heads",
             got=f"{queries} query heads",
-            expected=f"tp of 1 to {queries}",
-            hint="A rank without a query head would have nothing to do in attention",
+            expected=f"a tp from 1 to {queries}",
+            hint="Each rank must have at least one query head",
         )
     group = queries // keys
     runs = even_runs(queries, tp)
@@ -67,9 +67,10 @@ def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
 
 
 def plan_axis(axis: str, size: int, tp: int, grain: int | None = None) -> Layout:
-    """Runs of grains that differ by at most one.
+    """Split an axis into runs whose numbers of grains differ by at most one.
 
-    By default the grain is the coarsest power of two that still gives each rank several.
+    The default grain is the largest power of two, at most `COARSEST_GRAIN`, that divides the axis
+    and gives each rank at least `RUNS_PER_RANK` grains, or else 1.
     """
     if grain is None:
         grain = COARSEST_GRAIN
@@ -79,6 +80,6 @@ def plan_axis(axis: str, size: int, tp: int, grain: int | None = None) -> Layout
         raise ShardingError(
             f"The axis {axis} of {size} cannot be split over {tp} ranks",
             got=f"a grain of {grain}",
-            expected=f"a grain that divides {size} at least {tp} times",
+            expected=f"a grain that divides {size} into at least {tp} runs",
         )
     return Layout(axis, size // grain, grain, even_runs(size // grain, tp))

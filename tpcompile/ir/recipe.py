@@ -1,7 +1,7 @@
 """Recipes: how a rank's parameter is made of checkpoint tensors, as data.
 
-A recipe is an expression. Nothing is read until a rank evaluates its own; what it will read
-is known before (`pieces.py`).
+A recipe is an expression. Nothing is read until a rank evaluates its own recipe. `pieces.py`
+computes in advance what the evaluation will read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Slice:
-    """`start` to `stop` of one dimension."""
+    """Indices `start` to `stop` of one dimension."""
 
     source: Recipe
     dim: int
@@ -33,7 +33,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Concat:
-    """Recipes one after the other along one dimension."""
+    """Recipes concatenated along one dimension."""
 
     sources: tuple[Recipe, ...]
     dim: int
@@ -41,7 +41,7 @@ class Concat:
 
 @dataclass(frozen=True)
 class Permute:
-    """Dimension `dim`, seen as `view`, with the axes of that view in another order."""
+    """Dimension `dim`, viewed as `view`, with the axes of that view permuted to `order`."""
 
     source: Recipe
     dim: int
@@ -51,7 +51,7 @@ class Permute:
 
 @dataclass(frozen=True)
 class Pad:
-    """Zeros behind the end of one dimension."""
+    """A recipe padded with zeros at the end of one dimension."""
 
     source: Recipe
     dim: int
@@ -78,7 +78,7 @@ def shape_of(recipe: Recipe) -> tuple[int, ...]:
 
 
 def tensors_of(recipe: Recipe) -> Iterator[Tensor]:
-    """The checkpoint tensors of a recipe, from left to right."""
+    """Yield the checkpoint tensors of a recipe, from left to right."""
     match recipe:
         case Tensor():
             yield recipe
@@ -90,7 +90,7 @@ def tensors_of(recipe: Recipe) -> Iterator[Tensor]:
 
 
 def take(recipe: Recipe, dim: int, start: int, stop: int) -> Recipe:
-    """`Slice`, pushed down to the tensors as far as it goes."""
+    """Return a slice of a recipe, pushed down towards the tensors as far as possible."""
     if (start, stop) == (0, shape_of(recipe)[dim]):
         return recipe
     match recipe:
@@ -112,13 +112,13 @@ def take(recipe: Recipe, dim: int, start: int, stop: int) -> Recipe:
 
 
 def _whole_units(view: tuple[int, ...], order: tuple[int, ...], start: int, stop: int) -> bool:
-    """Whether a part of what was permuted is whole units of the outermost axis, which stays."""
+    """Return whether a slice consists of whole units of the outermost axis, which stays first."""
     unit = math.prod(view[1:])
     return order[0] == 0 and start % unit == stop % unit == 0
 
 
 def shard(recipe: Recipe, dim: int, intervals: Iterable[Interval]) -> Recipe:
-    """The recipe of a rank that holds these intervals of one dimension."""
+    """Return the recipe of a rank that holds these intervals of one dimension."""
     return concat([take(recipe, dim, start, stop) for start, stop in intervals], dim)
 
 
@@ -127,7 +127,7 @@ def concat(sources: list[Recipe], dim: int) -> Recipe:
 
 
 def describe(recipe: Recipe) -> str:
-    """The recipe as text, e.g. `model.q.weight[0:128] ++ model.k.weight`."""
+    """Format a recipe as text, e.g. `model.q.weight[0:128] ++ model.k.weight`."""
     match recipe:
         case Tensor(name=name):
             return name

@@ -1,4 +1,4 @@
-"""Why passes refused a node: kept on it, for whoever cannot go on because of it."""
+"""The reasons why passes refused a node, stored on the node for later error messages."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _REFUSALS = "refusals"
 
 
 def keep_refusal(node: fx.Node, depth: int, reason: str) -> None:
-    """Note why a fusion refused a node; `depth` says how near it came."""
+    """Record why a fusion refused a node; `depth` is how much of the pattern matched."""
     node.meta[_REFUSALS] = (*refusals_of(node), (depth, reason))
 
 
 def pass_refusals_on(old: fx.Node, new: fx.Node) -> None:
-    """What was said of a node holds for the one that stands in its place."""
+    """Copy the refusals of a node to the node that replaces it."""
     if refusals_of(old):
         new.meta[_REFUSALS] = (*refusals_of(old), *refusals_of(new))
 
 
 def refusals_of(node: fx.Node) -> tuple[tuple[int, str], ...]:
-    """Return the refusals of a node, each with how near it came to a match."""
+    """Return the refusals of a node, each as (depth, reason)."""
     found: tuple[tuple[int, str], ...] = node.meta.get(_REFUSALS, ())
     return found

@@ -1,6 +1,6 @@
-"""Roles: the part of a type that tells apart values of one shape, dtype and placement.
+"""Roles: the part of a type that distinguishes values of the same shape, dtype and placement.
 
-An op refuses an operand with a role, unless its rule says what it does with it.
+An op refuses an operand with a role, unless its rule handles roles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CacheOf:
 
 @dataclass(frozen=True)
 class QueriesOf:
-    """Queries of a step whose keys and values are in this layer of the cache."""
+    """Queries of a step whose keys and values are stored in this layer of the cache."""
 
     layer: int
     block: int
@@ -32,7 +32,7 @@ class QueriesOf:
 
 @dataclass(frozen=True)
 class SpansOf:
-    """The values, or the log-sum-exp, of attention to one layer of the cache in spans."""
+    """The values or the log-sum-exp of partial attention over the spans of one cache layer."""
 
     part: str
     layer: int
@@ -45,10 +45,10 @@ class SpansOf:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """Rows of heads, in runs: the number of rows of each, and the width of its heads.
+    """Rows of heads whose two halves are interleaved, as runs of (number of rows, head width).
 
-    The two halves of each head are interleaved; a width of 0 is a run in the model's own order.
-    The rows are the first dimension of a parameter and the last of an activation.
+    A run with a width of 0 is in the model's own order. The rows are the first dimension of a
+    parameter and the last dimension of an activation.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -61,12 +61,12 @@ Role = CacheOf | QueriesOf | SpansOf | Interleaved
 
 
 def one_head(width: int) -> Interleaved:
-    """The role of single heads of this width."""
+    """Return the role of single heads of this width."""
     return Interleaved(((width, width),))
 
 
 def joined_roles(parts: Sequence[tuple[int, Role | None]]) -> Interleaved | None:
-    """The role of parameters one after the other, each with its number of rows."""
+    """Return the role of concatenated parameters, each given as (number of rows, role)."""
     if all(role is None for _, role in parts):
         return None
     runs: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Runs a graph on simulated ranks: in one process, every value a list with one tensor a rank."""
+"""Execution of a graph on simulated ranks: in one process, with one tensor per value and rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Values = dict[fx.Node, list[Any]]
 
 
 def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
-    """Every rank's part of every parameter, by the name of its node's target."""
+    """Return each rank's part of every parameter, by the target of the parameter's node."""
     return {
         str(node.target): [
             evaluate(recipe, read).to(value_type(node).dtype)
@@ -33,7 +33,7 @@ def run_ranks(
     weights: Mapping[str, Sequence[torch.Tensor]],
     rotary: Callable[..., Any],
 ) -> Values:
-    """The value of every node on every rank; a KV cache starts out empty."""
+    """Return the value of every node on every rank; a KV cache starts empty."""
     ranks = info_of(gm).tp
     dealt = rank_inputs(gm, inputs)
     values: Values = {}
@@ -50,7 +50,7 @@ def run_ranks(
 
 
 def logits_of(values: Values) -> list[torch.Tensor]:
-    """The first result of a graph, on every rank."""
+    """Return the first result of a graph on every rank."""
     output = next(node for node in values if node.op == "output")
     return values[operand(output)]
 
@@ -58,9 +58,9 @@ def logits_of(values: Values) -> list[torch.Tensor]:
 def rank_inputs(
     gm: fx.GraphModule, inputs: Mapping[str, torch.Tensor]
 ) -> list[dict[str, torch.Tensor]]:
-    """What each rank is given; with a graph that keeps K and V, an empty cache too.
+    """Return the inputs of each rank, including an empty cache if the graph has a KV cache.
 
-    The sequences of `starts` get blocks one after the other, in a cache without numbers.
+    The sequences of `starts` get consecutive blocks of a cache that is filled with NaN.
     """
     ranks = range(info_of(gm).tp)
     keeps = next((node for node in gm.graph.nodes if node.target in CACHE_WRITERS), None)
@@ -107,7 +107,7 @@ def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any])
 
 
 def local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
-    """The arguments that are global in the graph and another number on each rank."""
+    """Return the arguments that are global in the graph but differ on each rank."""
     if spec.localize is None:
         return {}
     types = {name: _types(arg) for name, arg in spec.bind(node.args, dict(node.kwargs)).items()}

@@ -1,4 +1,4 @@
-"""The text form of a graph: one line a node, for people. The grammar is in docs/ir.md."""
+"""The text form of a graph: one line per node, for people. The grammar is in docs/ir.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.ir.types import AnyType, SymbolType, ValueType, dtype_name
 
 
 def format_graph(gm: fx.GraphModule, rank: int | None = None) -> str:
-    """Every node on a line, under the layer it belongs to; of one rank if asked."""
+    """Format a graph with one line per node, grouped by layer; for one rank if `rank` is given."""
     info = info_of(gm)
     whose = f"tp={info.tp}" if rank is None else f"rank {rank} of {info.tp}"
     return "\n".join([f"graph {info.name} ({whose})", *_lines(gm.graph, rank)]) + "\n"
@@ -37,7 +37,7 @@ def _lines(graph: fx.Graph, rank: int | None) -> Iterator[str]:
 
 
 def format_node(node: fx.Node, rank: int | None = None) -> str:
-    """`%name = op(operands) : type  # origin`"""
+    """Format a node as `%name = op(operands) : type  # origin`."""
     kind = format_type(node.meta["type"], rank) if "type" in node.meta else "?"
     origin = str(origin_of(node))
     comment = f"  # {origin}" if origin else ""
@@ -64,7 +64,7 @@ def format_type(kind: AnyType, rank: int | None = None) -> str:
 
 
 def _extent(kind: ValueType, dim: int) -> str:
-    """The global extent, and where ranks hold parts of it those of the ranks."""
+    """Format the global extent, followed by the ranks' extents if the dimension is sharded."""
     whole = str(kind.shape[dim])
     layout = kind.layout_of(dim)
     if layout is None:
@@ -108,6 +108,6 @@ def _operand(arg: Any) -> str:
         return "[" + ", ".join(map(_operand, arg)) + "]"
     if isinstance(arg, torch.dtype):
         return dtype_name(arg)
-    if arg == sys.maxsize:  # the end of a slice that goes to the end
+    if arg == sys.maxsize:  # the end of an open-ended slice
         return "max"
     return str(arg)

@@ -16,7 +16,7 @@ Dim = int | str
 
 @dataclass(frozen=True)
 class Replicate:
-    """Every rank holds the whole value, bit for bit the same."""
+    """Every rank holds the whole value, bitwise identical."""
 
     def __str__(self) -> str:
         return "Replicate"
@@ -24,7 +24,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Shard:
-    """Each rank holds its part of dimension `dim`, as the layout says."""
+    """Each rank holds the part of dimension `dim` that the layout assigns to it."""
 
     dim: int
     layout: AnyLayout
@@ -48,7 +48,7 @@ PARTIAL = Partial()
 
 @dataclass(frozen=True)
 class ValueType:
-    """Global shape, dtype, how the value lies across the ranks, and its role if it has one."""
+    """Global shape, dtype, placement across the ranks, and the role if the value has one."""
 
     shape: tuple[Dim, ...]
     dtype: torch.dtype
@@ -76,7 +76,7 @@ class ValueType:
         return self.placed(Shard(dim % self.dims, layout))
 
     def layout_of(self, dim: int) -> AnyLayout | None:
-        """The layout along `dim`, or None where every rank holds all of it."""
+        """Return the layout along `dim`, or None if every rank holds all of it."""
         if isinstance(self.placement, Shard) and self.placement.dim == dim % self.dims:
             return self.placement.layout
         return None
@@ -92,14 +92,14 @@ class ValueType:
         return tuple(shape)
 
     def refusal(self) -> str | None:
-        """Why no value can have this type."""
+        """Return why no value can have this type, or None if one can."""
         if not isinstance(self.placement, Shard):
             return None
         dim, layout = self.placement.dim, self.placement.layout
         if not 0 <= dim < self.dims:
-            return f"dimension {dim} of a value with {self.dims}"
+            return f"dimension {dim} of a value with {self.dims} dimensions"
         if isinstance(layout, TokenLayout):
-            return None if self.shape[dim] == layout.symbol else f"{dim} is not the token axis"
+            return None if self.shape[dim] == layout.symbol else f"dim {dim} is not the token axis"
         if layout.size != self.shape[dim]:
             return f"layout {layout} spans {layout.size}, dimension {dim} spans {self.shape[dim]}"
         return layout.refusal()
@@ -110,13 +110,13 @@ class ValueType:
 
     @property
     def placed_as(self) -> str:
-        """Placement and role as text."""
+        """The placement and role as text."""
         return str(self.placement) if self.role is None else f"{self.placement} {self.role}"
 
 
 @dataclass(frozen=True)
 class SymbolType:
-    """A number known only when the graph runs: the extent named `symbol`."""
+    """An integer known only at run time: the extent named `symbol`."""
 
     symbol: str
 

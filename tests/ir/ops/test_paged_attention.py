@@ -264,8 +264,8 @@ def refused_cache(cache: Operand, rule: str = "kv-cache") -> str:
 def test_refuses_a_cache_of_other_keys() -> None:
     """Trap 7: one that holds a head for each query head among them."""
     for shape in ((3, 2, 8, 6, 4), (3, 2, 8, 2, 8), (3, 1, 8, 2, 4), (2, 8, 2, 4)):
-        assert "as the keys are" in refused_cache(random(*shape))
-    assert "as the keys are" in refused_cache(operand(CACHE.whole.bfloat16()))
+        assert "to match the keys" in refused_cache(random(*shape))
+    assert "to match the keys" in refused_cache(operand(CACHE.whole.bfloat16()))
 
 
 def test_refuses_a_cache_that_lies_otherwise_than_the_keys() -> None:
@@ -276,10 +276,10 @@ def test_refuses_a_cache_that_lies_otherwise_than_the_keys() -> None:
     two_slots = random(LAYERS, 2, 2, 2, WIDTH).sharded(2, plan.keys)
     for cache in (CACHE, CACHE.sharded(3, habit), CACHE.sharded(2, slots), two_slots):
         error = refused("kv-cache", PAGED_ATTENTION, q, k, v, cache, *PLACES, *REST)
-        assert "as the keys do" in error.expected
+        assert "the same layout as the keys" in error.expected
     run(PAGED_ATTENTION, q, k, v, fresh_cache().sharded(3, plan.keys), *PLACES, *REST, ranks=4)
-    assert "as the keys do" in refused_cache(CACHE.sharded(3, plan.keys))
-    assert "split or on every rank" in refused_cache(CACHE.partial())
+    assert "the same layout as the keys" in refused_cache(CACHE.sharded(3, plan.keys))
+    assert "sharded by head or replicated" in refused_cache(CACHE.partial())
 
 
 @pytest.mark.parametrize("layer", [-1, 3])
@@ -307,9 +307,9 @@ def test_refuses_places_that_a_rank_does_not_know(place: int) -> None:
 
 
 def test_refuses_places_for_other_tokens_or_sequences() -> None:
-    _refused_place(1, operand(torch.tensor([0, 1, 2])), "a slot for each new token")
-    _refused_place(2, operand(torch.tensor([1, 2])), "a row for each sequence")
-    _refused_place(3, operand(torch.tensor([5, 3, 1])), "a row for each sequence")
+    _refused_place(1, operand(torch.tensor([0, 1, 2])), "one slot per new token")
+    _refused_place(2, operand(torch.tensor([1, 2])), "one row per sequence")
+    _refused_place(3, operand(torch.tensor([5, 3, 1])), "one row per sequence")
 
 
 def _refused_place(place: int, other: Operand, expected: str) -> None:
@@ -339,8 +339,8 @@ def test_refuses_heads_with_a_batch_in_front() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({3: torch.tensor([0, 3])}, "1 new tokens, in a sequence of 0 tokens"),
-        ({2: torch.tensor([[1, 2], [0, -1]])}, r"lie in blocks \[1, 2\] of 2 tokens"),
+        ({3: torch.tensor([0, 3])}, "its 1 new tokens, got a length of 0"),
+        ({2: torch.tensor([[1, 2], [0, -1]])}, r"got blocks \[1, 2\] of 2 tokens"),
         ({2: torch.tensor([[1, 2, -1], [0, -1, -1]])}, r"blocks \[1, 2, -1\]"),
         ({2: torch.tensor([[-1, 0, 1], [0, -1, -1]])}, r"blocks \[-1, 0, 1\]"),
         ({2: torch.tensor([[2, 3, 4], [0, -1, -1]])}, "a cache of 8 slots"),

@@ -1,4 +1,4 @@
-"""The op dialect: each op declared once, by family; the names here are node targets."""
+"""The op dialect: each op is declared once, grouped by family. The names here are node targets."""
 
 from tpcompile.ir.ops import shape
 from tpcompile.ir.ops.argmax import ARGMAX

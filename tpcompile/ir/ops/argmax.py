@@ -1,4 +1,4 @@
-"""The best token of each row, found without putting the logits together."""
+"""The token with the greatest logit in each row, found without gathering the logits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tpcompile.ir.ops.spec import Cost, define, local_bytes, numel, refuse, requ
 from tpcompile.ir.types import Partial, ValueType
 
 PAIR_BYTES = 16
-"""What a rank tells the others of a row: a value and an id, each in 64 bits."""
+"""The bytes that a rank sends per row: a value and an id, each in 64 bits."""
 
 
 def local_argmax(logits: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greatest of each row and its id, where the first column has the id `first`.
+    """Return the greatest logit of each row and its id, where the first column has the id `first`.
 
-    Of equal logits the lowest id wins. A rank without columns loses to every other.
+    Among equal logits the lowest id wins. A rank without columns loses to every other rank.
     """
     if not logits.shape[-1]:
         rows = logits.shape[:-1]
@@ -28,10 +28,10 @@ def local_argmax(logits: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, to
 
 
 def best_of(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """`[ranks, rows]` values and their ids to the best id of each row.
+    """Return the best id of each row, given values `[ranks, rows]` and their ids.
 
-    Of equal values the lowest id wins, and NaN wins over any number: both as `torch.argmax` has
-    it on the whole row, when each rank gives the lowest id of its own best value.
+    Among equal values the lowest id wins, and NaN wins over any number. Both rules match
+    `torch.argmax` on the whole row, if each rank passes the lowest id of its own best value.
     """
     best = values.max(0).values
     winners = (values == best) | (values.isnan() & best.isnan())
@@ -41,7 +41,7 @@ def best_of(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def _rule(logits: ValueType) -> ValueType:
     require(logits.dims == 2, "argmax", logits, "logits[R, vocabulary]")
     if isinstance(logits.placement, Partial):
-        refuse("partial-nonlinear", logits, "an operand whose sum was taken")
+        refuse("partial-nonlinear", logits, "an operand that is already summed")
     layout = logits.layout_of(-1)
     require(
         layout is None or (isinstance(layout, Layout) and _one_run_each(layout)),
@@ -60,7 +60,7 @@ def _one_run_each(layout: Layout) -> bool:
 
 
 def first_column(logits: ValueType, rank: int) -> int:
-    """The id of the first logit that a rank holds."""
+    """Return the id of the first logit that a rank holds."""
     layout = logits.layout_of(-1)
     if layout is None:
         return 0
@@ -80,7 +80,7 @@ def _across(
 
 
 def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """The pairs of all ranks are what is gathered."""
+    """Return the cost; ranks exchange only their (value, id) pairs."""
     (logits,) = operands
     layout = logits.layout_of(-1)
     return Cost(

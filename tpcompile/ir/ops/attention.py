@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences, with fewer KV heads than query heads."""
+"""Causal attention over packed sequences, with at most as many KV heads as query heads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def attention(
     layer: int,
     kv_heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """`q[T, heads, width]`; sequence `i` is the tokens from `starts[i]` to `starts[i + 1]`.
+    """Compute the attention of `q[T, heads, width]` to `k` and `v`.
 
-    A token sees itself and the tokens before it in its sequence, `window` of them if given.
-    `kv_heads` names the KV head that each query head reads; by default the query heads
-    share the KV heads evenly, in order.
+    Sequence `i` consists of the tokens from `starts[i]` to `starts[i + 1]`. A token sees itself and
+    the tokens before it in its sequence, or the last `window` of these. `kv_heads` gives the KV
+    head that each query head reads; by default the query heads share the KV heads evenly, in order.
     """
     out = q.new_empty(q.shape)
     tokens = out.flatten(0, -3)  # before canonicalize there is a batch dimension of 1
@@ -48,7 +48,7 @@ def attend(
     window: int | None,
     kv_heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """One sequence: `q[n, heads, width]` are the last `n` of the tokens in `k` and `v`."""
+    """Compute the attention of `q[n, heads, width]`, the last `n` tokens of one sequence."""
     if kv_heads is not None:
         return torch.cat(
             [
@@ -62,7 +62,7 @@ def attend(
     group = heads // shared
     if not new:
         return torch.empty_like(q)
-    if new == 1:  # it sees everything, so the heads that share a KV head can be its rows
+    if new == 1:  # no mask is needed, so heads that share a KV head can be its rows
         seen = slice(0 if window is None else max(0, length - window), length)
         keys, values = (side[seen].transpose(0, 1).unsqueeze(0) for side in (k, v))
         query = q.view(1, shared, group, width)
@@ -83,19 +83,19 @@ def attend(
 
 
 def _rows_at_once(device: torch.device) -> int:
-    """Some at a time: what lies above the diagonal of a part is all that is computed in vain."""
+    """Return the rows per chunk; the only wasted work is the scores above a chunk's diagonal."""
     return 128 if device.type == "cpu" else 1024
 
 
 def _attend_rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
-    """`q[n, KV heads, group, width]` are the last of the tokens in `k` and `v`."""
+    """Compute the attention of `q[n, KV heads, group, width]`, the last `n` tokens in `k`."""
     new, shared, group, width = q.shape
     first = 0 if window is None else max(0, len(k) - new + 1 - window)
     keys, values = (side[first:].transpose(0, 1).unsqueeze(0) for side in (k, v))
     mask = causal_mask(new, len(k) - first, window, q.device)
-    mixed = functional.scaled_dot_product_attention(  # the heads of a group are rows of one
+    mixed = functional.scaled_dot_product_attention(  # heads of a group become rows
         q.permute(1, 2, 0, 3).reshape(1, shared, group * new, width),
         keys,
         values,
@@ -106,7 +106,7 @@ def _attend_rows(
 
 
 def _runs(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Neighbouring query heads that read one KV head: that head, the first, the last."""
+    """Group adjacent query heads that read the same KV head, as (KV head, first, last)."""
     runs: list[tuple[int, int, int]] = []
     for place, head in enumerate(kv_heads):
         if runs and runs[-1][0] == head:
@@ -117,9 +117,9 @@ def _runs(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def causal_mask(new: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Boolean: which of `length` tokens (columns) the last `new` of them (rows) see.
+    """Return a boolean mask: which of `length` tokens (columns) the last `new` tokens (rows) see.
 
-    Never an additive infinity: zero times infinity is no number.
+    An additive mask would need infinities, and zero times infinity is NaN.
     """
     before = length - new
     seen = torch.ones(new, length, dtype=torch.bool, device=device).tril(before)
@@ -145,12 +145,12 @@ def attention_rule(
     )
     tokens = q.shape[:-2]
     alike = k.in_role(None) == v.in_role(None)
-    require(alike, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
+    require(alike, "kv-alike", f"k {k}, v {v}", "keys and values of the same type and layout")
     require(
         k.shape[:-2] == tokens and k.shape[-1] == q.shape[-1],
         "attention",
         f"q {q}, k {k}",
-        "the same tokens and head width",
+        "the same tokens and the same head width in both",
     )
     require(starts.placement == REPLICATE, "attention", starts, "starts on every rank")
     heads, shared = q.shape[-2], k.shape[-2]
@@ -159,29 +159,39 @@ def attention_rule(
         heads % shared == 0,
         "attention",
         f"{heads} query and {shared} KV heads",
-        "query heads that share KV heads evenly",
+        "query heads that share the KV heads evenly",
     )
-    require(kv_heads is None, "kv-map", kv_heads, "no map: each rank's is derived from layouts")
+    require(
+        kv_heads is None,
+        "kv-map",
+        kv_heads,
+        "no map, since each rank's map is derived from the layouts",
+    )
     for kind in (q, k):
         if isinstance(kind.placement, Partial):
-            refuse("partial-nonlinear", kind, "an operand whose sum was taken")
+            refuse("partial-nonlinear", kind, "an operand that is already summed")
         sharded_elsewhere = kind.placement != REPLICATE and kind.layout_of(-2) is None
-        require(not sharded_elsewhere, "whole-heads", kind, "sharded by head or not at all")
+        require(not sharded_elsewhere, "whole-heads", kind, "a value sharded by head or not at all")
         layout = kind.layout_of(-2)
         whole = layout is None or (isinstance(layout, Layout) and layout.grain == 1)
-        require(whole, "whole-heads", kind, "a layout that counts single heads")
+        require(whole, "whole-heads", kind, "a layout in units of single heads")
     orders = is_interleaved(q), is_interleaved(k)
-    require(orders[0] == orders[1], "head-order", f"q {q}, k {k}", "heads in one order")
+    require(orders[0] == orders[1], "head-order", f"q {q}, k {k}", "the same head order in both")
     require(v.role is None, "head-order", f"v {v}", "values in the model's order")
     _check_groups(q, k, heads // shared)
     return q.in_role(None)
 
 
 def _check_groups(q: ValueType, k: ValueType, group: int) -> None:
-    """Every rank must hold the KV heads that its query heads read."""
+    """Refuse layouts in which a rank lacks a KV head that its query heads read."""
     queries, keys = q.layout_of(-2), k.layout_of(-2)
     if queries is None:
-        require(keys is None, "kv-heads", f"q {q}, k {k}", "all KV heads beside all query heads")
+        require(
+            keys is None,
+            "kv-heads",
+            f"q {q}, k {k}",
+            "all KV heads on every rank, like the query heads",
+        )
         return
     if keys is None:
         return
@@ -193,15 +203,15 @@ def _check_groups(q: ValueType, k: ValueType, group: int) -> None:
                 "kv-heads",
                 f"rank {rank} holds KV heads {keys.held(rank)} for query heads "
                 f"{queries.held(rank)}",
-                f"KV head {min(missing)} too, which query head {min(missing) * group} reads",
-                "each rank's KV heads are those its query heads read",
+                f"also KV head {min(missing)}, which query head {min(missing) * group} reads",
+                "give each rank the KV heads that its query heads read",
             )
 
 
 def attention_localize(
     result: ValueType, rank: int, q: ValueType, k: ValueType, **_: Any
 ) -> dict[str, Any]:
-    """The KV head of each of the rank's query heads, where they do not share evenly."""
+    """Return the KV head of each of the rank's query heads, if they do not share them evenly."""
     queries, keys = q.layout_of(-2), k.layout_of(-2)
     if queries is None:
         return {}
@@ -218,7 +228,7 @@ def attention_localize(
 
 
 def attention_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """One token against one token of context: multiply by the context's length."""
+    """Return the cost of one token per token of context; multiply it by the context length."""
     streaming = streaming_cost(result, operands, rank)
     elements = local_bytes(result, rank) // result.dtype.itemsize
     return Cost(flops=4 * elements, memory_bytes=streaming.memory_bytes)

@@ -1,8 +1,9 @@
-"""What crosses between ranks.
+"""Collectives between ranks.
 
-`redistribute` says what is wanted; the pass `insert-collectives` turns it into the collective
-that does it. On one rank each of them is a copy. `dtype` is what a sum is taken in, and what it
-is given in: terms of bf16 are added in fp32, so that a sum is rounded once, as on one rank.
+`redistribute` requests the whole value on every rank; the pass `insert-collectives` replaces it
+with the collective that produces it. On one rank each of these ops is a copy. `dtype` is the dtype
+in which a sum is computed and returned: terms of bf16 are added in fp32, so that a sum is rounded
+once, as on one rank.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _T = TypeVar("_T")
 
 
 def tree_sum(values: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Neighbours first, then neighbours of neighbours: one order, whoever comes first."""
+    """Sum values in a fixed tree, so that the result does not depend on the order of arrival."""
     terms = [value if dtype is None else value.to(dtype) for value in values]
     return fold_tree(terms, lambda a, b: a + b)
 
 
 def fold_tree(values: Sequence[_T], join: Callable[[_T, _T], _T]) -> _T:
-    """One value of several: neighbours first, then neighbours of neighbours."""
+    """Combine values in a fixed tree: neighbours first, then neighbours of neighbours."""
     level = list(values)
     while len(level) > 1:
         pairs = [join(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
@@ -35,7 +36,7 @@ def fold_tree(values: Sequence[_T], join: Callable[[_T, _T], _T]) -> _T:
 
 
 def gather(values: Sequence[torch.Tensor], kind: ValueType) -> torch.Tensor:
-    """The whole value from the parts that `kind` says the ranks hold."""
+    """Return the whole value, given the ranks' parts and their type."""
     assert isinstance(kind.placement, Shard)
     dim, layout = kind.placement.dim, kind.placement.layout
     if isinstance(layout, TokenLayout):
@@ -53,7 +54,7 @@ def gather(values: Sequence[torch.Tensor], kind: ValueType) -> torch.Tensor:
 
 
 def to_whole(values: Sequence[torch.Tensor], kind: ValueType) -> torch.Tensor:
-    """The value itself, whatever its placement."""
+    """Return the whole value, whatever its placement."""
     if isinstance(kind.placement, Partial):
         return tree_sum(values)
     return values[0] if kind.placement == REPLICATE else gather(values, kind)
@@ -77,7 +78,9 @@ def _all_gather_rule(x: ValueType, dim: int) -> ValueType:
     if not isinstance(layout, TokenLayout):
         ends = [end for rank in range(layout.ranks) for end in layout.intervals(rank)]
         in_order = isinstance(layout, Layout) and ends == sorted(ends)
-        require(in_order, "all-gather", f"{x}, parts {ends}", "one axis, its parts in rank order")
+        require(
+            in_order, "all-gather", f"{x}, parts {ends}", "one axis with its parts in rank order"
+        )
     return x.placed(REPLICATE)
 
 
@@ -90,7 +93,7 @@ def _reduce_scatter_rule(x: ValueType, ranks: int, dtype: torch.dtype | None = N
 
 def _require_terms(rule: str, x: ValueType) -> None:
     terms = isinstance(x.placement, Partial)
-    require(terms, rule, x, "Partial(sum)", "a value already summed would count tp times")
+    require(terms, rule, x, "Partial(sum)", "a value that is already summed would count tp times")
 
 
 def _redistribute_across(
@@ -111,7 +114,7 @@ def _gather_across(
 def _sum_across(
     values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
 ) -> list[torch.Tensor]:
-    """A sum whatever the operand's type: a graph that sums what is no term gives wrong numbers."""
+    """Sum whatever the operand's placement, so that a misplaced sum shows as wrong numbers."""
     total = tree_sum(values, result.dtype)
     return [total.clone() for _ in values]
 
@@ -133,8 +136,10 @@ def _cast_clone(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 
 def _wire_cost(trips: int) -> CostRule:
     def cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-        """Around a ring of n, (n - 1)/n of this: the value once for a gather or a scatter, twice
-        for a sum."""
+        """Return the cost: the value once for a gather or a scatter, twice for a sum.
+
+        In a ring of n ranks the bytes on the wire are (n - 1)/n of this.
+        """
         whole = local_bytes(operands[0].placed(REPLICATE), rank)
         return Cost(memory_bytes=2 * whole, wire_bytes=trips * whole)
 

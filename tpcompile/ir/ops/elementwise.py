@@ -1,4 +1,4 @@
-"""Element by element: addition, products, activations, casts; and SwiGLU, which is made of them."""
+"""Elementwise ops: addition, products, activations and casts, and SwiGLU, which combines them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ aten = torch.ops.aten
 
 
 def broadcast(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The shape of operands spread over each other, as torch does it."""
+    """Return the shape to which torch broadcasts these shapes."""
     width = max(len(shape) for shape in shapes)
     result: list[Dim] = []
     for column in zip(*((1,) * (width - len(s)) + s for s in shapes), strict=True):
         extents = {extent for extent in column if extent != 1}
-        require(len(extents) <= 1, "broadcast", shapes, "shapes that spread over each other")
+        require(len(extents) <= 1, "broadcast", shapes, "shapes that can be broadcast together")
         result.append(extents.pop() if extents else 1)
     return tuple(result)
 
 
 def join(shape: tuple[Dim, ...], operands: list[ValueType]) -> Placement:
-    """Where the result of a non-linear elementwise op lies."""
+    """Return the placement of the result of a non-linear elementwise op."""
     for kind in operands:
         if isinstance(kind.placement, Partial):
             refuse(
                 "partial-nonlinear",
                 kind,
-                "an operand whose sum was taken",
-                "a Partial may only meet linear ops: put the all_reduce before this node",
+                "an operand that is already summed",
+                "only linear ops accept a Partial: put the all_reduce before this node",
             )
     sharded = {_aligned(kind, shape) for kind in operands if isinstance(kind.placement, Shard)}
     if not sharded:
@@ -50,8 +50,8 @@ def join(shape: tuple[Dim, ...], operands: list[ValueType]) -> Placement:
         require(
             whole,
             "same-layout",
-            f"{kind} beside {placement}",
-            "every operand sharded alike, or not spread along that dimension",
+            f"{kind} with {placement}",
+            "every operand sharded alike, or broadcast along that dimension",
         )
     return placement
 
@@ -62,7 +62,7 @@ def _aligned(kind: ValueType, shape: tuple[Dim, ...]) -> Shard:
 
 
 def promoted(first: ValueType, second: ValueType | float) -> torch.dtype:
-    """The dtype that torch gives the result; a value without dimensions counts less than others."""
+    """Return torch's result dtype; a value without dimensions has a lower priority than others."""
     operands: list[Any] = [
         torch.empty((1,) * min(k.dims, 1), dtype=k.dtype, device="meta")
         if isinstance(k, ValueType)
@@ -80,7 +80,7 @@ def _pointwise(first: ValueType, *others: ValueType) -> ValueType:
 
 
 def unary_rule(self: ValueType) -> ValueType:
-    require(self.dtype.is_floating_point, "floating", self, "floating-point numbers")
+    require(self.dtype.is_floating_point, "floating", self, "a floating-point value")
     return _pointwise(self)
 
 
@@ -109,7 +109,7 @@ def sum_rule(self: ValueType, other: ValueType | float, alpha: float = 1) -> Val
     if not isinstance(other, ValueType):
         return ValueType(self.shape, promoted(self, other), _pointwise(self).placement)
     if isinstance(self.placement, Partial) and isinstance(other.placement, Partial):
-        require(self.shape == other.shape, "broadcast", (self, other), "terms of one shape")
+        require(self.shape == other.shape, "broadcast", (self, other), "terms of the same shape")
         return ValueType(self.shape, promoted(self, other), PARTIAL)
     return _pointwise(self, other)
 
@@ -119,12 +119,12 @@ def cast_rule(self: ValueType, dtype: torch.dtype, **_: Any) -> ValueType:
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up"""
+    """Compute silu(gate) · up."""
     return functional.silu(gate) * up
 
 
 def swiglu_rule(gate: ValueType, up: ValueType) -> ValueType:
-    require(gate.shape == up.shape, "swiglu", f"{gate} and {up}", "gate and up of one shape")
+    require(gate.shape == up.shape, "swiglu", f"{gate} and {up}", "gate and up of the same shape")
     return _pointwise(gate, up)
 
 
@@ -153,7 +153,7 @@ for _target, _rule in _RULES.items():
     declare(_target, _rule, streaming_cost)
 
 ELEMENTWISE = frozenset(_RULES)
-"""The ops of ATen that compute each element of their result from one element of each operand."""
+"""The ATen ops that compute each element of the result from one element of each operand."""
 
 ACTIVATIONS = (aten.silu.default, aten.gelu.default, aten.relu.default, aten.tanh.default)
-"""The ops that may stand between the projections of an MLP; others are made of them."""
+"""The ops that may stand between the projections of an MLP; other activations consist of them."""

@@ -1,4 +1,4 @@
-"""Token embedding, whole and split by vocabulary."""
+"""Token embedding, with a whole table or one split by vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def vocab_embedding(weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0) -> torch.Tensor:
-    """Rows of the part of the table that starts at `first_row`; zeros for ids elsewhere."""
+    """Look up ids in the part of the table that starts at `first_row`; other ids give zeros."""
     local = ids - first_row
     inside = (local >= 0) & (local < weight.shape[0])
     rows = functional.embedding(local.where(inside, 0), weight)
@@ -28,13 +28,13 @@ def embedding_rule(weight: ValueType, indices: ValueType, **_: Any) -> ValueType
             "vocab-offset",
             weight,
             "the whole table",
-            "ids count from the whole vocabulary: use tpc.vocab_embedding on a part of it",
+            "ids refer to the whole vocabulary: use tpc.vocab_embedding for a part of it",
         )
     require(
         weight.placement == REPLICATE and indices.placement == REPLICATE,
         "embedding",
         f"{weight} at {indices}",
-        "a replicated table and ids",
+        "a replicated table and replicated ids",
     )
     return ValueType((*indices.shape, weight.shape[1]), weight.dtype)
 
@@ -45,17 +45,24 @@ def vocab_embedding_rule(weight: ValueType, ids: ValueType, first_row: int = 0) 
         first_row == 0,
         "vocab-offset",
         first_row,
-        "no offset: each rank's is derived from the layout",
+        "no offset, since each rank's offset is derived from the layout",
     )
     shape = (*ids.shape, weight.shape[1])
     layout = weight.layout_of(0)
     if layout is None:
-        require(weight.placement == REPLICATE, "embedding", weight, "split by rows, or whole")
+        require(
+            weight.placement == REPLICATE,
+            "embedding",
+            weight,
+            "a table that is whole or split by rows",
+        )
         return ValueType(shape, weight.dtype)
     contiguous = isinstance(layout, Layout) and all(len(part) == 1 for part in layout.parts)
-    require(contiguous, "vocab-offset", weight, "one run of rows a rank")
+    require(contiguous, "vocab-offset", weight, "one run of rows per rank")
     overlap = layout.overlap()
-    require(overlap is None, "vocab-rows", overlap, "disjoint rows, or some count twice")
+    require(
+        overlap is None, "vocab-rows", overlap, "disjoint rows, since shared rows would count twice"
+    )
     return ValueType(shape, weight.dtype, PARTIAL)
 
 

@@ -1,4 +1,4 @@
-"""The order of the numbers in heads: the model's own, or with the two halves interleaved."""
+"""The order of elements within heads: the model's own, or with the two halves interleaved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tpcompile.ir.types import ValueType
 
 
 def role_of_heads(rows: ValueType, dim: int, width: int) -> Role | None:
-    """The role of heads of `width` that are cut from the rows of a projection."""
+    """Return the role of heads of this width that are cut from the rows of a projection."""
     if rows.role is None:
         return None
     extent = rows.shape[dim]
@@ -16,7 +16,7 @@ def role_of_heads(rows: ValueType, dim: int, width: int) -> Role | None:
         dim == rows.dims - 1 and rows.role == Interleaved(((int(extent), width),)),
         "head-order",
         f"{rows} in heads of {width}",
-        "the heads that were interleaved",
+        "the width of the interleaved heads",
     )
     return one_head(width)
 
@@ -24,7 +24,7 @@ def role_of_heads(rows: ValueType, dim: int, width: int) -> Role | None:
 def roles_of_parts(
     rows: ValueType, sizes: tuple[int, ...], dim: int
 ) -> tuple[Interleaved | None, ...]:
-    """The role of each part of rows that are split."""
+    """Return the role of each part of split rows."""
     if rows.role is None:
         return (None,) * len(sizes)
     runs = rows.role.runs if isinstance(rows.role, Interleaved) else ()
@@ -32,13 +32,13 @@ def roles_of_parts(
         dim == rows.dims - 1 and tuple(size for size, _ in runs) == tuple(sizes),
         "head-order",
         f"sizes {sizes} of {rows}",
-        "parts that are the runs of its rows",
+        "parts that match the runs of rows in the role",
     )
     return tuple(Interleaved((run,)) if run[1] else None for run in runs)
 
 
 def is_interleaved(heads: ValueType) -> bool:
-    """Whether `heads[…, width]` are interleaved; they have no other role."""
+    """Return whether `heads[…, width]` are interleaved, and refuse any other role."""
     width = heads.shape[-1]
     assert isinstance(width, int)
     known = heads.role in (None, one_head(width))

@@ -1,4 +1,4 @@
-"""The matrix products: where tensor parallelism happens."""
+"""The linear op, where tensor parallelism happens."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ def linear_rule(input: ValueType, weight: ValueType, bias: ValueType | None = No
         weight.dims == 2 and weight.shape[1] == input.shape[-1],
         "linear-shape",
         f"{input} times {weight}",
-        "as many input features in both",
+        "the same number of input features in both",
     )
     if bias is not None:
         require(bias.shape == weight.shape[:1], "linear-shape", bias, f"shape {weight.shape[:1]}")
         require(
             bias.role == weight.role,
             "head-order",
-            f"bias {bias} beside weight {weight}",
-            "rows of both in one order",
+            f"bias {bias} with weight {weight}",
+            "the rows of both in the same order",
         )
     require(input.role is None, "head-order", input, "input features in the model's order")
     dtypes = {kind.dtype for kind in (input, weight, bias) if kind is not None}
-    require(len(dtypes) == 1, "linear-shape", f"{input} times {weight}", "operands of one dtype")
+    require(
+        len(dtypes) == 1, "linear-shape", f"{input} times {weight}", "operands of the same dtype"
+    )
     shape = (*input.shape[:-1], weight.shape[0])
     placement = _linear_placement(input, weight, bias)
     if isinstance(placement, Shard) and placement.dim < 0:
@@ -51,15 +53,15 @@ def _linear_placement(input: ValueType, weight: ValueType, bias: ValueType | Non
             rows is None and bias is None,
             "partial-linear",
             f"{input} times {weight}",
-            "a replicated weight and no bias, or a sum taken before",
+            "a replicated weight and no bias, or an input that is already summed",
             "put the all_reduce before this linear",
         )
         return PARTIAL
     if bias is not None and bias.layout_of(0) != rows:
         refuse(
             "bias-layout",
-            f"bias {bias} beside weight {weight}",
-            "the bias split like the rows of its weight",
+            f"bias {bias} with weight {weight}",
+            "a bias split like the rows of its weight",
         )
     if rows is None:
         return input.placement
@@ -67,14 +69,14 @@ def _linear_placement(input: ValueType, weight: ValueType, bias: ValueType | Non
         input.placement == REPLICATE,
         "column-parallel",
         input,
-        "an input that every rank holds whole",
-        "gather it before a column-parallel linear",
+        "an input that is whole on every rank",
+        "gather the input of a column-parallel linear",
     )
     return Shard(-1, rows)
 
 
 def _row_parallel(input: ValueType, weight: ValueType, bias: ValueType | None) -> Placement:
-    """The contracted dimension is split: each rank gets a term of the sum."""
+    """Return the placement for a split contraction, where each rank computes a term of the sum."""
     features, columns = input.layout_of(-1), weight.layout_of(1)
     if features != columns or features is None:
         refuse(
@@ -85,7 +87,9 @@ def _row_parallel(input: ValueType, weight: ValueType, bias: ValueType | None) -
         )
     overlap = features.overlap()
     if overlap:
-        refuse("contraction-layout", overlap, "disjoint parts, or some terms count twice")
+        refuse(
+            "contraction-layout", overlap, "disjoint parts, since shared terms would count twice"
+        )
     if bias is not None:
         refuse(
             "bias-once",

@@ -1,4 +1,4 @@
-"""RMS norm, alone and behind the residual addition; and the mean that it is captured with."""
+"""RMS norm, alone and after the residual addition, and the mean op of its captured form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Over the last dimension, in fp32, rounded where Hugging Face rounds."""
+    """Normalise over the last dimension in fp32, and round where Hugging Face rounds."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
@@ -21,9 +21,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The residual sum, normed and as it is, both in the dtype of x.
+    """Return the normed residual sum and the sum itself, both in the dtype of `x`.
 
-    Where `residual` is a sum in fp32 the norm sees the total before it is rounded.
+    If `residual` is a sum in fp32, the norm sees the total before it is rounded.
     """
     total = x + residual
     wide = total.float()
@@ -37,7 +37,7 @@ def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
             "norm-axis",
             x,
             "the normalised dimension whole on every rank",
-            "a mean over one rank's part is not the mean: gather the value first",
+            "the mean over one rank's part is not the mean of the whole: gather the value first",
         )
     require(weight.placement == REPLICATE, "norm-weight", weight, "a replicated weight")
     require(
@@ -45,13 +45,13 @@ def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
         "norm-weight",
         weight,
         f"shape {x.shape[-1:]}",
-        "a per-head norm sees one whole head, a layer norm the whole width",
+        "a per-head norm needs a whole head, a layer norm the whole width",
     )
     require(
         x.role == weight.role,
         "head-order",
         f"{x} with the scale {weight}",
-        "the numbers of a head, and those of its scale, in one order",
+        "a head and its scale in the same order",
     )
     return ValueType(x.shape, promoted(weight, x), unary_rule(x).placement, x.role)
 
@@ -59,7 +59,7 @@ def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:
 def add_rms_norm_rule(
     x: ValueType, residual: ValueType, weight: ValueType, eps: float
 ) -> tuple[ValueType, ValueType]:
-    require(x.shape == residual.shape, "add-norm", f"{x} and {residual}", "terms of one shape")
+    require(x.shape == residual.shape, "add-norm", f"{x} and {residual}", "terms of the same shape")
     total = ValueType(x.shape, x.dtype, sum_rule(x, residual).placement)
     return rms_norm_rule(total, weight, eps), total
 
@@ -71,13 +71,13 @@ def mean_rule(
     dtype: torch.dtype | None = None,
 ) -> ValueType:
     if not dim or dtype is not None:
-        refuse("mean", f"dim={dim}, dtype={dtype}", "dimensions, and the dtype of the operand")
+        refuse("mean", f"dim={dim}, dtype={dtype}", "explicit dimensions, and no dtype argument")
     dims = {dim_of(self, d) for d in dim}
     for d in dims:
         if self.layout_of(d) is not None:
             refuse("norm-axis", self, f"dimension {d} whole on every rank, to take its mean")
     if isinstance(self.placement, Partial):
-        refuse("partial-nonlinear", self, "an operand whose sum was taken")
+        refuse("partial-nonlinear", self, "an operand that is already summed")
     require(keepdim, "mean", "keepdim=False", "keepdim=True")
     shape = tuple(1 if d in dims else extent for d, extent in enumerate(self.shape))
     return ValueType(shape, self.dtype, self.placement)

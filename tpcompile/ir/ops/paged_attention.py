@@ -1,4 +1,4 @@
-"""Attention over a KV cache of blocks: what every layer keeps, and where a sequence finds it."""
+"""Attention over a KV cache in blocks, where tables give the blocks of each sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Shard, ValueType
 
 HEADS = 3
-"""The dimension of the cache that is split: `cache[layers, 2, slots, kv_heads, width]`."""
+"""The dimension of `cache[layers, 2, slots, kv_heads, width]` that may be sharded."""
 
 
 def paged_attention(
@@ -36,11 +36,11 @@ def paged_attention(
     block: int,
     kv_heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """`attention` of new tokens to themselves and to those that are in the cache.
+    """Compute the `attention` of new tokens to themselves and to the tokens in the cache.
 
-    Token `t` is kept in slot `slots[t]`. Sequence `i` is then `lengths[i]` tokens long, its new
-    ones the last, and lies in the blocks `tables[i]`: block `b` is the slots from `b * block` on.
-    What a rank's tables do not name is never read.
+    The keys and values of token `t` are first stored in slot `slots[t]`. Sequence `i` then has
+    `lengths[i]` tokens, the new ones last, and is stored in the blocks `tables[i]`, where block
+    `b` consists of `block` slots from slot `b * block`. Blocks not in the tables are never read.
     """
     keys, values = cache[layer]
     keys.index_copy_(0, slots, k)
@@ -50,10 +50,12 @@ def paged_attention(
     for (start, stop), length, table in sequences:
         new, own = stop - start, slice(start, stop)
         if length < new:
-            raise ValueError(f"{new} new tokens, in a sequence of {length} tokens")
+            raise ValueError(
+                f"a sequence must contain its {new} new tokens, got a length of {length}"
+            )
         if not new:
             continue
-        if length == new:  # nothing came before: the cache need not be read
+        if length == new:  # no earlier tokens: the cache need not be read
             seen_k, seen_v = k[own], v[own]
         else:
             first = 0 if window is None else max(0, length - new + 1 - window)
@@ -66,7 +68,7 @@ def paged_attention(
 def read_tokens(
     side: torch.Tensor, table: torch.Tensor, first: int, length: int, block: int
 ) -> torch.Tensor:
-    """Tokens `first` to `length` of a sequence; in place where its blocks follow each other."""
+    """Return tokens `first` to `length` of a sequence, as a view if its blocks are consecutive."""
     if first == length:
         return side[:0]
     held = table[first // block : -(-length // block)]
@@ -75,8 +77,8 @@ def read_tokens(
     numbers = held.tolist()
     if len(numbers) * block < skipped + wanted or not _all_in(numbers, len(side) // block):
         raise ValueError(
-            f"tokens {first} to {length} should lie in blocks {numbers} of {block} tokens, in a "
-            f"cache of {len(side)} slots"
+            f"a sequence's blocks must contain tokens {first} to {length} and be in the cache, "
+            f"got blocks {numbers} of {block} tokens in a cache of {len(side)} slots"
         )
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         start = numbers[0] * block + skipped
@@ -86,7 +88,10 @@ def read_tokens(
 
 
 def _all_in(numbers: list[int], blocks: int) -> bool:
-    """A slice would take what lies outside of a cache for nothing, or for its other end."""
+    """Return whether all blocks are in the cache.
+
+    Slicing would not fail: it clips blocks beyond the end, and counts negative ones from the end.
+    """
     return min(numbers) >= 0 and max(numbers) < blocks
 
 
@@ -116,36 +121,36 @@ def _rule(
         and cache.shape[HEADS:] == k.shape[1:],
         "kv-cache",
         cache,
-        f"{k.dtype}[layers, 2, slots, {k.shape[1]}, {k.shape[2]}], as the keys are",
+        f"{k.dtype}[layers, 2, slots, {k.shape[1]}, {k.shape[2]}], to match the keys",
     )
     layers = cache.shape[0]
     assert isinstance(layers, int)
     require(0 <= layer < layers, "kv-cache", f"layer {layer}", f"one of {layers} layers")
     kept = cache.placement.layout if isinstance(cache.placement, Shard) else None
     if kept is None and cache.placement != REPLICATE:
-        refuse("kv-cache", cache, "a cache whose heads are split or on every rank")
+        refuse("kv-cache", cache, "a cache sharded by head or replicated")
     require(
         kept == k.layout_of(1) and (kept is None or cache.layout_of(HEADS) == kept),
         "kv-cache",
         f"cache {cache}, k {k}",
-        "a cache that lies on the ranks as the keys do",
+        "a cache with the same layout as the keys",
     )
     check_blocks(cache, block)
     return result
 
 
 def check_blocks(cache: ValueType, block: int) -> None:
-    """Refuse an op that takes the cache for one in other blocks."""
+    """Refuse an op whose block size differs from the block size of the cache."""
     require(
         cache.role == CacheOf(block),
         "kv-cache",
         f"cache {cache}, block={block}",
-        f"{CacheOf(block)}: all layers keep keys and values in blocks of one size",
+        f"{CacheOf(block)}, since all layers use the same block size",
     )
 
 
 def _check_places(slots: ValueType, tables: ValueType, lengths: ValueType, k: ValueType) -> None:
-    """Where tokens are kept: whole numbers that every rank knows."""
+    """Refuse slots, tables or lengths that are not integers replicated on every rank."""
     for kind in (slots, tables, lengths):
         known = kind.placement == REPLICATE and kind.dtype == torch.long
         require(known, "kv-cache", kind, "slots, tables and lengths as i64 on every rank")
@@ -153,13 +158,13 @@ def _check_places(slots: ValueType, tables: ValueType, lengths: ValueType, k: Va
         slots.shape == k.shape[:1],
         "kv-cache",
         f"slots {slots}, k {k}",
-        "a slot for each new token",
+        "one slot per new token",
     )
     require(
         tables.dims == 2 and lengths.shape == tables.shape[:1],
         "kv-cache",
         f"tables {tables}, lengths {lengths}",
-        "tables[N, B] and lengths[N], a row for each sequence",
+        "tables[N, B] and lengths[N], one row per sequence",
     )
 
 

@@ -1,8 +1,8 @@
-"""Rotary position embedding: the tables, which are the model's own, and the rotation.
+"""Rotary position embedding: the tables, which come from the model, and the rotation.
 
-A head is rotated in pairs of numbers. Hugging Face keeps the two of a pair half a head apart,
-`(i, i + half)`; interleaved heads have them side by side, `(2i, 2i + 1)`, so that a row block or
-a vector register holds whole pairs. The tables are Hugging Face's in both layouts.
+A head is rotated in pairs of elements. Hugging Face stores the elements of a pair half a head
+apart, `(i, i + half)`. Interleaved heads store them side by side, `(2i, 2i + 1)`, so that a row
+block or a vector register holds whole pairs. Both use the tables in Hugging Face's order.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from tpcompile.ir.ops.spec import SPECS, OpSpec, define, refuse, require, stream
 from tpcompile.ir.types import REPLICATE, ValueType
 
 ROTARY = "rotary"
-"""Target of the one `call_module` node of a graph: the model's own table maker.
+"""The target of the only `call_module` node of a graph: the model's own rotary module.
 
-Some rope types choose their frequencies by the longest position of the step, so the tables
-are no function that the graph could hold; `captured.rotary` makes the module."""
+Some rope types choose their frequencies by the longest position of the step, so the graph cannot
+compute the tables itself; `captured.rotary` creates the module."""
 
 
 def _no_tables(positions: torch.Tensor, width: int, dtype: torch.dtype) -> NoReturn:
-    raise RuntimeError("tpc.rotary only marks the model's rotary module while it is captured")
+    raise RuntimeError(
+        "tpc.rotary only marks the model's rotary module during capture and cannot be executed"
+    )
 
 
 def tables_rule(positions: ValueType, width: int, dtype: torch.dtype) -> tuple[ValueType, ...]:
@@ -38,9 +40,9 @@ def rope(
 ) -> torch.Tensor:
     """Rotate every head of `x[T, heads, width]` by tables `[T, width]`.
 
-    The pair `i` of a head is `(i, i + half)`, or `(2i, 2i + 1)` in interleaved heads. Of the tables
-    its first number takes column `i` and its second column `i + half` in either layout, so tables
-    whose halves differ mean the same in both.
+    Pair `i` of a head is `(i, i + half)`, or `(2i, 2i + 1)` in interleaved heads. In both orders
+    its first element uses column `i` of the tables and its second element column `i + half`, so
+    the results agree even if the two halves of the tables differ.
     """
     if interleaved:
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
@@ -52,12 +54,12 @@ def rope(
 
 
 def interleave(x: torch.Tensor) -> torch.Tensor:
-    """The numbers of each head, or of a table, with the two of a pair side by side."""
+    """Move the elements of each pair side by side, in heads or in the rows of a table."""
     return x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2).transpose(-2, -1).flatten(-2)
 
 
 def split_halves(x: torch.Tensor) -> torch.Tensor:
-    """What was interleaved, as Hugging Face has it: the two of a pair half a head apart."""
+    """Move the elements of each pair half a head apart, as in Hugging Face; undo `interleave`."""
     return x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).transpose(-2, -1).flatten(-2)
 
 
@@ -70,17 +72,22 @@ def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = 
     )
     width = x.shape[2]
     pairs = isinstance(width, int) and width % 2 == 0
-    require(pairs, "rope", x, "heads of an even width, as they are rotated in pairs")
+    require(pairs, "rope", x, "heads of an even width, since they are rotated in pairs")
     if x.layout_of(2) is not None:
         refuse("whole-heads", x, "the whole head on one rank, to rotate it")
-    require(x.layout_of(0) == cos.layout_of(0), "rope", f"{x} with {cos}", "the same tokens")
+    require(
+        x.layout_of(0) == cos.layout_of(0),
+        "rope",
+        f"{x} with {cos}",
+        "the same token layout in both",
+    )
     require(cos.layout_of(1) is None, "rope", cos, "whole tables")
     require(
         is_interleaved(x) == interleaved,
         "head-order",
-        f"interleaved={interleaved} of {x}",
-        "heads whose pairs are where the rotation takes them to be",
-        "interleave-rotary changes the parameters of heads and their rotation together",
+        f"interleaved={interleaved} for {x}",
+        "heads in the order that the rotation assumes",
+        "the pass interleave-rotary changes head parameters and rotations together",
     )
     whole = unary_rule(cos), unary_rule(x)
     return ValueType(x.shape, promoted(x, cos), whole[1].placement, x.role)

@@ -24,7 +24,7 @@ from tpcompile.ir.types import REPLICATE, AnyType, Dim, Partial, Shard, SymbolTy
 
 aten = torch.ops.aten
 END = 1 << 62
-"""Slices that run to the end stop somewhere beyond this."""
+"""Open-ended slices have an end of at least this."""
 _WHOLE_NUMBERS = (torch.int64, torch.int32)
 
 
@@ -34,7 +34,7 @@ def _unsharded(kind: ValueType, dim: int, doing: str) -> None:
 
 
 def _shifted(kind: ValueType, shape: Sequence[Dim], moved: int) -> ValueType:
-    """The same placement, its dimension `moved` further."""
+    """Return a type with the new shape and the placement's dimension shifted by `moved`."""
     placement = kind.placement
     if isinstance(placement, Shard):
         placement = Shard(placement.dim + moved, placement.layout)
@@ -46,7 +46,7 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
         self.placement == REPLICATE,
         "view",
         self,
-        "a value not yet sharded",
+        "a replicated value",
         "write the view as unflatten or flatten (pass canonicalize)",
     )
     wanted = [s.symbol if isinstance(s, SymbolType) else s for s in (shape or size)]
@@ -55,7 +55,7 @@ def view_rule(self: ValueType, size: tuple[Any, ...] = (), shape: Any = None) ->
         names == [s for s in wanted if isinstance(s, str)],
         "view",
         wanted,
-        f"the symbolic extents of {self} kept",
+        f"the same symbolic extents as {self}",
     )
     known, total = 1, 1
     for extent in wanted:
@@ -93,7 +93,7 @@ def select_rule(self: ValueType, dim: int, index: int) -> ValueType:
     _unsharded(self, dim, "select from")
     extent = self.shape[dim]
     inside = isinstance(extent, str) or -extent <= index < extent
-    require(inside, "dimension", f"index {index}", f"one of the {extent} of {self}")
+    require(inside, "dimension", f"index {index}", f"an index within the extent {extent} of {self}")
     behind = isinstance(self.placement, Shard) and self.placement.dim > dim
     return _shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(behind))
 
@@ -109,7 +109,7 @@ def slice_rule(
             not start and (end is None or end >= END) and step == 1,
             "slice",
             (start, end, step),
-            f"all of the symbolic extent {extent}",
+            f"the whole symbolic extent {extent}",
         )
         return self
     length = len(range(extent)[slice(start, end, step)])
@@ -125,19 +125,21 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
             kind.dims == first.dims and kind.dtype == first.dtype,
             "concat",
             kind,
-            f"as many dimensions as {first}, and its dtype",
+            f"the same number of dimensions and the dtype of {first}",
         )
         others = (*kind.shape[:dim], *kind.shape[dim + 1 :])
         fits = others == (*first.shape[:dim], *first.shape[dim + 1 :])
-        require(fits, "concat", kind, f"the other extents of {first}")
+        require(fits, "concat", kind, f"the same other extents as {first}")
         extent = kind.shape[dim]
         require(
             kind.placement == first.placement and not isinstance(first.placement, Partial),
             "same-layout",
             kind,
-            f"placed as {first}",
+            f"the same placement as {first}",
         )
-        require(isinstance(extent, int), "concat", kind, "a known extent to join")
+        require(
+            isinstance(extent, int), "concat", kind, "a known extent along the joined dimension"
+        )
         extents.append(int(extent))
         _unsharded(kind, dim, "join")
     return _shifted(first, (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :]), 0)
@@ -175,7 +177,7 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
 
 def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> ValueType:
     start, end = dim_of(self, start_dim), dim_of(self, end_dim)
-    require(end == start + 1, "flatten", (start_dim, end_dim), "two neighbouring dimensions")
+    require(end == start + 1, "flatten", (start_dim, end_dim), "two adjacent dimensions")
     outer, inner = self.shape[start], self.shape[end]
     require(isinstance(outer, int) and isinstance(inner, int), "flatten", self, "known extents")
     assert isinstance(outer, int) and isinstance(inner, int)
@@ -199,13 +201,18 @@ def split_rule(
         "split-sizes",
         split_sizes,
         f"global sizes that add up to {self.shape[dim]}",
-        "sizes are global: each rank's are derived from the layout",
+        "sizes are global, since each rank's sizes are derived from the layout",
     )
     shapes = [(*self.shape[:dim], size, *self.shape[dim + 1 :]) for size in split_sizes]
     layout = self.layout_of(dim)
     roles = roles_of_parts(self, split_sizes, dim)
     if layout is None:
-        require(not isinstance(self.placement, Partial), "partial-nonlinear", self, "a sum")
+        require(
+            not isinstance(self.placement, Partial),
+            "partial-nonlinear",
+            self,
+            "an operand that is already summed",
+        )
         return tuple(
             _shifted(self, shape, 0).in_role(role)
             for shape, role in zip(shapes, roles, strict=True)
@@ -215,7 +222,7 @@ def split_rule(
         tuple(segment.size for segment in segments) == split_sizes,
         "split-segments",
         f"sizes {split_sizes} of {self}",
-        f"the fused parts, {tuple(segment.size for segment in segments)}",
+        f"the sizes of the fused parts, {tuple(segment.size for segment in segments)}",
     )
     return tuple(
         ValueType(shape, self.dtype, Shard(dim, segment), role)
@@ -233,14 +240,14 @@ def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
     dim = dim_of(self, dim)
     _unsharded(self, dim, "pick rows of")
     good = index.placement == REPLICATE and index.dims == 1
-    require(good, "rows", index, "one list of rows, the same on every rank")
-    require(index.dtype in _WHOLE_NUMBERS, "rows", index, "numbers of rows, not a mask")
+    require(good, "rows", index, "a one-dimensional list of rows, replicated on every rank")
+    require(index.dtype in _WHOLE_NUMBERS, "rows", index, "row numbers, not a mask")
     return _shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
 
 
 def index_rule(self: ValueType, indices: tuple[ValueType | None, ...]) -> ValueType:
     places = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    require(len(places) == 1, "rows", f"{len(places)} indices", "the rows of one dimension")
+    require(len(places) == 1, "rows", f"{len(places)} indices", "an index along one dimension")
     return rows_rule(self, *places[0])
 
 
@@ -263,7 +270,10 @@ def dropout_rule(input: ValueType, p: float, train: bool) -> ValueType:
 
 def item_rule(a: tuple[ValueType, ...], b: int) -> AnyType:
     require(
-        isinstance(a, tuple) and -len(a) <= b < len(a), "item", f"item {b} of {a}", "one of them"
+        isinstance(a, tuple) and -len(a) <= b < len(a),
+        "item",
+        f"item {b} of {a}",
+        "an existing item",
     )
     return a[b]
 

@@ -1,8 +1,8 @@
-"""How an op is declared: once, with everything that the toolkit needs to know of it.
+"""Op declarations: one per op, with everything that the toolkit needs to know about it.
 
-An op of the dialect `tpc` is a real torch custom op. Its *reference* is its meaning; its
-*fake* gives shapes to tracers; its *rule* gives the type of the result from the types of the
-operands, or refuses; its *cost* counts work. ATen ops have the first two from torch already.
+An op of the dialect `tpc` is a real torch custom op. Its *reference* defines its semantics; its
+*fake* gives shapes to tracers; its *rule* infers the type of the result from the types of the
+operands, or refuses them; its *cost* counts work. For ATen ops torch provides the first two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Across = Callable[..., list[torch.Tensor]]
 
 
 class RuleError(Exception):
-    """A placement rule refuses its operands."""
+    """The error that a rule raises to refuse its operands."""
 
     def __init__(self, rule: str, got: str, expected: str, hint: str = "") -> None:
         self.rule, self.got, self.expected, self.hint = rule, got, expected, hint
@@ -33,7 +33,7 @@ class RuleError(Exception):
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one op on one rank for one token."""
+    """The work of one op on one rank for one token."""
 
     flops: int = 0
     memory_bytes: int = 0
@@ -45,7 +45,7 @@ CostRule = Callable[[Any, Sequence[ValueType], int], Cost]
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One op. `localize` turns global arguments into a rank's; `across` runs a collective."""
+    """One op. `localize` gives arguments that differ between ranks; `across` runs a collective."""
 
     name: str
     target: Any
@@ -58,12 +58,14 @@ class OpSpec:
     localize: Localize | None = None
     across: Across | None = None
     takes_roles: bool = False
-    """Whether the rule looks at the roles of its operands; others' operands have none."""
+    """Whether the rule handles roles; if not, operands with a role are refused."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, in the order of the schema, defaults filled in."""
+        """Return the arguments by name, in the order of the schema, with defaults filled in."""
         if len(args) > len(self.argument_names):
-            raise TypeError(f"{len(args)} arguments, at most {len(self.argument_names)} expected")
+            raise TypeError(
+                f"at most {len(self.argument_names)} arguments allowed, got {len(args)}"
+            )
         given = {**self.defaults, **dict(zip(self.argument_names, args, strict=False)), **kwargs}
         return {name: given[name] for name in self.argument_names if name in given}
 
@@ -74,7 +76,7 @@ class OpSpec:
 
 
 SPECS: dict[Any, OpSpec] = {}
-"""Every op by its node target."""
+"""All ops, by node target."""
 
 
 def define(
@@ -104,7 +106,7 @@ def declare(
     localize: Localize | None = None,
     takes_roles: bool = False,
 ) -> Any:
-    """Give an ATen op a rule and a cost."""
+    """Declare a rule and a cost for an ATen op, and return its node target."""
     _register(_packet_name(target), target, rule, cost, target, localize, None, takes_roles)
     return target
 
@@ -136,7 +138,7 @@ def _register(
 
 
 def spec_of(node: fx.Node) -> OpSpec | None:
-    """The op of a `call_function` or `call_module` node; None where the dialect has none."""
+    """Return the op that a node calls, or None if it calls no op of the dialect."""
     called = node.op in ("call_function", "call_module")
     return SPECS.get(node.target) if called else None
 
@@ -152,7 +154,7 @@ def op_name(node: fx.Node) -> str:
 
 
 def _packet_name(target: torch._ops.OpOverload) -> str:
-    """`aten.add` for `aten.add.Tensor`: the dialect has no two overloads of one op."""
+    """Return `aten.add` for `aten.add.Tensor`; the dialect has only one overload of each op."""
     return f"{target.namespace}.{target.__name__.partition('.')[0]}"
 
 
@@ -166,14 +168,14 @@ def require(condition: object, rule: str, got: object, expected: str, hint: str 
 
 
 def dim_of(kind: ValueType, dim: int, extra: int = 0) -> int:
-    """A dimension counted from the front; `extra` for ops that add one."""
+    """Return a dimension counted from the front; `extra` is 1 for ops that add a dimension."""
     rank = kind.dims + extra
     require(-rank <= dim < rank, "dimension", dim, f"one of the {rank} dimensions of {kind}")
     return dim % rank
 
 
 def numel(shape: Sequence[Dim]) -> int:
-    """Elements a token: symbolic extents count as one."""
+    """Return the number of elements per token; symbolic extents count as one."""
     total = 1
     for extent in shape:
         total *= extent if isinstance(extent, int) else 1
@@ -187,12 +189,12 @@ def local_bytes(kind: ValueType, rank: int) -> int:
 def streaming_cost(
     result: ValueType | tuple[ValueType, ...], operands: Sequence[ValueType], rank: int
 ) -> Cost:
-    """Reads its operands, writes its results, does one thing an element."""
+    """Return the cost of reading operands, writing results, and one operation per element."""
     results = result if isinstance(result, tuple) else (result,)
     moved = sum(local_bytes(kind, rank) for kind in (*results, *operands))
     return Cost(flops=sum(numel(k.local_shape(rank)) for k in results), memory_bytes=moved)
 
 
 def free_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """A view: nothing moves."""
+    """Return the cost of a view, which moves no data."""
     return Cost()

@@ -1,7 +1,8 @@
-"""The instruction groups of a decode step as ops: what their nodes become is an instruction each.
+"""The instruction groups of a decode step as ops: each node becomes instructions of one group.
 
-A decode graph is for steps in which every sequence has one new token, so that token `t` is the
-last of sequence `t`: of `lengths[t]` tokens, in the blocks `tables[t]`, itself in `slots[t]`.
+In a decode graph every sequence has exactly one new token, so token `t` is the last token of
+sequence `t`. The sequence has `lengths[t]` tokens and is stored in the blocks `tables[t]`; the new
+token is stored in `slots[t]`.
 """
 
 from tpcompile.ir.ops.decode.attention import (
@@ -18,7 +19,7 @@ from tpcompile.ir.ops.decode.residual import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUA
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
 
 CACHE_WRITERS = (PAGED_ATTENTION, NORM_QKV_ROPE_APPEND)
-"""The ops that put keys and values into a KV cache: one for each layer of it."""
+"""The ops that write keys and values to a KV cache, one per layer."""
 CACHE_OPS = (*CACHE_WRITERS, CACHED_ATTENTION, PARTIAL_ATTENTION)
 """The ops that read or write a KV cache."""
 DECODE_OPS = (
@@ -31,7 +32,7 @@ DECODE_OPS = (
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
 )
-"""What only graphs of a decode step have."""
+"""The ops that occur only in decode graphs."""
 
 __all__ = [
     "ALL_REDUCE_RESIDUAL",

@@ -1,7 +1,7 @@
-"""Attention of one new token a sequence, to what lies in the cache: whole, and in spans.
+"""Attention of one new token per sequence to the cache, as a whole and in spans.
 
-A span knows its own maximum and sum only, so it gives its values normalised, and beside them
-the logarithm of what they were divided by: with that, spans merge in any number.
+A span knows only its own maximum and sum. It therefore returns normalised values together with the
+logarithm of the divisor (log-sum-exp), so that any number of spans can be merged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cached_attention(
     block: int,
     kv_heads: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """`paged_attention` where every sequence has one new token, which is in the cache already."""
+    """Compute `paged_attention` for one new token per sequence, which is in the cache already."""
     check_one_each(q, tables, lengths)
     keys, values = cache[layer]
     out = torch.empty_like(q)
@@ -55,9 +55,9 @@ def cached_attention(
 
 
 def span_of(length: int, block: int, span: int, spans: int, window: int | None) -> tuple[int, int]:
-    """The tokens of a sequence that a span sees: whole blocks, as even as they come.
+    """Return the tokens of a sequence that a span sees: whole blocks, as evenly as possible.
 
-    The last span is never empty, and the new token, which is the last, is in it.
+    The last span is never empty; it contains the new token, which is the last.
     """
     blocks = -(-length // block)
     first = blocks * span // spans * block
@@ -79,10 +79,11 @@ def partial_attention(
     spans: int,
     kv_heads: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each span's values `[T, heads, spans, width]` and log-sum-exp `[T, heads, spans]`, in fp32.
+    """Compute each span's values `[T, heads, spans, width]` and log-sum-exp `[T, heads, spans]`.
 
-    The log-sum-exp is natural, of the scaled scores, the maximum taken off and added again.
-    An empty span has zeros and minus infinity.
+    Both are in fp32. The log-sum-exp is the natural one, of the scaled scores; the maximum is
+    subtracted before `exp` and added again after `log`. An empty span has values of zero and a
+    log-sum-exp of minus infinity.
     """
     check_one_each(q, tables, lengths)
     tokens, heads, width = q.shape
@@ -109,9 +110,9 @@ def partial_attention(
 
 
 def merge_spans(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[…, spans, width]` and `[…, spans]` to one span: neighbours first, then their neighbours.
+    """Merge `[…, spans, width]` and `[…, spans]` to one span, in the fixed tree of `fold_tree`.
 
-    What is merged is again a span, with its log-sum-exp, so a merge may be merged on.
+    The result is again a span with its log-sum-exp, so it can be merged further.
     """
     spans = list(zip(values.unbind(-2), lse.unbind(-1), strict=True))
     return fold_tree(spans, merge)
@@ -127,14 +128,14 @@ def merge(
     exp: Callable[[torch.Tensor], torch.Tensor] = torch.exp,
     log: Callable[[torch.Tensor], torch.Tensor] = torch.log,
 ) -> Span:
-    """Merge two spans to one, with the `exp` and `log` of whoever computes them.
+    """Merge two spans to one, with the `exp` and `log` of the caller.
 
-    An empty span changes nothing; two empty spans make an empty one.
+    Merging with an empty span is a no-op; two empty spans make an empty one.
     """
     (a, a_lse), (b, b_lse) = one, other
     most = torch.maximum(a_lse, b_lse)
     empty = most == -torch.inf
-    level = most.where(~empty, 0)  # infinity less infinity is no number
+    level = most.where(~empty, 0)  # infinity minus infinity is NaN
     a_weight, b_weight = exp(a_lse - level), exp(b_lse - level)
     total = (a_weight + b_weight).where(~empty, 1)
     mixed = a * (a_weight / total).unsqueeze(-1) + b * (b_weight / total).unsqueeze(-1)
@@ -142,10 +143,10 @@ def merge(
 
 
 def attention_reduce(values: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of all spans of a token together, rounded to `dtype`."""
+    """Merge the values of all spans of each token, and round them to `dtype`."""
     mixed, total = merge_spans(values, lse)
     if bool((total == -torch.inf).any()):
-        raise ValueError("all spans of a token are empty, but it sees itself at least")
+        raise ValueError("all spans of a token are empty, but each token must see at least itself")
     return mixed.to(dtype, copy=True)
 
 
@@ -164,7 +165,7 @@ def _cached_rule(
     check_cache(cache, layer, block)
     check_places(tables, lengths)
     plain = q.in_role(None)
-    require(q.dtype == cache.dtype, "kv-cache", f"q {q}, cache {cache}", "values of one dtype")
+    require(q.dtype == cache.dtype, "kv-cache", f"q {q}, cache {cache}", "the same dtype in both")
     keys = kept_type(cache, q.shape[0])
     result = attention_rule(plain, keys, keys, lengths, scale, window, layer, kv_heads)
     _check_queries(q, cache, layer, block)
@@ -172,14 +173,14 @@ def _cached_rule(
 
 
 def _check_queries(q: ValueType, cache: ValueType, layer: int, block: int) -> None:
-    """Attention reads what the step of its queries kept, where and as it kept it."""
+    """Refuse queries or a cache whose layer or block size differs from that of the attention."""
     wanted = QueriesOf(layer, block)
     check_blocks(cache, block)
     require(
         q.role == wanted,
         "kv-cache",
         f"q {q}, layer={layer}, block={block}",
-        f"{wanted}: those of the op that kept the keys and values of this layer",
+        f"{wanted}, from the op that stored the keys and values of this layer",
     )
 
 
@@ -195,7 +196,7 @@ def _partial_rule(
     spans: int,
     kv_heads: tuple[int, ...] | None = None,
 ) -> tuple[ValueType, ValueType]:
-    """Heads lie as those of q; spans are on every rank that has the head."""
+    """Infer types with the head layout of `q`; a rank holds all spans of its heads."""
     _cached_rule(q, cache, tables, lengths, scale, window, layer, block, kv_heads)
     require(spans > 0, "spans", f"spans={spans}", "one span or more")
     shape = (*q.shape[:2], spans)
@@ -216,21 +217,23 @@ def _reduce_rule(values: ValueType, lse: ValueType, dtype: torch.dtype) -> Value
     for kind in (values, lse):
         require(kind.dtype == torch.float32, "spans", kind, "partials in fp32")
         if isinstance(kind.placement, Partial):
-            refuse("partial-nonlinear", kind, "spans, which merge by weight, not a sum's terms")
+            refuse(
+                "partial-nonlinear", kind, "spans, which are merged by weight, not terms of a sum"
+            )
         whole = kind.layout_of(2) is None
         require(whole, "whole-axis", kind, "every span of a head on one rank, to merge them")
     require(
         values.placement == lse.placement and values.layout_of(3) is None,
         "same-layout",
         f"values {values}, lse {lse}",
-        "whole heads, with the same layout in both",
+        "whole heads with the same layout in both",
     )
     _check_one_partial(values, lse)
     return ValueType((*values.shape[:2], values.shape[3]), dtype, values.placement)
 
 
 def _check_one_partial(values: ValueType, lse: ValueType) -> None:
-    """Values merge by their own weights, and all the spans of them."""
+    """Refuse values and log-sum-exp that are not all spans of one partial_attention."""
     spans = values.role
     require(
         isinstance(spans, SpansOf)
@@ -238,7 +241,7 @@ def _check_one_partial(values: ValueType, lse: ValueType) -> None:
         and lse.role == replace(spans, part="lse"),
         "spans",
         f"values {values}, lse {lse}",
-        "the values and the lse of one partial_attention, in all its spans",
+        "the values and the lse of one partial_attention, with all its spans",
     )
 
 
@@ -247,7 +250,7 @@ def _localize(result: Any, rank: int, q: ValueType, cache: ValueType, **_: Any) 
 
 
 def _cost(result: Any, operands: Sequence[ValueType], rank: int) -> Cost:
-    """One token against one token of context, as for attention."""
+    """Return the cost of one token per token of context, as for attention."""
     q, cache = operands[:2]
     keys = kept_type(cache, q.shape[0])
     return attention_cost(q, [q, keys, keys], rank)

@@ -1,4 +1,4 @@
-"""What the ops of a decode step want of the KV cache, and how they read it."""
+"""Types and checks of the KV cache, shared by the ops of a decode step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tpcompile.ir.types import REPLICATE, Dim, Shard, ValueType
 
 
 def kept_type(cache: ValueType, tokens: Dim) -> ValueType:
-    """The type of the keys, or of the values, that so many tokens have in the cache."""
+    """Return the type of the keys, or of the values, of `tokens` tokens in the cache."""
     kind = ValueType((tokens, *cache.shape[HEADS:]), cache.dtype)
     layout = cache.layout_of(HEADS)
     return kind if layout is None else kind.sharded(1, layout)
 
 
 def check_cache(cache: ValueType, layer: int, block: int) -> None:
-    """Refuse what is no cache of so many layers in blocks of this size, whole or split by head."""
+    """Refuse a value that is not a KV cache with this layer, replicated or sharded by head."""
     shape = cache.dims == HEADS + 2 and cache.shape[1] == 2
     require(shape, "kv-cache", cache, "[layers, 2, slots, kv_heads, width]")
     by_head = isinstance(cache.placement, Shard) and cache.layout_of(HEADS) is not None
@@ -25,7 +25,7 @@ def check_cache(cache: ValueType, layer: int, block: int) -> None:
         by_head or cache.placement == REPLICATE,
         "kv-cache",
         cache,
-        "a cache whose heads are split or on every rank",
+        "a cache sharded by head or replicated",
     )
     layers = cache.shape[0]
     assert isinstance(layers, int)
@@ -34,7 +34,7 @@ def check_cache(cache: ValueType, layer: int, block: int) -> None:
 
 
 def check_places(tables: ValueType, lengths: ValueType) -> None:
-    """Where sequences lie: whole numbers that every rank knows."""
+    """Refuse tables or lengths that are not integers replicated on every rank."""
     for kind in (tables, lengths):
         known = kind.placement == REPLICATE and kind.dtype == torch.long
         require(known, "kv-cache", kind, "tables and lengths as i64 on every rank")
@@ -42,16 +42,18 @@ def check_places(tables: ValueType, lengths: ValueType) -> None:
         tables.dims == 2 and lengths.shape == tables.shape[:1],
         "kv-cache",
         f"tables {tables}, lengths {lengths}",
-        "tables[N, B] and lengths[N], a row for each sequence",
+        "tables[N, B] and lengths[N], one row per sequence",
     )
 
 
 def check_one_each(q: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor) -> None:
-    """Refuse a step in which a sequence has no new token, or several."""
+    """Refuse a step in which a sequence does not have exactly one new token."""
     if not len(q) == len(tables) == len(lengths):
         raise ValueError(
-            f"{len(q)} new tokens for {len(lengths)} sequences with {len(tables)} tables: a decode "
-            "graph is for one new token of each sequence"
+            "a decode graph requires one new token of each sequence, got "
+            f"{len(q)} new tokens for {len(lengths)} sequences with {len(tables)} tables"
         )
     if len(lengths) and int(lengths.min()) < 1:
-        raise ValueError("a sequence of no tokens: its new one counts too")
+        raise ValueError(
+            f"each sequence must have a length of at least 1, got {int(lengths.min())}"
+        )

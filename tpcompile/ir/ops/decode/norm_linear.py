@@ -1,4 +1,4 @@
-"""A norm and the linear that reads it: gate and up with SwiGLU behind them, and the head."""
+"""A norm and the linear that reads it: gate and up followed by SwiGLU, and the LM head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A linear of the normed rows of `x`."""
+    """Apply a linear to the normed rows of `x`."""
     return functional.linear(rms_norm(x, norm, eps), weight, bias)
 
 
@@ -33,7 +33,10 @@ def norm_gate_up_swiglu(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`weight` holds the rows of gate, then as many of up: silu(gate) · up of the normed rows."""
+    """Compute silu(gate) · up of the normed rows of `x`.
+
+    `weight` contains the rows of gate, followed by the same number of rows of up.
+    """
     gate, up = norm_linear(x, norm, eps, weight, bias).chunk(2, -1)
     return swiglu(gate, up)
 
@@ -47,7 +50,7 @@ def _linear_rule(
 def _gate_up_rule(
     x: ValueType, norm: ValueType, eps: float, weight: ValueType, bias: ValueType | None = None
 ) -> ValueType:
-    """Gate and up lie alike, so each rank's rows are its gate's and as many of its up."""
+    """Infer the type; gate and up have the same layout, so a rank has as many rows of each."""
     rows = _linear_rule(x, norm, eps, weight, bias)
     both = rows.shape[-1]
     assert isinstance(both, int)

@@ -1,4 +1,4 @@
-"""From the residual to rotated queries, with the new keys and values put into the cache."""
+"""One op for norm, QKV projection, rotation and the write of keys and values to the cache."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def norm_qkv_rope_append(
     heads: Sequence[int],
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """The rotated queries `[T, heads[0], width]` of the normed tokens.
+    """Return the rotated queries `[T, heads[0], width]` of the normed tokens.
 
-    `weight` holds the rows of `heads` query, key and value heads, one after the other. Keys are
-    rotated like the queries, and kept with the values in `slots`, each head once (it is repeated
-    by whoever reads it). A head that is normed is normed before it is rotated; `interleaved` says
-    where the pairs of a head lie, as for `rope`.
+    `weight` contains the rows of `heads` query, key and value heads, in this order. Keys are
+    rotated like the queries, and stored with the values in `slots`. Each KV head is stored once;
+    its readers repeat it for their query heads. Per-head norms are applied before the rotation.
+    `interleaved` gives the order of pairs within a head, as for `rope`.
     """
     width = cos.shape[-1]
     rows = functional.linear(rms_norm(x, norm, eps), weight, bias)
@@ -75,13 +75,13 @@ def _rule(
     heads: tuple[int, ...],
     interleaved: bool = False,
 ) -> ValueType:
-    """Those of the ops that it is made of, one after the other."""
+    """Apply the rules of the component ops, one after the other."""
     require(x.dims == 2 and cos.dims == 2, "norm-qkv", f"{x} with {cos}", "x[T, hidden]")
     require(
         len(heads) == 3 and heads[1] == heads[2],
         "norm-qkv",
         f"heads={list(heads)}",
-        "query, key and value heads, as many keys as values",
+        "numbers of query, key and value heads, with as many key heads as value heads",
     )
     rows = linear_rule(rms_norm_rule(x, norm, eps), weight, bias)
     width = cos.shape[1]
@@ -100,19 +100,19 @@ def _check_kept(
 ) -> None:
     check_cache(cache, layer, block)
     keys = k.in_role(None)
-    require(keys == v, "kv-alike", f"k {k}, v {v}", "keys and values of one type and layout")
+    require(keys == v, "kv-alike", f"k {k}, v {v}", "keys and values of the same type and layout")
     require(
         keys == kept_type(cache, k.shape[0]),
         "kv-cache",
         f"cache {cache}, k {k}",
-        "a cache that lies on the ranks as the keys do, KV heads only",
+        "a cache with the same layout as the keys, KV heads only",
     )
     known = slots.placement == REPLICATE and slots.dtype == torch.long
     require(
         known and slots.shape == k.shape[:1],
         "kv-cache",
         f"slots {slots}, k {k}",
-        "a slot for each new token, as i64 on every rank",
+        "one slot per new token, as i64 on every rank",
     )
     check_blocks(cache, block)
 
@@ -120,7 +120,7 @@ def _check_kept(
 def _localize(
     result: ValueType, rank: int, weight: ValueType, cos: ValueType, **_: Any
 ) -> dict[str, Any]:
-    """How many heads of each kind the rank has."""
+    """Return the number of heads of each kind on the rank."""
     layout, width = weight.layout_of(0), cos.shape[1]
     if not isinstance(layout, FusedLayout):
         return {}
@@ -129,7 +129,7 @@ def _localize(
 
 
 def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """The projection, and what of its result goes into the cache; norms and rotation are small."""
+    """Return the cost of the projection and the cache write; norms and rotation are negligible."""
     x, norm, weight = operands[:3]
     cache = next(kind for kind in operands if kind.dims == 5)
     projected = linear_cost(result, [x, weight, norm], rank)

@@ -1,4 +1,4 @@
-"""A projection added to the residual: on one rank, and behind the sum across ranks."""
+"""A projection added to the residual: on one rank, and after the sum across ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tpcompile.ir.types import REPLICATE, Partial, ValueType
 def linear_residual(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
-    """The residual and a linear of `x`."""
+    """Add a linear of `x` to the residual."""
     return residual + functional.linear(x, weight, bias)
 
 
 def all_reduce_residual(
     partial: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The residual, the bias, and the sum of all terms, in the residual's dtype.
+    """Add the residual, the bias and the sum of all terms, in the residual's dtype.
 
-    Bias and residual count once, however many ranks there are. The sum is taken in fp32, and both
-    are added to it, first the bias, before it is rounded.
+    Bias and residual count once, regardless of the number of ranks. The sum is computed in fp32;
+    the bias and then the residual are added to it before it is rounded.
     """
     return _added([partial], residual, bias)
 
@@ -48,9 +48,9 @@ def _linear_rule(
     if isinstance(projected.placement, Partial):
         refuse(
             "residual-once",
-            f"terms, {projected}, beside the residual {residual}",
+            f"terms {projected} with the residual {residual}",
             "a projection that needs no sum across ranks",
-            "added on every rank the residual would count tp times: use all_reduce_residual",
+            "a residual added on every rank would count tp times: use all_reduce_residual",
         )
     _require_alike(projected, residual)
     return ValueType(residual.shape, residual.dtype, sum_rule(residual, projected).placement)
@@ -64,20 +64,27 @@ def _all_reduce_rule(
         "all-reduce",
         partial,
         "Partial(sum)",
-        "a value already summed would count tp times",
+        "a value that is already summed would count tp times",
     )
-    require(residual.placement == REPLICATE, "residual-once", residual, "the same on every rank")
+    require(
+        residual.placement == REPLICATE,
+        "residual-once",
+        residual,
+        "a residual that is the same on every rank",
+    )
     _require_alike(partial, residual)
     if bias is not None:
-        require(bias.placement == REPLICATE, "bias-once", bias, "the same on every rank")
+        require(
+            bias.placement == REPLICATE, "bias-once", bias, "a bias that is the same on every rank"
+        )
         fits = (bias.shape, bias.dtype) == (residual.shape[-1:], residual.dtype)
-        require(fits, "bias-shape", f"{bias} beside {residual}", "a number for each column")
+        require(fits, "bias-shape", f"{bias} with {residual}", "one bias element per column")
     return residual
 
 
 def _require_alike(added: ValueType, residual: ValueType) -> None:
     alike = (added.shape, added.dtype) == (residual.shape, residual.dtype)
-    require(alike, "residual", f"{added} and {residual}", "terms of one shape and dtype")
+    require(alike, "residual", f"{added} and {residual}", "terms of the same shape and dtype")
 
 
 def _across(
@@ -92,7 +99,7 @@ def _across(
 
 
 def _all_reduce_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """Around a ring, as for all_reduce; the residual is read, and the sum is not written."""
+    """Return the cost in a ring, as for all_reduce; the residual is read, the sum not written."""
     whole = local_bytes(operands[0].placed(REPLICATE), rank)
     return Cost(memory_bytes=2 * whole + local_bytes(result, rank), wire_bytes=2 * whole)
 
