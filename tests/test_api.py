@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tpcompile.UsageError,
         "shards nothing",
     ),
-    "no seed": ({"random_weights": "a"}, tpcompile.UsageError, "no seed"),
+    "no seed": ({"random_weights": "a"}, tpcompile.UsageError, "must be an integer seed"),
 }
 
 
@@ -143,9 +143,9 @@ def test_a_cache_goes_from_call_to_call() -> None:
         found = model(ids[:, 5:], past_key_values=cache)
         assert found.past_key_values is cache
         assert relative_error(found.logits, whole.logits[:, 5:]) < TOLERANCE
-        with pytest.raises(tpcompile.UsageError, match="at most 8"):
+        with pytest.raises(tpcompile.UsageError, match="at most max_seq_len=8"):
             model(ids[:, :1], past_key_values=cache)
-        with pytest.raises(tpcompile.UsageError, match="no cache of this model"):
+        with pytest.raises(tpcompile.UsageError, match="must be a cache of this model"):
             model(ids, past_key_values=object())
 
 
@@ -250,8 +250,8 @@ def test_what_hugging_face_code_expects_of_a_model() -> None:
 
 BAD_CALLS: dict[str, tuple[Any, str]] = {
     "a list": ([[1, 2]], "must be a tensor"),
-    "fractions": (torch.ones(1, 2), "whole numbers"),
-    "nothing": (torch.zeros(1, 0, dtype=torch.long), "no tokens"),
+    "fractions": (torch.ones(1, 2), "must be 32-bit or 64-bit integers"),
+    "nothing": (torch.zeros(1, 0, dtype=torch.long), "at least one token"),
     "a token beyond the vocabulary": (torch.tensor([[1, 1013]]), "Found 1013"),
     "a negative token": (torch.tensor([[-1]]), "Found -1"),
 }

@@ -49,7 +49,7 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("", "following arguments are required: DIR"),
         ("{0}", "is not empty"),
-        ("{0}/mine", "is a file"),
+        ("{0}/mine", "must be a new or empty directory. Found a file"),
         ("{0}/mine/below", "cannot be written"),
         ("/proc/demo", "cannot be written"),
         ("{0}/new --steps 0", "'0' is not a number of steps"),

@@ -157,7 +157,7 @@ def test_refusals_come_before_training(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="steps=0"):
         make_demo(tmp_path / "new", steps=0, follow=trained)
     (tmp_path / "mine").write_text("mine")
-    for directory, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "is a file")):
+    for directory, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "Found a file")):
         with pytest.raises(UsageError, match=said):
             make_demo(directory, follow=trained)
     with pytest.raises(UsageError, match="cannot be written"):

@@ -193,7 +193,7 @@ def test_what_eager_takes(both: Both, good: str) -> None:
         ({"inputs_embeds": torch.zeros(2, 4, 64)}, "inputs_embeds"),
         ({"inputs": IDS, "inputs_embeds": torch.zeros(2, 4, 64)}, "inputs_embeds"),
         ({"inputs": IDS, "attention_mask": MASK[0]}, "attention_mask"),
-        ({"inputs": IDS, "attention_mask": torch.ones(2, 1, 4, 4)}, "who sees whom"),
+        ({"inputs": IDS, "attention_mask": torch.ones(2, 1, 4, 4)}, "query-key pairs"),
         ({"inputs": IDS, "assistant_early_exit": 1}, "assistant_early_exit=1"),
     ],
 )

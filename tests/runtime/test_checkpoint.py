@@ -89,7 +89,7 @@ def test_a_tied_head_that_is_stored_too(tmp_path: Path) -> None:
     eager = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert not torch.equal(eager.lm_head.weight, eager.model.embed_tokens.weight)
     checkpoint = Checkpoint(tmp_path, captured.tensors, captured.aliases)
-    with checkpoint, pytest.raises(tpcompile.CheckpointError, match="tied, and stored with diff"):
+    with checkpoint, pytest.raises(tpcompile.CheckpointError, match="tied, but are stored with"):
         checkpoint(name, (slice(None),))
 
 
@@ -116,7 +116,7 @@ def test_stored_dtypes_that_are_refused(name: str, stored: str, tmp_path: Path) 
 
     rewritten(saved(tmp_path), cast)
     with pytest.raises(
-        tpcompile.CheckpointError, match=rf"{name} must hold.*Found {stored}\."
+        tpcompile.CheckpointError, match=rf"{name} must have.*Found {stored}\."
     ) as e:
         Checkpoint(tmp_path, captured.tensors, captured.aliases)
     assert "Expected F64, F32, F16, BF16" in str(e.value)
@@ -190,9 +190,9 @@ def _edited(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path]
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut short": (_cut_short, "may be cut short"),
-    "cut in the header": (_header_only, "may be cut short"),
-    "empty": (_empty_file, "may be cut short"),
+    "cut short": (_cut_short, "may be truncated"),
+    "cut in the header": (_header_only, "may be truncated"),
+    "empty": (_empty_file, "may be truncated"),
     "no files": (_no_files, "no weights"),
     "the old format": (_old_format, "save_pretrained"),
     "a tensor missing": (_edited(lambda t: t.pop(UP)), f"lacks the tensor {UP}"),
@@ -202,11 +202,11 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "another shape": (
         _edited(lambda t: t.update({UP: t[UP][:-1].clone()})),
-        "another shape",
+        "does not match the configuration",
     ),
     "a tensor too many": (
         _edited(lambda t: t.update({"model.layers.9.thing": torch.zeros(1)})),
-        r"no use for: model\.layers\.9\.thing",
+        r"the model does not have: model\.layers\.9\.thing",
     ),
 }
 

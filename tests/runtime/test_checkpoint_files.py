@@ -159,7 +159,7 @@ def test_choices_that_are_refused(name: str, tensors: Tensors, tmp_path: Path) -
 NOT_READ: dict[str, tuple[tuple[str, ...], str]] = {
     "pickles": (("pytorch_model.bin",), "old PyTorch format.*Found pytorch_model"),
     "one file of another name": (("weights.safetensors",), r"Found weights\.safetensors"),
-    "shards without an index": (SHARDS, "Found model-00001.*Get the index"),
+    "shards without an index": (SHARDS, "Found model-00001.*Download the index"),
     "an adapter": (("adapter_model.safetensors",), r"Found adapter_model\.safetensors"),
     "an adapter beside weights": ((SINGLE, ADAPTER), "merge_and_unload"),
     "a distributed checkpoint": (
@@ -188,9 +188,9 @@ INDEXES: dict[str, tuple[str, str]] = {
     "out of the directory": (f'{{"weight_map": {{"{UP}": "../{OTHER}"}}}}', "inside its dir"),
     "out of it and back": (f'{{"weight_map": {{"{UP}": "deep/../{OTHER}"}}}}', "inside its dir"),
     "an absolute path": ('{"weight_map": {"a": "/etc/passwd"}}', "inside its dir.*/etc/passwd"),
-    "a number": ('{"weight_map": {"a": 5}}', "must map a to the name of a file.*Found 5"),
-    "a null": ('{"weight_map": {"a": null}}', "must map a to the name.*Found None"),
-    "a list": ('{"weight_map": {"a": ["b"]}}', "must map a to the name"),
+    "a number": ('{"weight_map": {"a": 5}}', "must map a to a file name.*Found 5"),
+    "a null": ('{"weight_map": {"a": null}}', "must map a to a file name.*Found None"),
+    "a list": ('{"weight_map": {"a": ["b"]}}', "must map a to a file name"),
     "a null map": ('{"weight_map": null}', "object named weight_map.*Found None"),
     "a list for a map": ('{"weight_map": ["a"]}', "object named weight_map"),
     "no map": ("{}", "object named weight_map"),

@@ -125,11 +125,11 @@ def test_code_for_generation_is_neither_run_nor_asked_about(
         {"custom_generate": tmp_path},
         {"trust_remote_code": True},
     ):
-        with pytest.raises(tpcompile.UnsupportedError, match="no generation code"):
+        with pytest.raises(tpcompile.UnsupportedError, match="does not run generation code"):
             both.compiled.generate(ids, max_new_tokens=2, **options)
-    with pytest.raises(tpcompile.UnsupportedError, match="no generation code"):
+    with pytest.raises(tpcompile.UnsupportedError, match="does not run generation code"):
         both.compiled.generate(ids, *[None] * 9, str(tmp_path))
-    with pytest.raises(tpcompile.UnsupportedError, match="no generation code"):
+    with pytest.raises(tpcompile.UnsupportedError, match="does not run generation code"):
         both.compiled.load_custom_generate(tmp_path, trust_remote_code=True)
     captured = preset_pair("tiny-qwen3").captured
     generation_config_of(captured, CheckpointFiles(tmp_path, {}, {}))

@@ -1,4 +1,4 @@
-"""What carries values between ranks: in one process, over torch.distributed, over sockets."""
+"""Communication between ranks: in one process, over torch.distributed, over sockets."""
 
 from tpcompile.comm.group import Group, SimulatedGroup
 from tpcompile.comm.neighbours import Neighbours, PeerError

@@ -1,4 +1,4 @@
-"""The ranks as an emitted module sees them: the four things that it asks of the others."""
+"""The collectives that an emitted module calls, and their simulation by threads."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from tpcompile.ir.ops.collectives import tree_sum
 
 
 class Group(Protocol):
-    """What an emitted module calls."""
+    """The four collectives that an emitted module calls."""
 
     def all_reduce(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The sum of every rank's `x`, in `dtype`."""
+        """Return the sum of every rank's `x`, in `dtype`."""
         ...
 
     def all_gather(
         self, x: torch.Tensor, dim: int, extents: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Every rank's `x` along `dim`; without `extents` they are even runs of tokens."""
+        """Concatenate every rank's `x` along `dim`; without `extents` these are even token runs."""
         ...
 
     def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """This rank's run of tokens of the sum."""
+        """Return this rank's run of tokens of the sum of every rank's `x`."""
         ...
 
     def argmax(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """The id of the greatest of all ranks' `values`, for each row: see `best_of`."""
+        """Return the id of the greatest of all ranks' `values` for each row; see `best_of`."""
         ...
 
 
 class SimulatedGroup:
-    """Ranks that are threads of one process; they meet at a barrier."""
+    """A group whose ranks are threads of one process, synchronised by a barrier."""
 
     def __init__(self, ranks: int) -> None:
         self._slots: list[torch.Tensor | None] = [None] * ranks
         self._barrier = threading.Barrier(ranks)
         self.lock = threading.Lock()
-        """Held for a whole run: two callers must not meet at one barrier."""
+        """Held for a whole run: two callers must not share the barrier."""
 
     def rank(self, rank: int) -> _SimulatedRank:
+        """Return the group as this rank uses it."""
         return _SimulatedRank(self, rank)
 
     def abort(self) -> None:
-        """Let the others fail too rather than wait for a rank that has failed."""
+        """Make all ranks fail after one has failed, so that none waits for it."""
         self._barrier.abort()
 
     def reset(self) -> None:
-        """Ready for another run, when no rank is running."""
+        """Prepare for another run; no rank may be running."""
         self._barrier.reset()
 
     def exchange(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's `x`, by rank."""
         self._slots[rank] = x
         self._barrier.wait()
         found = [slot for slot in self._slots if slot is not None]
@@ -75,7 +77,8 @@ class _SimulatedRank:
     ) -> torch.Tensor:
         parts = self._group.exchange(self._rank, x)
         if extents is not None and [part.shape[dim] for part in parts] != list(extents):
-            raise ValueError(f"ranks hold {[tuple(p.shape) for p in parts]}, not {extents}")
+            shapes = [tuple(part.shape) for part in parts]
+            raise ValueError(f"sizes along dim {dim} must be {list(extents)}, got shapes {shapes}")
         return torch.cat(parts, dim)
 
     def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

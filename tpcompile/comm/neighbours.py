@@ -1,7 +1,7 @@
-"""Ranks of one machine: what is small goes from each to each over sockets of their own.
+"""Small messages between ranks of one machine, over one socket per pair of ranks.
 
-Between two ranks of one thread each a sum of 2 KB takes 0.05 ms this way and 0.5 ms or more
-through gloo, whose threads have to wake each other; a token needs two sums a layer.
+A sum of 2 KB between two ranks of one thread each takes 0.05 ms over sockets and 0.5 ms or more
+over gloo, whose threads must wake each other. Each token needs two sums per layer.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ import torch
 from tpcompile.errors import RankError
 
 SMALL_BYTES = 64 * 1024
-"""Beyond it bandwidth counts for more than latency, and gloo is as good."""
+"""For larger messages bandwidth matters more than latency, and gloo is as fast."""
 
 _LOOK_S = 0.002
-"""How long to look again and again before going to sleep: a rank that sleeps wakes up late."""
+"""How long to poll before sleeping: a rank that sleeps wakes up late."""
 
 
 class PeerError(RankError):
-    """Another rank is gone, and this one cannot go on."""
+    """The connection to another rank was lost, so this rank cannot continue."""
 
 
 class Neighbours:
-    """This rank's sockets to the others, by rank. `eager` ranks do not sleep at once: they need a
-    core each."""
+    """This rank's sockets to the others, by rank.
+
+    If `eager`, poll before sleeping; this needs one core per rank.
+    """
 
     def __init__(self, rank: int, others: Sequence[socket.socket], eager: bool) -> None:
         self._rank = rank
@@ -42,7 +44,7 @@ class Neighbours:
             other.setblocking(False)
 
     def gather(self, own: torch.Tensor, found: torch.Tensor) -> None:
-        """The bytes of every rank's `own` in the rows of `found`."""
+        """Write the bytes of every rank's `own` to the rows of `found`."""
         sent: Any = own.numpy()
         received: Any = found.numpy()
         received[self._rank] = sent
@@ -69,15 +71,18 @@ class Neighbours:
 
 @dataclass
 class _Exchange:
-    """What is still to be sent to another rank, and to come from it. Both go on at once: two ranks
-    that only sent would wait for each other where sockets hold little."""
+    """The bytes still to send to and to receive from another rank.
+
+    Both directions progress together: two ranks that only sent would deadlock when the buffers of
+    their sockets are full.
+    """
 
     other: socket.socket
     sent: memoryview
     room: memoryview
 
     def move(self) -> bool:
-        """Send and receive what can be; whether anything could."""
+        """Send and receive without blocking; return whether any bytes were transferred."""
         before = len(self.sent) + len(self.room)
         try:
             if self.sent:
@@ -96,13 +101,13 @@ class _Exchange:
         with suppress(BlockingIOError):
             count = self.other.recv_into(self.room)
             if not count:
-                raise EOFError("it closed the connection")
+                raise EOFError("the other rank closed its end")
             self.room = self.room[count:]
 
 
 def _gone(error: Exception) -> PeerError:
     return PeerError(
-        "Another rank is gone",
-        got=str(error),
-        hint="Look at what the other ranks print: one of them failed first",
+        "The connection to another rank was lost",
+        got=f"the error: {error}",
+        hint="See the output of the other ranks: one of them failed first",
     )

@@ -1,4 +1,4 @@
-"""The ranks as processes: what an emitted module asks of the others, over torch.distributed."""
+"""The collectives of an emitted module over torch.distributed; each rank is a process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from tpcompile.ir.ops.argmax import best_of
 from tpcompile.ir.ops.collectives import tree_sum
 
 WHOLE_BYTES = 128 * 1024
-"""Up to this size ranks send their terms whole. Measured with 4 ranks of one thread each: whole
-terms take 1.4 ms at 4 KB and 16 ms at 1 MB, pieces 2.0 ms and 8 ms; they cross near 128 KB."""
+"""Up to this size ranks send their whole terms. Measured with 4 ranks of one thread each: whole
+terms take 1.4 ms at 4 KB and 16 ms at 1 MB, pieces 2.0 ms and 8 ms. The curves cross near
+128 KB."""
 
 _LAST_S = 0.3
-"""At the end of Python, how long a group may take at most to let go of its tensors."""
+"""The maximum time that a group may take to release its tensors when Python exits."""
 _LOOK_S = 0.001
 
 
 class ProcessGroupRank:
-    """This process's rank of a torch process group: the default one, or one made by hand.
+    """This process's rank of a torch process group, the default group or another one.
 
-    On the CPU a sum has the bits of `tree_sum`, whichever way it is taken. On other devices it
-    is the group's own.
+    On the CPU a sum has the same bits as `tree_sum`, whichever algorithm computes it. On other
+    devices it is the group's own all-reduce.
     """
 
     def __init__(self, group: Any, neighbours: Neighbours | None = None) -> None:
@@ -39,7 +40,7 @@ class ProcessGroupRank:
         self._held: tuple[torch.Tensor, ...] = ()
 
     def all_reduce(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The sum of every rank's `x`, in `dtype`."""
+        """Return the sum of every rank's `x`, in `dtype`."""
         result = dtype or x.dtype
         if self._ranks == 1:
             return x.to(result, copy=True)
@@ -56,10 +57,13 @@ class ProcessGroupRank:
     def all_gather(
         self, x: torch.Tensor, dim: int, extents: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Every rank's `x` along `dim`; without `extents` the ranks first say what they hold."""
+        """Concatenate every rank's `x` along `dim`; without `extents`, exchange the sizes first."""
         sizes = self._sizes(x, dim) if extents is None else list(extents)
         if x.shape[dim] != sizes[self._rank]:
-            raise ValueError(f"rank {self._rank} holds {tuple(x.shape)}, not {sizes} along {dim}")
+            shape = tuple(x.shape)
+            raise ValueError(
+                f"sizes along dim {dim} must be {sizes}, rank {self._rank} has shape {shape}"
+            )
         if not x.shape[dim] and not any(sizes):
             return x.clone()
         others = x.numel() // x.shape[dim] if x.shape[dim] else _others(x.shape, dim)
@@ -73,7 +77,7 @@ class ProcessGroupRank:
         return torch.cat(parts, dim)
 
     def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """This rank's run of tokens of the sum."""
+        """Return this rank's run of tokens of the sum of every rank's `x`."""
         if self._ranks == 1:
             return x.to(dtype or x.dtype, copy=True)
         layout = TokenLayout(self._ranks)
@@ -85,13 +89,13 @@ class ProcessGroupRank:
         return tree_sum(torch.split(received, own) if own else [received], dtype)
 
     def argmax(self, values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """The id of the greatest value in each row; 16 bytes a rank and row are sent."""
+        """Return the id of the greatest value in each row; each rank sends 16 bytes per row."""
         pairs = torch.stack([values.double().view(torch.int64), ids], -1)
         found = self._gather(pairs.view(-1)).view(self._ranks, len(values), 2)
         return best_of(found[..., 0].contiguous().view(torch.float64), found[..., 1])
 
     def broadcast(self, x: torch.Tensor | None, root: int, device: torch.device) -> torch.Tensor:
-        """The `x` of rank `root`, on every rank; the others need not know what it looks like."""
+        """Return the `x` of rank `root` on every rank; the others need not know shape and dtype."""
         own = self._rank == root
         kind = torch.zeros(_KIND, dtype=torch.long)
         if own:
@@ -114,7 +118,7 @@ class ProcessGroupRank:
         return x
 
     def _sum_in_pieces(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Each rank sums its piece of all terms; then the sums are gathered."""
+        """Sum one piece per rank over all terms, then gather the sums."""
         piece = -(-x.numel() // self._ranks)
         flat = x.contiguous().view(-1)
         if piece * self._ranks != x.numel():
@@ -125,7 +129,7 @@ class ProcessGroupRank:
         return total.view(-1)[: x.numel()].view(x.shape)
 
     def _gather(self, flat: torch.Tensor, scratch: bool = False) -> torch.Tensor:
-        """The same number of elements from every rank: `[ranks, elements]`."""
+        """Gather the same number of elements from every rank: `[ranks, elements]`."""
         if scratch:
             found = self._room(self._ranks, len(flat), flat.dtype)
         else:
@@ -139,7 +143,7 @@ class ProcessGroupRank:
     def _exchange(
         self, received: torch.Tensor, sent: torch.Tensor, take: list[int], give: list[int]
     ) -> None:
-        """Rows of `sent` to every rank, rows of every rank into `received`; even without sizes."""
+        """Send rows of `sent` to every rank, receive rows from each; empty sizes split evenly."""
         if not sent.numel():
             return
         width = sent.nbytes // len(sent)
@@ -151,7 +155,7 @@ class ProcessGroupRank:
         return [int(size) for size in self._gather(own).view(-1)]
 
     def _room(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory that is used again for every sum: fresh pages would cost more than the sum."""
+        """Return scratch memory reused by every sum: new pages would cost more than the sum."""
         size = rows * columns * dtype.itemsize
         if len(self._scratch) < size:
             with torch.inference_mode(False):
@@ -159,38 +163,40 @@ class ProcessGroupRank:
         return self._scratch[:size].view(dtype).view(rows, columns)
 
     def _wait(self, start: Callable[..., Any], *tensors: torch.Tensor) -> None:
-        """Run a collective. Its tensors are kept until the next one, and while the group uses them.
+        """Run a collective. Keep its tensors until the next one, and while the group uses them.
 
-        The group's own thread lets go of them a moment after `wait` returns. Were it the last to
-        do so, it would need Python's lock, which costs time, and which it cannot get any more
-        when Python is ending: that aborts the process.
+        The group's own thread releases them a moment after `wait` returns. If it held the last
+        reference it would need the GIL. That costs time, and fails when Python is exiting, which
+        aborts the process.
         """
         try:
             start(*tensors).wait()
         except RuntimeError as error:
             late = "timed out" in str(error).lower()
             raise PeerError(
-                "Another rank did not answer in time" if late else "Another rank is gone",
-                got=str(error).split("\n")[0],
-                hint="Look at what the other ranks print: one of them failed first",
+                "Another rank did not answer in time"
+                if late
+                else "The connection to another rank was lost",
+                got="the error: " + str(error).split("\n")[0],
+                hint="See the output of the other ranks: one of them failed first",
             ) from error
         finally:
             self._held = (*filter(_in_use, self._held), *tensors)
 
     def rest(self) -> None:
-        """Wait until the group's own threads have let go of all tensors: see `_wait`.
+        """Wait until the group's own threads have released all tensors; see `_wait`.
 
-        That is a moment after the last collective; without one there is nothing to wait for.
+        They do so a moment after the last collective; without one, this returns at once.
         """
         until = time.monotonic() + _LAST_S
         waiting = any(held.device.type == "cpu" for held in self._held)
         while waiting and time.monotonic() < until:
             waiting = any(map(_in_use, self._held))
-            time.sleep(_LOOK_S)  # also after the last look: a thread that lets go needs the lock
+            time.sleep(_LOOK_S)  # also after the last check: the releasing thread needs the GIL
 
 
 _SUMMED_ALIKE = (torch.float32, torch.float64)
-"""For two ranks there is one order only, so the group's own sum has the same bits."""
+"""Dtypes in which the group's own sum has the same bits: two ranks have one order only."""
 
 _KIND = 10
 _DTYPES = (
@@ -208,7 +214,7 @@ _DTYPES = (
 
 
 def _in_use(x: Any) -> bool:
-    """Whether a thread of gloo still holds the tensor, beside Python."""
+    """Return whether a thread of gloo still holds the tensor, in addition to Python."""
     return bool(x.device.type == "cpu" and x._use_count() > 1)
 
 
@@ -217,5 +223,5 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 def _others(shape: torch.Size, dim: int) -> int:
-    """How many elements one index along `dim` has, for a value that holds none."""
+    """Return the number of elements per index along `dim`, for an empty value."""
     return torch.Size(s for i, s in enumerate(shape) if i != dim % len(shape)).numel()

@@ -1,4 +1,4 @@
-"""What Hugging Face's code asks of a causal LM beyond calling it."""
+"""The methods beside `forward` that Hugging Face's code calls on a causal LM."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tpcompile.runtime.refusals import NO_GRADIENTS, Refusals, refusal
 
 _NOT_FOR_FORWARD = ("tokenizer", "assistant_tokenizer")
 
-_GenerationMixin: Any = GenerationMixin  # its methods type `self` as a model of Hugging Face's own
+_GenerationMixin: Any = GenerationMixin  # its methods type `self` as a Hugging Face model
 
 
 class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
-    """`generate`, pipelines and evaluation harnesses call these; a user seldom does."""
+    """Methods for `generate`, pipelines and evaluation harnesses; users seldom call them."""
 
     main_input_name = "input_ids"
     input_modalities = ("text",)
@@ -30,15 +30,17 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
         refuse_padded_ends(model_kwargs.get("attention_mask"))
         if generation_config.assistant_early_exit is not None:
             raise UnsupportedError(
-                "A compiled model cannot draft with its own first layers, as "
-                f"assistant_early_exit={generation_config.assistant_early_exit!r} asks",
-                hint="Give a smaller model as assistant_model",
+                "A compiled model cannot draft with its own first layers: "
+                f"assistant_early_exit={generation_config.assistant_early_exit!r} "
+                "is not supported",
+                hint="Pass a smaller model as assistant_model",
             )
         asked = generation_config.cache_implementation
         if asked not in (None, "dynamic"):
             raise UnsupportedError(
-                f"cache_implementation={asked!r} is not what a compiled model keeps",
-                expected="none named: its KV cache lies in blocks on the ranks",
+                f"cache_implementation={asked!r} is not supported: the KV cache of a compiled "
+                "model is always stored in blocks on the ranks",
+                expected="None or 'dynamic'",
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = self.new_cache()
@@ -70,56 +72,56 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
         )
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's, without the tokenizers that `generate` takes and hands down here."""
+        """Prepare inputs as Hugging Face does, without the tokenizers that `generate` passes on."""
         own = {name: kwargs[name] for name in kwargs if name not in _NOT_FOR_FORWARD}
         return super().prepare_inputs_for_generation(*args, **own)
 
     def load_custom_generate(self, name: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: Hugging Face's would run the code, older ones without being told to."""
+        """Refuse: Hugging Face would run the code, older versions without trust_remote_code."""
         raise code_error(f"custom_generate={str(name)!r}")
 
     def can_generate(self) -> bool:
-        """Asked by Hugging Face's pipelines."""
+        """Return whether `generate` works; Hugging Face's pipelines call this."""
         return bool(self.keeps_cache)
 
     def tie_weights(self) -> None:
-        """Asked by lm-evaluation-harness: they are tied as they were captured."""
+        """Do nothing: weights stay tied as captured. lm-evaluation-harness calls this."""
 
     @property
     def name_or_path(self) -> str:
-        """Where the model came from: a tokenizer may be there too."""
+        """Where the model was loaded from; its tokenizer may be there too."""
         return str(self.config.name_or_path)
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
-        """Behind `to`, `half`, `cuda` and the like; the parameters are not here to be moved."""
+        """Refuse to change device or dtype; `to`, `half` and `cuda` call this."""
         try:
             moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
-        except (AssertionError, RuntimeError) as error:  # torch's for a device that is not there
+        except (AssertionError, RuntimeError) as error:  # torch raises these for a missing device
             raise UsageError(
-                "A compiled model cannot be moved",
-                got=str(error).split("\n")[0],
+                "A compiled model cannot be moved to another device",
+                got="the error: " + str(error).split("\n")[0],
                 expected=f"{self.dtype} on {self.device}",
-                hint="Give device and dtype to tpcompile.compile",
+                hint="Pass device and dtype to tpcompile.compile",
             ) from error
         if (moved.device, moved.dtype) != (self.device, self.dtype):
             raise UsageError(
-                "A compiled model stays where it is, and what it is",
-                got=f"a call that makes it {moved.dtype} on {moved.device}",
+                "The device and the dtype of a compiled model cannot change",
+                got=f"a conversion to {moved.dtype} on {moved.device}",
                 expected=f"{self.dtype} on {self.device}",
-                hint="Give device and dtype to tpcompile.compile; a pipeline takes "
-                f"device={str(self.device)!r}",
+                hint="Pass device and dtype to tpcompile.compile, and "
+                f"device={str(self.device)!r} to a pipeline",
             )
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Refused, but for `train(False)`, which `eval` calls."""
+        """Refuse, except `train(False)`, which `eval` calls."""
         if mode:
             raise refusal("train", NO_GRADIENTS)
         found: Self = super().train(False)
         return found
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Refused, but for `requires_grad_(False)`, which is how it is."""
+        """Refuse, except `requires_grad_(False)`, which is a no-op."""
         if requires_grad:
             raise refusal("requires_grad_", NO_GRADIENTS)
         return self
@@ -129,17 +131,17 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
 
     @staticmethod
     def is_remote_code() -> bool:
-        """Asked by Hugging Face's `generate`, as is the next."""
+        """Return False; Hugging Face's `generate` calls this."""
         return False
 
     @staticmethod
     def get_experts_implementation() -> dict[str, str]:
-        """There are no experts."""
+        """Return an empty mapping: there are no experts. Hugging Face's `generate` calls this."""
         return {}
 
 
 def _not_to_be_moved() -> UnsupportedError:
     return UnsupportedError(
-        "A compiled model cannot be copied or pickled: its numbers lie on the ranks",
-        hint="Compile it again where it is wanted; model.save_pretrained(DIR) writes a checkpoint",
+        "A compiled model cannot be copied or pickled: its weights are on the ranks",
+        hint="Compile it again where you need it; model.save_pretrained(DIR) writes a checkpoint",
     )

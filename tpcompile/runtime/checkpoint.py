@@ -1,4 +1,4 @@
-"""Checkpoints on disk: safetensors files, of which a rank reads only the slices it needs."""
+"""Checkpoints on disk: safetensors files from which a rank reads only the slices it needs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Tensors that some tools store as one, and what they are made of, in this order, by rows."""
+"""Fused tensors of some tools, and the tensors that they concatenate, in this order, by rows."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-"""Dtypes of stored tensors. Integers and float8 need scales to become weights: a bare cast of
-them would be wrong without a word."""
+"""Supported dtypes of stored tensors. Integers and float8 need scales to become weights: a bare
+cast would give wrong weights without an error."""
 
 DERIVED = ("rotary_emb.inv_freq",)
-"""Ends of names that old checkpoints hold and models make themselves."""
+"""Name suffixes of tensors that old checkpoints store and models compute themselves."""
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where a tensor of the model lies: a stored tensor, from one of its rows on."""
+    """The location of a model's tensor: a stored tensor and the first row in it."""
 
     name: str
     row: int = 0
@@ -41,7 +41,7 @@ class _Stored:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint that each rank opens for itself, to read its own slices."""
+    """A checkpoint that each rank opens itself to read its own slices."""
 
     directory: Path
     tensors: Mapping[str, Tensor]
@@ -50,14 +50,15 @@ class CheckpointFiles:
     """`transformers_weights` of the configuration: the file to read, or its index."""
 
     def open(self) -> Checkpoint:
+        """Open the files; the caller closes them."""
         return Checkpoint(self.directory, self.tensors, self.aliases, self.chosen)
 
 
 class Checkpoint:
     """A directory of safetensors files as a source of tensors, by the names of the model.
 
-    Nothing is read when it is opened but the files' headers. A tied head may be left out;
-    fused QKV and gate-up tensors are taken apart.
+    Opening it reads only the files' headers. A tied head may be absent. Fused QKV and gate-up
+    tensors are split.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Checkpoint:
             raise
 
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
-        """Part of a tensor of the model; no other part is read."""
+        """Read part of a tensor of the model, and no other part of it."""
         if name not in self._stored:
             raise CheckpointError(f"The model has no tensor {name}")
         found = self._read(self._stored[name], index)
@@ -135,7 +136,7 @@ class Checkpoint:
     def _resolve(
         self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
     ) -> dict[str, _Stored]:
-        """Where each tensor of the model lies; everything must be there, and nothing else."""
+        """Locate each tensor of the model; raise for a missing or an unexpected tensor."""
         found: dict[str, _Stored] = {}
         for name, tensor in tensors.items():
             names = (name, *(alias for alias, known in aliases.items() if known == name))
@@ -163,11 +164,11 @@ class Checkpoint:
         found = str(self._file(name).get_slice(name).get_dtype())
         if found not in FLOATS:
             raise CheckpointError(
-                f"The tensor {name} must hold floating-point numbers of 16 bits or more",
+                f"The tensor {name} must have a floating-point dtype of 16 bits or more",
                 where=str(self._where[name]),
                 got=found,
                 expected=", ".join(FLOATS),
-                hint="The checkpoint may be quantized: get the original one",
+                hint="The checkpoint may be quantized: download the original one",
             )
 
     def _check_shape(self, tensor: Tensor, stored: _Stored, tensors: Mapping[str, Tensor]) -> None:
@@ -177,17 +178,17 @@ class Checkpoint:
             expected = (rows, *tensor.shape[1:])
         if self._shapes[stored.name] != expected:
             raise CheckpointError(
-                f"The tensor {stored.name} has another shape than the configuration says",
+                f"The shape of the tensor {stored.name} does not match the configuration",
                 where=str(self._where[stored.name]),
                 got=str(self._shapes[stored.name]),
                 expected=str(expected),
-                hint="The config.json and the files do not belong together",
+                hint="The config.json and the files must be of the same checkpoint",
             )
 
     def _untied(self, name: str, twin: _Stored) -> CheckpointError:
-        """Hugging Face then ties them as little as the checkpoint does."""
+        """Return the error for different values; Hugging Face does not tie such tensors either."""
         return CheckpointError(
-            f"The tensors {name} and {twin.name} are tied, and stored with different values",
+            f"The tensors {name} and {twin.name} are tied, but are stored with different values",
             where=str(self._where[twin.name]),
             expected="equal values, or only one of the two",
             hint='If they are two tensors, set "tie_word_embeddings": false in the config.json',
@@ -199,7 +200,7 @@ class Checkpoint:
             where=str(self._directory),
             got=f"{len(self._shapes)} other tensors",
             expected="every tensor of the model",
-            hint="A file may be missing, or the checkpoint may be of another model",
+            hint="A file may be missing, or the checkpoint may belong to another model",
         )
 
     def _refuse_extra(self, used: set[str], aliases: Mapping[str, str]) -> None:
@@ -210,11 +211,12 @@ class Checkpoint:
         ]
         if extra:
             raise CheckpointError(
-                f"The checkpoint holds tensors that the model has no use for: {extra[0]}"
+                f"The checkpoint holds tensors that the model does not have: {extra[0]}"
                 + (f" and {len(extra) - 1} more" if len(extra) > 1 else ""),
                 where=str(self._where[extra[0]]),
-                expected="the tensors of the model alone",
-                hint="The config.json may be of another model: more layers, a bias, an adapter",
+                expected="only the tensors of the model",
+                hint="The config.json may belong to another model: check the number of layers, "
+                "biases and adapters",
             )
 
 
@@ -231,5 +233,5 @@ def _fused_rows(name: str, tensors: Mapping[str, Tensor]) -> int:
 
 
 def _module_of(name: str) -> str:
-    """The module that a tensor is the weight or the bias of."""
+    """Return the name of the module whose weight or bias the tensor is."""
     return name.rpartition(".")[0].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which tensor is in which, and what is wrong with one."""
+"""The files of a checkpoint: the file of each tensor, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 
 def files_of(directory: Path, chosen: Any = None) -> dict[str, Path]:
-    """Map every tensor to its file; of several sets of files, read the one Hugging Face reads.
+    """Map every tensor to its file; of several sets of files, use the one Hugging Face reads.
 
     `chosen` is `transformers_weights` of the configuration: the file to read, or its index.
     """
@@ -33,7 +33,7 @@ def files_of(directory: Path, chosen: Any = None) -> dict[str, Path]:
 
 
 def _weights_file(directory: Path, chosen: Any) -> Path:
-    """The safetensors file or the index: the chosen one, else the single file, else the index."""
+    """Return the chosen safetensors file or index; by default the single file, else the index."""
     if chosen is not None:
         return _chosen_file(directory, chosen)
     for name in (SINGLE, INDEX):
@@ -55,29 +55,29 @@ def _chosen_file(directory: Path, chosen: Any) -> Path:
 
 
 def _file_named(directory: Path, name: str, where: str) -> Path:
-    """A file that a configuration or an index names: the name must stay inside the directory.
+    """Return the file that a configuration or an index names; it must be inside the directory.
 
-    The name counts, and not the file it leads to: in the hub's cache every file is a link.
+    Only the name is checked, not the target of a link: in the hub's cache every file is a link.
     """
     if os.path.isabs(name) or ".." in Path(name).parts:
         raise CheckpointError(
             "A file of the checkpoint must be inside its directory",
             where=where,
             got=shortened(name),
-            expected="a relative name without ..",
+            expected="a relative path without ..",
         )
     if not os.path.isfile(directory / name):
         raise CheckpointError(
             f"The checkpoint lacks the file {shortened(name)}",
             where=where,
-            expected="every file that is named there",
-            hint="Get the missing files",
+            expected="every file that it names",
+            hint="Download the missing files",
         )
     return directory / name
 
 
 def _files_of_index(directory: Path, index: Path) -> dict[str, Path]:
-    """Files are named relative to the directory of the checkpoint, wherever the index is."""
+    """Map every tensor to its file by the index, whose paths are relative to `directory`."""
     mapping = _weight_map(index)
     where = str(index)
     files = {name: _file_named(directory, name, where) for name in dict.fromkeys(mapping.values())}
@@ -92,7 +92,7 @@ def _files_of_index(directory: Path, index: Path) -> dict[str, Path]:
             raise CheckpointError(
                 f"The index names a tensor that its file lacks: {shortened(name)}",
                 where=str(files[file]),
-                hint="The index and the files do not belong together: get both again",
+                hint="The index and the files must be of the same checkpoint: download both again",
             )
     return found
 
@@ -114,7 +114,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name, file in found.items():
         if not isinstance(file, str):
             raise CheckpointError(
-                f"The index must map {shortened(name)} to the name of a file",
+                f"The index must map {shortened(name)} to a file name",
                 where=str(index),
                 got=shortened(repr(file)),
             )
@@ -130,19 +130,19 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _refuse_other_kinds(directory: Path) -> None:
-    """Refuse directories from which Hugging Face loads more or other tensors than ours."""
+    """Raise if Hugging Face would load additional or other tensors from the directory."""
     if os.path.isfile(directory / ADAPTER):
         raise CheckpointError(
             "The directory holds an adapter, which is not merged into the weights",
             where=str(directory),
             got=ADAPTER,
-            hint="Merge it once: load it with peft, call merge_and_unload() and save the result",
+            hint="Merge it first: load it with peft, call merge_and_unload() and save the result",
         )
     names = (path.name for path in directory.glob("shard-*.safetensors"))
     shards = [name for name in names if _DISTRIBUTED.fullmatch(name)]
     if shards:
         raise CheckpointError(
-            "The directory holds a distributed checkpoint, which Hugging Face reads first",
+            "The directory must not hold a distributed checkpoint: Hugging Face reads it first",
             where=str(directory),
             got=min(shards),
             expected=f"{SINGLE}, or {INDEX} with its files",
@@ -150,17 +150,18 @@ def _refuse_other_kinds(directory: Path) -> None:
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:
+    """Return the error for a file that safetensors cannot read."""
     return CheckpointError(
         "A file of the checkpoint cannot be read",
         where=str(path),
-        got=str(error),
-        expected="a whole safetensors file",
-        hint="It may be cut short: compare its size with the original and get it again",
+        got=f"the error: {error}",
+        expected="a complete safetensors file",
+        hint="It may be truncated: compare its size with the original and download it again",
     )
 
 
 def size_of(path: Path) -> int | None:
-    """In bytes; of a file that is gone, none."""
+    """Return the size of a file in bytes, or None if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -168,14 +169,14 @@ def size_of(path: Path) -> int | None:
 
 
 def changed(path: Path, opened: int) -> CheckpointError:
-    """A file is read through a map of it: what is no longer there would kill the process."""
+    """Return the error for a changed file: reading a truncated memory map kills the process."""
     found = size_of(path)
     return CheckpointError(
-        "A file of the checkpoint changed while it was read",
+        "A file of the checkpoint changed while it was being read",
         where=str(path),
         got="no file" if found is None else f"{found:,} bytes",
         expected=f"{opened:,} bytes, as when it was opened",
-        hint="Load it again when nothing writes to it any more, and its disk is not full",
+        hint="Make sure that no process writes to it and its disk is not full, then load it again",
     )
 
 
@@ -184,24 +185,24 @@ def _stored_twice(name: str, first: Path, second: Path) -> CheckpointError:
         f"Two files of the checkpoint hold the tensor {shortened(name)}",
         where=str(second),
         got=f"{first.name} and {second.name}",
-        expected="every tensor in one file",
-        hint="Files of another checkpoint may be among these: get it again",
+        expected="each tensor in exactly one file",
+        hint="The directory may hold files of another checkpoint: download it again",
     )
 
 
 def _no_safetensors(directory: Path) -> CheckpointError:
-    """The other files that are there: the old format, or names that Hugging Face does not read."""
+    """Return the error that names the files found: an old format, or names that are not read."""
     wanted = f"{SINGLE}, or {INDEX} with its files"
     old, other = (
         sorted(path.name for path in directory.glob(f"*.{end}")) for end in ("bin", "safetensors")
     )
     if other:
         return CheckpointError(
-            "There are safetensors files, none of them under a name that Hugging Face reads",
+            "No safetensors file has a name that Hugging Face reads",
             where=str(directory),
             got=", ".join(other[:3]),
             expected=wanted,
-            hint="Get the index, rename the file, or name it in the config.json: "
+            hint="Download the index, rename the file, or name it in the config.json: "
             f'"transformers_weights": "{other[0]}"',
         )
     if old:
@@ -210,11 +211,10 @@ def _no_safetensors(directory: Path) -> CheckpointError:
             where=str(directory),
             got=", ".join(old[:3]),
             expected=wanted,
-            hint="Convert it once: AutoModelForCausalLM.from_pretrained(DIR)"
-            ".save_pretrained(NEW_DIR)",
+            hint="Convert it: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
         )
     return CheckpointError(
-        "There are no weights to compile",
+        "The directory holds no weights to compile",
         where=str(directory),
-        expected=f"{wanted} beside the config.json, or random_weights=SEED",
+        expected=f"{wanted} next to the config.json, or random_weights=SEED",
     )

@@ -1,4 +1,4 @@
-"""Greedy decoding that asks the ranks for tokens and never for logits."""
+"""Greedy decoding that takes tokens from the ranks, without gathering logits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tpcompile.runtime.weights import GENERATION_CONFIG, Weights
 
 @dataclass
 class GreedyOutput(CausalLMOutputWithPast):
-    """What a step gives when only the best tokens were asked for: no logits."""
+    """The output of a greedy step: the best tokens, without logits."""
 
     tokens: torch.Tensor | None = None
     """int64 [batch]: the token that follows each sequence."""
 
 
 def generation_config_of(captured: Captured, weights: Weights) -> GenerationConfig:
-    """The model's own, or the checkpoint's, or what the configuration says."""
+    """Return the generation config of the model, else the checkpoint's, else the config's."""
     own: GenerationConfig | None = getattr(captured.model, "generation_config", None)
     if own is not None:
         return copy.deepcopy(own)
@@ -37,7 +37,7 @@ def generation_config_of(captured: Captured, weights: Weights) -> GenerationConf
 
 
 def _stored_config(directory: Path) -> GenerationConfig:
-    """The checkpoint's generation configuration: data alone, which cannot name code to run."""
+    """Load the checkpoint's generation configuration: plain data that cannot name code to run."""
     file = directory / GENERATION_CONFIG
     try:
         read_object(file)
@@ -46,8 +46,9 @@ def _stored_config(directory: Path) -> GenerationConfig:
         raise CheckpointError(
             "The generation configuration cannot be read",
             where=str(file),
-            got=shortened(next(iter(str(error).splitlines()), type(error).__name__)),
-            hint="Correct the file, or remove it: then the config.json alone is used",
+            got="the error: "
+            + shortened(next(iter(str(error).splitlines()), type(error).__name__)),
+            hint="Correct the file, or remove it to use the config.json instead",
         ) from error
 
 
@@ -59,7 +60,7 @@ def decode_greedily(
     streamer: Any,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Hugging Face's loop for `do_sample=False`, fed with tokens."""
+    """Run Hugging Face's loop for `do_sample=False` on tokens instead of logits."""
     stops_at_eos = any(hasattr(criteria, "eos_token_id") for criteria in stopping_criteria)
     unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
     padding = generation_config._pad_token_tensor

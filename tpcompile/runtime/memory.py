@@ -1,4 +1,4 @@
-"""How memory is asked for while weights are made."""
+"""Settings of the memory allocator while weights are loaded."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MMAP_THRESHOLD = -3
-"""glibc's `M_MMAP_THRESHOLD`: larger pieces of memory go back to the system when they are freed."""
+"""glibc's `M_MMAP_THRESHOLD`: larger allocations return to the system when they are freed."""
 _TRIM_THRESHOLD = -1
-"""glibc's `M_TRIM_THRESHOLD`: free memory at the end of the heap beyond it goes back, and has to
-be asked for again."""
+"""glibc's `M_TRIM_THRESHOLD`: free memory beyond it at the top of the heap returns to the system,
+and has to be allocated again."""
 _WHILE_LOADING = 1 << 20
 _AFTERWARDS = 32 << 20
-"""The most that glibc itself would choose: fresh pages for every value would cost time."""
+"""The maximum that glibc itself would choose: new pages for every value would cost time."""
 
 
 @contextmanager
 def returned_at_once() -> Iterator[None]:
-    """Inside, a large tensor that is freed leaves no hole behind.
+    """Return large freed tensors to the system at once within the context.
 
-    A weight is read, and laid out anew; the holes of what was read took a tenth of all weights.
-    Only glibc is told; others are left to do as they do.
+    Each weight is read, and then copied into its layout. Without this, the freed originals left
+    holes in the heap that added up to a tenth of all weights. Only glibc is configured; other
+    allocators keep their settings.
     """
     tell = getattr(ctypes.CDLL(None), "mallopt", None)
     if tell is None:
@@ -32,4 +33,4 @@ def returned_at_once() -> Iterator[None]:
         yield
     finally:
         tell(_MMAP_THRESHOLD, _AFTERWARDS)
-        tell(_TRIM_THRESHOLD, 2 * _AFTERWARDS)  # glibc's own rule ends when the other is set
+        tell(_TRIM_THRESHOLD, 2 * _AFTERWARDS)  # setting the other disables glibc's own rule

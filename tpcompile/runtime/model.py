@@ -1,4 +1,4 @@
-"""The compiled model as users call it: a Hugging Face causal LM whose layers run on ranks."""
+"""The compiled model that users call: a Hugging Face causal LM whose layers run on ranks."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from tpcompile.runtime.ranks.rank import Ranks, Step, rank_modules
 from tpcompile.runtime.weights_out import WeightsOut
 
 _UNTRACED = ("forward", "generate")
-"""The methods that torch.compile calls as they are: ranks are beyond what it can trace."""
+"""The methods that torch.compile must not trace: they run on ranks."""
 
 
 class CompiledModel(WeightsOut, CausalLM, nn.Module):
-    """A causal LM over ranks, called as Hugging Face's are."""
+    """A causal LM on ranks, with the interface of Hugging Face's causal LMs."""
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
-        """Of a class with the name of the captured one: Hugging Face's pipelines look at that."""
+        """Create a subclass with the captured class's name: Hugging Face's pipelines check it."""
         why = "A compiled model runs on ranks, which torch.compile cannot trace"
         untraced: Any = torch.compiler.disable
         own = {name: untraced(getattr(cls, name), reason=why) for name in _UNTRACED}
@@ -73,7 +73,9 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
             captured.config
         )
         self.stages = list(stages)
-        self._graph = (graph,)  # in a tuple it is no submodule: its parameters hold no numbers
+        self._graph = (
+            graph,
+        )  # in a tuple, so that it is no submodule: its parameters have no data
         self._rank_modules = rank_modules(graph)
         self.tp = len(self._rank_modules)
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
@@ -90,14 +92,14 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
         self.eval()
 
     def _enough(self, block: int) -> int:
-        """Blocks for all that the KV cache is meant to hold."""
+        """Return the number of blocks for max_batch sequences of max_seq_len tokens."""
         return (self.max_batch or 1) * blocks_for(self.max_seq_len, block)
 
     @classmethod
     def simulated(
         cls, captured: Captured, graph: fx.GraphModule, stages: Sequence[Stage], read: Read
     ) -> CompiledModel:
-        """All ranks in this process, one thread each."""
+        """Create a model whose ranks all run in this process, one thread per rank."""
         device = torch.device("cpu")
         ranks = InProcessRanks(rank_modules(graph), read, captured.rotary.fresh, device)
         return cls(captured, graph, stages, ranks)
@@ -108,12 +110,12 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the results are, and where inputs are wanted."""
+        """The device of inputs and results."""
         return self._device
 
     @property
     def processes(self) -> list[int]:
-        """The ids of the processes that the ranks are; of simulated ranks, this one's."""
+        """The process ids of the ranks; for simulated ranks, the id of this process."""
         return self._ranks.processes
 
     @property
@@ -123,7 +125,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
 
     @property
     def finds_tokens(self) -> bool:
-        """Whether the ranks can tell the best token without giving away all logits."""
+        """Whether the ranks can return the best token without gathering all logits."""
         return len(self._rank_modules[0].outputs) > 1
 
     @property
@@ -132,23 +134,23 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
 
     @property
     def plan(self) -> PlanReport:
-        """Who holds what, and what crosses between ranks."""
+        """The weights on each rank, and the communication between ranks."""
         return plan_report(self.graph)
 
     @property
     def program(self) -> StepProgram:
-        """What runs decode steps: `.text()`, and how it is scheduled: `.schedule`."""
+        """The program of decode steps: `.text()` prints it, `.schedule` is its schedule."""
         if self._programs is None:
             raise UnsupportedError(
-                "Modules run this model, and no program",
+                "This model runs modules and has no program",
                 hint='Compile it with backend="reference"',
             )
         return self._programs.for_batch(self._programs.batch)
 
     def source(self, rank: int = 0) -> str:
-        """The generated module of a rank, as Python."""
+        """Return the generated Python module of a rank."""
         if not isinstance(rank, int) or not 0 <= rank < self.tp:
-            raise UsageError(f"There is no rank {rank!r}", expected=f"0 to {self.tp - 1}")
+            raise UsageError(f"rank must be an integer from 0 to {self.tp - 1}", got=repr(rank))
         return self._rank_modules[rank].source
 
     def forward(
@@ -163,10 +165,10 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
         greedy: bool = False,
         **options: Any,
     ) -> Any:
-        """Logits, as Hugging Face's causal LMs give them.
+        """Return logits, as Hugging Face's causal LMs do.
 
-        `greedy` asks for the best token behind each sequence instead: the ranks then exchange
-        a value and an id for each, and no logits.
+        `greedy` returns the best token after each sequence instead: the ranks then exchange one
+        value and one id per sequence, and no logits.
         """
         with self._open_calls.enter():
             self._check_open()
@@ -210,12 +212,12 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
             return self._ranks.run(Step(inputs, output, placed.blocks, placed.copies))
 
     def new_cache(self) -> PagedCache:
-        """An empty KV cache, for `past_key_values`."""
+        """Return an empty KV cache to pass as `past_key_values`."""
         if self._pool is None:
             raise UnsupportedError(
-                "The pipeline keeps no KV cache",
+                "The model was compiled without a KV cache",
                 expected="a pipeline that ends in cache-kv",
-                hint="Give the whole sequence each time, with use_cache=False",
+                hint="Pass the whole sequence in each call, with use_cache=False",
             )
         layers = self._rank_modules[0].cache.layers  # type: ignore[union-attr]
         return PagedCache(self._pool, layers, self.max_seq_len, self.max_batch)
@@ -225,18 +227,18 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
             return self.new_cache() if self._pool is not None or use_cache else None
         if not isinstance(given, PagedCache) or given.pool is not self._pool:
             raise UsageError(
-                "past_key_values is no cache of this model",
+                "past_key_values must be a cache of this model",
                 got=type(given).__name__,
-                hint="Pass on past_key_values of an earlier call, or start with model.new_cache()",
+                hint="Pass past_key_values of an earlier call, or model.new_cache()",
             )
         return given
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""
+        """Run Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""
         with self._open_calls.enter():
             self._check_open()
             refuse_code(kwargs.get("custom_generate"), kwargs.get("trust_remote_code"))
-            self.new_cache()  # refuses a pipeline without one
+            self.new_cache()  # raises for a pipeline without one
             refuse_options({"inputs_embeds": kwargs.get("inputs_embeds")})
             names = [name for name in ("inputs", "input_ids") if kwargs.get(name) is not None]
             for ids in (*args[:1], *(kwargs[name] for name in names)):
@@ -251,7 +253,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
         return f"CompiledModel({type(self).__name__}, tp={self.tp}, dtype={self.dtype})"
 
     def close(self) -> None:
-        """End the ranks and give their memory back; plan, stages and sources stay."""
+        """End the ranks and free their memory; plan, stages and sources remain available."""
         self._ranks.close()
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""A directory that appears with all of its files, or not at all."""
+"""Directories that are created or updated with all of their files, or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpcompile.errors import UsageError
 
 
 def check_new_directory(directory: str | Path) -> Path:
-    """The absolute path, if it is free or an empty directory and files can be made there."""
+    """Return the absolute path; raise unless it is new or empty and files can be created in it."""
     target = Path(os.path.realpath(directory))
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -20,10 +20,10 @@ def check_new_directory(directory: str | Path) -> Path:
         if target.is_dir() and any(target.iterdir()):
             raise UsageError(
                 f"The directory {directory} is not empty",
-                hint="Name a directory that does not exist, or empty this one",
+                hint="Choose a directory that does not exist, or empty this one",
             )
         if target.exists() and not target.is_dir():
-            raise UsageError(f"{directory} is a file", expected="a directory, new or empty")
+            raise UsageError(f"{directory} must be a new or empty directory", got="a file")
         with _beside(target):
             return target
     except OSError as error:
@@ -32,15 +32,15 @@ def check_new_directory(directory: str | Path) -> Path:
 
 @contextlib.contextmanager
 def new_directory(directory: str | Path) -> Iterator[Path]:
-    """A directory to write into; when the body is done its files stand at `directory`.
+    """Yield a directory to write into; when the body is done it becomes `directory`.
 
-    Whatever ends the body early, Ctrl-C included, leaves nothing behind.
+    If the body raises, also on Ctrl-C, no files are left over.
     """
     target = check_new_directory(directory)
     try:
         with _beside(target) as temporary:
             made = temporary / "made"
-            made.mkdir()  # with the user's own permissions; the temporary one is private
+            made.mkdir()  # with the user's default permissions; the temporary directory is private
             yield made
             _place(made, target)
     except OSError as error:
@@ -49,14 +49,14 @@ def new_directory(directory: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def filled_directory(directory: str | Path, stale: Callable[[str], bool]) -> Iterator[Path]:
-    """A directory to write into; when the body is done its files stand in `directory`.
+    """Yield a directory to write into; when the body is done its files move to `directory`.
 
-    There they replace files of the same names, and those whose name is `stale` are removed; all
-    others stay. Whatever ends the body early changes nothing.
+    They replace files of the same names. Other files are removed if `stale(name)` is true, and
+    kept otherwise. If the body raises, `directory` does not change.
     """
     target = Path(directory).resolve()
     if target.exists() and not target.is_dir():
-        raise UsageError(f"{directory} is a file", expected="a directory")
+        raise UsageError(f"{directory} must be a directory", got="a file")
     try:
         with _beside(target) as temporary:
             made = temporary / "made"
@@ -74,7 +74,7 @@ def _replace(made: Path, target: Path, stale: Callable[[str], bool]) -> None:
     written = {file.name for file in made.iterdir()}
     taken = sorted(name for name in written if (target / name).is_dir())
     if taken:
-        raise UsageError(f"{target / taken[0]} is a directory", expected="a file, or nothing")
+        raise UsageError(f"{target / taken[0]} must be a file or not exist", got="a directory")
     for name in sorted(written):
         (made / name).replace(target / name)
     for old in list(target.iterdir()):
@@ -84,9 +84,10 @@ def _replace(made: Path, target: Path, stale: Callable[[str], bool]) -> None:
 
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A temporary directory in the same file system: in the nearest parent that exists.
+    """Yield a temporary directory in the file system of `target`.
 
-    A target that exists is its own: it may be a mount point, or the shell's working directory.
+    It is inside `target` if that exists, since `target` may be a mount point or the shell's working
+    directory; otherwise inside the nearest parent that exists.
     """
     nearest = next(path for path in (target, *target.parents) if path.exists())
     with tempfile.TemporaryDirectory(prefix=".make-", dir=nearest) as temporary:
@@ -111,7 +112,7 @@ def _place(made: Path, target: Path) -> None:
 
 def _unwritable(directory: str | Path, error: OSError) -> UsageError:
     return UsageError(
-        f"{directory} cannot be written",
+        f"The directory {directory} cannot be written",
         got=f"{type(error).__name__}: {error.strerror or error}",
-        hint="Name a directory that you may write to",
+        hint="Choose a directory with write permission",
     )

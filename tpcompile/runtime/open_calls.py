@@ -1,4 +1,4 @@
-"""The calls of a model that threads are in the midst of, for the end of the interpreter."""
+"""The calls of a model in progress, so that the interpreter can wait for them when it ends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from tpcompile.runtime.ranks.owner import Owner
 
 _LAST_S = 10.0
-"""How long the interpreter may wait for a step that a daemon thread has begun."""
+"""The maximum time that the interpreter waits for steps of daemon threads."""
 
 
 class OpenCalls:
     """Keeps daemon threads out of torch while the interpreter ends.
 
-    Python stops such a thread where it takes the lock of the interpreter. In torch that ends the
-    process with SIGABRT. So a thread ends at its next call of the model, as if it called
-    `sys.exit`, and the interpreter waits until it has freed its tensors and is gone.
+    Python stops a daemon thread when it acquires the GIL. Inside torch this aborts the process
+    with SIGABRT. Therefore a thread exits at its next call of the model, as if it called
+    `sys.exit`, and the interpreter waits until the thread has freed its tensors and ended.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class OpenCalls:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """A call, or one within another."""
+        """Register a call of this thread within the context; calls may nest."""
         me = threading.current_thread()
         with self._changed:
             if self._ends_here():
@@ -41,19 +41,19 @@ class OpenCalls:
         try:
             yield
         except Exception:
-            if self._ends_here():  # the ranks are gone, and the thread goes too
+            if self._ends_here():  # the ranks have ended, and the thread ends too
                 self._sent_away.add(me)
                 raise SystemExit from None
             raise
         finally:
             with self._changed:
                 self._inside[me] -= 1
-                self._inside += Counter()  # without those that are out
+                self._inside += Counter()  # drop threads with no open call
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Let no other thread begin a call, and wait for those that have."""
-        if not self._owner.here:  # in a fork there are no other threads
+        """Prevent new calls by other threads, and wait for their open calls."""
+        if not self._owner.here:  # a fork has no other threads
             return
         until = time.monotonic() + _LAST_S
         me = threading.current_thread()

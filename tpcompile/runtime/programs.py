@@ -1,4 +1,4 @@
-"""The programs of a compiled model: one for each size of batch, all of one decode graph."""
+"""The programs of a compiled model: one per batch size, all from one decode graph."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tpcompile.vm.targets import Target
 
 @dataclass(frozen=True)
 class StepProgram:
-    """The program of a decode step, and how it is scheduled."""
+    """The program of a decode step and its schedule."""
 
     program: Program
     schedule: ScheduleReport
 
     def text(self) -> str:
-        """The program, as it can be read back."""
+        """Return the text of the program, which can be parsed again."""
         return format_program(self.program)
 
 
 class StepPrograms:
-    """Makes a program when a batch of that size comes for the first time."""
+    """The programs by batch size, each created on first use."""
 
     def __init__(
         self,
@@ -41,19 +41,20 @@ class StepPrograms:
         max_seq_len: int,
         batch: int,
     ) -> None:
-        """`passes` make the graph for prompts, whose weights and KV cache the programs share.
+        """Create the decode graph, and the program for `batch` to report lowering errors early.
 
-        The program for `batch` is made at once, so that what cannot be lowered is refused early.
+        `passes` are the pipeline of the prompt graph, which shares its weights and KV cache with
+        the programs.
         """
         self._graph, _ = run_passes(captured, decoding(passes, target.spans))
         self._target, self._longest = target, max_seq_len
         self._made: dict[int, StepProgram] = {}
         self.batch = batch
-        """The size that the model is meant for."""
+        """The batch size that the model was compiled for."""
         self.for_batch(batch)
 
     def for_batch(self, batch: int) -> StepProgram:
-        """The program for so many sequences, proved."""
+        """Return the verified program for `batch` sequences."""
         if batch not in self._made:
             self._made[batch] = self._make(batch)
         return self._made[batch]

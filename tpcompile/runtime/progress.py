@@ -1,4 +1,4 @@
-"""A bar on a terminal while weights are read; nothing elsewhere."""
+"""A progress bar for loading weights, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Loaded = Callable[[int, int], None]
 
 @contextmanager
 def loading_bar(shown: bool = True) -> Iterator[Loaded]:
-    """Yields what is to be told how many parameters are there, and of how many."""
+    """Yield a callback that takes the number of loaded parameters and their total."""
     if not shown or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, of: None
         return

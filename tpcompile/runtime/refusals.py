@@ -1,4 +1,4 @@
-"""Methods of Hugging Face's models that a compiled model refuses by name."""
+"""Methods of Hugging Face's models that raise on a compiled model."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import NoReturn
 from tpcompile.errors import UnsupportedError
 
 _NO_MODULES = (
-    "its weights are on the ranks, and there are no modules here",
-    "Call model.state_dict() for all weights, model.gather_weight(name) for one of them",
+    "its modules and weights are on the ranks",
+    "Call model.state_dict() for all weights, or model.gather_weight(name) for one",
 )
 _FIXED = (
-    "it stays as it was compiled",
-    "Change the model first, and compile it then",
+    "it cannot change after it was compiled",
+    "Change the model before you compile it",
 )
 NO_GRADIENTS = (
-    "it only runs forward, without gradients",
-    "Train the model before it is compiled",
+    "it only runs the forward pass, without gradients",
+    "Train the model before you compile it",
 )
 _NO_LOADING = (
-    "its ranks have read their weights",
-    "Compile the model that has those weights",
+    "its ranks have already loaded their weights",
+    "Compile a model with the new weights",
 )
-_NO_HUB = ("it knows no hub", "Call save_pretrained(DIR), and push the directory")
+_NO_HUB = ("it cannot upload to a hub", "Call save_pretrained(DIR), and push the directory")
 
 
 def refusal(name: str, why: tuple[str, str]) -> UnsupportedError:
-    """What a call of the method says."""
+    """Return the error that a call of the method raises, from (reason, alternative)."""
     reason, instead = why
-    return UnsupportedError(f"A compiled model has no {name}(): {reason}", hint=instead)
+    return UnsupportedError(f"A compiled model does not support {name}(): {reason}", hint=instead)
 
 
 def _refused(name: str, why: tuple[str, str]) -> Callable[..., NoReturn]:
@@ -40,9 +40,9 @@ def _refused(name: str, why: tuple[str, str]) -> Callable[..., NoReturn]:
 
 
 class Refusals:
-    """Each of these would find an empty module here, and answer without an error.
+    """Methods that raise; the inherited ones would silently work on an empty module.
 
-    `parameters()` stays, and is empty: Hugging Face's code looks through it for devices.
+    `parameters()` still works and is empty: Hugging Face's code iterates over it to find devices.
     """
 
     get_parameter = _refused("get_parameter", _NO_MODULES)

@@ -1,4 +1,4 @@
-"""Safetensors files that are written tensor by tensor, in any order: the headers come first."""
+"""Safetensors files written tensor by tensor, in any order, after their headers."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _DTYPES = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-"""The format's names. A file holds the last of these first, as safetensors itself writes it."""
+"""The format's dtype names. Files store later dtypes first, as safetensors itself does."""
 _ALIGN = 8
 _METADATA = {"format": "pt"}
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the bytes of a tensor start."""
+    """The file and the offset at which the bytes of a tensor start."""
 
     file: Path
     offset: int
 
 
 class SafetensorsWriter:
-    """Writes the tensors of a checkpoint into their files. It holds none of them."""
+    """Writer of the tensors of a checkpoint; it keeps no tensor in memory."""
 
     def __init__(self, directory: Path, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """`files` says which tensors go into which file; these may be meta tensors."""
+        """Write the headers. `files` maps each file to its tensors, which may be meta tensors."""
         self._places: dict[str, _Place] = {}
         for file, tensors in files.items():
             self._begin(directory / file, tensors)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Put a tensor into its place."""
+        """Write a tensor at its offset."""
         place = self._places[name]
         with place.file.open("r+b") as file:
             file.seek(place.offset)
@@ -51,7 +51,7 @@ class SafetensorsWriter:
         ranked = list(_DTYPES)
         for name, tensor in tensors.items():
             if tensor.dtype not in ranked:
-                raise UnsupportedError(f"{name} cannot be saved as {tensor.dtype}")
+                raise UnsupportedError(f"The tensor {name} cannot be saved as {tensor.dtype}")
         order = sorted(tensors, key=lambda name: (-ranked.index(tensors[name].dtype), name))
         header: dict[str, object] = {"__metadata__": _METADATA}
         ends: dict[str, int] = {}

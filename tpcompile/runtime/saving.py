@@ -1,4 +1,4 @@
-"""`save_pretrained`: a checkpoint as Hugging Face writes it, one tensor at a time."""
+"""`save_pretrained`: writing a checkpoint in Hugging Face's format, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "safe_serialization": (True,),
     "save_function": (None,),
 }
-"""The values that options of Hugging Face's may have here."""
+"""The supported values of Hugging Face's options."""
 _WITHOUT_EFFECT = ("token", "save_peft_format", "save_original_format")
-"""Options about a hub, adapters and renamed tensors: there are none."""
+"""Ignored options, for a hub, adapters and renamed tensors: a compiled model has none."""
 
 _FAILED, _GO, _NOTHING = range(3)
-"""What rank 0 tells the other processes that call the model."""
+"""The status that rank 0 sends to the other processes that call the model."""
 
 
 def refuse_save_options(options: Mapping[str, Any]) -> None:
-    """Name the first option of `save_pretrained` that is not supported."""
+    """Raise for the first option of `save_pretrained` that is not supported."""
     for name, value in options.items():
         if name in _WITHOUT_EFFECT:
             continue
@@ -52,8 +52,8 @@ def refuse_save_options(options: Mapping[str, Any]) -> None:
             raise UnsupportedError(
                 f"A compiled model cannot be saved with {name}={_short(value)}",
                 expected=f"{name}={_ONLY[name][0]!r}",
-                hint="Save it to a directory; Hugging Face's own model, loaded from there, does "
-                "the rest",
+                hint="Save it to a directory, load that with Hugging Face and use its "
+                "save_pretrained",
             )
 
 
@@ -68,12 +68,12 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint that `from_pretrained` reads back bit for bit.
 
-    Where several processes are the ranks, each calls this, and the first of them writes.
+    If every rank is a process that calls the model, each calls this, and rank 0 writes.
     """
     if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
         raise UsageError("save_directory must be a path", got=repr(directory))
     metas = weights.metas()
-    if not getattr(model.config, "tie_word_embeddings", True):  # tied by hand: loaded one by one
+    if not getattr(model.config, "tie_word_embeddings", True):  # tied in code: loaded one by one
         metas |= {alias: metas[name] for alias, name in weights.aliases.items()}
     files = _split(metas, max_shard_size)
     tensors = ((name, weights.gather(name, ranks)) for name in metas)
@@ -107,7 +107,7 @@ def _lead(
     except Exception:
         if not ranks.closed and ranks.fronts > 1:
             for _ in tensors if begun else ():
-                pass  # the other processes gather them all the same
+                pass  # the other processes still wait in these gathers
             _tell(ranks, _FAILED)
         raise
     _tell(ranks, _GO)
@@ -116,7 +116,7 @@ def _lead(
 def _follow(
     tensors: Iterator[tuple[str, torch.Tensor]], ranks: Ranks, directory: str | os.PathLike[str]
 ) -> None:
-    """Give rank 0 what it writes."""
+    """Take part in the gathers of the tensors that rank 0 writes."""
     told = _tell(ranks, _GO)
     if told == _GO:
         for _ in tensors:
@@ -124,25 +124,25 @@ def _follow(
         told = _tell(ranks, _GO)
     if told == _FAILED:
         raise UsageError(
-            f"{os.fspath(directory)} was not written",
+            f"The directory {os.fspath(directory)} was not written",
             got="an error on rank 0, which writes all files",
-            hint="See what rank 0 says",
+            hint="See the error message of rank 0",
         )
 
 
 def _tell(ranks: Ranks, status: int) -> int:
-    """The status of the process that writes."""
+    """Return rank 0's status on every process; the status of other processes is ignored."""
     return int(ranks.same(torch.tensor([status])))
 
 
 def _split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict[str, list[str]]:
-    """The names of the tensors that go into each file, as Hugging Face shares them out."""
+    """Return the names of the tensors in each file, split as Hugging Face does."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     number = isinstance(max_shard_size, int) and not isinstance(max_shard_size, bool)
-    expected = "a number of bytes, 1 or more, or one with a unit, like '5GB'"
+    message = "max_shard_size must be a positive number of bytes, or a size such as '5GB'"
     if not isinstance(max_shard_size, str) and not (number and int(max_shard_size) > 0):
-        raise UsageError(f"max_shard_size={max_shard_size!r} is no size", expected=expected)
+        raise UsageError(message, got=repr(max_shard_size))
     try:
         split = split_state_dict_into_shards_factory(
             dict(metas),
@@ -151,9 +151,7 @@ def _split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict
             max_shard_size=max_shard_size,
         )
     except ValueError as error:
-        raise UsageError(
-            f"max_shard_size={max_shard_size!r} is no size", got=str(error), expected=expected
-        ) from error
+        raise UsageError(message, got=f"{max_shard_size!r}: {error}") from error
     return dict(split.filename_to_tensors)
 
 
@@ -167,8 +165,8 @@ def _write_settings(model: Any, made: Path) -> None:
     except ValueError as error:
         raise UsageError(
             "The configuration cannot be saved",
-            got=" ".join(str(error).split()),
-            hint="Correct it and save again",
+            got="the error: " + " ".join(str(error).split()),
+            hint="Correct model.config or model.generation_config and save again",
         ) from error
 
 
@@ -190,7 +188,7 @@ def _write_index(
 
 
 def _is_weights(name: str) -> bool:
-    """Whether a file would be read as weights of the model: it may not outlive another save."""
+    """Return whether a file would be read as weights; such files are removed by the next save."""
     return name in (SINGLE, INDEX) or _SHARD.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Text in and out: a checkpoint's tokenizer, and generation with the time that it took."""
+"""Text input and output: a checkpoint's tokenizer, and timed generation."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.json_files import read_object, shortened
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-_WITHOUT = "Give the prompt as numbers: --prompt-ids 1,2,3"
+_WITHOUT = "Pass the prompt as token ids: --prompt-ids 1,2,3"
 
 
 def tokenizer_of(model: str) -> Any:
-    """The tokenizer beside a checkpoint; presets and bare configurations have none."""
+    """Load the tokenizer of a checkpoint; presets and bare configurations have none."""
     if model.startswith("preset:"):
-        raise CheckpointError(f"{model} is a configuration, without a tokenizer", hint=_WITHOUT)
-    # Where there are no files Hugging Face makes an empty tokenizer for the type of the model.
+        raise CheckpointError(f"{model} is a configuration and has no tokenizer", hint=_WITHOUT)
+    # If there are no files, Hugging Face creates an empty tokenizer for the model type.
     directory = Path(model)
     if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         raise CheckpointError(
-            f"{model} holds no tokenizer",
+            f"The directory {model} holds no tokenizer",
             expected=" or ".join(_TOKENIZER_FILES),
-            hint=f"Copy the tokenizer's files beside the weights. {_WITHOUT}",
+            hint=f"Copy the tokenizer's files next to the weights. {_WITHOUT}",
         )
     load: Any = AutoTokenizer.from_pretrained
     settings = directory / "tokenizer_config.json"
@@ -40,27 +40,27 @@ def tokenizer_of(model: str) -> Any:
     except Exception as error:  # reading and parsing each raise errors of their own
         if names_code:
             raise UnsupportedError(
-                f"The tokenizer of {model} is code of its own, which tpcompile does not run",
-                got=f"an auto_map in {settings.name}",
-                expected="a tokenizer that transformers itself has",
+                f"The tokenizer of {model} is custom code, which tpcompile does not run",
+                got=f"auto_map in {settings.name}",
+                expected="a tokenizer class of transformers",
                 hint=_WITHOUT,
             ) from error
         first = next(iter(str(error).splitlines()), "")
         raise CheckpointError(
-            f"The tokenizer of {model} could not be read",
+            f"The tokenizer of {model} cannot be read",
             got=f"{type(error).__name__}: {shortened(first)}",
             hint=_WITHOUT,
         ) from error
 
 
 def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False) -> list[int]:
-    """The prompt's ids; with `chat`, those of a user's turn that waits for an answer."""
+    """Return the prompt's ids; with `chat`, as a user turn followed by the generation prompt."""
     if not chat:
-        return _some(tokenizer(prompt, verbose=False)["input_ids"])  # `verbose` warns of lengths
+        return _some(tokenizer(prompt, verbose=False)["input_ids"])  # `verbose` warns about lengths
     if not tokenizer.chat_template:
         raise UsageError(
             "The tokenizer has no chat template",
-            expected="that of a model trained to chat",
+            expected="the tokenizer of a model trained to chat",
             hint="Leave out --chat",
         )
     turns = [{"role": "user", "content": prompt}]
@@ -70,21 +70,24 @@ def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False) -> list[int]:
 
 def _some(ids: Any) -> list[int]:
     if not ids:
-        raise UsageError("The prompt comes to no tokens", hint="Give it at least one word")
+        raise UsageError(
+            "The prompt must encode to at least one token",
+            hint="Pass at least one word",
+        )
     return [int(token) for token in ids]
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A prompt and what follows it."""
+    """A prompt and its continuation, with timings."""
 
     ids: list[int]
-    """Of the prompt too."""
+    """The ids of the prompt and of the new tokens."""
     prompt_tokens: int
     prefill_s: float
-    """Until the first new token was there."""
+    """The seconds until the first new token."""
     decode_tokens_per_s: float | None
-    """Of the tokens after the first; None if there was no second."""
+    """The rate of the tokens after the first; None if there is only one."""
 
     @property
     def new_tokens(self) -> int:
@@ -94,7 +97,7 @@ class Generated:
 def generate_timed(
     model: Any, prompt: Sequence[int], streamer: Any | None = None, **options: Any
 ) -> Generated:
-    """Hugging Face's `generate` for one prompt; `options` are its own."""
+    """Run and time Hugging Face's `generate` for one prompt; `options` are passed to it."""
     clock = _Clock()
     ids = torch.tensor([list(prompt)], device=model.device)
     if streamer is not None:
@@ -106,7 +109,7 @@ def generate_timed(
 
 
 class _Clock(StoppingCriteria):
-    """Stops nothing: it is asked after every token, and notes when."""
+    """A stopping criterion that never stops; it records the time of every token."""
 
     def __init__(self) -> None:
         self._times = [time.perf_counter()]
@@ -126,7 +129,7 @@ class _Clock(StoppingCriteria):
 
 
 class TextWriter(TextStreamer):
-    """Hands on text, word by word, as it is generated."""
+    """A streamer that passes each new word to a callback."""
 
     def __init__(self, tokenizer: Any, write: Callable[[str], None], skip_prompt: bool) -> None:
         super().__init__(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=True)
@@ -137,5 +140,5 @@ class TextWriter(TextStreamer):
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one to print: under a launcher each rank has a front."""
+    """Return whether this process prints; under a launcher only rank 0 does."""
     return not dist.is_initialized() or dist.get_rank() == 0

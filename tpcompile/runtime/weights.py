@@ -1,4 +1,4 @@
-"""Where checkpoint tensors come from: a model in memory, or a seed."""
+"""Sources of checkpoint tensors: a model in memory, a seed, or files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpcompile.ir.recipe import tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import ADAPTER
 
-if TYPE_CHECKING:  # workers need no frontend, and start sooner without it
+if TYPE_CHECKING:  # workers need no frontend, and start faster without it
     from tpcompile.frontend import Captured
 
 GENERATION_CONFIG = "generation_config.json"
@@ -30,12 +30,12 @@ _FILES = (
     "*.safetensors.index.json",
     "config.json",
     GENERATION_CONFIG,
-    ADAPTER,  # it is not applied: a checkpoint that has one is refused
+    ADAPTER,  # not applied: a checkpoint with an adapter is refused
 )
-"""Fetched for a hub id."""
+"""The files downloaded for a hub id."""
 
 _BIAS = 2
-"""The argument of a linear that its bias is."""
+"""The position of the bias in the arguments of a linear."""
 
 
 class ModelWeights:
@@ -52,7 +52,7 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a random tensor must look like."""
+    """The shape, dtype and distribution of a random tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -61,10 +61,10 @@ class _Kind:
 
 
 class RandomWeights:
-    """Tensors made from a seed, each by its name alone, so that every rank makes the same.
+    """Random tensors that depend only on a seed and their name, so they are equal on every rank.
 
-    Weights and biases are spread as a model's before training; norm scales lie around 1. None
-    is all zeros or all ones, so that a scale or a bias which goes missing shows.
+    Weights and biases have the spread of an untrained model; norm scales are near 1. No tensor is
+    all zeros or all ones, so that a test detects a missing scale or bias.
     """
 
     def __init__(self, captured: Captured, seed: int) -> None:
@@ -86,11 +86,11 @@ class RandomWeights:
         return (kind.center + kind.spread * values).to(kind.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        """To be sent to a rank: without the tensor that was made last."""
+        """Return the state to send to a rank, without the most recent tensor."""
         return {**vars(self), "_last": None}
 
     def load_into(self, model: nn.Module) -> None:
-        """Give a Hugging Face model of the same configuration these weights."""
+        """Copy these weights into a Hugging Face model of the same configuration."""
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(self.whole(name))
@@ -120,12 +120,12 @@ def _is_bias(node: fx.Node) -> bool:
 
 
 Weights = CheckpointFiles | Read
-"""Files that are yet to be opened, or a source that can be read as it is."""
+"""Files that must be opened first, or a source that can be read directly."""
 
 
 @contextmanager
 def opened(weights: Weights) -> Iterator[Read]:
-    """The files of a checkpoint are closed behind."""
+    """Yield a source to read from; the files of a checkpoint are closed afterwards."""
     if isinstance(weights, CheckpointFiles):
         with weights.open() as read:
             yield read
@@ -134,13 +134,13 @@ def opened(weights: Weights) -> Iterator[Read]:
 
 
 def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
-    """The source of weights that MODEL names; a seed stands for a model that has none."""
+    """Return the source of weights for MODEL: a seed, its checkpoint, or the model in memory."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise UsageError(f"random_weights={seed!r} is no seed", expected="a whole number")
+        raise UsageError("random_weights must be an integer seed", got=repr(seed))
     if seed is not None and captured.model is not None:
         raise UsageError(
-            "random_weights is a seed for a model that has no weights",
-            got=f"{type(captured.model).__name__} in memory, which has some",
+            "random_weights must only be given for a model without weights",
+            got=f"{type(captured.model).__name__} in memory, which has weights",
         )
     if seed is not None:
         return RandomWeights(captured, seed)
@@ -149,20 +149,20 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
         return CheckpointFiles(directory_of(model), captured.tensors, captured.aliases, chosen)
     if captured.model is None:
         raise CheckpointError(
-            "There are no weights to compile",
+            "The model has no weights to compile",
             got="a configuration",
             expected="a checkpoint, a PreTrainedModel, or random_weights=SEED",
         )
     if any(p.is_meta for p in captured.model.parameters()):
         raise CheckpointError(
-            "The model's weights are on the meta device",
-            expected="a model whose weights are loaded",
+            "The weights of the model must not be on the meta device",
+            expected="a model with loaded weights",
         )
     return ModelWeights(captured.model)
 
 
 def directory_of(model: str | Path) -> Path:
-    """Where the files of a checkpoint are; those of a hub id are fetched, or found in the cache."""
+    """Return the directory of a checkpoint; for a hub id, download the files or use the cache."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -172,7 +172,7 @@ def directory_of(model: str | Path) -> Path:
         return Path(snapshot_download(str(model), allow_patterns=list(_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"The checkpoint {model} cannot be fetched",
-            got=str(error).split("\n")[0],
-            hint="Give the directory that it is in",
+            f"The checkpoint {model} cannot be downloaded",
+            got="the error: " + str(error).split("\n")[0],
+            hint="Pass the directory of the checkpoint",
         ) from error

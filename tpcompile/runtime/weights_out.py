@@ -1,4 +1,4 @@
-"""How weights leave a compiled model: one tensor, all of them, or a checkpoint."""
+"""Export of the weights of a compiled model: one tensor, all of them, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpcompile.runtime.whole_weights import WholeWeights, embeddings_of
 
 
 class WeightsOut:
-    """The methods of a Hugging Face model that give its weights away."""
+    """The methods of a Hugging Face model that return or save its weights."""
 
     _ranks: Ranks
     _check_open: Callable[[], None]
@@ -26,13 +26,13 @@ class WeightsOut:
         self._weights = WholeWeights(graph, captured.tensors, captured.aliases)
         self._embeddings = embeddings_of(captured.graph)
         self._vocabulary = min(captured.tensors[name].shape[0] for name in self._embeddings)
-        """How many rows the embedding has."""
+        """The number of rows of the embedding."""
         own = [] if captured.model is None else captured.model.named_parameters()
         self._frozen = {name for name, parameter in own if not parameter.requires_grad}
-        """The parameters that do not ask for gradients; those of a checkpoint all would."""
+        """The parameters that do not require gradients; those of a checkpoint all do."""
 
     def gather_weight(self, name: str) -> torch.Tensor:
-        """A checkpoint tensor put together again from the ranks' shards."""
+        """Return a checkpoint tensor, assembled from the ranks' shards."""
         self._check_open()
         return self._weights.gather(str(name), self._ranks)
 
@@ -43,9 +43,9 @@ class WeightsOut:
         prefix: str = "",
         keep_vars: bool = False,
     ) -> Any:
-        """The whole checkpoint on the CPU, in an `OrderedDict`; tied tensors are one tensor.
+        """Return the whole checkpoint on the CPU as an `OrderedDict`; tied tensors are one tensor.
 
-        The tensors are copies: to change one changes nothing on the ranks.
+        The tensors are copies: changing them does not change the ranks.
         """
         self._check_open()
         found = OrderedDict() if destination is None else destination
@@ -63,8 +63,8 @@ class WeightsOut:
     ) -> None:
         """Write a checkpoint as Hugging Face's `save_pretrained` does, one tensor at a time.
 
-        Files of the same names are replaced once all are written. Under torchrun every process
-        calls this, and rank 0 writes.
+        Files of the same names are replaced after all files are written. Under torchrun every
+        process calls this, and rank 0 writes.
         """
         self._check_open()
         refuse_save_options(options)
@@ -73,7 +73,7 @@ class WeightsOut:
         )
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """How many numbers the model that was compiled has, as Hugging Face counts them."""
+        """Return the number of parameters of the original model, as Hugging Face counts them."""
         metas = self._weights.metas()
         out = {*(self._embeddings if exclude_embeddings else ())}
         out |= self._frozen if only_trainable else set()

@@ -1,4 +1,4 @@
-"""The checkpoint's tensors put together again from the ranks' shards, one at a time."""
+"""The checkpoint's tensors, assembled from the ranks' shards one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpcompile.runtime.ranks.rank import Ranks
 
 
 class WholeWeights:
-    """A model's tensors by the names that Hugging Face gives them. All are on the ranks."""
+    """A model's tensors by their names in Hugging Face. Their data is on the ranks."""
 
     def __init__(self, graph: fx.GraphModule, order: Mapping[str, object], aliases: dict[str, str]):
         self._nodes: dict[str, list[fx.Node]] = {name: [] for name in order}
@@ -31,14 +31,14 @@ class WholeWeights:
         """The other names of tied tensors."""
 
     def metas(self) -> dict[str, torch.Tensor]:
-        """Each tensor without its numbers; tied ones under their first name only."""
+        """Return a meta tensor for each tensor; tied ones appear only under their first name."""
         return {
             name: torch.empty(self._shapes[name], dtype=value_type(nodes[0]).dtype, device="meta")
             for name, nodes in self._nodes.items()
         }
 
     def first_name(self, name: str) -> str:
-        """The name that a tensor goes by, if it is tied and has several."""
+        """Return the first name of a tied tensor, and the name of any other tensor unchanged."""
         known = self.aliases.get(name, name)
         if known not in self._nodes:
             raise UsageError(
@@ -47,7 +47,7 @@ class WholeWeights:
         return known
 
     def gather(self, name: str, ranks: Ranks) -> torch.Tensor:
-        """A tensor in memory of its own. A shard is fetched when its turn comes, and let go."""
+        """Return a tensor in new memory. Shards are fetched and freed one at a time."""
         known = self.first_name(name)
         return unshard(known, self._shapes[known], self._shards(known, ranks))
 
@@ -58,14 +58,14 @@ class WholeWeights:
                     yield recipe, ranks.parameter(rank, str(node.target))
 
     def state_dict(self, ranks: Ranks) -> OrderedDict[str, torch.Tensor]:
-        """All tensors, on the CPU; tied ones are one tensor under each of their names."""
+        """Return all tensors on the CPU; tied ones are one tensor under each of their names."""
         found = OrderedDict((name, self.gather(name, ranks).cpu()) for name in self._nodes)
         found.update((alias, found[name]) for alias, name in self.aliases.items())
         return found
 
 
 def embeddings_of(captured: fx.GraphModule) -> frozenset[str]:
-    """The tensors that a captured graph looks tokens up in."""
+    """Return the names of the embedding tensors of a captured graph."""
     return frozenset(
         tensor.name
         for node in parameters(captured.graph)

@@ -94,12 +94,12 @@ def test_blocks_go_back_when_the_cache_dies() -> None:
         (
             [[1] * 8],
             [[1]],
-            "The sequence is 9 tokens long. Expected at most 8, the model's max_seq_len. "
+            "A sequence must have at most max_seq_len=8 tokens. Found 9 tokens. "
             "Compile with max_seq_len=9 or more.",
         ),
         ([[1] * 8, [0] * 8], [[1], [1]], "At row 0 of the batch"),
-        (None, [[1]] * 4, "The batch has 4 sequences. Expected at most 3, the model's max_batch"),
-        ([[1]] * 2, [[1]], "another size. Found a batch of 1. Expected 2"),
+        (None, [[1]] * 4, "must have at most max_batch=3 sequences. Found 4 sequences"),
+        ([[1]] * 2, [[1]], "as past_key_values. Found a batch of 1. Expected a batch of 2"),
     ],
 )
 def test_what_has_no_room(filled: list[list[int]] | None, more: list[list[int]], said: str) -> None:
@@ -126,7 +126,7 @@ def test_rows_are_selected_as_tensors_are(indices: Any) -> None:
     fill(cache, [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
     cache.batch_select_indices(indices)
     assert (cache.lengths, cache.batch_size) == ((1, 3), 2)
-    with pytest.raises(UsageError, match=r"no such row.*0 to 1"):
+    with pytest.raises(UsageError, match=r"must be from 0 to 1: .*2"):
         cache.reorder_cache(torch.tensor([0, 2]))
     assert cache.lengths == (1, 3)
 
@@ -173,5 +173,5 @@ def test_it_hands_out_no_tensors() -> None:
         lambda: cache.offload(0),
         lambda: pickle.dumps(cache),
     ):
-        with pytest.raises(UnsupportedError, match="lie on the ranks"):
+        with pytest.raises(UnsupportedError, match="stored on the ranks"):
             forbidden()

@@ -139,7 +139,7 @@ def test_use_cache_of_the_config(both: Both) -> None:
 
 def test_masks_in_four_dimensions_are_refused(both: Both) -> None:
     mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
-    with pytest.raises(UnsupportedError, match="attention_mask that says who sees whom"):
+    with pytest.raises(UnsupportedError, match="attention_mask of query-key pairs"):
         both.compiled(_ids(1, 9), attention_mask=mask, use_cache=False)
 
 

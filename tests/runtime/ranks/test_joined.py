@@ -76,7 +76,7 @@ def test_a_master_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     with _port(listening=False) as port:
         _launched(monkeypatch, 1, 2, port)
         start = time.monotonic()
-        with pytest.raises(RankError, match=rf"127\.0\.0\.1:{port}.*must be reachable"):
+        with pytest.raises(RankError, match=rf"127\.0\.0\.1:{port}.*All ranks must reach the host"):
             find_group(2, CPU, meeting=1.0)
     assert time.monotonic() - start < FAULT_S
     assert not dist.is_initialized()
@@ -189,7 +189,7 @@ def test_processes_that_give_other_tokens_are_told_so(tmp_path: Path) -> None:
     """Each looks up its own prompt in its part of the table: the sums would mean nothing."""
     done = scripts.run([_script(tmp_path, after=_DIFFER)], ranks=2, timeout=SCRIPT_S)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("UsageError The processes call the model with different") == 2
+    assert done.stdout.count("UsageError Every process must call the model with the same") == 2
 
 
 _FORK = """
@@ -263,6 +263,7 @@ def test_a_rank_that_is_killed_is_missed_by_the_other(tmp_path: Path) -> None:
     told, errors = first.communicate(timeout=SCRIPT_S)
     assert first.returncode == 0, errors
     _, lost, closed, in_time = told.splitlines()
-    assert lost.startswith("PeerError Another rank is gone")
-    assert closed == "UsageError The model is closed: another rank is gone. Compile it again."
+    assert lost.startswith("PeerError The connection to another rank was lost")
+    closing = "The model is closed: the connection to another rank was lost. Compile it again."
+    assert closed == f"UsageError {closing}"
     assert in_time == "True"

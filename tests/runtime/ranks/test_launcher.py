@@ -96,7 +96,7 @@ def test_one_that_ends_before_there_are_workers(
     _with_torch(tmp_path, monkeypatch, ENDS)
     before = descendants()
     ranks = SpawnedRanks(2)
-    with pytest.raises(RankError, match="Rank 0 ended with status 3"):
+    with pytest.raises(RankError, match="Rank 0 exited with status 3"):
         ASK[ask](ranks)
     ranks.close()
     assert descendants() <= before
@@ -105,7 +105,7 @@ def test_one_that_ends_before_there_are_workers(
 def test_one_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its path is the parent's: here one on which nothing is to be found."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
-    with pytest.raises(RankError, match=r"(?s)Rank 0 ended with status 1.*No module"):
+    with pytest.raises(RankError, match=r"(?s)Rank 0 exited with status 1.*No module"):
         SpawnedRanks(1).load(modules(1), None, Doubled)
 
 

@@ -67,7 +67,7 @@ def test_program() -> None:
 
 
 def test_modules_have_no_program() -> None:
-    with _compiled("torch") as model, pytest.raises(UnsupportedError, match="and no program"):
+    with _compiled("torch") as model, pytest.raises(UnsupportedError, match="has no program"):
         _ = model.program
 
 

@@ -165,8 +165,8 @@ def test_what_cannot_be_sent_does_not_end_the_ranks(ranks: SpawnedRanks) -> None
     [
         (0, r"(?s)Rank 1 raised ValueError: this rank fails.*in forward.*raise ValueError"),
         (1, "Rank 1 was killed by signal SIGKILL"),
-        (3, r"(?s)Rank 1 ended with status 7.*something odd"),
-        (4, r"(?s)Rank 1 was killed by signal SIGBUS.*may have become shorter"),
+        (3, r"(?s)Rank 1 exited with status 7.*something odd"),
+        (4, r"(?s)Rank 1 was killed by signal SIGBUS.*may have been truncated"),
     ],
     ids=["raises", "killed", "exits", "loses a file that it has mapped"],
 )

@@ -1,1 +1,1 @@
-"""The KV cache: its blocks, the sequences in it, and how a call is packed onto it."""
+"""The KV cache: its blocks, its sequences, and packing of batches into tokens."""

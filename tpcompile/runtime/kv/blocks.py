@@ -1,4 +1,4 @@
-"""The blocks of the KV cache: who holds which, and how sequences grow into free ones."""
+"""The blocks of the KV cache: reference counts, and allocation as sequences grow."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence: its blocks in order, the last of them perhaps not full, and its tokens."""
+    """One sequence: its blocks in order, of which the last may be partly full, and its length."""
 
     blocks: tuple[int, ...] = ()
     length: int = 0
 
 
 class BlockPool:
-    """Hands out the ids of blocks, each `block` slots long; only the ranks hold numbers.
+    """An allocator of block ids, each block `block` slots long; the data is on the ranks.
 
-    Sequences may hold a block together; it is free again when the last of them lets it go.
-    Several threads may call at once; who asks and then acts on the answer holds `lock`.
+    Sequences may share a block; it is free again when the last sequence releases it. The methods
+    are thread-safe. A caller that acts on a result must hold `lock` from the call to the action.
     """
 
     def __init__(self, block: int, enough: int | None = None) -> None:
         self.block = block
-        """How many tokens a block holds."""
+        """The number of tokens in a block."""
         self.lock = threading.RLock()
         self._enough = enough
-        """Room for all that the model is meant to hold at once: no doubling jumps over it."""
+        """The number of blocks for the model's limits; doubling does not skip past it."""
         self._taken = bytearray()
-        """Per block that the ranks have: 0 where it is free. Runs are found with `find`."""
+        """One byte per block of the ranks, 0 if it is free; `find` locates free runs."""
         self._holders: dict[int, int] = {}
         self._abandoned: deque[Sequence[Row]] = deque()
 
     @property
     def blocks(self) -> int:
-        """How many blocks the ranks must have."""
+        """The number of blocks that the ranks must have."""
         return len(self._taken)
 
     @property
     def used(self) -> int:
-        """How many blocks are not free."""
+        """The number of blocks that are not free."""
         with self.lock:
             self._collect()
             return len(self._holders)
 
     def holders(self, block: int) -> int:
-        """How many sequences hold a block."""
+        """Return the number of sequences that hold a block."""
         with self.lock:
             self._collect()
             return self._holders.get(block, 0)
 
     def take(self, count: int, after: int | None = None) -> tuple[int, ...]:
-        """Free blocks: those behind the block `after` if they can be had, else the lowest.
+        """Allocate `count` blocks: those directly after the block `after` if free, else the lowest.
 
-        One run of consecutive blocks where there is one, since such a run is read in place.
+        Prefer one run of consecutive blocks, since such a run is read in place.
         """
         with self.lock:
             self._collect()
@@ -77,13 +77,13 @@ class BlockPool:
             return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more sequence holds these blocks."""
+        """Add one sequence to the holders of these blocks."""
         with self.lock:
             for id in blocks:
                 self._holders[id] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """One sequence less holds these blocks."""
+        """Remove one sequence from the holders of these blocks."""
         with self.lock:
             for id in blocks:
                 self._holders[id] -= 1
@@ -92,10 +92,10 @@ class BlockPool:
                     self._taken[id] = 0
 
     def abandon(self, rows: Sequence[Row]) -> None:
-        """Free what rows hold, from a finaliser.
+        """Free the blocks of rows; safe to call from a finaliser.
 
-        That may run in any thread, in the midst of another call here. So it only leaves a note,
-        which the next call reads.
+        A finaliser may run in any thread, during another call of the pool. So this only queues
+        the rows, and the next call frees them.
         """
         self._abandoned.append(rows)
 
@@ -105,7 +105,7 @@ class BlockPool:
                 self.free(row.blocks)
 
     def _make_room(self, count: int) -> None:
-        """Grow to a power of two, so that the ranks, who copy all they hold, seldom do."""
+        """Grow to a power of two, so that the ranks, which copy their whole cache, seldom grow."""
         needed = len(self._holders) + count
         if needed <= self.blocks:
             return
@@ -117,24 +117,24 @@ class BlockPool:
 
 @dataclass(frozen=True)
 class Growth:
-    """Longer rows, and what that changed in the pool."""
+    """Longer rows, and the changes of the pool."""
 
     rows: tuple[Row, ...]
     taken: tuple[int, ...]
-    """The blocks to free if the rows are not to grow after all."""
+    """The blocks to free if the growth is undone."""
     replaced: tuple[int, ...]
-    """The blocks to free once nobody goes back to the rows as they were."""
+    """The blocks to free when the old rows are no longer needed."""
     copies: tuple[tuple[int, int], ...]
-    """From and to: a block that others hold too is not written, but copied."""
+    """Pairs (source, target): a shared block is copied before it is written."""
 
 
 def blocks_for(length: int, block: int) -> int:
-    """How many blocks so many tokens fill."""
+    """Return the number of blocks that `length` tokens need."""
     return -(-length // block)
 
 
 def grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
-    """Room for `new[i]` more tokens in `rows[i]`."""
+    """Allocate room for `new[i]` more tokens in `rows[i]`."""
     with pool.lock:
         return _grow(pool, rows, new)
 
@@ -144,8 +144,8 @@ def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
     taken: list[int] = []
     replaced: Counter[int] = Counter()
     copies = []
-    # Of the rows that share a last block the longest comes last and may write it in place, behind
-    # the end of all the others: so their tokens are still there if the step fails.
+    # Of the rows that share a last block, the longest comes last and may write it in place, after
+    # the end of all the others. So their tokens are still intact if the step fails.
     for index in sorted(range(len(rows)), key=lambda index: rows[index].length):
         row = rows[index]
         if not new[index]:
@@ -165,7 +165,7 @@ def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
 
 
 def slots_of(before: Sequence[Row], after: Sequence[Row], block: int) -> torch.Tensor:
-    """int64 [tokens]: the slots of the tokens that rows have gained, one row after the other."""
+    """Return int64 [tokens]: the slots of the new tokens, row after row."""
     runs = [torch.empty(0, dtype=torch.long)]
     for old, new in zip(before, after, strict=True):
         places = torch.arange(old.length, new.length)
@@ -175,7 +175,7 @@ def slots_of(before: Sequence[Row], after: Sequence[Row], block: int) -> torch.T
 
 
 def tables_of(rows: Sequence[Row]) -> torch.Tensor:
-    """int64 [rows, blocks]: the blocks of each row, then -1."""
+    """Return int64 [rows, blocks]: the blocks of each row, padded with -1."""
     longest = max((len(row.blocks) for row in rows), default=0)
     padded = [[*row.blocks, *[-1] * (longest - len(row.blocks))] for row in rows]
     return torch.tensor(padded, dtype=torch.long).reshape(len(rows), longest)

@@ -1,4 +1,4 @@
-"""The KV cache as Hugging Face's `generate` handles it: which blocks hold which sequence."""
+"""The KV cache for Hugging Face's `generate`: the blocks of each sequence."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from tpcompile.runtime.kv.blocks import BlockPool, Row, blocks_for, grow, slots_
 
 @dataclass(frozen=True)
 class Appended:
-    """Where a step puts the K and V of its tokens, and where it finds all others."""
+    """Where a step writes K and V of its tokens, and where it reads K and V of earlier ones."""
 
     slots: torch.Tensor
-    """int64 [tokens]: the slot of each new token, one sequence after the other."""
+    """int64 [tokens]: the slot of each new token, sequence after sequence."""
     tables: torch.Tensor
-    """int64 [sequences, blocks]: the blocks of each sequence, then -1."""
+    """int64 [sequences, blocks]: the blocks of each sequence, padded with -1."""
     lengths: torch.Tensor
-    """int64 [sequences]: the tokens of each sequence, the new ones included."""
+    """int64 [sequences]: the length of each sequence, including new tokens."""
     copies: tuple[tuple[int, int], ...]
-    """Blocks to copy before anything is written, from and to."""
+    """Blocks to copy before the first write, as pairs (source, target)."""
     blocks: int
-    """How many blocks the ranks must have."""
+    """The number of blocks that the ranks must have."""
 
 
 class PagedCache(Cache):
-    """The KV cache of one batch. K and V lie on the ranks; this says in which blocks.
+    """The KV cache of one batch. K and V are stored on the ranks; this holds their block ids.
 
-    Padding takes no room there, only tokens do. Hugging Face counts columns, which padding
-    belongs to, and so do `get_seq_length` and `crop`; `max_seq_len` counts the tokens of a row.
+    Only tokens take room there, padding does not. Hugging Face counts columns, padding included,
+    and so do `get_seq_length` and `crop`; `max_seq_len` limits the tokens of a row.
 
-    Copies share blocks until one of them writes. Blocks that a sliding window has passed are kept
-    all the same: other layers may see the whole sequence, and `crop` may come back to them.
+    Copies share blocks until one of them writes. Blocks before a sliding window are kept: other
+    layers may attend to the whole sequence, and `crop` may return to them.
     """
 
     def __init__(
         self, pool: BlockPool, layers: int, max_seq_len: int, max_batch: int | None = None
     ) -> None:
-        # Not `super().__init__`, which keeps an object a layer for tensors that are not here.
+        # Not `super().__init__`, which creates one object per layer to hold tensors.
         self.layer_class_to_replicate = None
         self.offloading = False
         self.pool = pool
@@ -52,23 +52,23 @@ class PagedCache(Cache):
         self._max_seq_len = max_seq_len
         self._max_batch = max_batch
         self.real = torch.ones(0, 0, dtype=torch.bool)
-        """[batch, columns]: which columns are tokens, not padding. Never changed in place."""
+        """Boolean [batch, columns]: true for tokens, false for padding. Never changed in place."""
         self._rows: list[Row] = []
-        """Only changed in place, for the finaliser holds this list."""
+        """Only changed in place: the finaliser refers to this list."""
         weakref.finalize(self, pool.abandon, self._rows).atexit = False
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many tokens of each row are in the cache."""
+        """The number of tokens of each row in the cache."""
         return tuple(row.length for row in self._rows)
 
     @contextmanager
     def append(self, real: torch.Tensor, batch: int | None = None) -> Iterator[Appended]:
-        """Make room for new columns; `real` [batch, new] says which are tokens, not padding.
+        """Make room for new columns; `real` [batch, new] is true for tokens, false for padding.
 
-        `batch` is the number of rows that the caller gave, if sequences were packed into them:
-        `max_batch` limits rows, not sequences.
-        Keep it open while the step runs: if that raises, the cache is as it was before.
+        `batch` is the number of input rows if several sequences are packed into a row, because
+        `max_batch` limits rows, not sequences. Keep the context open while the step runs: if the
+        step raises, the cache is restored.
         """
         real = real.to("cpu", torch.bool)
         new = real.sum(1).tolist()
@@ -96,15 +96,15 @@ class PagedCache(Cache):
     def _check_batch(self, batch: int) -> None:
         if self.is_initialized and batch != len(self._rows):
             raise UsageError(
-                "The KV cache was filled by a batch of another size",
+                "The batch must have as many sequences as past_key_values",
                 got=f"a batch of {batch}",
-                expected=f"{len(self._rows)}, as past_key_values holds",
-                hint="Start without past_key_values, or call batch_repeat_interleave on it",
+                expected=f"a batch of {len(self._rows)}",
+                hint="Start without past_key_values, or call its batch_repeat_interleave",
             )
         if self._max_batch is not None and batch > self._max_batch:
             raise UsageError(
-                f"The batch has {batch} sequences",
-                expected=f"at most {self._max_batch}, the model's max_batch",
+                f"The batch must have at most max_batch={self._max_batch} sequences",
+                got=f"{batch} sequences",
                 hint="Beams and return sequences count too: compile with a larger max_batch",
             )
 
@@ -112,25 +112,25 @@ class PagedCache(Cache):
         for index, (row, more) in enumerate(zip(rows, new, strict=True)):
             if row.length + more > self._max_seq_len:
                 raise UsageError(
-                    f"The sequence is {row.length + more} tokens long",
+                    f"A sequence must have at most max_seq_len={self._max_seq_len} tokens",
                     where=f"row {index} of the batch" if len(rows) > 1 else "",
-                    expected=f"at most {self._max_seq_len}, the model's max_seq_len",
+                    got=f"{row.length + more} tokens",
                     hint=f"Compile with max_seq_len={row.length + more} or more",
                 )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many columns the cache holds, padding included; the same for every layer."""
+        """Return the number of columns, padding included; it is the same for every layer."""
         return self.real.shape[1]
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """How many tokens a row can hold."""
+        """Return the maximum number of tokens of a row."""
         return self._max_seq_len
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove `-tokens_to_remove` columns; a positive number is how many columns to keep."""
+        """Remove `-tokens_to_remove` columns; if it is positive, keep that many columns instead."""
         columns, asked = self.get_seq_length(), int(tokens_to_remove)
         kept = asked if asked > 0 else max(0, columns + asked)
         if kept >= columns:
@@ -143,21 +143,21 @@ class PagedCache(Cache):
             self.pool.free(row.blocks[held:])
 
     def reset(self) -> None:
-        """Forget everything; the next batch may be of any size."""
+        """Clear the cache; the next batch may have any size."""
         self.crop(-self.get_seq_length())
         self._rows.clear()
         self.real = self.real[:0]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row `i` goes on from what row `beam_idx[i]` was."""
+        """Continue row `i` from the old row `beam_idx[i]`."""
         self._choose(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times, one after the other."""
+        """Repeat each row `repeats` times, next to each other."""
         self._choose(torch.arange(len(self._rows)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows only."""
+        """Keep only these rows."""
         self._choose(indices)
 
     def _choose(self, indices: torch.Tensor) -> None:
@@ -168,7 +168,7 @@ class PagedCache(Cache):
             chosen = places[torch.as_tensor(indices, device="cpu")]
         except IndexError as error:
             raise UsageError(
-                "The KV cache has no such row", got=str(error), expected=f"0 to {len(places) - 1}"
+                f"Row indices of the KV cache must be from 0 to {len(places) - 1}: {error}"
             ) from error
         before = list(self._rows)
         rows = [before[index] for index in chosen.tolist()]
@@ -193,7 +193,7 @@ class PagedCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """The rows of the batch; -1 while the cache is empty."""
+        """The number of rows; -1 while the cache is empty."""
         return len(self._rows) if self.is_initialized else -1
 
     @property
@@ -235,7 +235,7 @@ class PagedCache(Cache):
         return copied
 
     def __copy__(self) -> PagedCache:
-        # One that shared this one's rows would free its blocks when it dies.
+        # A shallow copy would free the shared blocks when it is deleted.
         return self.__deepcopy__({})
 
     def __reduce__(self) -> NoReturn:
@@ -244,6 +244,6 @@ class PagedCache(Cache):
 
 def _no_tensors() -> UnsupportedError:
     return UnsupportedError(
-        "This KV cache holds no tensors: keys and values lie on the ranks of the compiled model",
-        hint="Give it as past_key_values to that model only; copy it with copy.deepcopy",
+        "This KV cache holds no tensors: K and V are stored on the ranks of the compiled model",
+        hint="Pass it as past_key_values only to that model; copy it with copy.deepcopy",
     )

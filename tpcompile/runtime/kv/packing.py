@@ -1,4 +1,4 @@
-"""From a padded batch to the flat run of tokens that graphs take, and back."""
+"""Conversion of a padded batch to the flat tokens that graphs take, and back."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tpcompile.errors import UsageError
 
 @dataclass(frozen=True)
 class Packed:
-    """The real tokens of a batch, one sequence after the other; padding is left out."""
+    """The tokens of a batch, sequence after sequence, without padding."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     starts: torch.Tensor
     logit_rows: torch.Tensor
     real: torch.Tensor
-    """Boolean [batch, columns]: which of the ids are tokens."""
+    """Boolean [batch, columns]: true for tokens, false for padding."""
     sequences: torch.Tensor
-    """Boolean [sequences, columns]: the same tokens with one sequence per row."""
+    """Boolean [sequences, columns]: the same with one sequence per row."""
     kept: torch.Tensor
-    """Boolean [batch, kept columns]: which of the wanted logits belong to a real token."""
+    """Boolean [batch, kept columns]: true where the logits belong to a token."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """The inputs of a graph by name, in its order."""
+        """Return the inputs of a graph by name, in the order of the graph."""
         return {
             "input_ids": self.input_ids,
             "positions": self.positions,
@@ -34,7 +34,7 @@ class Packed:
         }
 
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
-        """[batch, kept columns, …] of what was computed a logit row; zeros at padding."""
+        """Scatter one result per logit row into [batch, kept columns, …]; padding is zero."""
         whole = rows.new_zeros(*self.kept.shape, *rows.shape[1:])
         whole[self.kept.to(rows.device)] = rows
         return whole
@@ -48,16 +48,18 @@ def pack(
     cached: torch.Tensor | None = None,
     split: bool = False,
 ) -> Packed:
-    """Hugging Face's arguments as the inputs of a graph; padding may be on either side.
+    """Convert Hugging Face's arguments to graph inputs; padding may be on either side.
 
-    `cached` says which columns before those of `input_ids` are tokens that a KV cache holds.
+    `cached` marks the tokens among the columns before `input_ids`, which a KV cache holds.
     `split` starts a new sequence wherever a position does not follow the one before it.
     """
     if input_ids.dim() != 2 or not input_ids.numel():
-        raise UsageError("input_ids must be [batch, length]", got=f"shape {tuple(input_ids.shape)}")
+        raise UsageError(
+            "input_ids must have shape [batch, length]", got=f"shape {tuple(input_ids.shape)}"
+        )
     if position_ids is not None and position_ids.shape[-1:] != input_ids.shape[-1:]:
         raise UsageError(
-            "position_ids must give a position for each of input_ids",
+            "position_ids must hold one position for each of input_ids",
             got=f"shape {tuple(position_ids.shape)}",
             expected=f"shape {tuple(input_ids.shape)}",
         )
@@ -65,7 +67,9 @@ def pack(
     before = nothing if cached is None or not cached.shape[1] else cached
     real = _real(input_ids, attention_mask, before)
     if cached is None and not bool(real.any(1).all()):
-        raise UsageError("A sequence of the batch is all padding")
+        raise UsageError(
+            "Every sequence of the batch must have a token, got one that is all padding"
+        )
     lengths = real.sum(1)
     if position_ids is None:
         _refuse_holes(torch.cat([before, real], 1))
@@ -88,15 +92,15 @@ def pack(
 
 
 def packs_sequences(attention_mask: object, past_key_values: object, use_cache: bool) -> bool:
-    """Whether Hugging Face looks for sequences packed into a row by their positions.
+    """Return whether Hugging Face uses positions to find several sequences packed into a row.
 
-    It does so without a mask and without a cache; `use_cache` makes one before the masks.
+    It does so only without a mask and without a cache; `use_cache` creates a cache before the mask.
     """
     return attention_mask is None and past_key_values is None and not use_cache
 
 
 def _split(positions: torch.Tensor) -> torch.Tensor:
-    """Where each sequence of a batch without padding starts, and the number of tokens."""
+    """Return the start of each sequence of an unpadded batch, followed by the number of tokens."""
     first = torch.ones_like(positions, dtype=torch.bool)
     first[:, 1:] = positions.diff(dim=1) != 1
     starts = first.flatten().nonzero().squeeze(1)
@@ -106,40 +110,40 @@ def _split(positions: torch.Tensor) -> torch.Tensor:
 def _real(
     input_ids: torch.Tensor, attention_mask: torch.Tensor | None, before: torch.Tensor
 ) -> torch.Tensor:
-    """Which of the ids are tokens; what was cached must be masked as it was then."""
+    """Return which ids are tokens; raise if the mask of the cached columns has changed."""
     batch, past = before.shape
     if batch != len(input_ids):
         raise UsageError(
-            "past_key_values holds another batch",
-            got=f"{len(input_ids)} sequences",
-            expected=f"{batch}, as many as it holds",
+            "The batch must have as many sequences as past_key_values",
+            got=f"a batch of {len(input_ids)}",
+            expected=f"a batch of {batch}",
         )
     if attention_mask is None:
         return torch.ones_like(input_ids, dtype=torch.bool)
     if attention_mask.shape != (batch, past + input_ids.shape[1]):
         raise UsageError(
             "attention_mask must mark the padding of input_ids"
-            + (" and of all that came before" if past else ""),
+            + (" and of all columns before" if past else ""),
             got=f"shape {tuple(attention_mask.shape)}",
             expected=f"shape {(batch, past + input_ids.shape[1])}",
         )
     whole = attention_mask.bool()
     if past and not torch.equal(whole[:, :past], before):
         raise UsageError(
-            "attention_mask masks other tokens than when they went into past_key_values",
-            hint="Give the same mask again, with ones for the new tokens behind",
+            "attention_mask must mark the same cached tokens as in earlier calls",
+            hint="Extend the mask of the earlier calls with ones for the new tokens",
         )
     return whole[:, past:]
 
 
 def _refuse_holes(real: torch.Tensor) -> None:
-    """Padding stands on one side, or on both; what lies between is one run of tokens."""
+    """Raise unless the tokens of each row are one run; padding may be on both sides."""
     if bool((real.int().diff(dim=1).abs().sum(1) <= 1).all()):
         return
     for row in real:
         columns = row.nonzero().squeeze(1)
         if len(columns) and int(columns[-1] - columns[0]) + 1 != len(columns):
             raise UsageError(
-                "attention_mask has a hole: padding between real tokens",
-                hint="Give position_ids too, to say where the tokens behind the hole stand",
+                "attention_mask must not have padding between tokens",
+                hint="Pass position_ids too, with the positions of the tokens after the padding",
             )

@@ -1,1 +1,1 @@
-"""The ranks of a model: in this process, in workers of its own, or in the group of a launcher."""
+"""The ranks of a model: in this process, in workers, or in the process group of a launcher."""

@@ -1,4 +1,4 @@
-"""Messages between two processes: a small pickled header, and tensors as their bytes."""
+"""Messages between two processes: a small pickled header, and the raw bytes of tensors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import torch
 _LENGTHS = struct.Struct("<QQ")
 _ALIGN = 64
 _PARTS = 64
-"""Buffers in one system call; systems allow at least 1,024, few messages have more than ten."""
+"""Buffers per system call. Systems allow at least 1,024; few messages have more than ten."""
 
 
-class ChannelClosed(Exception):  # noqa: N818 - the end of a conversation, not always an error
-    """The process at the other end is gone, or has closed its end."""
+class ChannelClosed(Exception):  # noqa: N818 - a normal end too, not always an error
+    """The process at the other end has ended or closed its end."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A message as bytes, which can be sent to several."""
+    """A message as bytes, which can be sent to several processes."""
 
     parts: Sequence[memoryview]
 
 
 class Channel:
-    """One end of a connection. Objects go through it; their tensors are sent without pickling."""
+    """One end of a connection for objects; their tensors are sent without pickling."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class Channel:
         return self._connection.fileno()
 
     def set_timeout(self, seconds: float) -> None:
-        """How long one message may stand still; then it is a `TimeoutError`."""
+        """Raise `TimeoutError` when a message makes no progress for this many seconds."""
         self._connection.settimeout(seconds)
 
     def send(self, message: object) -> None:
@@ -55,7 +55,7 @@ class Channel:
             raise ChannelClosed from error
 
     def receive(self) -> Any:
-        """The next message."""
+        """Return the next message."""
         header, body = _LENGTHS.unpack(self._read(_LENGTHS.size))
         start = -(-header // _ALIGN) * _ALIGN
         found = self._read(start + body)
@@ -64,14 +64,14 @@ class Channel:
         return unpickler.load()
 
     def send_file(self, file: int) -> None:
-        """Hand over an open file."""
+        """Send an open file."""
         try:
             socket.send_fds(self._connection, [b"f"], [file])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosed from error
 
     def receive_file(self) -> int:
-        """The open file that the other end hands over."""
+        """Return the open file that the other end sends."""
         sent, files, _, _ = socket.recv_fds(self._connection, 1, 1)
         if not sent:
             raise ChannelClosed
@@ -95,7 +95,7 @@ class Channel:
 
 
 def encode(message: object) -> Encoded:
-    """A message as bytes."""
+    """Return a message as bytes."""
     header = io.BytesIO()
     pickler = _Pickler(header, pickle.HIGHEST_PROTOCOL)
     pickler.dump(message)
@@ -105,12 +105,12 @@ def encode(message: object) -> Encoded:
 
 
 def tensor_bytes(x: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
+    """Return the memory of a contiguous tensor on the CPU."""
     return x.view(-1).view(torch.uint8).numpy().data
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves tensors out, and keeps their bytes beside."""
+    """A pickler that stores tensors outside the pickle, as bytes."""
 
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
@@ -132,7 +132,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts tensors back, over the bytes that came with the message."""
+    """An unpickler that restores tensors as views of the message's bytes."""
 
     body: memoryview
 
@@ -145,7 +145,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _behind(parts: list[memoryview], sent: int) -> list[memoryview]:
-    """What is left of `parts` when so many bytes of them are sent."""
+    """Return the rest of `parts` after `sent` bytes."""
     for index, part in enumerate(parts):
         if sent < part.nbytes:
             return [part[sent:], *parts[index + 1 :]]

@@ -1,7 +1,7 @@
-"""Open files of this process, none of them at the numbers of the standard streams.
+"""Open files whose descriptors are not those of the standard streams.
 
-In a process whose standard streams are closed, the next file that is opened gets one of their
-numbers. A child process would then have its own stream in the file's place.
+If the standard streams of a process are closed, the next opened file gets one of their
+descriptors. A child process would then replace the file with its own standard stream.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import socket
 import tempfile
 
 _FIRST = 3
-"""The first number after stdin, stdout and stderr."""
+"""The first descriptor after stdin, stdout and stderr."""
 
 
 def after_standard(file: int) -> int:
-    """Return the open file under a number of its own: itself, or moved away from 0 to 2."""
+    """Return a descriptor above 2 for the open file: the same one, or a new one if it is 0 to 2."""
     if file >= _FIRST:
         return file
     try:
@@ -26,13 +26,13 @@ def after_standard(file: int) -> int:
 
 
 def pipe() -> tuple[int, int]:
-    """A pipe: the end to read and the end to write."""
+    """Create a pipe; return its read end and its write end."""
     reads, writes = os.pipe()
     return after_standard(reads), after_standard(writes)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two sockets that are connected to each other."""
+    """Return two connected sockets."""
     one, other = (_moved(end) for end in socket.socketpair())
     return one, other
 
@@ -44,6 +44,6 @@ def _moved(end: socket.socket) -> socket.socket:
 
 
 def nameless_file() -> int:
-    """A temporary file that is already unlinked."""
+    """Create a temporary file that is already unlinked."""
     with tempfile.TemporaryFile() as file:
         return fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST)

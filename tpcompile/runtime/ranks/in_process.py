@@ -1,4 +1,4 @@
-"""Ranks in this process: the only one, or all of them as threads, for tests and notebooks."""
+"""Ranks in this process: a single one, or all as threads for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ class InProcessRanks(OneFront):
         device: torch.device,
         loaded: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        self._owner = Owner()  # the threads of torch, and a held lock, would stop a fork for ever
+        self._owner = Owner()  # a fork would deadlock on torch's threads or on a held lock
         self._group = SimulatedGroup(len(modules))
         weights: list[dict[str, torch.Tensor]] = [{} for _ in modules]
         names = list(modules[0].parameters)
-        for number, name in enumerate(names):  # one by one, so that a tensor is read once for all
+        for number, name in enumerate(
+            names
+        ):  # one by one, so that each tensor is read once for all ranks
             for module, own in zip(modules, weights, strict=True):
                 own[name] = make_parameter(module, name, read, device)
             loaded(number + 1, len(names))
@@ -40,34 +42,34 @@ class InProcessRanks(OneFront):
         ]
 
     def run(self, step: Step) -> torch.Tensor:
-        """The result, the same on every rank."""
+        """Run a step; return its result, which is the same on every rank."""
         return self.run_all(step)[0]
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        """The result of every rank."""
+        """Run a step; return the result of every rank."""
         check_open(self.closed)
         return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
     def caches_for(self, step: Step) -> list[torch.Tensor]:
-        """Each rank's KV cache, with the room that a step needs and its blocks copied."""
+        """Return each rank's KV cache, grown and with blocks copied as a step requires."""
         check_open(self.closed)
         return [rank.cache_for(step) for rank in self._ranks]
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """A parameter as a rank holds it."""
+        """Return a rank's local parameter."""
         check_open(self.closed)
         return self._ranks[rank].parameter(name)
 
     @property
     def processes(self) -> list[int]:
-        """This process, for every rank."""
+        """The id of this process, once per rank."""
         return [self._owner.pid] * len(self._ranks)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._ranks = []
 
     @property
     def closed(self) -> str:
-        """Why nothing can be run any more; empty while it can."""
+        """Why the ranks cannot run; empty while they can."""
         return self._owner.refusal or ("" if self._ranks else "The model is closed")

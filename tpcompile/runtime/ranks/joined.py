@@ -1,4 +1,4 @@
-"""Ranks that a launcher started: this process is one of them, under torchrun or the like."""
+"""Ranks started by a launcher such as torchrun: this process is one of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch's own `env://` reads; torchrun sets it."""
+"""The environment variables that torch's `env://` reads; torchrun sets them."""
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -39,11 +39,11 @@ def find_group(
     meeting: float = 60.0,
     timeout: datetime.timedelta = dist.default_pg_timeout,
 ) -> Any | None:
-    """The process group that this process belongs to, if something has started several ranks.
+    """Return this process's group of ranks, or None if no launcher started several ranks.
 
-    That is an initialised default group, or what torchrun has said; it must be of `tp` ranks.
-    They must meet within `meeting` seconds; `timeout` is how long one may later wait for
-    another. `cuda` without a number becomes the GPU of this process.
+    It is the default group if that is initialised, else one made from torchrun's variables; it
+    must have `tp` ranks. The ranks must connect within `meeting` seconds; `timeout` limits later
+    collectives. For `cuda` without an index, select the GPU of this process.
     """
     if not dist.is_initialized():
         if not all(name in os.environ for name in _TORCHRUN):
@@ -57,24 +57,24 @@ def find_group(
     _check_owner(group)
     try:
         group._get_backend(device)
-    except RuntimeError:  # a group of the user's, for another kind of device
+    except RuntimeError:  # a group of the user, for another device type
         return dist.new_group(backend=_backend(device), timeout=timeout)
     return group
 
 
 _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
-"""The process in which each group was first found."""
+"""The process that first used each group."""
 
 
 def _check_owner(group: Any) -> None:
-    """Refuse a group that a fork has inherited: the other ranks would never answer it."""
+    """Raise for a group that a fork has inherited: the other ranks would never answer it."""
     owner = _OWNERS.setdefault(group, Owner(owned="The process group"))
     if not owner.here:
         raise UsageError(owner.refusal, hint="Compile in the processes that the launcher started")
 
 
 class JoinedRanks:
-    """This process's rank of a model; every process calls the same methods in the same order."""
+    """This process's rank of a model; all processes must make the same calls in the same order."""
 
     def __init__(
         self,
@@ -107,17 +107,17 @@ class JoinedRanks:
 
     @property
     def closed(self) -> str:
-        """Why nothing can be run any more; empty while it can."""
+        """Why the ranks cannot run; empty while they can."""
         return self._owner.refusal or self._closed
 
     def run(self, step: Step) -> torch.Tensor:
-        """The result of a step, the same on every rank."""
+        """Run a step; return its result, which is the same on every rank."""
         with self._working() as rank:
             self._check_alike(step)
             return rank.run(step)
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        """The result of every rank, given to every rank."""
+        """Run a step; return the results of all ranks, on every rank."""
         with self._working() as rank:
             self._check_alike(step)
             own = rank.run(step)
@@ -129,25 +129,25 @@ class JoinedRanks:
             ]
 
     def _check_alike(self, step: Step) -> None:
-        """Each process calls the model by itself; with other tokens the sums would mean nothing."""
+        """Raise if the processes pass different steps: their sums would mix different inputs."""
         own = _digest(step).to(self._device)
         every = self._group.all_gather(own[None], 0, [1] * self._tp)
         other = (every != every[:1]).any(1).nonzero()
         if len(other):
             raise UsageError(
-                "The processes call the model with different arguments",
-                got=f"rank {int(other[0])} gives other tokens than rank 0",
+                "Every process must call the model with the same arguments",
+                got=f"different inputs on rank {int(other[0])} and rank 0",
                 expected="the same prompts in the same order in every process",
             )
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """A parameter as that rank holds it; given to every rank."""
+        """Return that rank's local parameter, on every rank."""
         with self._working() as own:
             mine = own.parameter(name) if own.module.rank == rank else None
             return self._group.broadcast(mine, rank, self._device)
 
     def agree(self) -> None:
-        """Give every rank the random state of rank 0, so that all sample the same tokens."""
+        """Copy the random state of rank 0 to every rank, so that all sample the same tokens."""
         with self._working():
             torch.set_rng_state(self._same(torch.get_rng_state()).cpu())
             if self._device.type == "cuda":
@@ -155,7 +155,7 @@ class JoinedRanks:
                 torch.cuda.set_rng_state(state.cpu(), self._device)
 
     def same(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's `x`, on every rank."""
+        """Return rank 0's `x` on every rank."""
         with self._working():
             return self._same(x)
 
@@ -164,33 +164,33 @@ class JoinedRanks:
 
     @property
     def front(self) -> int:
-        """Every process is a rank, and calls the model."""
+        """The index of this process, which is its rank."""
         return self._front
 
     @property
     def fronts(self) -> int:
-        """As many as there are ranks."""
+        """The number of processes that call the model: one per rank."""
         return self._tp
 
     @property
     def processes(self) -> list[int]:
-        """This process; those of the other ranks may be on other hosts."""
+        """The id of this process only: the other ranks may be on other hosts."""
         return [self._owner.pid]
 
     def close(self) -> None:
-        """Give the memory back. The process group stays: others may use it."""
+        """Free the memory. The process group stays open for other users."""
         self._closed = self._closed or "The model is closed"
         self._rank = None
 
     @contextmanager
     def _working(self) -> Iterator[Rank]:
-        """Whatever goes wrong closes this rank, for it is out of step with the others."""
+        """Yield the rank; any error closes it, because it is then out of step with the others."""
         check_open(self.closed)
         assert self._rank is not None
         try:
             yield self._rank
         except (KeyboardInterrupt, SystemExit) as error:
-            self._closed = f"The model is closed: a call ended with {type(error).__name__}"
+            self._closed = f"The model is closed: a call raised {type(error).__name__}"
             self._rank = None
             raise
         except Exception as error:
@@ -201,7 +201,7 @@ class JoinedRanks:
 
 
 def _digest(step: Step) -> torch.Tensor:
-    """Two whole numbers that differ where what goes into a step does."""
+    """Return two integers that differ if the inputs of a step differ."""
     found = hashlib.blake2b(digest_size=16)
     found.update(repr((step.output, step.blocks, list(step.copies))).encode())
     for name, value in step.inputs.items():
@@ -223,17 +223,17 @@ def _initialise(
         )
     except (RuntimeError, OSError) as error:
         raise RankError(
-            f"The ranks could not meet at {where}",
+            f"The ranks could not connect to each other at {where}",
             where=f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}",
-            got=str(error).split("\n")[0],
-            hint="The host must be reachable from all ranks and its port free: give torchrun "
-            "another --master-port, or --rdzv-endpoint HOST:PORT for several hosts",
+            got="the error: " + str(error).split("\n")[0],
+            hint="All ranks must reach the host, and its port must be free: pass another "
+            "--master-port to torchrun, or --rdzv-endpoint HOST:PORT for several hosts",
         ) from error
     atexit.register(_leave, Owner())
 
 
 def _rest(owner: Owner, group: ProcessGroupRank) -> None:
-    """Run when ranks are dropped, and before Python ends."""
+    """Wait for the group's threads when the ranks are deleted, and before Python exits."""
     if owner.here:
         group.rest()
 
@@ -244,7 +244,7 @@ def _leave(owner: Owner) -> None:
 
 
 def _keep(group: weakref.ref[Any]) -> None:
-    """In a fork, never destroy the group: that waits for threads that the fork does not have."""
+    """Keep the group alive in a fork: destroying it waits for threads that a fork does not have."""
     kept = group()
     if kept is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
@@ -253,13 +253,18 @@ def _keep(group: weakref.ref[Any]) -> None:
 def _check_size(size: int, tp: int | None) -> None:
     if tp is not None and size != tp:
         raise UsageError(
-            f"tp={tp} was asked for, and {size} processes were started",
-            expected="one process for each rank",
+            f"The number of processes must be tp={tp}",
+            got=f"{size} processes",
+            expected="one process per rank",
             hint=f"Start them with torchrun --nproc-per-node {tp}, or compile with tp={size}",
         )
 
 
 def _backend(device: torch.device) -> str:
     if device.type not in _BACKENDS:
-        raise UsageError(f"There are no ranks on {device}", expected=" or ".join(_BACKENDS))
+        raise UsageError(
+            "The device of the ranks is not supported",
+            got=str(device),
+            expected=" or ".join(_BACKENDS),
+        )
     return _BACKENDS[device.type]

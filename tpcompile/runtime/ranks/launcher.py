@@ -1,4 +1,4 @@
-"""The interpreter that workers are forked from, as their parent sees it."""
+"""The parent's handle of the interpreter from which workers are forked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tpcompile.runtime.ranks.worker_start import main
 main({parent}, {control}, {lifeline}, {threads}, {ranks})
 """
 _ENDING_S = 5.0
-"""A process that is about to end, or a launcher that is asked, takes much less."""
+"""The limit for a process to end or a launcher to answer; both usually take much less."""
 _STACK_S = 3.0
 
 
@@ -33,8 +33,8 @@ class Launcher:
     """A fresh interpreter that imports what workers need and then forks into them.
 
     It can import the modules of its parent, but never runs the parent's main module. Importing
-    torch takes seconds of a core and 100 MB of memory, which the workers share. The process stays
-    until they end, because only their parent can report how each of them ended.
+    torch takes seconds of CPU time and 100 MB of memory, which the workers share. The process
+    stays until all workers end, because only their parent can report how each of them ended.
     """
 
     def __init__(self, tp: int, lifeline: int, threads: int) -> None:
@@ -55,7 +55,7 @@ class Launcher:
             on_failure.pop_all()
 
     def pids(self, seconds: float) -> Sequence[int]:
-        """Return the workers' processes by rank; none if they do not exist within `seconds`."""
+        """Return the workers' process ids by rank; empty if they do not start within `seconds`."""
         if not self._pids:
             pids = struct.Struct(f"{len(self.workers)}i")
             with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ class Launcher:
         return self._pids
 
     def death(self, rank: int) -> RankError:
-        """Return why a worker is gone; before the fork, why the launcher is, as rank 0."""
+        """Return the error for an ended worker; before the fork, for the launcher, as rank 0."""
         until = time.monotonic() + _ENDING_S
         while (status := self._status(rank)) == RUNNING and time.monotonic() < until:
             time.sleep(0.01)
@@ -85,12 +85,12 @@ class Launcher:
                 (status,) = NUMBER.unpack(self._control.recv(NUMBER.size, socket.MSG_WAITALL))
                 return int(status)
         except (OSError, struct.error):
-            pass  # the launcher is gone, or stopped
+            pass  # the launcher has ended or is stopped
         status = self._process.poll()
         return RUNNING if status is None else status
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Where each worker is; empty for one that does not even react to a signal."""
+        """Return the stack of each worker; empty for a worker that does not react to the signal."""
         pids = self.pids(0.0)
         asked = {rank: self.workers[rank if pids else 0] for rank in ranks}
         starts = {rank: worker.size_of_stacks() for rank, worker in asked.items()}
@@ -105,7 +105,7 @@ class Launcher:
                 return found
 
     def end(self) -> None:
-        """End all workers, which have nothing to save, and then the launcher."""
+        """End all workers, which have no state to save, and then the launcher."""
         try:
             if not self.pids(0.0):
                 self._process.kill()
@@ -117,8 +117,8 @@ class Launcher:
         self._close()
 
     def disown(self) -> None:
-        """Close all files in a fork of the parent, whose child the process is not."""
-        self._process.poll()  # finds no such child, and notes that there is none to wait for
+        """Close all files in a fork of the parent; the launcher is not a child of the fork."""
+        self._process.poll()  # finds no such child, so that Popen does not wait for it
         self._close()
 
     def _close(self) -> None:
@@ -130,7 +130,7 @@ class Launcher:
 def start_process(
     control: int, lifeline: int, threads: int, ranks: Sequence[Files]
 ) -> subprocess.Popen[bytes]:
-    """Start the interpreter; until there are workers it prints as rank 0."""
+    """Start the interpreter; until the fork its output goes to that of rank 0."""
     start = _START.format(
         path=[entry for entry in sys.path if isinstance(entry, str)],
         parent=os.getpid(),
@@ -151,7 +151,7 @@ def start_process(
 def _interpreter() -> str:
     if not sys.executable:
         raise RankError(
-            "The ranks cannot be started: this Python does not know its own executable",
-            hint="Use simulate=True to keep all ranks in this process",
+            "The ranks cannot be started: sys.executable is not set in this Python",
+            hint="Use simulate=True to run all ranks in this process",
         )
     return sys.executable

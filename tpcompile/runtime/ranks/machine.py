@@ -1,4 +1,4 @@
-"""Ranks in this process whose decode steps a program runs, and whose prompts the modules run."""
+"""Ranks in this process that run decode steps by a program and prompts by modules."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tpcompile.runtime.ranks.rank import OneFront, Ranks, Step
 
 
 class MachineRanks(OneFront):
-    """A step in which every sequence has one new token goes to the reference machine.
+    """Ranks that run a step with one new token per sequence on the reference machine.
 
-    Modules and machine share each rank's weights and KV cache, so they may take turns.
+    Modules run all other steps. Both share each rank's weights and KV cache, so they may alternate.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class MachineRanks(OneFront):
         self._machines: dict[int, Machine] = {}
 
     def run(self, step: Step) -> torch.Tensor:
-        """The result, the same on every rank."""
+        """Run a step; return its result, which is the same on every rank."""
         return self.run_all(step)[0]
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        """The result of every rank; of the machine there is one."""
+        """Run a step; return the result of every rank. The machine has one result for all."""
         if not decodes(step):
             return self._modules.run_all(step)
         caches = self._modules.caches_for(step)
@@ -49,31 +49,31 @@ class MachineRanks(OneFront):
             program = self._programs.for_batch(batch).program
             self._machines[batch] = Machine(program, self.parameter, self._rotary, caches)
         machine = self._machines[batch]
-        machine.use_caches(caches)  # others, if they have grown
+        machine.use_caches(caches)  # new tensors if they have grown
         return machine
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """A parameter as a rank holds it."""
+        """Return a rank's local parameter."""
         return self._modules.parameter(rank, name)
 
     @property
     def processes(self) -> list[int]:
-        """This process, for every rank."""
+        """The id of this process, once per rank."""
         return self._modules.processes
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._machines = {}
         self._modules.close()
 
     @property
     def closed(self) -> str:
-        """Why nothing can be run any more; empty while it can."""
+        """Why the ranks cannot run; empty while they can."""
         return self._modules.closed
 
 
 def decodes(step: Step) -> bool:
-    """Whether each sequence has one new token, and all of their logits are wanted."""
+    """Return whether each sequence has one new token and returns logits for it."""
     rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
     each = torch.arange(len(starts))
     keeps = "tables" in step.inputs and len(rows) > 0

@@ -1,4 +1,4 @@
-"""The process that ranks belong to: a fork of it has their sockets, and none of their threads."""
+"""The process that owns ranks: a fork inherits their sockets, but not their threads."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from tpcompile.errors import UsageError
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that this was made in."""
+    """The process in which this object was created."""
 
     pid: int = field(default_factory=os.getpid)
     owned: str = "The model"
-    """What belongs to it, as the first words of a refusal."""
+    """The owned object, as the first words of the error."""
 
     @property
     def here(self) -> bool:
-        """Whether this is that process."""
+        """Whether the current process is the owner."""
         return os.getpid() == self.pid
 
     @property
     def refusal(self) -> str:
-        """Why nothing can be run in this process; empty in the owner."""
+        """Why the ranks cannot be used in this process; empty in the owner."""
         if self.here:
             return ""
         own = os.getpid()
         return f"{self.owned} belongs to process {self.pid}; this is process {own}, forked from it"
 
     def check(self) -> None:
-        """Refuse any other process."""
+        """Raise in any other process."""
         check_open(self.refusal)
 
 
 def check_open(closed: str) -> None:
-    """Refuse to use ranks that are `closed`, which says why; it is empty for open ones."""
+    """Raise if `closed` is not empty; it is the reason why the ranks cannot be used."""
     if closed:
         raise UsageError(closed, hint="Compile it again")

@@ -1,4 +1,4 @@
-"""One rank: what it needs to be made, and the module with its KV cache that it then is."""
+"""One rank: its description, which can be sent, and its module with the KV cache."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tpcompile.passes.cache_kv import CACHE, block_size
 
 @dataclass(frozen=True)
 class RankModule:
-    """All that a rank needs to know; no numbers and no graph, so that it can be sent."""
+    """The description of a rank, without weights and graph, so that it can be sent."""
 
     rank: int
     source: str
     parameters: Mapping[str, tuple[Recipe, torch.dtype]]
-    """What each parameter is made of, by its name in `source`."""
+    """The recipe and dtype of each parameter, by its name in `source`."""
     matrices: frozenset[str]
-    """The parameters that only linears read: they are laid out for them."""
+    """The parameters that only linears read; they are reordered for matrix products."""
     outputs: tuple[str, ...]
     cache: CacheShape | None
     rotary: tuple[tuple[int, torch.dtype], ...]
-    """The tables that the module asks for: width and dtype."""
+    """The rotary tables that the module uses: width and dtype."""
 
 
 @dataclass(frozen=True)
 class CacheShape:
     """The KV cache of a rank: `[layers, 2, slots, heads, width]`; a block is a run of slots.
 
-    In memory the slots of a head follow each other, as attention reads them.
+    In memory the slots of a head are contiguous, in the order in which attention reads them.
     """
 
     layers: int
@@ -49,6 +49,7 @@ class CacheShape:
     block: int
 
     def empty(self, blocks: int, device: torch.device) -> torch.Tensor:
+        """Allocate an uninitialised cache of `blocks` blocks."""
         shape = (self.layers, 2, self.heads, blocks * self.block, self.width)
         return torch.empty(shape, dtype=self.dtype, device=device).transpose(2, 3)
 
@@ -58,64 +59,68 @@ class Step:
     """One run of all ranks."""
 
     inputs: Mapping[str, torch.Tensor]
-    """The inputs of the graph by name, but for the cache, which each rank keeps."""
+    """The inputs of the graph by name, except the cache, which each rank stores."""
     output: str
-    """Which result is wanted: `logits` or `tokens`."""
+    """The result to return: `logits` or `tokens`."""
     blocks: int = 0
-    """How many blocks of KV cache the rank must have."""
+    """The number of KV cache blocks that each rank must have."""
     copies: Sequence[tuple[int, int]] = field(default=())
-    """Blocks to copy beforehand, from and to."""
+    """Blocks to copy before the step, as pairs (source, target)."""
 
 
 class Ranks(Protocol):
-    """Whoever runs a step on all ranks: in this process, in others, or in a group of processes."""
+    """An executor of steps on all ranks: in this process, in workers, or in a process group."""
 
-    def run(self, step: Step) -> torch.Tensor: ...
+    def run(self, step: Step) -> torch.Tensor:
+        """Run a step; return its result, which is the same on every rank."""
+        ...
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        """The result of every rank: they should be the same, bit by bit."""
+        """Run a step; return the result of every rank. They must be equal bit for bit."""
         ...
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """A parameter as a rank holds it."""
+        """Return a rank's local parameter."""
         ...
 
     def agree(self) -> None:
-        """Where every rank has a front of its own, make them draw the same random numbers."""
+        """Make all fronts (processes that call the model) draw the same random numbers."""
         ...
 
     def same(self, x: torch.Tensor) -> torch.Tensor:
-        """The `x` of the first front, on every front."""
+        """Return the `x` of the first front on every front."""
         ...
 
     @property
     def front(self) -> int:
-        """Which of the processes that call the model this one is; the first writes files."""
+        """The index of this process among those that call the model; the first writes files."""
         ...
 
     @property
     def fronts(self) -> int:
-        """How many processes call the model."""
+        """The number of processes that call the model."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the ranks and free their memory."""
+        ...
 
     @property
     def processes(self) -> list[int]:
-        """The processes of the ranks that this one knows of, by rank."""
+        """The ids of the ranks' processes, by rank, as far as this process knows them."""
         ...
 
     @property
     def closed(self) -> str:
-        """Why nothing can be run any more; empty while it can."""
+        """Why the ranks cannot run; empty while they can."""
         ...
 
 
 class OneFront:
-    """The part of `Ranks` that is trivial where a single process calls the model."""
+    """The part of `Ranks` that is trivial if a single process calls the model."""
 
     def agree(self) -> None:
-        """Return at once: there is no other front to agree with."""
+        """Do nothing: there is no other front to agree with."""
 
     def same(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x`: this is the first front."""
@@ -123,7 +128,7 @@ class OneFront:
 
     @property
     def front(self) -> int:
-        """The first, and the only one."""
+        """The index of the only front."""
         return 0
 
     @property
@@ -133,7 +138,7 @@ class OneFront:
 
 
 def rank_modules(graph: fx.GraphModule) -> list[RankModule]:
-    """What each rank of a sharded graph needs."""
+    """Return the description of each rank of a sharded graph."""
     nodes = list(parameters(graph.graph))
     rotary = [node.args[1:3] for node in graph.graph.nodes if node.target == ROTARY]
     return [
@@ -163,16 +168,17 @@ def _cache_shape(graph: fx.GraphModule, rank: int) -> CacheShape | None:
 
 
 _READ_BY_HOST = ("starts", "tables", "lengths")
-"""Inputs that say which memory is read: on a GPU they would be copied back for each layer."""
+"""Inputs that the host reads for addresses: on a GPU, each layer would copy them back."""
 
 
 def make_parameter(module: RankModule, name: str, read: Read, device: torch.device) -> torch.Tensor:
-    """One parameter of a rank, from the checkpoint's tensors."""
+    """Evaluate one parameter of a rank from the checkpoint's tensors."""
     recipe, dtype = module.parameters[name]
     return laid_out(module, name, evaluate(recipe, read).to(device, dtype))
 
 
 def laid_out(module: RankModule, name: str, value: torch.Tensor) -> torch.Tensor:
+    """Reorder a parameter for matrix products if only linears read it."""
     return as_matrix(value) if name in module.matrices else value
 
 
@@ -193,7 +199,7 @@ class Rank:
         self._cache = module.cache.empty(0, device) if module.cache else None
 
     def run(self, step: Step) -> torch.Tensor:
-        """The result of the module; K and V of the step's tokens are kept behind."""
+        """Run the module on a step; K and V of the step's tokens are stored in the cache."""
         inputs: dict[str, Any] = {
             name: value if name in _READ_BY_HOST else value.to(self._device)
             for name, value in step.inputs.items()
@@ -207,7 +213,7 @@ class Rank:
         return result
 
     def cache_for(self, step: Step) -> torch.Tensor:
-        """The KV cache, with the room that a step needs and its blocks copied."""
+        """Return the KV cache, grown and with blocks copied as a step requires."""
         self._make_room(step.blocks)
         self._copy(step.copies)
         assert self._cache is not None
@@ -232,4 +238,5 @@ class Rank:
         blocks[:, :, list(target)] = blocks[:, :, list(source)]
 
     def parameter(self, name: str) -> torch.Tensor:
+        """Return a parameter in its plain layout."""
         return plain(self._loaded.get_parameter(name))

@@ -1,4 +1,4 @@
-"""Parameters in a piece of memory that has no name, filled by one process and used by another."""
+"""Parameters in unnamed shared memory, written by one process and used by another."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tpcompile.runtime.ranks.descriptors import after_standard, nameless_file
 from tpcompile.runtime.ranks.rank import RankModule, laid_out
 
 _ALIGN = mmap.PAGESIZE
-"""Each parameter has pages of its own, which can be given back."""
+"""Each parameter has its own pages, so that they can be freed."""
 
 
 @dataclass(frozen=True)
 class SharedWeights:
-    """Where the parameters of a rank lie in a file: start, shape and dtype."""
+    """The place of each parameter of a rank in a file: start, shape and dtype."""
 
     places: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]
     size: int
 
     def attach(self, memory: mmap.mmap, module: RankModule) -> dict[str, torch.Tensor]:
-        """The parameters, in place; the memory lives as long as one of them.
+        """Return the parameters as views; the memory stays mapped as long as one of them exists.
 
-        One that is laid out anew leaves its place, whose memory is given back.
+        A parameter that is reordered is copied, and its pages are freed.
         """
         found = {}
         for name, (start, shape, dtype) in self.places.items():
@@ -49,7 +49,7 @@ def _whole_pages(size: int) -> int:
 
 
 def places_of(module: RankModule) -> SharedWeights:
-    """Where each parameter of a rank will lie."""
+    """Assign each parameter of a rank a place in a file."""
     places = {}
     size = 0
     for name, (recipe, dtype) in module.parameters.items():
@@ -60,7 +60,7 @@ def places_of(module: RankModule) -> SharedWeights:
 
 
 def fill(module: RankModule, shared: SharedWeights, read: Read, loaded: Callable[[], None]) -> int:
-    """A file without a name that holds the parameters; one at a time is made beside it."""
+    """Write the parameters to an unnamed file and return it; evaluate one parameter at a time."""
     file = _nameless_file()
     try:
         with _room(module.rank, shared.size):
@@ -82,15 +82,15 @@ def _room(rank: int, size: int) -> Iterator[None]:
         yield
     except OSError as error:
         raise RankError(
-            "There is no room to hand the weights over",
+            "There is not enough memory to send the weights to a worker",
             where=f"rank {rank}",
-            got=error.strerror or str(error),
-            expected=f"{size / 1e6:,.0f} MB of memory, or of space for temporary files",
+            got=f"the error: {error.strerror or error}",
+            expected=f"{size / 1e6:,.0f} MB of free memory, or of free space for temporary files",
         ) from error
 
 
 def _nameless_file() -> int:
-    """In memory where the system has that; else a temporary file, already unlinked."""
+    """Create a file in memory if the system supports it, else an unlinked temporary file."""
     if hasattr(os, "memfd_create"):
         return after_standard(os.memfd_create("tpcompile-weights"))
     return nameless_file()

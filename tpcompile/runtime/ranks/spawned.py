@@ -1,4 +1,4 @@
-"""Ranks that a plain script starts itself: each a worker, and the script is none of them."""
+"""Ranks that a plain script starts: each is a worker process, and the script itself is no rank."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from tpcompile.runtime.ranks.workers import Workers, cores
 from tpcompile.runtime.weights import RandomWeights
 
 _TOKENS_A_LIMIT = 256
-"""A step may take the limit once more for so many tokens: long prompts are no hanging ranks."""
+"""The timeout grows by itself once for each run of this many tokens: long prompts take longer."""
 
 
 class SpawnedRanks(OneFront):
     """All ranks of a model, as processes of this machine.
 
-    They start when this is made, all from one interpreter that needs about two seconds to import
-    torch; `load` waits for them. A rank that fails, dies, or says nothing for `timeout` seconds
-    ends them all.
+    The constructor starts them from one interpreter, which takes about two seconds to import torch;
+    `load` waits for them. If a rank fails, dies, or is silent for `timeout` seconds, all ranks end.
     """
 
     def __init__(self, tp: int, *, threads: int | None = None, timeout: float = 60.0) -> None:
@@ -44,12 +43,12 @@ class SpawnedRanks(OneFront):
 
     @property
     def processes(self) -> list[int]:
-        """The processes, by rank."""
+        """The process ids, by rank."""
         return self._workers.pids
 
     @property
     def closed(self) -> str:
-        """Why nothing can be run any more; empty while it can."""
+        """Why the ranks cannot run; empty while they can."""
         return self._owner.refusal or self._closed
 
     def load(
@@ -59,10 +58,10 @@ class SpawnedRanks(OneFront):
         rotary: Callable[[], nn.Module],
         loaded: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        """Make each worker its rank. `loaded` is told how many parameters are there, of how many.
+        """Load each worker's module; call `loaded` with the number of parameters and their total.
 
-        Checkpoints and seeds are read by the workers; any other source here, one parameter at
-        a time, into memory that then belongs to the worker.
+        Workers read checkpoints and seeds themselves. Any other source is read in this process, one
+        parameter at a time, into memory that is then passed to the worker.
         """
         with self._working():
             port = next(ready.port for ready in self._workers.answers(Ready))
@@ -76,11 +75,11 @@ class SpawnedRanks(OneFront):
             self._modules, self._rotary = modules, rotary()
 
     def run(self, step: Step) -> torch.Tensor:
-        """The result of a step, from rank 0."""
+        """Run a step; return the result of rank 0."""
         return self._run(step, all_answer=False)[0]
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
-        """The result of every rank."""
+        """Run a step; return the result of every rank."""
         return self._run(step, all_answer=True)
 
     def _run(self, step: Step, *, all_answer: bool) -> list[torch.Tensor]:
@@ -95,7 +94,7 @@ class SpawnedRanks(OneFront):
         return [result for result in results if result is not None]
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
-        """A parameter as a rank holds it."""
+        """Return a rank's local parameter."""
         with self._working():
             self._workers.send(rank, encode(Fetch(name)))
             (answer,) = self._workers.answers(Done, ranks=[rank])
@@ -103,8 +102,8 @@ class SpawnedRanks(OneFront):
         return answer.result
 
     def close(self) -> None:
-        """End the workers. A fork of their owner only closes its files of them."""
-        if not self._owner.here:  # where the lock may be held for ever
+        """End the workers. A fork of their owner only closes its copies of their files."""
+        if not self._owner.here:  # a fork, in which the lock may never be released
             self._shut("The model is closed")
             return
         with self._lock:
@@ -142,8 +141,8 @@ class SpawnedRanks(OneFront):
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """One caller at a time; whatever goes wrong ends the workers, for they are out of step."""
-        self._owner.check()  # a fork of the owner may have taken over a lock that is held
+        """Admit one caller at a time; any error ends the workers, because they are out of step."""
+        self._owner.check()  # a fork of the owner may have inherited a held lock
         with self._lock:
             check_open(self._closed)
             try:
@@ -152,7 +151,7 @@ class SpawnedRanks(OneFront):
                 self._shut(f"The model is closed: {error.message[:1].lower()}{error.message[1:]}")
                 raise
             except BaseException as error:
-                self._shut(f"The model is closed: a call ended with {type(error).__name__}")
+                self._shut(f"The model is closed: a call raised {type(error).__name__}")
                 raise
 
     def _shut(self, reason: str) -> None:
@@ -161,7 +160,7 @@ class SpawnedRanks(OneFront):
 
 
 class _Counter:
-    """Counts calls, and tells how many there were."""
+    """A counter that reports its value and the total to a callback."""
 
     def __init__(self, tell: Callable[[int, int], None], total: int) -> None:
         self._tell, self._total, self._count = tell, total, 0

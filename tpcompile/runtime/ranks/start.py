@@ -1,4 +1,4 @@
-"""Which ranks a model gets: in this process, workers of its own, or a launcher's group."""
+"""The choice of ranks for a model: in this process, in workers, or in a launcher's group."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Load = Callable[[Sequence[RankModule], CheckpointFiles | Read, Callable[[], nn.M
 def starting(
     tp: int, group: Any | None, device: torch.device, *, simulate: bool, timeout: float
 ) -> Iterator[Load]:
-    """Start the ranks, and yield what makes them a model's; they end if the body raises.
+    """Start the ranks, and yield a function that loads a model; the ranks end if the body raises.
 
-    Workers take seconds to start, so this comes before the model is captured.
+    Workers take seconds to start, so enter this before the model is captured.
     """
     if simulate or (tp == 1 and group is None):
         yield _in_process(device)
@@ -37,8 +37,8 @@ def starting(
         yield _joined(group, device)
     elif device.type != "cpu":
         raise UnsupportedError(
-            f"A script cannot start {tp} ranks on {device}",
-            expected="ranks on the CPU",
+            f"Without a launcher, tp={tp} ranks must be on the CPU",
+            got=str(device),
             hint=f"Start the script with torchrun --nproc-per-node {tp}",
         )
     else:

@@ -1,4 +1,4 @@
-"""A worker: the process of one rank, which does what its parent asks over a channel."""
+"""A worker: the process of one rank, which executes its parent's requests from a channel."""
 
 from __future__ import annotations
 
@@ -27,84 +27,89 @@ from tpcompile.runtime.ranks.shared_weights import SharedWeights
 from tpcompile.runtime.weights import RandomWeights
 
 HOST = "127.0.0.1"
-"""The ranks of a script are on one machine, and nobody else may talk to them."""
+"""The ranks of a script are on one machine, and must not be reachable from others."""
 
 _CPU = torch.device("cpu")
 
 
 Weights = CheckpointFiles | RandomWeights | SharedWeights
-"""What a worker makes its parameters of."""
+"""The sources of a worker's parameters."""
 Tables = Mapping[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
-"""Cosines and sines of a step, by width and dtype."""
+"""The cosines and sines of a step, by width and dtype."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The interpreter runs; on rank 0, with the port where the ranks find each other."""
+    """The report that a worker has started; rank 0 adds the port of the store."""
 
     port: int
 
 
 @dataclass(frozen=True)
 class Load:
-    """Become this rank. Handed over behind it: the file of shared weights, if there is one, and
-    a socket to each of the other ranks."""
+    """The request to load this rank.
+
+    After it come the file of shared weights, if there is one, and a socket to each other rank.
+    """
 
     module: RankModule
     ranks: int
     port: int
     eager: bool
-    """Whether there is a core for each rank, so that one may look for others without a rest."""
+    """Whether each rank has a core, so that ranks may poll for each other."""
     weights: Weights
 
     def answer(self, worker: Worker) -> None:
+        """Load the rank."""
         worker.load(self)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Run a step; rank 0 answers with the result, or every rank with its own."""
+    """The request to run a step; rank 0 answers with the result, or every rank with its own."""
 
     step: Step
     tables: Tables
     all_answer: bool
 
     def answer(self, worker: Worker) -> torch.Tensor | None:
+        """Run the step; return this rank's result if it is requested."""
         return worker.run(self)
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Answer with a parameter."""
+    """The request for a parameter."""
 
     name: str
 
     def answer(self, worker: Worker) -> torch.Tensor:
+        """Return the parameter."""
         return worker.loaded().parameter(self.name)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One more parameter is there."""
+    """The report that one more parameter is loaded."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What was asked is done."""
+    """The answer to a request that succeeded."""
 
     result: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What was asked failed; `lost_peer` if only because another rank did."""
+    """The answer to a request that failed; `lost_peer` if only because another rank failed."""
 
     error: CompileError
     lost_peer: bool
 
 
 class SentTables(nn.Module):
-    """Hands out the rotary tables that came with the step."""
+    """A rotary module that returns the tables sent with the step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +122,7 @@ class SentTables(nn.Module):
 
 
 class Worker:
-    """What a worker's process holds."""
+    """The state of a worker's process."""
 
     def __init__(self, rank: int, channel: Channel, store: TCPStore | None) -> None:
         self.rank = rank
@@ -127,6 +132,7 @@ class Worker:
         self._loaded: Rank | None = None
 
     def load(self, load: Load) -> None:
+        """Load the weights and connect to the other ranks."""
         with returned_at_once():
             self._load(load)
 
@@ -140,11 +146,13 @@ class Worker:
         self._loaded = Rank(module, weights, self._tables, group, _CPU)
 
     def run(self, run: Run) -> torch.Tensor | None:
+        """Run a step; return this rank's result if it is requested."""
         self._tables.tables = run.tables
         result = self.loaded().run(run.step)
         return result if self.rank == 0 or run.all_answer else None
 
     def loaded(self) -> Rank:
+        """Return the rank, or raise if it is not loaded."""
         if self._loaded is None:
             raise UsageError("The ranks are not loaded", hint="Call load() first")
         return self._loaded
@@ -168,7 +176,7 @@ class Worker:
 def evaluate_all(
     module: RankModule, read: Read, loaded: Callable[[], None], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """The parameters of one rank."""
+    """Evaluate the parameters of one rank; call `loaded` after each."""
     found = {}
     for name in module.parameters:
         found[name] = make_parameter(module, name, read, device)
@@ -177,7 +185,7 @@ def evaluate_all(
 
 
 def serve(rank: int, connection: int, threads: int) -> None:
-    """Answer what comes through the connection, until the parent closes it."""
+    """Answer the requests from the connection until the parent closes it."""
     torch.set_num_threads(threads)
     channel = Channel(socket.socket(fileno=connection))
     store = _make_store() if rank == 0 else None
@@ -188,7 +196,7 @@ def serve(rank: int, connection: int, threads: int) -> None:
             asked = channel.receive()
             try:
                 answer: Done | Failed = Done(asked.answer(worker))
-            except Exception as error:  # told to the parent, which ends all ranks
+            except Exception as error:  # sent to the parent, which ends all ranks
                 answer = failure(rank, error)
             channel.send(answer)
     except ChannelClosed:
@@ -196,18 +204,18 @@ def serve(rank: int, connection: int, threads: int) -> None:
 
 
 def failure(rank: int, error: Exception) -> Failed:
-    """An error as the parent is told it: a kind of `CompileError` stays what it is."""
+    """Return the answer for an error; subclasses of `CompileError` keep their type."""
     if isinstance(error, CompileError):
         where = f"rank {rank}" + (f", {error.where}" if error.where else "")
         return Failed(error.at(where), isinstance(error, PeerError))
     trace = "".join(traceback.format_exception(error))
     named = "".join(traceback.format_exception_only(error)).strip()
-    told = RankError(f"Rank {rank} raised {named}", got=f"in the worker:\n{trace}")
+    told = RankError(f"Rank {rank} raised {named}", got=f"this traceback in the worker:\n{trace}")
     return Failed(told, False)
 
 
 def _make_store() -> TCPStore:
-    """Where the ranks leave their addresses for each other, on a port that is free."""
+    """Create the store in which the ranks exchange their addresses, on a free port."""
     listening = socket.create_server((HOST, 0))
     port = listening.getsockname()[1]
     file = listening.detach()
@@ -215,7 +223,7 @@ def _make_store() -> TCPStore:
 
 
 def _connect(store: Store, rank: int, ranks: int) -> Any:
-    """The group sets no limit of its own: the parent watches, and knows more."""
+    """Connect the ranks, in effect without a timeout: the parent watches them and knows more."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=HOST)]

@@ -1,4 +1,4 @@
-"""A worker as its parent sees it: the channel to it, and what it leaves behind."""
+"""The parent's handle of a worker: its channel, its output and its stacks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tpcompile.errors import RankError
 from tpcompile.runtime.ranks.channel import Channel
 
 _WHY: dict[int, str] = {
-    signal.SIGKILL: "The system kills processes when memory runs out: see its log",
-    signal.SIGBUS: "A file that it read may have become shorter, or a disk may be full or broken",
+    signal.SIGKILL: "The system may have run out of memory: see its log",
+    signal.SIGBUS: "A file that it read may have been truncated, or a disk may be full or broken",
 }
-"""What the system may mean by a signal."""
+"""Likely causes of a death by signal, as hints."""
 _TAIL = 3000
 
 
 class WorkerProcess:
-    """The process of one rank, which a launcher starts and can tell the status of."""
+    """The process of one rank. The launcher starts it and reports its exit status."""
 
     def __init__(self, rank: int, channel: Channel, errors: IO[bytes], stacks: IO[bytes]) -> None:
         self.rank = rank
@@ -28,30 +28,31 @@ class WorkerProcess:
         self._stacks = stacks
 
     def alive(self) -> bool:
-        """Whether it still holds its end of the channel."""
+        """Return whether the process still holds its end of the channel."""
         watched = select.poll()
         watched.register(self.channel.fileno(), 0)
         return not watched.poll(0)
 
     def death(self, status: int | None) -> RankError:
-        """Why the process is gone, or about to go: its connection is closed."""
+        """Return the error for an ended or ending process, whose connection is closed."""
         if status is None:
-            return RankError(f"Rank {self.rank} closed its connection and did not end")
+            return RankError(f"Rank {self.rank} closed its connection but did not end")
         hint = ""
         if status < 0:
             how = f"was killed by signal {signal.Signals(-status).name}"
             hint = _WHY.get(-status, "")
         else:
-            how = f"ended with status {status}"
+            how = f"exited with status {status}"
         said = self._said()
-        got = f"what it last printed:\n{said}\n" if said else ""
+        got = f"this at the end of its output:\n{said}\n" if said else ""
         return RankError(f"Rank {self.rank} {how}", got=got, hint=hint)
 
     def size_of_stacks(self) -> int:
-        """Where in the file of stacks the next one will begin."""
+        """Return the offset of the next stack in the file of stacks."""
         return os.fstat(self._stacks.fileno()).st_size
 
     def stack_since(self, start: int) -> str:
+        """Return the stacks written from this offset on."""
         length = self.size_of_stacks() - start
         return os.pread(self._stacks.fileno(), length, start).decode(errors="replace").strip()
 

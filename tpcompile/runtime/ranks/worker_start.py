@@ -1,4 +1,4 @@
-"""The start of the launcher and its workers; nothing heavy is imported before `main` runs."""
+"""The entry point of the launcher and its workers; heavy imports are inside `main`."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ import threading
 from collections.abc import Sequence
 
 STACK_SIGNAL = signal.SIGUSR1
-"""On it a worker writes where it is into the file that its parent reads."""
+"""The signal on which a worker writes its stack to a file that its parent reads."""
 
 NUMBER = struct.Struct("i")
-"""The parent sends a rank, and the launcher answers with its status."""
+"""The format of messages: the parent sends a rank, and the launcher answers with its status."""
 END = -1
-"""The rank that stands for ending all workers and the launcher."""
+"""The rank that requests the end of all workers and the launcher."""
 RUNNING = 1000
-"""The status of a worker that has not ended; real ones are below 256."""
+"""The status of a worker that has not ended; exit statuses are below 256."""
 
 _PR_SET_PDEATHSIG = 1
-"""Linux's `prctl` option: the signal that a process gets when its parent ends."""
+"""The `prctl` option of Linux that sets the signal sent when the parent ends."""
 _LOOK_AGAIN = 1000
-"""Milliseconds; the lifeline tells at once, but a fork of the parent may hold it too."""
+"""Milliseconds. The lifeline closes at once, unless a fork of the parent holds it too."""
 
 Files = tuple[int, int, int]
-"""A worker's connection, its output, and the file for its stacks."""
+"""The descriptors of a worker: its connection, its output, and the file for its stacks."""
 
 
 def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence[Files]) -> None:
-    """Import what workers need, fork into them, and report on them until the parent ends."""
+    """Import the workers' modules, fork the workers, and report on them until the parent ends."""
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=ranks[0][2], all_threads=False)
 
     from tpcompile.runtime.ranks.worker import serve
 
-    gc.freeze()  # or the first collection of each would write to, and so copy, all it shares
+    gc.freeze()  # else each worker's first collection writes to, and so copies, all shared pages
     launcher = os.getpid()
     workers: list[int] = []
     for rank, (connection, errors, stacks) in enumerate(ranks):
@@ -64,7 +64,7 @@ def main(parent: int, control: int, lifeline: int, threads: int, ranks: Sequence
 
 
 def files_of(ranks: Sequence[Files]) -> list[int]:
-    """Return the files of several workers."""
+    """Return the descriptors of several workers."""
     return [file for own in ranks for file in own]
 
 
@@ -74,7 +74,7 @@ def _close(*files: int) -> None:
 
 
 def _answer_for(workers: Sequence[int], control: socket.socket) -> None:
-    """Report how workers ended; kill the rest on `END` or when the parent is gone."""
+    """Report how workers ended; kill the others on `END` or when the parent has ended."""
     control.sendall(struct.pack(f"{len(workers)}i", *workers))
     ended: dict[int, int] = {}
 
@@ -92,7 +92,7 @@ def _answer_for(workers: Sequence[int], control: socket.socket) -> None:
             break
         control.sendall(NUMBER.pack(look(rank, os.WNOHANG)))
     for rank, worker in enumerate(workers):
-        if rank not in ended:  # until it is reaped, no other process can have its number
+        if rank not in ended:  # its pid is not reused until it is reaped
             os.kill(worker, signal.SIGKILL)
     for rank in range(len(workers)):
         look(rank, 0)
@@ -103,18 +103,18 @@ def _watch(lifeline: int, parent: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the system kill this process when the parent ends, even while it is stopped.
+    """Make the system kill this process when the parent ends, even if this process is stopped.
 
-    More exactly, when the thread of the parent that started this process ends.
+    More precisely, when the thread of the parent that started this process ends.
     """
-    if sys.platform == "linux":  # elsewhere, and where it is forbidden, there is the lifeline
+    if sys.platform == "linux":  # the lifeline covers other systems, and a prctl that fails
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != parent:  # it ended before the system was told
+    if os.getppid() != parent:  # it ended before the call of prctl
         os._exit(1)
 
 
 def _end_with_parent(lifeline: int, parent: int) -> None:
-    """The parent alone holds the other end of the lifeline; its death closes it."""
+    """Exit when the lifeline closes: only the parent holds its other end."""
     watched = select.poll()
     watched.register(lifeline, select.POLLIN | select.POLLHUP)
     while not watched.poll(_LOOK_AGAIN) and os.getppid() == parent:

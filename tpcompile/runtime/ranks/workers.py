@@ -1,4 +1,4 @@
-"""The workers of a model together: they start, are talked to, and end as one."""
+"""The workers of a model as a unit: start, messages and end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from tpcompile.runtime.ranks.worker_process import WorkerProcess
 
 _Answer = TypeVar("_Answer", Ready, Done)
 _START_S = 60.0
-"""Interpreters start as fast as the disk allows, whatever limit a step has."""
+"""The minimum timeout for the start, which depends on the disk and not on a step's timeout."""
 _CAUSE_S = 2.0
-"""A rank that lost another says so at once; that other's own fault follows within this time."""
+"""How long to wait for the original error after a rank reports a lost connection to another."""
 
 
 class Workers:
-    """One process a rank. Any fault of one is raised here, as the error it comes to."""
+    """One process per rank. A failure of any process is raised here as its error."""
 
     def __init__(self, tp: int, threads: int | None, timeout: float) -> None:
         self._timeout = timeout
         watched, lifeline = pipe()
         starter = _Starter()
         self.end = weakref.finalize(self, _end, Owner(), starter, lifeline)
-        """Ends all processes; so does the end of this object, or of the interpreter."""
+        """Ends all processes; also called when this object is deleted and when Python exits."""
         share = threads or max(1, cores() // tp)
         try:
             self._launcher = starter.run(partial(Launcher, tp, watched, share))
@@ -53,7 +53,7 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """The processes, by rank; none if they were ended before there were any."""
+        """The process ids, by rank; empty if the workers were ended before they started."""
         pids = self._launcher.pids(_START_S)
         if not pids and self.end.alive:
             self.check_alive()
@@ -61,20 +61,20 @@ class Workers:
         return list(pids)
 
     def check_alive(self) -> None:
-        """Work of this process takes long, and a worker may die meanwhile."""
+        """Raise if a worker has died, for example during long work in this process."""
         for worker in self._workers:
             if not worker.alive():
                 raise self._launcher.death(worker.rank)
 
     def send_file(self, rank: int, file: int) -> None:
-        """Hand over an open file, behind the message that says what it is."""
+        """Send an open file, after the message that announces it."""
         try:
             self._workers[rank].channel.send_file(file)
         except ChannelClosed as error:
             raise self._launcher.death(rank) from error
 
     def introduce(self) -> None:
-        """Hand every two ranks the ends of a socket between them, in the order of the others."""
+        """Send every two ranks the ends of a socket pair; each rank receives them by peer rank."""
         for one, other in combinations(range(len(self._workers)), 2):
             with contextlib.ExitStack() as ends:
                 for rank, end in zip((one, other), socket_pair(), strict=True):
@@ -87,9 +87,9 @@ class Workers:
         ranks: Sequence[int] | None = None,
         patience: float = 1.0,
     ) -> list[_Answer]:
-        """What each of the ranks answers, by rank; the fault that came first, if one does not.
+        """Return the ranks' answers, by rank; raise the original error if a rank fails.
 
-        `patience` multiplies the limit, for what takes long by nature.
+        `patience` multiplies the timeout, for requests that take long by nature.
         """
         waiting = set(range(len(self._workers)) if ranks is None else ranks)
         found: dict[int, _Answer] = {}
@@ -113,7 +113,7 @@ class Workers:
         return [found[rank] for rank in sorted(found)]
 
     def _who_speaks(self, seconds: float) -> list[WorkerProcess]:
-        """The workers that have something to say, be it that they are gone."""
+        """Wait for messages; return the workers with a message or a closed connection."""
         watched = select.poll()
         by_file = {worker.channel.fileno(): worker for worker in self._workers}
         for file in by_file:
@@ -145,27 +145,27 @@ class Workers:
         return RankError(
             f"{named[:1].upper()}{named[1:]} did not answer for {seconds:g} s",
             got="\n".join(
-                f"rank {rank} in:\n{stack}"
+                f"rank {rank} at:\n{stack}"
                 if stack
-                else f"rank {rank} without any reaction, as if it were stopped"
+                else f"no reaction from rank {rank}, as if it were stopped"
                 for rank, stack in stacks.items()
             ),
-            hint="If the machine is only slow, compile with a longer rank_timeout",
+            hint="If the machine is only slow, compile with a larger rank_timeout",
         )
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class _Starter:
-    """A thread that starts the launcher, and lives as long as that may.
+    """A thread that starts the launcher and then lives as long as the launcher may.
 
-    Where there is a parent-death signal, the system sends it when the *thread* that started a
-    process ends, and a caller's thread may end at any time.
+    Linux sends the parent-death signal when the *thread* that started a process ends, and a
+    caller's thread may end at any time.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _Starter:
         self._thread: threading.Thread | None = None
 
     def run(self, start: Callable[[], Launcher]) -> Launcher:
-        """What `start` returns in the thread, which then waits for `end`."""
+        """Call `start` in the thread, which then waits for `end`; return the result."""
         self._thread = threading.Thread(
             target=_start_and_stay, args=(start, self._started, self._over), daemon=True
         )
@@ -182,7 +182,7 @@ class _Starter:
         return self._started.result()
 
     def started(self) -> Launcher | None:
-        """What was started, if anything was; it may be under way."""
+        """Return the launcher, after waiting for it if it is starting; None if there is none."""
         if self._thread is None or self._thread.ident is None or self._started.exception():
             return None
         return self._started.result()
@@ -199,13 +199,13 @@ def _start_and_stay(
 ) -> None:
     try:
         started.set_result(start())
-    except BaseException as error:  # raised to the caller, by the future
+    except BaseException as error:  # the future raises it in the caller
         started.set_exception(error)
     over.get()
 
 
 def _end(owner: Owner, starter: _Starter, lifeline: int) -> None:
-    """End the workers. A fork of their parent only closes its files of them."""
+    """End the workers. A fork of their parent only closes its copies of their files."""
     launcher = starter.started()
     if owner.here:
         if launcher is not None:
