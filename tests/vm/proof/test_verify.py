@@ -133,7 +133,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "too few waits": (lambda p: replace(p, waits=p.waits[:-1]), "not so many waits"),
     "a region beyond its buffer": (
         lambda p: replace(p, buffers=(Buffer("x", (3,)),)),
-        "2 to 4 in dimension 0, which goes from 0 to 3",
+        "2:4 in dimension 0, whose extent is 3",
     ),
     "a buffer that is not there": (lambda p: replace(p, buffers=()), "touches buffer 0"),
     "a threshold that is never met": (
