@@ -1,4 +1,4 @@
-"""Writes docs/program.md: what a program is, its instructions, and one layer of one in text.
+"""The generator of docs/program.md: the program, its instructions, and one layer as text.
 
 python docs/make_program_page.py            writes the page
 python docs/make_program_page.py --print    prints it
@@ -27,43 +27,45 @@ BLOCKS = (*SHARED, "--lowering", "rows")
 TEXT = """# The program, in text
 
 `tpcompile schedule` turns the graph of a decode step into a program: instructions over buffers,
-the queues of a machine's workers, and the counters that keep them in order. `--text` prints it.
-This page is made by `make docs` and checked in CI.
+queues for the workers of a machine, and counters that order the instructions. `--text` prints the
+program. `make docs` generates this page, and CI checks it.
 
-## What it means
+## Semantics
 
-A program means what its instructions mean one after the other. Workers run their queues at
-once; the verifier proves that nobody can tell the difference, whoever is fast or slow.
+A program means the sequential execution of its instructions. Workers run their queues
+concurrently. The verifier proves that every execution order of the workers gives the sequential
+result.
 
-- **Buffers** have a number, a rank in whose memory they lie, and a kind: `weight` and `input`
-  come from outside, `state` and `cache` go from step to step, `scratch` holds nothing before the
-  step. Buffers of one name follow each other, one for each rank.
-- **Regions** are parts of buffers: an interval in each dimension. What an instruction reads and
-  writes follows from its operands; so do all dependencies, and no count is written down.
-- Regions of the **cache** count layers, keys and values, sequences, KV heads, and age: `0:1` is
-  what was there before the step, `1:2` the new token. So the spans of attention that hold no new
-  token need not wait for one. In memory (`storage`) it lies by slot, in blocks.
-- A **counter** only rises. `signal c4` raises it by one when the instruction is done; an
-  instruction with `wait c4>=6` starts when it has come to 6.
-- **Steps** follow each other in one launch (`repeats=true`), and counters are never cleared: in
-  step s a wait is for so many signals and s times those of a whole step. `wait c4>=0` is met at
-  once in the first step; later it waits for all signals of the step before.
-- **Queues** are dealt evenly to the ranks, the first ones to rank 0. With `sharing=1` each belongs
-  to one worker. With the dynamic policy there is one queue a rank, and `sharing` workers take from
-  it: each takes the next instruction, then waits for it. Such a program is proved for *any* number
-  of workers at each queue, one or more: counters alone order its instructions. A program that is
-  safe only because few workers share a queue is refused.
-- **Joins**: blocks of one head that several instructions compute. They are in no order among
-  themselves; the last to arrive, whichever it is, norms and rotates the head and keeps it.
-- **Sums** have fixed places and are added in a fixed tree, across columns, spans and ranks, so
-  the results have the same bits for every schedule and every number of workers.
+- **Buffers** have a number, a rank whose memory they are in, and a kind. `weight` and `input` come
+  from outside, `state` and `cache` persist between steps, and `scratch` is undefined before a step.
+  Buffers of one name are consecutive, one per rank.
+- **Regions** are parts of buffers: an interval in each dimension. The regions that an instruction
+  reads and writes follow from its operands. All dependencies are derived from the regions, so no
+  signal count is written by hand.
+- Regions of the **cache** have five dimensions: layer, key or value, sequence, KV head, and age.
+  Age `0:1` is the tokens before the step, and `1:2` is the new token. So the spans of attention
+  without the new token need not wait for it. In memory (`storage`) the cache is indexed by slot, in
+  blocks.
+- A **counter** only increases. `signal c4` increments it when the instruction is done. An
+  instruction with `wait c4>=6` starts when the counter has reached 6.
+- One launch runs several **steps** (`repeats=true`), and counters are never cleared. In step s, the
+  threshold of a wait is its number plus s times the counter's signals in one step. `wait c4>=0` is
+  met at once in the first step; later it waits for all signals of the step before.
+- Each rank has the same number of **queues**; the first ones belong to rank 0. With `sharing=1`
+  each queue belongs to one worker. With the dynamic policy there is one queue per rank, and
+  `sharing` workers take from it. Each worker takes the next instruction, then waits until
+  it may start. Counters alone order the instructions, so such a program is proved for *any* number
+  of workers per queue. A program that is safe only if few workers share a queue is refused.
+- **Joins** are blocks of one head that several instructions compute. The blocks are not ordered
+  among themselves. The last block to arrive norms, rotates and stores the head.
+- **Sums** have fixed slots and are added in a fixed tree, across columns, spans and ranks. So the
+  results have the same bits for every schedule and every number of workers.
 
 ## Instructions
 
-Names of buffers are without their layer; `x0` and `x1` are the residual, before and behind each
-half of a layer.
+Buffer names omit the layer. `x0` and `x1` are the residual, before and after each half of a layer.
 
-| opcode | instruction | does | reads | writes |
+| opcode | instruction | result | reads | writes |
 |---:|---|---|---|---|
 {table}
 
@@ -73,48 +75,47 @@ half of a layer.
     sections     := "buffers" buffer* "operands" operands* "instructions" instruction*
                     "queues" queue*
     buffer       := "b"n name "rank="n "kind="kind "dtype="dtype "shape="shape ["storage="shape]
-    operands     := "a"n kind (field "=" value)*       what several instructions share
-    instruction  := "i"n name "a"n (field "=" value)*  and what each has for itself
+    operands     := "a"n kind (field "=" value)*       shared by several instructions
+    instruction  := "i"n name "a"n (field "=" value)*  with its own operands
                     ["wait" ("c"n ">=" n)*] ["signal" ("c"n)*]
     queue        := "w"n (n | start ":" stop [":" step])*
     value        := number | "none" | start ":" stop | "true" | "false" | name
 
-One line for each; numbers count from 0 in order; what stands behind `#` is a comment. Buffers are
-operands by number, and `none` where there is none, as for the bias of a linear without one.
-`tpcompile.vm.program.text.parse_program` reads it again, and refuses a line that is wrong with its
-number.
+Each entry is one line. Numbers count from 0 in order. `#` starts a comment. An operand that is a
+buffer is given by its number; `none` is an absent buffer, such as the bias of a linear without one.
+`tpcompile.vm.program.text.parse_program` parses the text; its errors name the line.
 
 ## Operands and buffers
 
-Each operand has a rule beside its type (`tpcompile.vm.program.rules`): for a buffer its kind,
-its shape in terms of other operands, its dtype and its rank; for a number its range. Executors
-find a `state`, an `input` or a `cache` by its name, so there the name is the role: `lengths` in
-the place of `positions` is refused though both have one shape. The storage of the cache fixes the
-tokens of a block: `batch * most_blocks * block` slots. An instruction whose operands agree with
-its buffers touches no more than its regions say.
+Each operand has a rule in its type annotation (`tpcompile.vm.program.rules`). The rule of a buffer
+gives its kind, its shape in terms of other operands, its dtype and its rank. The rule of a number
+gives its range. Executors find a `state`, an `input` or a `cache` by its name, so its name is its
+role: `lengths` in place of `positions` is refused, although both have the same shape. The storage
+of the cache determines the tokens per block: it has `batch * most_blocks * block` slots. An
+instruction whose operands agree with its buffers touches only its regions.
 
-The verifier checks the rules before it computes a region. `parse_program` and `decode_program`
-check them too, and refuse with the line or the instruction; `check=False` turns that off, for a
-look at a broken program. The reference machine checks them when it loads a program.
+The verifier checks the rules before it computes a region. `parse_program` and `decode_program` also
+check them, and their errors name the line or the instruction. `check=False` turns the check off, to
+inspect a broken program. The reference machine checks the rules when it loads a program.
 
 ## One layer
 
-This is layer 0 of what
+This is layer 0 of the output of
 
     tpcompile schedule {shown} --text
 
-prints, with a comment behind each instruction that says in which queue it is and what it touches
+Comments after each instruction give its queue and the regions that it touches
 (`tpcompile.vm.program.text.format_layer` adds them):
 
 ```text
 {layer}```
 
-With `--lowering rows` a head may be the work of several, and with `--tp` every rank has its part
-of the program. Of rank 0 in
+With `--lowering rows` several instructions may compute one head. With `--tp` each rank has its
+part of the program. These are the blocks of the first head of rank 0, and a sum, in
 
     tpcompile schedule {shared} --text
 
-the blocks of the first head, and a sum; `name@1` lies in the memory of rank 1:
+`name@1` is in the memory of rank 1:
 
 ```text
 {blocks}
@@ -122,9 +123,9 @@ the blocks of the first head, and a sum; `name@1` lies in the memory of rank 1:
 
 ## Words
 
-Executors read {words} int32 words for each instruction: its opcode, the operands in the order
-below (two words for a range, the fp32 bits of a fraction), then zeros.
-`tpcompile.vm.program.encoding.encode_program` makes the arrays of a whole program.
+Executors read {words} int32 words per instruction: its opcode, the operands in the order below (two
+words for a range, the fp32 bits of a float), then zeros as padding.
+`tpcompile.vm.program.encoding.encode_program` encodes a whole program as arrays.
 
 ```text
 {operands}
@@ -166,7 +167,7 @@ def _names(program: Program, regions: Iterable[Region]) -> list[str]:
 
 
 def _some_blocks(layer: str) -> str:
-    """The blocks of the first head, and the first sum across ranks."""
+    """Return the blocks of the first head and the first sum across ranks."""
     _, _, text = layer.partition("\ninstructions\n")
     each = re.split("\n(?=  i)", text.rstrip("\n"))
     shown = [one for one in each if " norm_qkv_rows " in one][:2]
@@ -194,7 +195,7 @@ def _program(*arguments: str) -> Program:
     with contextlib.redirect_stdout(text):
         status = tpcompile(["schedule", *arguments, "--text"])
     if status != 0:
-        raise SystemExit(f"tpcompile schedule {' '.join(arguments)} gave {status}")
+        raise SystemExit(f"tpcompile schedule {' '.join(arguments)} exited with status {status}")
     return parse_program(text.getvalue())
 
 

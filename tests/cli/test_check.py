@@ -55,7 +55,7 @@ def test_why_there_is_no_schedule(cli: Cli) -> None:
     line = "check preset:tiny-qwen3 --tp 2"
     found = json.loads(cli(f"{line} --json -p", ",".join(names)).out)
     assert (found["ok"], found["schedules"]) == (True, [])
-    assert "belongs to no instruction of a decode step" in found["unscheduled"]
+    assert "is not part of any decode instruction" in found["unscheduled"]
     table = cli(f"{line} -p", ",".join(names))
     assert table.status == 0
     assert "preset:tiny-qwen3, tp=2: no schedule. %" in table.out

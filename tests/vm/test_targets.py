@@ -27,10 +27,10 @@ def test_a_file_says_what_differs_from_a_cpu(tmp_path: Path) -> None:
         ('{"instruction_us": 1e999}', "instruction_us=inf. Expected a finite number"),
         ('{"instruction_us": true}', "instruction_us=True. Expected a finite number"),
         ('{"bytes_per_us": 1' + "0" * 400 + "}", "Expected a finite number"),
-        ('{"workers": 1.5}', "workers=1.5. Expected a whole number, 1 or more"),
+        ('{"workers": 1.5}', "workers=1.5. Expected a positive integer"),
         ('{"workers": 65537}', "workers=65,537. Expected at most 65,536"),
         ('{"grain": 2147483648}', "grain=2,147,483,648. Expected at most 2,147,483,647"),
-        ('{"name": 7}', "name=7. Expected text"),
+        ('{"name": 7}', "name=7. Expected a string"),
         ('{"cores": 7}', "Found cores"),
         ("[", "cannot be read"),
     ],
@@ -43,7 +43,9 @@ def test_refused(text: str, said: str, tmp_path: Path) -> None:
 
 
 def test_no_such_target() -> None:
-    with pytest.raises(UsageError, match=r"b200\. Or name a JSON file with the fields of one\."):
+    with pytest.raises(
+        UsageError, match=r"b200\. Or give a JSON file with the fields of a target\."
+    ):
         target_of("zzz")
     with pytest.raises(UsageError, match=r"^There is no file none\.json\.$"):
         target_of("none.json")

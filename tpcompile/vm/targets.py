@@ -12,40 +12,40 @@ from typing import Any
 from tpcompile.errors import UsageError, did_you_mean
 
 INT32_MAX = 2**31 - 1
-"""The most of any count but workers: executors read int32."""
+"""The limit of every count except workers, because executors read int32."""
 MOST_WORKERS = 65_536
-"""Of a rank."""
+"""The limit of workers per rank."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Workers that share a memory; every rank has a machine of its own like this."""
+    """A machine whose workers share a memory. Every rank has its own machine of this kind."""
 
     name: str
     workers: int
     bytes_per_us: float
-    """What all workers together get out of memory."""
+    """The memory bandwidth of all workers together."""
     instruction_us: float
-    """What an instruction costs beside the bytes it reads: dispatch, and its vectors."""
+    """The cost of an instruction apart from the bytes it reads: dispatch, and its vectors."""
     exchange_us: float
-    """Until what one rank has written can be read by another."""
+    """The delay until another rank can read a value that one rank has written."""
     link_bytes_per_us: float
-    """What a rank gets from another."""
+    """The bandwidth of reads from another rank."""
     grain: int
-    """The rows that a worker takes at once: blocks of rows are a multiple of it."""
+    """The rows that a worker takes at once. Blocks of rows are multiples of it."""
     spans: int
-    """Into how many spans attention is split."""
+    """The number of spans into which attention is split."""
 
     @property
     def worker_bytes_per_us(self) -> float:
-        """One worker's share, with all of them at work."""
+        """The bandwidth of one worker when all are busy."""
         return self.bytes_per_us / self.workers
 
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        # bandwidths as the vendors print them, per microsecond; a worker is a core or an SM
+        # bandwidths as the vendors publish them, per microsecond; a worker is a core or an SM
         Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1),
         Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 8),
         Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 8),
@@ -56,15 +56,15 @@ TARGETS: dict[str, Target] = {
 
 
 def target_of(name: str, workers: int | None = None) -> Target:
-    """A target by its name, or of a JSON file with its fields, with `workers` if they are given.
+    """Return a target by its name or from a JSON file, with `workers` if they are given.
 
-    A CPU has a worker for each core unless told otherwise.
+    A CPU has one worker per core unless `workers` is given.
     """
     found = _from_file(Path(name)) if name.endswith(".json") else TARGETS.get(name)
     if found is None:
         raise UsageError(
             f"There is no target {name!r}",
-            hint=f"{did_you_mean(name, TARGETS)} Or name a JSON file with the fields of one",
+            hint=f"{did_you_mean(name, TARGETS)} Or give a JSON file with the fields of a target",
         )
     if workers is None and name == "cpu":
         workers = os.cpu_count()
@@ -80,12 +80,14 @@ def _from_file(path: Path) -> Target:
     except FileNotFoundError as error:
         raise UsageError(f"There is no file {path}") from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"The target {path} cannot be read", got=str(error)) from error
+        raise UsageError(f"The target file {path} cannot be read: {error}") from error
     known = [field.name for field in fields(Target)]
     if not isinstance(given, dict) or set(given) - set(known):
         strange = ", ".join(sorted(set(given) - set(known))) if isinstance(given, dict) else given
         raise UsageError(
-            f"The target {path} is not understood", got=str(strange), expected=", ".join(known)
+            f"The target file {path} must be a JSON object with only the fields of a target",
+            got=str(strange),
+            expected=", ".join(known),
         )
     return Target(**{**asdict(TARGETS["cpu"]), "name": path.stem, **given})
 
@@ -94,15 +96,15 @@ def _check(target: Target) -> None:
     for name, value in asdict(target).items():
         if name == "name":
             if not isinstance(value, str):
-                raise UsageError(f"A target with name={value!r}", expected="text")
+                raise UsageError(f"The target has name={value!r}", expected="a string")
             continue
         whole = name in ("workers", "grain", "spans")
         number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         if not number or not 0 < value <= sys.float_info.max:  # neither NaN nor infinity
             raise UsageError(
-                f"A target with {name}={value!r}",
-                expected="a whole number, 1 or more" if whole else "a finite number above 0",
+                f"The target has {name}={value!r}",
+                expected="a positive integer" if whole else "a finite number above 0",
             )
         most = MOST_WORKERS if name == "workers" else INT32_MAX
         if whole and value > most:
-            raise UsageError(f"A target with {name}={value:,}", expected=f"at most {most:,}")
+            raise UsageError(f"The target has {name}={value:,}", expected=f"at most {most:,}")

@@ -200,10 +200,10 @@ def test_tokens_of_nobody_are_no_numbers() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lengths": torch.tensor([65])}, "at most 64, the max_seq_len"),
-        ({"lengths": torch.tensor([0])}, "A sequence of no tokens"),
-        ({"tables": torch.zeros(1, 99, dtype=torch.long)}, "99 blocks of a sequence"),
-        ({"tokens": torch.tensor([1, 2])}, "one token of each sequence"),
+        ({"lengths": torch.tensor([65])}, "is 65. Expected at most 64, the program's max_seq_len"),
+        ({"lengths": torch.tensor([0])}, "A sequence has no tokens.*at least 1"),
+        ({"tables": torch.zeros(1, 99, dtype=torch.long)}, "number of blocks per sequence is 99"),
+        ({"tokens": torch.tensor([1, 2])}, "one token, .* per sequence"),
     ],
 )
 def test_beyond_the_buffers(changes: dict[str, torch.Tensor], said: str) -> None:
@@ -214,27 +214,29 @@ def test_beyond_the_buffers(changes: dict[str, torch.Tensor], said: str) -> None
 
 def test_a_batch_beyond_the_buffers() -> None:
     case, more = Case("tiny-qwen3", lengths=(9,)), Case("tiny-qwen3", lengths=(9, 9))
-    with pytest.raises(UsageError, match=r"2 sequences\. Expected at most 1, the batch"):
+    with pytest.raises(
+        UsageError, match=r"number of sequences is 2\. Expected at most 1, the program's batch"
+    ):
         case.machine().place(**_placed(more))
 
 
 def test_steps_beyond_the_buffers() -> None:
     machine = Case("tiny-qwen3", lengths=(9,)).machine()
     machine.place(**_placed(Case("tiny-qwen3", lengths=(9,))))
-    with pytest.raises(UsageError, match=r"33 steps in one launch\. Expected at most 32"):
+    with pytest.raises(UsageError, match=r"steps in one launch is 33\. Expected at most 32"):
         machine.run(33)
-    with pytest.raises(UsageError, match="0 steps mean nothing"):
+    with pytest.raises(UsageError, match="steps must be at least 1, got 0"):
         machine.run(0)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tables": torch.tensor([[0]])}, "Sequence 0 has no blocks for 9 tokens"),
-        ({"tables": torch.tensor([[0, 1, 999]])}, "blocks from 0 to"),
-        ({"tables": torch.tensor([[0, -1, 1]])}, "blocks from 0 to"),
-        ({"tokens": torch.tensor([5000])}, "A token that the model does not have"),
-        ({"positions": torch.tensor([64])}, "64 as a position"),
+        ({"tables": torch.tensor([[0]])}, "Sequence 0 lacks blocks for its 9 tokens"),
+        ({"tables": torch.tensor([[0, 1, 999]])}, "blocks, with numbers from 0 to"),
+        ({"tables": torch.tensor([[0, -1, 1]])}, "blocks, with numbers from 0 to"),
+        ({"tokens": torch.tensor([5000])}, "A token is not in the model's vocabulary"),
+        ({"positions": torch.tensor([64])}, "position of a token is 64"),
     ],
 )
 def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], said: str) -> None:
@@ -254,7 +256,7 @@ def test_steps_beyond_the_blocks() -> None:
     machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]))
     assert len(machine.run(4)) == 4
     machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]))
-    with pytest.raises(UsageError, match="no blocks for 13 tokens"):
+    with pytest.raises(UsageError, match="lacks blocks for its 13 tokens"):
         machine.run(5)
 
 

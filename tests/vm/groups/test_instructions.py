@@ -94,7 +94,7 @@ def test_opcodes_and_names_are_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(1, "embed with the same opcode"), (0, "a number above 0"), (-1, "a number above 0")],
+    [(1, "embed with the same opcode"), (0, "an opcode above 0"), (-1, "an opcode above 0")],
 )
 def test_an_opcode_is_taken_once(number: int, said: str) -> None:
     class Other(StepInstruction):
@@ -217,11 +217,14 @@ def test_another_operand_is_other_words(data: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], r"0 words, the first missing.*one of the opcodes 1 \(embed\), 2"),
-        ([0] * INSTRUCTIONS.words, r"the first 0"),
-        ([len(INSTRUCTIONS) + 1] + [0] * (INSTRUCTIONS.words - 1), r"no instruction"),
+        ([], r"0 words with the opcode missing.*one of the opcodes 1 \(embed\), 2"),
+        ([0] * INSTRUCTIONS.words, r"with the opcode 0"),
+        ([len(INSTRUCTIONS) + 1] + [0] * (INSTRUCTIONS.words - 1), r"not a valid instruction"),
         ([1] + [0] * (INSTRUCTIONS.words - 2), rf"{INSTRUCTIONS.words - 1} words"),
-        ([1] + [0] * (INSTRUCTIONS.words - 2) + [5], r"behind the operands of embed.*zeros"),
+        (
+            [1] + [0] * (INSTRUCTIONS.words - 2) + [5],
+            r"after the operands of embed must be zeros.*5",
+        ),
     ],
 )
 def test_words_that_are_no_instruction(words: list[int], said: str) -> None:

@@ -20,11 +20,11 @@ def test_a_block_for_each_span() -> None:
         1,
         2,
     }
-    with pytest.raises(UsageError, match="spans=3 of a sequence of at most 2 blocks"):
+    with pytest.raises(UsageError, match="spans=3 exceeds the 2 blocks of the longest sequence"):
         lower(case.graph, replace(case.plan, max_seq_len=2 * BLOCK))
 
 
 def test_slots_are_counted_in_whole_blocks() -> None:
     case = Case("tiny-qwen3", lengths=(1,))
-    with pytest.raises(UsageError, match="2,147,483,648 slots of the cache"):
+    with pytest.raises(UsageError, match="2,147,483,648 slots in the KV cache"):
         lower(case.graph, replace(case.plan, max_seq_len=2**31 - 1))

@@ -113,7 +113,9 @@ def test_every_best_is_written_whatever_the_shares_of_the_vocabulary(workers: in
 
 
 def test_splits_of_columns_are_whole_leaves() -> None:
-    with pytest.raises(UsageError, match=r"column_splits=8 on 2 ranks\. Expected at most 4"):
+    with pytest.raises(
+        UsageError, match=r"column_splits=8 is too many on 2 ranks\. Expected at most 4"
+    ):
         _lowered(Case(EVEN, 2, column_splits=8))
     names = _kinds(_lowered(Case(EVEN, column_splits=8)))
     assert names["linear_terms"] == 2 * 2 * 3 * 8 and names["linear_residual"] == 0
@@ -147,7 +149,7 @@ def test_refuses_what_is_no_decode_graph() -> None:
     with pytest.raises(UnsupportedError) as refused:
         lower(gm, StepPlan(2))
     said = str(refused.value)
-    assert "belongs to no instruction of a decode step" in said
+    assert "is not part of any decode instruction" in said
     assert "modeling_qwen3.py" in said and "-p decode" in said
 
 
@@ -166,7 +168,7 @@ def test_refuses_an_op_that_it_lacks() -> None:
 
 def test_refuses_a_step_without_a_token() -> None:
     passes = [one for one in decode_pipeline() if one.name != "greedy-head"]
-    with pytest.raises(UnsupportedError, match="no token is chosen"):
+    with pytest.raises(UnsupportedError, match="the graph chooses no token"):
         lower(_stage("tiny-qwen3", passes), StepPlan(2))
 
 

@@ -82,15 +82,15 @@ def test_heads_are_cut_when_there_are_too_few() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"workers": 0}, "workers=0 means nothing"),
-        ({"batch": 0}, "batch=0 means nothing"),
-        ({"max_seq_len": -1}, "max_seq_len=-1 means nothing"),
-        ({"batch": 1.5}, r"batch=1\.5 means nothing.* Expected a whole number, 1 or more"),
-        ({"stops": True}, "stops=True means nothing"),
-        ({"workers": 65_537}, "workers=65,537 is too many.* Expected at most 65,536"),
-        ({"batch": 1025}, "batch=1,025 is too many.* Expected at most 1,024"),
+        ({"workers": 0}, "workers must be a positive integer, got 0"),
+        ({"batch": 0}, "batch must be a positive integer, got 0"),
+        ({"max_seq_len": -1}, "max_seq_len must be a positive integer, got -1"),
+        ({"batch": 1.5}, r"batch must be a positive integer, got 1\.5"),
+        ({"stops": True}, "stops must be a positive integer, got True"),
+        ({"workers": 65_537}, "workers=65,537 is too large.* Expected at most 65,536"),
+        ({"batch": 1025}, "batch=1,025 is too large.* Expected at most 1,024"),
         *(
-            ({name: 2**31}, f"{name}=2,147,483,648 is too many.* Expected at most 2,147,483,647")
+            ({name: 2**31}, f"{name}=2,147,483,648 is too large.* Expected at most 2,147,483,647")
             for name in ("max_seq_len", "context", "steps", "stops")
         ),
         ({"batch": 1024, "max_seq_len": 2**21}, "2,147,483,648 slots.* at most 2,147,483,647"),

@@ -85,7 +85,7 @@ def _hangs(case: Case, program: Program) -> bool:
     try:
         _result(case, replace(program, sharing=1), shuffled(0))
     except VerifyError as error:
-        return "hangs" in str(error)
+        return "deadlocks" in str(error)
     return False
 
 

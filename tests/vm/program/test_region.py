@@ -19,7 +19,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(box: Box, shape: list[int]) 
 
 
 def test_the_reason_names_the_dimension() -> None:
-    assert refusal(((0, 2), (0, 2)), (2, 1)) == "0 to 2 in dimension 1, which goes from 0 to 1"
-    assert refusal(((0, 2),), (2, 1)) == "1 intervals in a buffer of 2 dimensions"
+    assert refusal(((0, 2), (0, 2)), (2, 1)) == "0:2 in dimension 1, whose extent is 1"
+    assert refusal(((0, 2),), (2, 1)) == "a box of 1 intervals in a buffer of 2 dimensions"
     assert refusal(Buffer("x", (2, 3)).box, (2, 3)) == ""
     assert box_text(((0, 2), (1, 3))) == "[0:2, 1:3]"

@@ -260,44 +260,48 @@ def parsed_or_refused(text: str) -> Program | UsageError:
 
 
 REFUSALS = [
-    ("program qwen3", "programme qwen3", "no program's text.*Found 'programme qwen3"),
-    ("ranks=1", "ranks=two", r"value of ranks.*'two'.*whole number"),
-    ("ranks=1", "ranks=0", "ranks=0.*1 or more"),
-    ("ranks=1", "ranks=2", "queues for 2 ranks"),
+    ("program qwen3", "programme qwen3", "not the text of a program.*Found 'programme qwen3"),
+    ("ranks=1", "ranks=two", r"value of ranks.*'two'.*32-bit integer"),
+    ("ranks=1", "ranks=0", "ranks must be at least 1.*ranks=0"),
+    ("ranks=1", "ranks=2", "queues do not divide evenly among 2 ranks"),
     ("repeats=true", "repeats=yes", "true or false"),
     ("counters=", "counters=9", "Counters are missing"),
-    ("\nbuffers\n", "\nbufers\n", "No section.*bufers.*Expected buffers"),
+    ("\nbuffers\n", "\nbufers\n", "A section must begin here.*bufers.*Expected buffers"),
     ("\noperands\n", "\n", "section|buffer"),
-    ("  b1 ", "  b0 ", r"The buffer b0 comes again.*Expected b1"),
-    ("  b1 ", "  b2 ", r"The buffer b2 comes too early.*Expected b1"),
+    ("  b1 ", "  b0 ", r"The buffer b0 is repeated.*Expected b1"),
+    ("  b1 ", "  b2 ", r"The buffer b2 is out of order.*Expected b1"),
     ("dtype=i32", "dtype=i33", r"no dtype 'i33'.*Did you mean i32"),
     ("kind=state", "kind=stat", r"Did you mean state"),
-    ("shape=[1]", "shape=1", r"a shape, as \[4,64\]"),
-    ("shape=[1]", "shap=[1]", r"no field of a buffer 'shap'.*Did you mean shape"),
-    (" shape=[1]", "", r"Fields of a buffer are missing.*shape"),
+    ("shape=[1]", "shape=1", r"a shape such as \[4,64\]"),
+    ("shape=[1]", "shap=[1]", r"no buffer field 'shap'.*Did you mean shape"),
+    (" shape=[1]", "", r"Buffer fields are missing.*shape"),
     ("b0 tokens rank=0", "b0 tokens rank=1", "no rank 1.*0 to 0"),
-    ("a0 embed", "a0 embd", r"no kind of operands 'embd'.*Did you mean embed"),
+    ("a0 embed", "a0 embd", r"no operand kind 'embd'.*Did you mean embed"),
     ("summed=false", "sumed=false", r"no operand 'sumed'.*Did you mean summed"),
     ("summed=false", "summed=maybe", r"value of summed.*'maybe'.*true or false"),
     (" summed=false", "", r"Operands are missing.*summed"),
     ("part=q", "part=qu", r"k or v or q"),
     ("part=q", "part=q part=q", r"part is given twice"),
     ("eps=1e-06", "eps=nan", r"a finite number"),
-    ("layer=0", "layer=99999999999", r"whole number of 32 bits"),
+    ("layer=0", "layer=99999999999", r"a 32-bit integer"),
     ("i0 embed", "i0 embedd", r"no instruction 'embedd'.*Did you mean embed"),
     ("i0 embed a0", "i0 embed a999", r"no operands a999.*a0 to"),
-    ("i0 embed a0", "i0 embed a1", r"operands a1 are of another kind.*qkv.*embed, for embed"),
-    ("i0 embed a0", "i0 embed b0", r"The operands are not understood.*'b0'.*one as a0"),
-    ("  i1 ", "  i0 ", r"instruction i0 comes again"),
-    ("columns=0:", "columns=0-", r"a range, as 0:16"),
-    (">=", ">", r"wait is not understood.*c0>=4"),
-    (" signal c0", " signal", r"No counter stands behind 'signal'"),
+    (
+        "i0 embed a0",
+        "i0 embed a1",
+        r"operands a1 have the wrong kind.*qkv.*embed for the instruction embed",
+    ),
+    ("i0 embed a0", "i0 embed b0", r"The operands are not valid.*'b0'.*a word such as a0"),
+    ("  i1 ", "  i0 ", r"instruction i0 is repeated"),
+    ("columns=0:", "columns=0-", r"a range such as 0:16"),
+    (">=", ">", r"wait is not valid.*c0>=4"),
+    (" signal c0", " signal", r"No counter follows 'signal'"),
     (" signal c0", " signal c999", r"no counter c999"),
-    ("  w1", "  w2", r"queue w2 comes too early"),
+    ("  w1", "  w2", r"queue w2 is out of order"),
     ("w0 0", "w0 1 0", r"is in the queues twice"),
     ("w0 0", "w0", r"instruction i0 is in no queue"),
-    ("w0 0", "w0 0 999", r"instructions that there are not.*Found 999"),
-    ("w0 0", "w0 0:5:0", r"The instructions of a queue are not understood.*start:stop:step"),
+    ("w0 0", "w0 0 999", r"instructions that do not exist.*Found 999"),
+    ("w0 0", "w0 0:5:0", r"The instructions of a queue are not valid.*start:stop:step"),
 ]
 
 
@@ -331,15 +335,15 @@ def test_no_program_at_all(text: str) -> None:
 def test_a_text_that_begins_with_another_word(text: str) -> None:
     """Whatever follows: the line that is wrong is the first that says something."""
     for rest in ("", "\nbuffers\n", small_text().partition("\n")[2]):
-        with pytest.raises(UsageError, match="This is no program's text") as caught:
+        with pytest.raises(UsageError, match="This is not the text of a program") as caught:
             parse_program(f"\n# a comment\n{text}\n{rest}")
         assert caught.value.where == "line 3"
         assert caught.value.got == repr(text)
-        assert caught.value.expected == "a line that begins: program"
+        assert caught.value.expected == "a line that begins with the word program"
 
 
 def test_of_a_long_line_its_beginning_is_told() -> None:
-    with pytest.raises(UsageError, match="no program's text") as caught:
+    with pytest.raises(UsageError, match="not the text of a program") as caught:
         parse_program("x" * 1000)
     assert caught.value.got == repr("x" * 60 + "…")
 

@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     ),
     "a region beyond its buffer": (
         lambda p: replace(p, buffers=(Buffer("x", (3,)),)),
-        "a region outside of x: 2 to 4 in dimension 0, which goes from 0 to 3",
+        "a region outside of x: 2:4 in dimension 0, whose extent is 3",
     ),
     "a buffer that is not there": (
         lambda p: replace(p, buffers=()),

@@ -1,4 +1,4 @@
-"""The reference machine: runs a program's instructions on torch tensors, in any order it allows."""
+"""The reference machine, which runs a program on torch tensors in any order that it allows."""
 
 from tpcompile.backends.reference.machine import Machine
 from tpcompile.backends.reference.orders import held_back, in_program_order, shuffled

@@ -1,4 +1,4 @@
-"""`Machine`: the buffers of a program of one or several ranks, and the steps run on them."""
+"""The reference machine: the buffers of a program on one or several ranks, and its steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tpcompile.vm.program.instruction import NONE, Probe, StepInstruction, unsee
 from tpcompile.vm.program.operands import verify_operands
 
 _NOBODY = -(2**31)
-"""What whole numbers are before anybody has written them."""
+"""The value of integers that have not been written."""
 
 Seen = Callable[[StepInstruction], Probe]
-"""Gives each instruction the probe that is shown what it computes."""
+"""Return the probe that receives the intermediate values of an instruction."""
 
 
 class Machine:
-    """Runs programs as they are meant, one instruction at a time.
+    """A machine that interprets a program instruction by instruction.
 
-    What no instruction has written yet is no number: a value that is read too early, or a token
-    that is not in the sequence, spoils the result for all to see.
+    Memory that has not been written is NaN. If an instruction reads a value too early, or a token
+    outside the sequence, the result is visibly wrong.
     """
 
     def __init__(
@@ -34,11 +34,13 @@ class Machine:
         rotary: Callable[..., Any],
         caches: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """`parameter` gives a rank's tensors by name; `caches` is the KV cache of each rank, in
-        blocks, or else an empty one is made.
+        """Allocate the buffers of a program.
 
-        The program may be one that nobody has verified: operands that do not agree with its
-        buffers are refused, since regions and checks of inputs rest on them.
+        `parameter` returns a rank's tensors by name. `caches` is the KV cache of each rank, in
+        blocks; the machine allocates empty caches if it is not given.
+
+        The program need not be verified. Operands that do not agree with its buffers are refused
+        here, because regions and the checks of inputs depend on them.
         """
         verify_operands(program)
         self.program = program
@@ -52,7 +54,7 @@ class Machine:
             self.use_caches(caches)
 
     def _first(self, buffer: Buffer, parameter: Callable[[int, str], torch.Tensor]) -> torch.Tensor:
-        """What a buffer holds at first; of a cache that is given nothing, it would be as large."""
+        """Return the initial contents of a buffer. A cache that is given is not allocated twice."""
         if buffer.kind == "weight":
             return _checked(parameter(buffer.rank, buffer.name), buffer)
         if buffer.kind == "cache" and not self._own_caches:
@@ -61,36 +63,36 @@ class Machine:
         return found if buffer.kind in ("state", "input") else _poison(found)
 
     def use_caches(self, caches: Sequence[torch.Tensor]) -> None:
-        """Keep K and V there from now on; they may have any number of slots."""
+        """Store K and V in these caches from now on. The caches may have any number of slots."""
         for number, cache in zip(self._numbers["cache"], caches, strict=True):
             storage = self.program.buffers[number].storage
             assert storage is not None
             wanted = storage[:2] + storage[3:]
             if tuple(cache.shape[:2] + cache.shape[3:]) != wanted:
                 raise UsageError(
-                    "The KV cache is not that of this program",
+                    "The KV cache does not fit this program",
                     got=str(tuple(cache.shape)),
                     expected=f"{storage}, with any number of slots",
                 )
             self.memory[number] = cache
 
     def values(self, name: str) -> list[torch.Tensor]:
-        """The buffers of this name, by rank."""
+        """Return the buffers of this name, by rank."""
         return [self.memory[number] for number in self._numbers[name]]
 
     @property
     def batch(self) -> int:
-        """The sequences that the program has room for."""
+        """The maximum number of sequences."""
         return self._extent("tokens", 0)
 
     @property
     def longest(self) -> int:
-        """The tokens of a sequence that it has room for."""
+        """The maximum number of tokens per sequence."""
         return self._extent("cos", 0)
 
     @property
     def logits(self) -> torch.Tensor:
-        """Of the last step, `[batch, vocabulary]`."""
+        """The logits of the last step, `[batch, vocabulary]`."""
         return torch.cat(self.values("logits"), 1)
 
     def place(
@@ -101,10 +103,10 @@ class Machine:
         positions: torch.Tensor | None = None,
         stops: Sequence[int] = (),
     ) -> None:
-        """The next step: a new token of each sequence, with which it is `lengths` long.
+        """Set the inputs of the next step: one new token per sequence, which `lengths` includes.
 
-        All but that token is in the cache, in the blocks of `tables`. Positions are those behind
-        the other tokens unless given. A sequence that gets one of `stops` ends there.
+        The tokens before it are in the cache, in the blocks of `tables`. Its position is
+        `lengths - 1` unless `positions` is given. A sequence ends when it gets one of `stops`.
         """
         positions = lengths - 1 if positions is None else positions
         self._check(tokens, lengths, tables, positions, stops)
@@ -124,9 +126,9 @@ class Machine:
         order: Order = in_program_order,
         seen: Seen = lambda instruction: unseen,
     ) -> torch.Tensor:
-        """Run so many steps, fewer if all sequences end: the tokens, `[steps, batch]`.
+        """Run `steps` steps, or fewer if all sequences end, and return the tokens.
 
-        A sequence that has ended gets -1.
+        The result is `[steps, batch]`. A sequence that has ended gets -1.
         """
         self._check_steps(steps)
         self._set("clock", torch.tensor([], dtype=torch.int32), 0)
@@ -166,69 +168,76 @@ class Machine:
     ) -> None:
         if not len(tokens) == len(lengths) == len(positions) == len(tables) >= 1:
             raise UsageError(
-                "A step takes one token of each sequence",
+                "A step takes one token, position, length and table per sequence",
                 got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
                 f"{len(tables)} tables",
             )
-        _at_most("sequences", len(tokens), self.batch, "batch")
-        _at_most("tokens in a sequence", int(lengths.max()), self.longest, "max_seq_len")
-        _at_most("as a position", int(positions.max()), self.longest - 1, "max_seq_len, less one")
-        _at_most("blocks of a sequence", tables.shape[1], self._extent("tables", 1), "tables")
-        _at_most("tokens that end a sequence", len(stops), self._extent("stops", 0), "stops")
+        _at_most("number of sequences", len(tokens), self.batch, "batch")
+        _at_most("length of a sequence", int(lengths.max()), self.longest, "max_seq_len")
+        _at_most("position of a token", int(positions.max()), self.longest - 1, "max_seq_len - 1")
+        _at_most(
+            "number of blocks per sequence",
+            tables.shape[1],
+            self._extent("tables", 1),
+            "most_blocks",
+        )
+        _at_most("number of stop tokens", len(stops), self._extent("stops", 0), "stops")
         if int(lengths.min()) < 1 or int(positions.min()) < 0:
             raise UsageError(
-                "A sequence of no tokens", got=f"lengths {lengths.tolist()}", expected="1 or more"
+                "A sequence has no tokens, or a position is negative",
+                got=f"lengths {lengths.tolist()}, positions {positions.tolist()}",
+                expected="lengths of at least 1 and positions of at least 0",
             )
         vocabulary = sum(logits.shape[1] for logits in self.values("logits"))
         if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise UsageError(
-                "A token that the model does not have",
+                "A token is not in the model's vocabulary",
                 got=str(tokens.tolist()),
-                expected=f"0 to {vocabulary - 1}",
+                expected=f"tokens from 0 to {vocabulary - 1}",
             )
         self._check_blocks(lengths, tables)
 
     def _check_steps(self, steps: int) -> None:
         if steps < 1:
-            raise UsageError(f"{steps} steps mean nothing", expected="1 or more")
-        _at_most("steps in one launch", steps, self._extent("history", 0), "steps")
+            raise UsageError(f"steps must be at least 1, got {steps}")
+        _at_most("number of steps in one launch", steps, self._extent("history", 0), "steps")
         going = ~self._ended()
         last = (self.values("lengths")[0] + steps - 1) * going
-        _at_most("tokens in a sequence in the end", int(last.max()), self.longest, "max_seq_len")
+        _at_most("final length of a sequence", int(last.max()), self.longest, "max_seq_len")
         places = (self.values("positions")[0] + steps - 1) * going
-        _at_most("as a position in the end", int(places.max()), self.longest - 1, "last place")
+        _at_most("final position", int(places.max()), self.longest - 1, "max_seq_len - 1")
         self._check_blocks(last, self.values("tables")[0])
 
     @property
     def _block(self) -> int:
-        """The tokens of a block of the KV cache."""
+        """The tokens per block of the KV cache."""
         sequences, most = self.program.buffers[self._numbers["tables"][0]].shape
         storage = self.program.buffers[self._numbers["cache"][0]].storage
         assert storage is not None
         return storage[2] // (sequences * most)
 
     def _check_blocks(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
-        """Every token has a block, in the cache: a wrong one would spoil another sequence."""
+        """Raise if a token has no block in the cache. It would overwrite another sequence."""
         blocks = self.values("cache")[0].shape[2] // self._block
         for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
             held = table[: -(-length // self._block)]
             if len(held) * self._block < length or not all(0 <= one < blocks for one in held):
                 raise UsageError(
-                    f"Sequence {row} has no blocks for {length} tokens",
-                    got=f"{held}, of {self._block} tokens each",
-                    expected=f"blocks from 0 to {blocks - 1}",
+                    f"Sequence {row} lacks blocks for its {length} tokens",
+                    got=f"blocks {held} of {self._block} tokens each",
+                    expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
                 )
 
     def _make_tables(self, rotary: Callable[..., Any]) -> None:
-        """The rotation of every position; refused if it depends on how long the sequence is."""
+        """Compute the rotation of every position. Raise if it depends on the sequence length."""
         buffer = self.program.buffers[self._numbers["cos"][0]]
         longest, width = buffer.shape
         tables = rotary(torch.arange(longest), width, buffer.dtype)
         alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
         if not all(torch.equal(one, whole[:1]) for one, whole in zip(alone, tables, strict=True)):
             raise UnsupportedError(
-                "The model rotates by another table when a sequence is longer",
-                expected="tables that hold for every length up to max_seq_len",
+                "The rotation tables of the model depend on the sequence length",
+                expected="the same tables for every length up to max_seq_len",
                 hint="Choose a max_seq_len below the length at which its rope type changes",
             )
         for name, table in zip(("cos", "sin"), tables, strict=True):
@@ -236,7 +245,7 @@ class Machine:
                 self.memory[number] = table
 
     def _poison_caches(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
-        """What lies in no sequence, the place of the new token too, is no number."""
+        """Fill unused slots with NaN, including those of the new tokens."""
         block = self._block
         for cache in self.values("cache"):
             free = torch.ones(cache.shape[2], dtype=torch.bool)
@@ -249,9 +258,9 @@ class Machine:
 def _at_most(what: str, found: int, most: int, name: str) -> None:
     if found > most:
         raise UsageError(
-            f"{found} {what}",
-            expected=f"at most {most}, the {name} that the program was made for",
-            hint="Make one with more room",
+            f"The {what} is {found}",
+            expected=f"at most {most}, the program's {name}",
+            hint="Make a program with a larger limit",
         )
 
 
@@ -262,7 +271,7 @@ def _poison(tensor: torch.Tensor) -> torch.Tensor:
 def _checked(value: torch.Tensor, buffer: Buffer) -> torch.Tensor:
     if tuple(value.shape) != buffer.shape:
         raise UsageError(
-            f"The parameter {buffer.name} of rank {buffer.rank} is not that of this program",
+            f"The parameter {buffer.name} of rank {buffer.rank} does not fit this program",
             got=str(tuple(value.shape)),
             expected=str(buffer.shape),
         )

@@ -1,4 +1,4 @@
-"""Orders in which a program's instructions may run: what workers do that nobody keeps in step."""
+"""Legal asynchronous execution orders of a program's instructions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from tpcompile.errors import VerifyError
 from tpcompile.vm.program import Program
 
 Order = Callable[[Program], Iterator[int]]
-"""From a program to its instructions, one after the other."""
+"""A function from a program to its instruction numbers in execution order."""
 
 
 def in_program_order(program: Program) -> Iterator[int]:
-    """The order that gives the program its meaning; queues and counters are not looked at."""
+    """Return the sequential order, which defines the program. Ignore queues and counters."""
     return iter(range(len(program.instructions)))
 
 
 def shuffled(seed: int) -> Order:
-    """At each moment any worker that can go on does."""
+    """Return an order that picks any ready worker at random at each step."""
     dice = random.Random(seed)
     return lambda program: _play(program, lambda ready: dice.choice(ready))
 
 
 def held_back(number: int, seed: int = 0) -> Order:
-    """An adversary: everything that can runs before this instruction."""
+    """Return an adversarial order: this instruction runs only if no other one can."""
     dice = random.Random(seed)
 
     def choose(ready: list[int]) -> int:
@@ -35,9 +35,9 @@ def held_back(number: int, seed: int = 0) -> Order:
 
 
 def _play(program: Program, choose: Callable[[list[int]], int]) -> Iterator[int]:
-    """Run whatever is chosen of what workers have in hand and need not wait for.
+    """Yield the instructions that `choose` picks from those that workers hold and that are ready.
 
-    A worker takes the first of its queue; of a shared queue, as many are taken as it has workers.
+    A worker takes the first instruction of its queue. The workers of a shared queue take one each.
     """
     missing = _Missing(program)
     left = [list(reversed(queue)) for queue in program.queues]
@@ -57,16 +57,16 @@ def _play(program: Program, choose: Callable[[list[int]], int]) -> Iterator[int]
     stuck = [number for hand in hands for number in hand]
     if stuck:
         names = "; ".join(program.instructions[number].label for number in stuck[:3])
-        raise VerifyError("The program hangs", got=f"{len(stuck)} workers that wait: {names}")
+        raise VerifyError("The program deadlocks", got=f"{len(stuck)} waiting workers: {names}")
 
 
 class _Missing:
-    """How many waits of each instruction are not met yet."""
+    """The number of unmet waits of each instruction."""
 
     def __init__(self, program: Program) -> None:
         self._counts = [0] * program.counters
         self._waiting: list[dict[int, list[int]]] = [{} for _ in self._counts]
-        """By counter, the instructions that wait for each value of it."""
+        """For each counter, the instructions that wait for each of its values."""
         self.waits = [0] * len(program.instructions)
         for number, waits in enumerate(program.waits):
             for wait in waits:

@@ -1,4 +1,4 @@
-"""The instructions of a decode step, one file a group: operands, regions, meaning, lowering."""
+"""The instructions of a decode step: operands, regions, execution and lowering by group."""
 
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed

@@ -1,8 +1,8 @@
-"""Arithmetic whose bits depend on the numbers alone: not on shapes, blocks, workers or ranks.
+"""Arithmetic whose bits depend only on the values, not on shapes, blocks, workers or ranks.
 
-A library's sums and dot products add in an order that it chooses by shape. Here every sum is a
-tree that the number of its terms determines, in fp32, and exponentials are rounded from fp64,
-so that it does not matter which lane computed them.
+A library chooses the order of additions in sums and dot products by shape. Here every sum is an
+fp32 tree that depends only on the number of terms. Exponentials are computed in fp64 and rounded,
+so that they do not depend on the vector lane.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from tpcompile.ir.layout import even_runs
 from tpcompile.ir.ops.collectives import fold_tree
 
 LEAVES = 8
-"""Into how many sums a projection across ranks is split, over all of them: up to so many ranks
-hold whole ones, and add up what a single rank would."""
+"""The number of partial sums of a projection, over all ranks. Up to this many ranks hold whole
+partial sums, so they add up the same terms as a single rank."""
 
 
 _AT_ONCE = 1 << 20
-"""Products that are held at a time."""
+"""The number of products that are in memory at a time."""
 
 
 def total(terms: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """The sum over a dimension: the second half on the first, until one is left."""
+    """Sum over a dimension: add the second half to the first until one term is left."""
     return _fold(terms.movedim(dim, 0).clone(memory_format=torch.contiguous_format))
 
 
 def _fold(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over the first dimension, which is used up."""
+    """Sum over the first dimension, and overwrite the terms."""
     count = terms.shape[0]
     while count > 1:
         pairs, left = count // 2, count - count // 2
@@ -40,12 +40,12 @@ def _fold(terms: torch.Tensor) -> torch.Tensor:
 
 
 def dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x[batch, columns]` times `weight[rows, columns]`, in fp32: `[batch, rows]`."""
+    """Multiply `x[batch, columns]` by `weight[rows, columns]` in fp32; return `[batch, rows]`."""
     return _run_dots(x.unsqueeze(1), weight.unsqueeze(1))[..., 0]
 
 
 def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:
-    """The same, as the sums of so many even runs of columns, added in a fixed tree."""
+    """Multiply as `dots` does, in `leaves` even runs of columns, and add these in a fixed tree."""
     sums: list[torch.Tensor] = []
     widths = [stop - start for ((start, stop),) in even_runs(x.shape[-1], leaves)]
     first = 0
@@ -59,7 +59,10 @@ def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tenso
 
 
 def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x[batch, runs, columns]` times `weight[rows, runs, columns]`: `[batch, rows, runs]`."""
+    """Multiply `x[batch, runs, columns]` by `weight[rows, runs, columns]` for each run.
+
+    The result is `[batch, rows, runs]`.
+    """
     columns = x.float().permute(2, 0, 1).unsqueeze(2)
     rows = max(1, _AT_ONCE // max(1, x.numel()))
     found = []
@@ -70,7 +73,7 @@ def _run_dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def leaves_of(ranks: int) -> int:
-    """How many of the leaves one of so many ranks has: a power of two, so that trees nest."""
+    """Return the number of leaves per rank: a power of two, so that trees nest."""
     return 1 << max(0, (LEAVES // ranks).bit_length() - 1)
 
 
@@ -83,13 +86,13 @@ def log(x: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Over the last dimension, rounded where Hugging Face rounds."""
+    """Normalize over the last dimension, and round where Hugging Face rounds."""
     wide = x.float()
     mean = _fold((wide * wide).movedim(-1, 0)) / x.shape[-1]
     return weight * (wide / torch.sqrt(mean + eps).unsqueeze(-1)).to(x.dtype)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up, rounded after each of the two."""
+    """Compute silu(gate) · up, rounded after the activation and after the product."""
     wide = gate.float()
     return (wide / (1 + exp(-wide))).to(gate.dtype) * up

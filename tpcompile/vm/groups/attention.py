@@ -1,4 +1,4 @@
-"""Attention in spans: each knows its own maximum and sum, and a fixed tree merges them."""
+"""Attention in spans. Each span has its own maximum and sum; a fixed tree merges the spans."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 @dataclass(frozen=True)
 class AttentionOperands:
-    """The queries of one layer, its cache, and a place for the partials of every span."""
+    """The queries of one layer, its cache, and the partial results of every span."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.Number(0, "layers - 1")]
@@ -52,16 +52,16 @@ class AttentionOperands:
     block: Annotated[int, rules.COUNT]
     spans: Annotated[int, rules.COUNT]
     planned: Annotated[int, rules.COUNT]
-    """The tokens that a span is planned for; it is right for any number."""
+    """The tokens per span that the cost assumes. The result is correct for any number."""
     item: Annotated[int, rules.ItemOf("cache")]
 
 
 @instruction
 @dataclass(frozen=True)
 class PartialAttention(StepInstruction):
-    """One sequence, one KV head and the query heads that read it, one span of blocks.
+    """Attention of the query heads of one KV head over one span of a sequence's blocks.
 
-    The new token is in the last span, which no other has; all spans see what came before.
+    Only the last span reads the new token. All spans may read the tokens before it.
     """
 
     at: AttentionOperands
@@ -116,7 +116,7 @@ class PartialAttention(StepInstruction):
             self._show(values, lse[row, self.heads.slice, self.span], probe)
 
     def _show(self, values: torch.Tensor, lse: torch.Tensor, probe: Probe) -> None:
-        """Columns count through heads and spans, a head's spans beside each other."""
+        """Send the partials to the probe. Columns are in order of heads, then of spans."""
         row, spans = Range(self.sequence, self.sequence + 1), self.at.spans
         for head, value, one in zip(range(*self.heads), values, lse, strict=True):
             place = head * spans + self.span
@@ -128,7 +128,7 @@ class PartialAttention(StepInstruction):
 def attend_span(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[heads, width]` to `k` and `v[tokens, width]`: values normalised, and their log-sum-exp."""
+    """Attend `q[heads, width]` to `k` and `v[tokens, width]`; return values and log-sum-exp."""
     scores = dots(q, k) * scale
     most = scores.amax(-1)
     weights = exp(scores - most[:, None])
@@ -139,7 +139,7 @@ def attend_span(
 
 @dataclass(frozen=True)
 class ReduceOperands:
-    """The partials of every span, and the attention they merge to."""
+    """The partial results of every span, and the attention that they merge to."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
@@ -153,7 +153,7 @@ class ReduceOperands:
 @instruction
 @dataclass(frozen=True)
 class AttentionReduce(StepInstruction):
-    """Merges the spans of some heads of one sequence: neighbours, then their neighbours."""
+    """The attention of some heads of one sequence: neighbouring spans are merged in a tree."""
 
     at: ReduceOperands
     sequence: Annotated[int, rules.Number(0, "batch - 1")]
@@ -195,7 +195,7 @@ class AttentionReduce(StepInstruction):
 
 @lowers(PARTIAL_ATTENTION)
 def partial_attention(to: Building, node: fx.Node) -> None:
-    """Every sequence, KV head and span, and the query heads that read it."""
+    """Lower to an instruction for each sequence, KV head and span."""
     bound = to.bound(node)
     spans = bound["spans"]
     to.plan.check_spans(spans, bound["block"])
@@ -237,7 +237,7 @@ def _attention_operands(
 
 
 def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Range]]:
-    """Each KV head of the rank with a run of query heads that read it."""
+    """Yield the KV heads of a rank, each with a run of query heads that read it."""
     bound = to.bound(node, rank)
     heads = value_type(bound["q"]).local_shape(rank)[1]
     shared = value_type(bound["cache"]).local_shape(rank)[HEADS]
@@ -252,7 +252,7 @@ def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Rang
 
 @lowers(ATTENTION_REDUCE)
 def attention_reduce(to: Building, node: fx.Node) -> None:
-    """The spans of each sequence: as many heads at once as keeps all workers busy."""
+    """Lower to runs of heads per sequence, short enough to keep all workers busy."""
     bound = to.bound(node)
     columns = to.local_columns(node)
     width, dtype = width_of(node), value_type(node).dtype
@@ -269,7 +269,7 @@ def attention_reduce(to: Building, node: fx.Node) -> None:
 
 
 def _layer(to: Building, bound: dict[str, Any]) -> int:
-    """That of the partials."""
+    """Return the layer of the partials."""
     partials = bound["values"].args[0]
     layer: int = to.bound(partials)["layer"]
     return layer

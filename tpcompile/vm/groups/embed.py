@@ -1,4 +1,4 @@
-"""The rows of the tokens: a step begins with them."""
+"""The embedding rows of the tokens, with which a step begins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 @dataclass(frozen=True)
 class EmbedOperands:
-    """`tokens[batch]`, and the rows of a rank, of which the first is that of token `first`."""
+    """`tokens[batch]`, and the table rows of a rank, which begin with the row of token `first`."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
@@ -50,13 +50,13 @@ class EmbedOperands:
     rows: Annotated[int, rules.COUNT]
     item: Annotated[int, rules.ItemOf("table")]
     summed: bool
-    """Whether `out` is this rank's term of a sum: other ranks have the other rows."""
+    """Whether `out` is this rank's term of a sum, because other ranks have the other rows."""
 
 
 @instruction
 @dataclass(frozen=True)
 class Embed(StepInstruction):
-    """Some columns of the tokens' rows; zeros for those that are on other ranks."""
+    """Some columns of the tokens' embedding rows; zeros for rows on other ranks."""
 
     at: EmbedOperands
     columns: Annotated[Range, rules.Within("width")]
@@ -80,7 +80,7 @@ class Embed(StepInstruction):
         return self.at.batch * self.columns.extent * self.at.item
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """Zero is added to every row, as a sum across ranks adds it: minus zero becomes zero."""
+        """Add zero to every row, as a sum across ranks does, so that -0.0 becomes 0.0."""
         rows = memory[self.at.tokens].long() - self.at.first
         held = (rows >= 0) & (rows < self.at.rows)
         found = memory[self.at.table][rows.where(held, 0), self.columns.slice]
@@ -92,7 +92,7 @@ class Embed(StepInstruction):
 
 @lowers(EMBEDDING, VOCAB_EMBEDDING)
 def embedding(to: Building, node: fx.Node) -> None:
-    """Every rank the rows that it has; the sum of them comes behind, where there are several."""
+    """Lower to the rows that each rank has. If there are several ranks, a sum follows."""
     weight, ids = node.args[:2]
     assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node)
     kind = value_type(weight)

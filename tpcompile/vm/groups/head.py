@@ -1,4 +1,4 @@
-"""The end of a step: logits, the best of each worker's, and the token that comes of them."""
+"""The end of a step: logits, the best logit of each instruction, and the next token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 @dataclass(frozen=True)
 class HeadOperands:
-    """The vocabulary rows of a rank, of which the first is that of token `first`."""
+    """The vocabulary rows of a rank, which begin with the row of token `first`."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
@@ -39,7 +39,7 @@ class HeadOperands:
     bias: Annotated[int, rules.maybe(rules.weight("vocabulary"))]
     logits: Annotated[int, rules.scratch("normed.batch", "vocabulary")]
     best: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.F32)]
-    """`[batch, slots]`: the highest logit of each instruction, and beside it whose it is."""
+    """`[batch, slots]`: the highest logit of each instruction; `ids` has the token of each."""
     ids: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.I32)]
     first: Annotated[int, rules.Number(0, "2147483647 - vocabulary")]
     item: Annotated[int, rules.ItemOf("weight")]
@@ -48,7 +48,7 @@ class HeadOperands:
 @instruction
 @dataclass(frozen=True)
 class NormLmHead(StepInstruction):
-    """Logits of some rows, and the best of them."""
+    """The logits of some vocabulary rows, and the best of them."""
 
     at: HeadOperands
     rows: Annotated[Range, rules.Within("vocabulary")]
@@ -75,7 +75,7 @@ class NormLmHead(StepInstruction):
         return self.rows.extent * self.at.normed.width * self.at.item
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """Of equal logits the lowest row is best."""
+        """Execute the instruction. The best of equal logits is the one of the lowest row."""
         at = self.at
         x = at.normed.value(memory, probe, "final_norm")
         found = linear(memory, x, at.weight, at.bias, self.rows)
@@ -88,7 +88,7 @@ class NormLmHead(StepInstruction):
 
 @dataclass(frozen=True)
 class ArgmaxOperands:
-    """The best of all ranks, whose buffers follow each other, and the state of the sequences."""
+    """The best logits of all ranks, in consecutive buffers, and the state of the sequences."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
@@ -102,10 +102,10 @@ class ArgmaxOperands:
     lengths: Annotated[int, rules.state("lengths", "batch")]
     finished: Annotated[int, rules.state("finished", "batch")]
     stops: Annotated[int, rules.given("stops", "most_stops")]
-    """The tokens that end a sequence; what is no token stands for none."""
+    """The tokens that end a sequence. An entry that is not a token is unused."""
     most_stops: Annotated[int, rules.COUNT]
     clock: Annotated[int, rules.state("clock", "1")]
-    """How many steps of this launch have been run."""
+    """The number of steps that this launch has run."""
     history: Annotated[int, rules.state("history", "steps", "batch")]
     steps: Annotated[int, rules.COUNT]
 
@@ -113,10 +113,10 @@ class ArgmaxOperands:
 @instruction
 @dataclass(frozen=True)
 class Argmax(StepInstruction):
-    """The token of each sequence: the next step's input, unless the sequence has ended.
+    """The next token of each sequence, which is the next input unless the sequence has ended.
 
-    A sequence that ends stays as it is, and so does one that holds nothing; what they get is
-    written down as -1.
+    A sequence that has ended keeps its state, and so does an empty one; the history records -1
+    for them.
     """
 
     at: ArgmaxOperands
@@ -148,7 +148,7 @@ class Argmax(StepInstruction):
         return 8 * self.at.ranks * self.at.slots * self.at.batch
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """Slots follow each other by rising token, so the first of the highest is the lowest."""
+        """Choose the tokens. Slots are in token order, so the first maximum is the lowest token."""
         at = self.at
         best = torch.cat([memory[at.best + rank] for rank in range(at.ranks)], 1)
         ids = torch.cat([memory[at.ids + rank] for rank in range(at.ranks)], 1)
@@ -168,11 +168,11 @@ class Argmax(StepInstruction):
 
 @lowers(NORM_LINEAR, where=read_by(ARGMAX, ALL_GATHER))
 def norm_head(to: Building, node: fx.Node) -> None:
-    """Blocks of the vocabulary; ranks have as many of them each, so that all bests are alike."""
+    """Lower to blocks of the vocabulary, equally many per rank, so that `best` has one shape."""
     bound = to.bound(node)
     kind, columns = value_type(node), to.local_columns(node)
     if not isinstance(kind.layout_of(1), Layout | None):
-        raise to.refusal(node, "a head whose rows lie on the ranks in parts")
+        raise to.refusal(node, "the rows of the head are in several parts on each rank")
     batch = to.plan.batch
     logits = to.declare("logits", [(batch, width) for width in columns], kind.dtype)
     to.put(node, logits)
@@ -203,9 +203,9 @@ def _first_row(node: fx.Node, rank: int) -> int:
 
 @lowers(ARGMAX, where=read_by())
 def argmax(to: Building, node: fx.Node) -> None:
-    """The token, on every rank for itself, of all ranks' bests."""
+    """Lower to one instruction per rank, each of which reads the best logits of all ranks."""
     (logits,) = node.all_input_nodes
-    to.where(logits, 0)  # refuses what is no head
+    to.where(logits, 0)  # raises if the logits are not from a head
     plan, batch = to.plan, to.plan.batch
     best, ids = to.number("best_logits"), to.number("best_ids")
     numbers = {

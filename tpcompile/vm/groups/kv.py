@@ -1,4 +1,4 @@
-"""The KV cache of a program, and where its sequences lie."""
+"""The KV cache of a program, and the slots of its sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpcompile.vm.lowering.building import Building
 
 
 def cache_of(to: Building, node: fx.Node, block: int) -> int:
-    """The cache: in regions by sequence and by past or new, in memory by slot."""
+    """Declare the cache: regions are by sequence and by past or new token, memory is by slot."""
     kind = value_type(node)
     to.plan.check_room(block)
     slots = to.plan.batch * to.plan.most_blocks(block) * block
@@ -24,7 +24,7 @@ def cache_of(to: Building, node: fx.Node, block: int) -> int:
 
 
 def places(to: Building, block: int, rank: int) -> dict[str, int]:
-    """Where sequences lie."""
+    """Return the operands that locate the sequences in the cache."""
     batch, most = to.plan.batch, to.plan.most_blocks(block)
     return {
         "lengths": to.alike("lengths", (batch,), torch.int32, "state") + rank,

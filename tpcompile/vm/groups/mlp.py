@@ -1,4 +1,4 @@
-"""Gate and up of the normed residual, and the activation between them."""
+"""Gate and up projections of the normed residual, and their activation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 @dataclass(frozen=True)
 class GateUpOperands:
-    """The weight has `ffn` rows of gate, then as many of up."""
+    """The operands of gate and up; the weight has `ffn` rows of gate, then `ffn` rows of up."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
@@ -43,7 +43,7 @@ class GateUpOperands:
 @instruction
 @dataclass(frozen=True)
 class NormGateUpSwiglu(StepInstruction):
-    """Some rows of gate and the same of up: silu(gate) · up."""
+    """silu(gate) · up, for some rows of gate and the same rows of up."""
 
     at: GateUpOperands
     rows: Annotated[Range, rules.Within("ffn")]
@@ -81,7 +81,7 @@ class NormGateUpSwiglu(StepInstruction):
 
 @lowers(NORM_GATE_UP_SWIGLU)
 def norm_gate_up(to: Building, node: fx.Node) -> None:
-    """Blocks of the width of the MLP."""
+    """Lower to blocks of the width of the MLP."""
     bound = to.bound(node)
     columns = to.local_columns(node)
     out = to.declare(

@@ -1,4 +1,4 @@
-"""The normed residual, and linears of it: each instruction norms all of it for itself."""
+"""The normed residual, and linears of it. Each instruction norms the whole residual itself."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Normed:
         return found
 
     def linear_reads(self, weight: int, bias: int, rows: Range) -> tuple[Region, ...]:
-        """What some rows of a linear need beside the normed residual."""
+        """Return the regions of weight and bias that some rows of a linear read."""
         return (Region(weight, (rows, (0, self.width))), *present(Region(bias, (rows,))))
 
 
 def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:
-    """Some rows of a linear of the normed residual, rounded once."""
+    """Apply some rows of a linear to the normed residual, rounded once."""
     return with_bias(memory, bias, rows, dots(x, memory[weight][rows.slice])).to(x.dtype)
 
 
 def normed(to: Building, node: fx.Node, rank: int) -> Normed:
-    """The normed residual that a fused op begins with."""
+    """Return the operands of the norm that a fused op begins with."""
     bound = to.bound(node)
     x, weight = to.where(bound["x"], rank), to.where(bound["norm"], rank)
     return Normed(x, weight, to.plan.batch, width_of(bound["x"]), fraction(bound["eps"]))

@@ -1,7 +1,7 @@
-"""Projections that are added to the residual: on one rank at once, on several behind a sum.
+"""Projections that are added to the residual: directly on one rank, after a sum on several.
 
-The columns are split into leaves whose sums are added in a fixed tree; a rank, or a worker with
-some of the columns, has a subtree of it. So the bits are the same however many share the work.
+The columns are split into leaves, whose sums are added in a fixed tree. A rank, or a worker with
+some of the columns, computes a subtree. So the bits do not depend on how the work is shared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 @dataclass(frozen=True)
 class ProjectOperands:
-    """`x[batch, width]` times a weight; the residual is missing where only terms are made."""
+    """`x[batch, width]` times a weight. The residual is absent if only terms are computed."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
@@ -101,7 +101,7 @@ class LinearResidual(StepInstruction):
 @instruction
 @dataclass(frozen=True)
 class LinearTerms(StepInstruction):
-    """Some rows and some columns of a projection: one term of each sum, in a place of its own."""
+    """One term of each sum: some rows and columns of a projection, in a slot of its own."""
 
     at: Annotated[
         ProjectOperands,
@@ -115,7 +115,7 @@ class LinearTerms(StepInstruction):
     columns: Annotated[Range, rules.Within("width", "leaves")]
     slot: Annotated[int, rules.Number(0, "slots - 1")]
     leaves: Annotated[int, rules.Number(1, "width")]
-    """Those that lie in the columns."""
+    """Leaves within these columns."""
     name: ClassVar[str] = "linear_terms"
     opcode: ClassVar[int] = 7
 
@@ -148,7 +148,7 @@ class LinearTerms(StepInstruction):
 
 @lowers(LINEAR_RESIDUAL)
 def linear_residual(to: Building, node: fx.Node) -> None:
-    """A projection that one rank does alone; of several splits the sum comes behind."""
+    """Lower a projection that each rank computes alone. A sum follows if columns are split."""
     bound = to.bound(node)
     if to.plan.column_splits > 1:
         terms = _make_terms(to, node, bound["x"], bound["weight"])
@@ -163,11 +163,11 @@ def linear_residual(to: Building, node: fx.Node) -> None:
 
 @lowers(LINEAR, where=read_by(ALL_REDUCE_RESIDUAL))
 def linear_terms(to: Building, node: fx.Node) -> None:
-    """A row-parallel linear: each rank's terms of a sum."""
+    """Lower a row-parallel linear to each rank's terms of a sum."""
     x, weight, *bias = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     if not isinstance(value_type(node).placement, Partial) or any(bias):
-        raise to.refusal(node, "a linear that is fused with nothing")
+        raise to.refusal(node, "no fusion contains this linear")
     to.put(node, _make_terms(to, node, x, weight))
 
 
@@ -186,12 +186,12 @@ def _make_terms(to: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int
 
 
 def _columns(to: Building, at: ProjectOperands) -> list[Range]:
-    """The columns of whole leaves."""
+    """Return the columns of each split, which consists of whole leaves."""
     count = to.plan.column_splits
     if count > at.leaves:
         raise UsageError(
-            f"column_splits={count} on {to.ranks} ranks",
-            expected=f"at most {at.leaves}, the sums that a rank adds up in any case",
+            f"column_splits={count} is too many on {to.ranks} ranks",
+            expected=f"at most {at.leaves}, the number of partial sums of a rank",
         )
     stops = [_leaf_stop(at, at.leaves // count * (n + 1)) for n in range(count)]
     return [Range(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]

@@ -1,8 +1,8 @@
-"""From the residual to queries, and to keys and values in the cache: heads whole, or in blocks.
+"""From the residual to queries, and to keys and values in the cache, by head or by block of rows.
 
-What is normed or rotated is a head, never a part of one. An instruction either has whole heads,
-or a block of one head's rows; then the block that arrives last, whichever it is, norms, rotates
-and keeps the head that all of them have brought.
+Norms and rotations apply to whole heads, never to parts of one. An instruction computes either
+whole heads or a block of one head's rows. The last block of a head to arrive norms, rotates and
+stores the head.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 
 class Part(IntEnum):
-    """Which of the three; keys and values are the sides 0 and 1 of the cache."""
+    """Queries, keys or values. Keys and values are the sides 0 and 1 of the cache."""
 
     K = 0
     V = 1
@@ -52,7 +52,7 @@ _SIDE = rules.cache("heads", "normed.batch")
 
 @dataclass(frozen=True)
 class QkvOperands:
-    """One of the three parts on one rank; its rows are those of the weight from `first_row` on."""
+    """One of the three parts on one rank. Its rows begin at `first_row` of the weight."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.Number(0, "layers - 1")]
@@ -73,14 +73,14 @@ class QkvOperands:
     most_blocks: Annotated[int, rules.COUNT]
     block: Annotated[int, rules.Number(1, fits=rules.cache("kv_heads", "normed.batch"))]
     width: Annotated[int, rules.COUNT]
-    """Of a head."""
+    """The width of a head."""
     out: Annotated[int, rules.Chosen("part", {Part.Q: _QUERIES, Part.K: _SIDE, Part.V: _SIDE})]
-    """The queries, or the cache."""
+    """The buffer of the queries, or the cache."""
     item: Annotated[int, rules.ItemOf("weight")]
 
     @cached_property
     def shared_reads(self) -> tuple[Region, ...]:
-        """What every head of the part needs."""
+        """The regions that every head of the part reads."""
         batch = (0, self.normed.batch)
         found = list(self.normed.reads)
         if self.head_norm != NONE:
@@ -96,19 +96,19 @@ class QkvOperands:
 
     @cached_property
     def finishing(self) -> tuple[float, ...]:
-        """What `finish` goes by; layer, part and `out` are in the region that is kept."""
+        """The operands that `finish` uses. The region of `kept` gives layer, part and `out`."""
         places = self.positions, self.lengths, self.tables, self.block
         return (self.head_norm, self.head_eps, self.cos, self.sin, self.interleaved, *places)
 
     def rows(self, first: int, last: int) -> Range:
-        """Rows of the weight, from those of the part."""
+        """Convert rows of the part to rows of the weight."""
         return Range(self.first_row + first, self.first_row + last)
 
     def weight_reads(self, rows: Range) -> tuple[Region, ...]:
         return self.normed.linear_reads(self.weight, self.bias, rows)
 
     def kept(self, heads: Range) -> Region:
-        """Where heads end up; in the cache, as what is new of every sequence."""
+        """Return the region that stores heads; in the cache, the new token of every sequence."""
         batch = self.normed.batch
         if self.part == Part.Q:
             return columns_of(self.out, batch, self.elements(heads))
@@ -119,7 +119,7 @@ class QkvOperands:
         return Range(heads.start * self.width, heads.stop * self.width)
 
     def project(self, memory: Memory, rows: Range, probe: Probe) -> torch.Tensor:
-        """These rows of the weight times the normed residual."""
+        """Apply these rows of the linear to the normed residual."""
         x = self.normed.value(memory, probe, "norm")
         found = linear(memory, x, self.weight, self.bias, rows)
         own = Range(rows.start - self.first_row, rows.stop - self.first_row)
@@ -127,7 +127,7 @@ class QkvOperands:
         return found
 
     def finish(self, memory: Memory, heads: Range, rows: torch.Tensor, probe: Probe) -> None:
-        """Norm, rotate and keep whole heads."""
+        """Norm, rotate and store whole heads."""
         seen, batch = self.elements(heads), Range(0, len(rows))
         values = rows.reshape(len(rows), heads.extent, self.width)
         name = self.part.name.lower()
@@ -147,7 +147,7 @@ class QkvOperands:
             side[slot, heads.slice] = values[row]
 
     def _slots(self, memory: Memory) -> Iterator[tuple[int, int]]:
-        """Each sequence that has a new token, and where it is kept."""
+        """Yield each sequence that has a new token, with the slot of this token."""
         for row, length in enumerate(memory[self.lengths].tolist()):
             if length:
                 held, place = divmod(length - 1, self.block)
@@ -157,7 +157,7 @@ class QkvOperands:
 @instruction
 @dataclass(frozen=True)
 class NormQkvRopeAppend(StepInstruction):
-    """Some whole heads of queries, keys or values."""
+    """Whole heads of queries, keys or values; keys and values are stored in the cache."""
 
     at: QkvOperands
     heads: Annotated[Range, rules.Within("heads")]
@@ -187,7 +187,7 @@ class NormQkvRopeAppend(StepInstruction):
 @instruction
 @dataclass(frozen=True)
 class NormQkvRows(StepInstruction):
-    """A block of one head's rows; the last of the head's `blocks` finishes the head."""
+    """A block of one head's rows; the last of the head's `blocks` to arrive finishes the head."""
 
     at: QkvOperands
     raw: Annotated[int, rules.scratch("normed.batch", "all_heads*width")]
@@ -208,7 +208,7 @@ class NormQkvRows(StepInstruction):
 
     @cached_property
     def joins(self) -> tuple[Join, ...]:
-        """The head, before and after it is finished, and the count of who has arrived."""
+        """The head, before and after it is finished, and the count of arrivals."""
         heads, place = Range(self.head, self.head + 1), self._place
         batch = self.at.normed.batch
         regions = (
@@ -226,7 +226,7 @@ class NormQkvRows(StepInstruction):
 
     @property
     def _place(self) -> int:
-        """The head among those of all three parts."""
+        """The index of the head among the heads of all three parts."""
         return self.at.first_row // self.at.width + self.head
 
     @property
@@ -249,7 +249,7 @@ class NormQkvRows(StepInstruction):
 
 @lowers(NORM_QKV_ROPE_APPEND)
 def norm_qkv(to: Building, node: fx.Node) -> None:
-    """Queries, then keys, then values, of each rank."""
+    """Lower to the queries, then the keys, then the values of each rank."""
     q = to.declare(
         "q", [(to.plan.batch, width) for width in to.local_columns(node)], value_type(node).dtype
     )
@@ -297,7 +297,7 @@ def _qkv_operands(
 def _heads(
     to: Building, at: QkvOperands, heads: int, of: int
 ) -> Iterator[NormQkvRopeAppend | NormQkvRows]:
-    """The heads of one part, whole or in blocks of rows; `of` so many of all parts."""
+    """Yield one part's heads, whole or in blocks of rows; `of` is the number in all parts."""
     if not to.plan.splits_heads(of):
         yield from (NormQkvRopeAppend(at, run) for run in to.plan.head_runs(heads, of))
         return

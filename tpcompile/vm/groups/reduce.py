@@ -1,4 +1,4 @@
-"""Sums across ranks, and across the splits of a projection, that are added to the residual."""
+"""Sums across ranks and across the splits of a projection, which are added to the residual."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _by_site(embedding: rules.Rule, half: rules.Rule) -> dict[Site, rules.Rule]:
 
 
 _FIRST_TERMS = rules.scratch("held*batch", "width", dtype=rules.F32, each_rank=True)
-"""The embedding has one term on each rank, in the buffer that the MLP has more for."""
+"""The embedding has one term per rank. It is in the MLP's buffer, which may hold more terms."""
 _ALL_TERMS = rules.scratch("slots*batch", "width", dtype=rules.F32, each_rank=True)
 
 
 @dataclass(frozen=True)
 class SumOperands:
-    """The terms of all ranks, whose buffers follow each other, and what they are added to."""
+    """The terms of all ranks, in consecutive buffers, and the residual that they are added to."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
@@ -58,7 +58,7 @@ class SumOperands:
 @instruction
 @dataclass(frozen=True)
 class AllReduce(StepInstruction):
-    """Some columns of the sum over all ranks, in a fixed tree, and the residual once."""
+    """Some columns of the sum over all ranks, in a fixed tree, plus the residual once."""
 
     at: SumOperands
     columns: Annotated[Range, rules.Within("width")]
@@ -82,11 +82,11 @@ class AllReduce(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        """Terms are in fp32."""
+        """The bytes of all terms, which are fp32."""
         return 4 * self.at.ranks * self.at.slots * self.at.batch * self.columns.extent
 
     def cost(self, target: Target) -> float:
-        """Terms of other ranks come over a link, which few workers use at a time."""
+        """Estimate the time. Terms of other ranks use a link, which few workers use at a time."""
         if self.at.ranks == 1:
             return super().cost(target)
         foreign = self.traffic - self.traffic // self.at.ranks
@@ -108,14 +108,14 @@ class AllReduce(StepInstruction):
 
 @lowers(ALL_REDUCE, where=reads(VOCAB_EMBEDDING))
 def all_reduce(to: Building, node: fx.Node) -> None:
-    """The sum of all ranks' rows of the embedding."""
+    """Lower the sum of all ranks' embedding rows."""
     (terms,) = node.all_input_nodes
     sum_terms(to, node, to.where(terms, 0), None, None)
 
 
 @lowers(ALL_REDUCE_RESIDUAL)
 def all_reduce_residual(to: Building, node: fx.Node) -> None:
-    """The sum of all ranks' terms, added to the residual."""
+    """Lower the sum of all ranks' terms, added to the residual."""
     bound = to.bound(node)
     sum_terms(to, node, to.where(bound["partial"], 0), bound["residual"], bound["bias"])
 

@@ -1,7 +1,7 @@
-"""The residual: its two buffers, and those of the terms that are summed before they are added.
+"""The residual's two buffers, and the buffers of terms that are summed before they are added.
 
-What is added to one buffer is written to the other, so that nobody who still norms the old values
-meets new ones.
+An addition reads one residual buffer and writes the other, so that an instruction that still norms
+the old values does not read new ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tpcompile.vm.lowering.building import Building, width_of
 
 
 class Site(IntEnum):
-    """What is added: where the residual comes from, or the end of one half of a layer."""
+    """The source of a term of the residual: the embedding, or one half of a layer."""
 
     EMBEDDING = 0
     ATTENTION = 1
@@ -25,12 +25,12 @@ class Site(IntEnum):
 
     @property
     def group(self) -> str:
-        """What the sum is called where values are compared."""
+        """The name of the sum in comparisons of values."""
         return "embedding" if self == Site.EMBEDDING else f"{self.name.lower()}_residual"
 
 
 def site_of(x: fx.Node) -> Site:
-    """Return the half of a layer that a projection of `x` ends; views are looked through."""
+    """Return the half of a layer that a projection of `x` ends. Skip views of `x`."""
     while x.op == "call_function" and len(x.all_input_nodes) == 1:
         (x,) = x.all_input_nodes
     return Site.ATTENTION if x.target == ATTENTION_REDUCE else Site.MLP
@@ -43,8 +43,8 @@ TERMS_SITE = {name: site for site, name in _TERMS_NAME.items()}
 def terms_buffer(to: Building, site: Site, node: fx.Node) -> int:
     """Declare the buffer of the terms of a sum.
 
-    Terms of the two halves of a layer lie apart, so that no rank waits until another one has read
-    the last ones; the embedding's come before attention, so they lie with the MLP's.
+    The two halves of a layer have separate buffers, so that no rank waits until another rank has
+    read the last terms. The embedding comes before attention, so its terms use the MLP's buffer.
     """
     rows = to.plan.column_splits * to.plan.batch
     name = _TERMS_NAME.get(site, _TERMS_NAME[Site.MLP])
@@ -52,7 +52,7 @@ def terms_buffer(to: Building, site: Site, node: fx.Node) -> int:
 
 
 def residual_buffer(to: Building, node: fx.Node, old: fx.Node | None) -> int:
-    """Declare the buffer that does not hold the old values."""
+    """Declare the residual buffer that does not hold the old values."""
     name = "x0"
     if old is not None and to.buffers[to.where(old, 0)].name == "x0":
         name = "x1"

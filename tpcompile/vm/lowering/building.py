@@ -1,4 +1,4 @@
-"""A program in the making: buffers by name, and where the values of a graph lie."""
+"""A program under construction: buffers by name, and the buffer of each graph value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
 class Building:
-    """Buffers get their numbers as they are declared, those of one name one for each rank."""
+    """A program under construction. Buffers are numbered as declared, each name once per rank."""
 
     def __init__(self, gm: fx.GraphModule, plan: StepPlan) -> None:
         self.gm, self.plan = gm, plan
@@ -38,7 +38,7 @@ class Building:
         kind: str = "scratch",
         storages: Sequence[tuple[int, ...]] | None = None,
     ) -> int:
-        """The number of rank 0's buffer of this name, which is made if there is none yet."""
+        """Return the number of rank 0's buffer of this name. Declare it if it is new."""
         if name not in self._numbers:
             self._numbers[name] = len(self.buffers)
             lies: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
@@ -50,24 +50,24 @@ class Building:
         found = self.buffers[first : first + self.ranks]
         if [(one.shape, one.dtype) for one in found] != [(shape, dtype) for shape in shapes]:
             raise UnsupportedError(
-                f"The layers of the model need the buffer {name} in several sizes",
+                f"All layers must use the buffer {name} with one shape and dtype",
                 got=f"{list(shapes)} of {dtype}",
-                expected=f"{[one.shape for one in found]} of {found[0].dtype}, as before",
+                expected=f"{[one.shape for one in found]} of {found[0].dtype}, as declared first",
             )
         return first
 
     def number(self, name: str) -> int:
-        """That of rank 0's buffer of a name that is declared."""
+        """Return the number of rank 0's buffer of a declared name."""
         return self._numbers[name]
 
     def alike(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: str = "scratch"
     ) -> int:
-        """One of the same shape on every rank."""
+        """Declare a buffer that has the same shape on every rank."""
         return self.declare(name, [shape] * self.ranks, dtype, kind)
 
     def local_columns(self, node: fx.Node) -> list[int]:
-        """How wide a value is on each rank, heads side by side."""
+        """Return the width of a value on each rank, with heads side by side."""
         kind = value_type(node)
         widths = []
         for rank in range(self.ranks):
@@ -79,23 +79,23 @@ class Building:
         return widths
 
     def put(self, node: fx.Node, number: int) -> None:
-        """From now on the value of `node` lies in this buffer of rank 0, and those behind it."""
+        """Place the value of `node` in this buffer of rank 0 and those of other ranks after it."""
         self._places[node] = number
 
     def where(self, node: fx.Node, rank: int) -> int:
-        """The buffer of a value, or of a parameter."""
+        """Return the buffer of a value or a parameter on a rank."""
         if node.op == "get_attr":
             return self._parameter(node) + rank
         if node not in self._places:
-            raise self.refusal(node, "its value lies in no buffer")
+            raise self.refusal(node, "its value has no buffer")
         return self._places[node] + rank
 
     def where_if(self, node: fx.Node | None, rank: int) -> int:
-        """The same for what may be missing."""
+        """Return the buffer of an optional value or parameter, or NONE if it is absent."""
         return NONE if node is None else self.where(node, rank)
 
     def bound(self, node: fx.Node, rank: int = 0) -> dict[str, Any]:
-        """The arguments of a node by name, those that differ by rank as this one has them."""
+        """Return the arguments of a node by name, with this rank's value if they differ by rank."""
         spec = SPECS[node.target]
         return {
             **spec.bind(node.args, dict(node.kwargs)),
@@ -107,8 +107,8 @@ class Building:
             "The graph cannot be lowered to a program",
             where=f"{node.name}, {origin_of(node)}",
             got=f"{format_node(node).strip()}: {reason}",
-            expected="the instruction groups that the decode pipeline makes",
-            hint=hint or "Use the decode pipeline, and see in its dump what did not match",
+            expected="a graph of the decode pipeline's instruction groups",
+            hint=hint or "Use the decode pipeline, and look for the fusion that failed in its dump",
         )
 
     def _parameter(self, node: fx.Node) -> int:
@@ -118,13 +118,13 @@ class Building:
 
 
 def width_of(node: fx.Node) -> int:
-    """The last dimension of a value."""
+    """Return the last dimension of a value."""
     width = value_type(node).shape[-1]
     assert isinstance(width, int)
     return width
 
 
 def layer_of(node: fx.Node) -> int:
-    """The layer that a node comes from, as instructions write it."""
+    """Return the layer that a node comes from, or -1 outside the layers."""
     layer = origin_of(node).layer
     return NONE if layer is None else layer

@@ -1,4 +1,4 @@
-"""What the fusions of a decode step left: nodes that no instruction of a program stands for."""
+"""Leftovers of a decode step's fusions: nodes that no instruction implements."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tpcompile.vm.lowering.handlers import HANDLERS
 
 @dataclass(frozen=True)
 class Leftover:
-    """A node that should have become part of an instruction group, and why it did not."""
+    """A node that is not part of an instruction group, and the reason."""
 
     node: fx.Node
     reason: str
     refused: bool = True
-    """Whether a fusion looked at it; if none did, the passes were not those of a decode step."""
+    """Whether a fusion refused it. If none did, the passes were not those of a decode step."""
 
     @property
     def hint(self) -> str:
         if self.refused:
-            return "The model does this in another way than those that tpcompile knows"
-        return "Lower what decode_pipeline (-p decode) makes of the model"
+            return "tpcompile does not support this form of the model's computation"
+        return "Lower the graph that decode_pipeline (-p decode) returns"
 
     def __str__(self) -> str:
         return f"{format_node(self.node)}: {self.reason}"
 
 
 def leftovers(gm: fx.GraphModule) -> list[Leftover]:
-    """The nodes of a decode graph that are no instruction group, in order; of a good one none."""
+    """Return the nodes of a decode graph that are not instruction groups, in order."""
     found = {
         node: None
         for node in gm.graph.nodes
@@ -43,24 +43,27 @@ def leftovers(gm: fx.GraphModule) -> list[Leftover]:
 
 
 def verify_nothing_left(gm: fx.GraphModule) -> None:
-    """Raise `UnsupportedError` if a graph has nodes that no instruction stands for."""
+    """Raise `UnsupportedError` if a graph has nodes that no instruction implements."""
     found = leftovers(gm)
     if not found:
         return
     first, *others = found
-    more = f" ({len(others)} more nodes are left)" if others else ""
+    more = f" ({len(others)} more nodes are left over)" if others else ""
     raise UnsupportedError(
-        f"%{first.node.name} belongs to no instruction of a decode step: {first.reason}{more}",
+        f"%{first.node.name} is not part of any decode instruction: {first.reason}{more}",
         where=str(origin_of(first.node)),
         got=format_node(first.node),
-        expected="a graph whose nodes are instruction groups, as decode_pipeline makes them",
+        expected="a graph whose nodes are instruction groups, as decode_pipeline returns",
         hint=first.hint,
     )
 
 
 def _leftover(node: fx.Node, left: dict[fx.Node, None]) -> Leftover:
-    """With the refusal that came nearest to a match, of the node itself or of what it leads to: a
-    fusion looks for its last node, and takes in those before."""
+    """Return a leftover with the refusal that came nearest to a match.
+
+    The refusal is one of the node or of a node that depends on it, because a fusion starts from
+    its last node and collects the nodes before it.
+    """
     ahead, seen = [node], {node}
     said: list[tuple[int, str]] = []
     for current in ahead:
@@ -69,8 +72,8 @@ def _leftover(node: fx.Node, left: dict[fx.Node, None]) -> Leftover:
         ahead += new
         seen |= set(new)
     if not said:
-        return Leftover(node, "no fusion of a decode step looked at it", refused=False)
-    _, nearest = max(reversed(said), key=lambda refusal: refusal[0])  # of several the furthest on
+        return Leftover(node, "no decode fusion considered it", refused=False)
+    _, nearest = max(reversed(said), key=lambda refusal: refusal[0])  # of equals the last
     return Leftover(node, nearest)
 
 

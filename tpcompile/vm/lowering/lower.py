@@ -1,4 +1,4 @@
-"""`lower`: each node of a decode graph to its instructions, and the views between them."""
+"""The lowering of each node of a decode graph to instructions, and of the views between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def lower(gm: fx.GraphModule, plan: StepPlan) -> Lowered:
-    """The program of a graph that the decode pipeline made, before it is scheduled."""
+    """Lower a graph of the decode pipeline to a program that is not scheduled yet."""
     verify_nothing_left(gm)
     to = Building(gm, plan)
     for node in gm.graph.nodes:
@@ -38,49 +38,49 @@ def _input(to: Building, node: fx.Node) -> None:
 
 
 def _check_ends(to: Building) -> None:
-    """A step that does not end in a token cannot begin the next one."""
+    """Raise if the step does not choose a token, which the next step needs as its input."""
     if not any(node.target == ops.ARGMAX for node in to.gm.graph.nodes):
         output = next(node for node in to.gm.graph.nodes if node.op == "output")
-        raise to.refusal(output, "no token is chosen", "Put greedy-head into the pipeline")
+        raise to.refusal(output, "the graph chooses no token", "Add greedy-head to the pipeline")
 
 
 @lowers(ops.ROTARY)
 def _tables(to: Building, node: fx.Node) -> None:
-    """Nothing: instructions read the tables of the rotation by position."""
+    """Emit nothing, because instructions read the rotation tables by position."""
 
 
 @lowers(ops.ALL_GATHER, where=read_by())
 def _same(to: Building, node: fx.Node) -> None:
-    """A view: its value lies where that of its operand does."""
+    """Alias the buffer of the operand, because the node is a view."""
     to.put(node, to.where(node.all_input_nodes[0], 0))
 
 
 @lowers(aten.flatten.using_ints, where=reads(ops.ATTENTION_REDUCE))
 def _side_by_side(to: Building, node: fx.Node) -> None:
-    """Heads beside each other, as they lie."""
+    """Alias the heads, which are stored side by side already."""
     source, first, last = node.args
     assert isinstance(source, fx.Node)
     if (first, last, value_type(source).dims) != (1, 2, 3):
-        raise to.refusal(node, "a view that is not heads side by side")
+        raise to.refusal(node, "the view does not put heads side by side")
     _same(to, node)
 
 
 @lowers(operator.getitem, where=reads(ops.ROTARY, ops.PARTIAL_ATTENTION))
 def _item(to: Building, node: fx.Node) -> None:
-    """One of several results."""
+    """Alias one of several results."""
     source, index = node.args
     assert isinstance(source, fx.Node) and isinstance(index, int)
     if source.op == "call_module":
-        return  # the tables of the rotation, by position
+        return  # instructions read the rotation tables by position
     first = to.where(source, 0)
     to.put(node, first + index * to.ranks)
 
 
 @lowers(aten.index_select.default, where=read_by(ops.NORM_LINEAR))
 def _rows(to: Building, node: fx.Node) -> None:
-    """The rows wanted as logits: in a decode step those of all sequences, in their order."""
+    """Alias the rows wanted as logits: in a decode step, those of all sequences in order."""
     _, dim, rows = node.args
     wanted = isinstance(rows, fx.Node) and rows.name == "logit_rows"
     if dim != 0 or not wanted:
-        raise to.refusal(node, "rows that are not those wanted as logits")
+        raise to.refusal(node, "the rows are not those wanted as logits")
     _same(to, node)

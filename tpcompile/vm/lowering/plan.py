@@ -1,4 +1,4 @@
-"""What a lowering is told, how it cuts work into instructions, and what comes of it."""
+"""The plan of a lowering, which divides work into instructions, and the lowering's result."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from tpcompile.vm.program.instruction import Range, StepInstruction
 from tpcompile.vm.targets import INT32_MAX, MOST_WORKERS
 
 LOWERINGS = ("heads", "rows")
-"""Whole heads in each instruction, or blocks of a head's rows of which the last finishes it."""
+"""Whole heads per instruction, or blocks of a head's rows, the last of which finishes the head."""
 
 
 _MOST = {"workers": MOST_WORKERS, "batch": 1024}
-"""Of anything else, and of slots in the cache, there are as many as int32 can count."""
+"""The limits of sizes. All other sizes, and the number of cache slots, must fit in int32."""
 
 AUTO = "auto"
-"""Whole heads as long as there are enough of them to keep all workers busy."""
+"""Whole heads if there are enough of them to keep all workers busy, else rows."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The sizes of a program: what it must have room for, and how finely work is cut.
+    """The sizes of a program: its capacity, and the granularity of its instructions.
 
-    Where work is cut never changes a bit of the results, except for `spans` of attention, which
-    are an option of the graph.
+    The division of work never changes the bits of the results. The exception is the number of
+    attention `spans`, which is an option of the graph.
     """
 
     workers: int
-    """Of each rank."""
+    """The number of workers per rank."""
     batch: int = 1
     max_seq_len: int = 1024
     context: int = 1024
-    """The tokens of a sequence that costs are reckoned with."""
+    """The tokens per sequence that costs assume."""
     lowering: str = AUTO
     column_splits: int = 1
-    """Into how many instructions the columns of a projection are split."""
+    """The number of instructions that share the columns of a projection."""
     grain: int = 16
     steps: int = 64
-    """The most tokens of one launch."""
+    """The maximum number of tokens per launch."""
     stops: int = 8
-    """The most tokens that end a sequence."""
+    """The maximum number of stop tokens."""
 
     def __post_init__(self) -> None:
         if self.lowering not in (AUTO, *LOWERINGS):
@@ -58,63 +58,64 @@ class StepPlan:
         self.check_room(1)
         if self.column_splits & (self.column_splits - 1):
             raise UsageError(
-                f"column_splits={self.column_splits}",
-                expected="a power of two, so that the parts are parts of one tree",
+                f"column_splits={self.column_splits} is not supported",
+                expected="a power of two, so that the parts are subtrees of one sum",
             )
 
     def most_blocks(self, block: int) -> int:
-        """The blocks of the longest sequence, with so many tokens in each."""
+        """Return the number of blocks of the longest sequence, given the tokens per block."""
         return -(-self.max_seq_len // block)
 
     def check_room(self, block: int) -> None:
-        """Refuses a cache with more slots than there are numbers for them."""
+        """Raise if the cache has more slots than int32 can count."""
         slots = self.batch * self.most_blocks(block) * block
         if slots > INT32_MAX:
             raise UsageError(
-                f"batch={self.batch:,} of max_seq_len={self.max_seq_len:,}",
-                got=f"{slots:,} slots of the cache",
+                f"batch={self.batch:,} with max_seq_len={self.max_seq_len:,} is too large",
+                got=f"{slots:,} slots in the KV cache",
                 expected=f"at most {INT32_MAX:,}",
             )
 
     def check_spans(self, spans: int, block: int) -> None:
-        """Refuses spans of which one is always empty: they are of whole blocks."""
+        """Raise if a span would always be empty. Spans consist of whole blocks."""
         most = self.most_blocks(block)
         if spans > most:
             raise UsageError(
-                f"spans={spans:,} of a sequence of at most {most:,} blocks",
-                expected=f"at most one span for each block of {block:,} tokens",
+                f"spans={spans:,} exceeds the {most:,} blocks of the longest sequence",
+                expected=f"at most one span per block of {block:,} tokens",
             )
 
     def splits_heads(self, heads: int) -> bool:
-        """Whether so many heads are better cut into blocks of rows."""
+        """Return whether to split this number of heads into blocks of rows."""
         return self.lowering == "rows" or (self.lowering == AUTO and heads < self.workers)
 
     def blocks(self, extent: int, most: int | None = None) -> list[Range]:
-        """One for every worker, or `most`, as even as multiples of the grain come.
+        """Split an extent into one range per worker, or into `most` ranges.
 
-        Fewer, where that makes the longest no longer.
+        The ranges are as even as multiples of the grain allow. There are fewer ranges if the
+        longest one does not become longer.
         """
         units = -(-extent // self.grain)
         longest = -(-units // (most or self.workers))
         return self.pieces(extent, -(-units // longest))
 
     def pieces(self, extent: int, count: int) -> list[Range]:
-        """So many, as even as multiples of the grain come."""
+        """Split an extent into `count` ranges, as even as multiples of the grain allow."""
         return _cut([*range(0, extent, self.grain), extent], count)
 
     def sums(self, extent: int) -> list[Range]:
-        """The columns of a sum, which is little work: coarser than blocks of rows."""
+        """Split the columns of a sum more coarsely than `blocks`, because a sum is little work."""
         return self.blocks(extent, min(self.workers, -(-extent // (32 * self.grain))))
 
     def head_runs(self, heads: int, of: int) -> list[Range]:
-        """Runs of `heads`, as long as it takes to give each worker one of all `of` heads."""
+        """Split `heads` heads into runs, no longer than a worker's share of all `of` heads."""
         longest = -(-of // self.workers)
         return _cut(range(heads + 1), -(-heads // longest))
 
     def row_blocks(self, width: int, heads: int) -> list[Range]:
-        """A head of `width` rows in two blocks or more, as many as get `heads` heads done soonest.
+        """Split a head of `width` rows into two or more blocks that finish `heads` heads soonest.
 
-        Workers take block after block; beside its rows each costs about half the grain.
+        Workers take block after block. A block costs its rows plus about half the grain.
         """
         units = -(-width // self.grain)
 
@@ -128,14 +129,14 @@ class StepPlan:
 
 def _check_size(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name}={value!r} means nothing", expected="a whole number, 1 or more")
+        raise UsageError(f"{name} must be a positive integer, got {value!r}")
     most = _MOST.get(name, INT32_MAX)
     if value > most:
-        raise UsageError(f"{name}={value:,} is too many", expected=f"at most {most:,}")
+        raise UsageError(f"{name}={value:,} is too large", expected=f"at most {most:,}")
 
 
 def _cut(edges: Sequence[int], most: int) -> list[Range]:
-    """At most so many ranges from edge to edge, as even as edges allow."""
+    """Return at most `most` ranges between edges, as even as the edges allow."""
     last = len(edges) - 1
     count = min(most, last)
     stops = [edges[last * n // count] for n in range(count + 1)]
@@ -144,15 +145,15 @@ def _cut(edges: Sequence[int], most: int) -> list[Range]:
 
 @dataclass(frozen=True)
 class Lowered:
-    """The instructions of a step in the order that gives them meaning, and what they work on."""
+    """The instructions of a step in sequential order, and the buffers that they use."""
 
     name: str
     ranks: int
     plan: StepPlan
     buffers: tuple[Buffer, ...]
-    """Those of one name follow each other, one for each rank."""
+    """Buffers of one name are consecutive, one per rank."""
     instructions: tuple[StepInstruction, ...]
 
     def numbers(self, name: str) -> Sequence[int]:
-        """The numbers of the buffers of this name, by rank."""
+        """Return the numbers of the buffers of this name, by rank."""
         return [n for n, buffer in enumerate(self.buffers) if buffer.name == name]

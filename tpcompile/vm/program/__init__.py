@@ -1,4 +1,4 @@
-"""What a program is: instructions over buffers, their operands, their words and their text."""
+"""The program: instructions over buffers, their operands, their int32 words and their text."""
 
 from tpcompile.vm.program.program import Instruction, Program, Wait, queue_by_instruction
 from tpcompile.vm.program.region import Box, Buffer, Join, Region, overlap

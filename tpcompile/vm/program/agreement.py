@@ -1,4 +1,4 @@
-"""Whether the operands that some instructions share agree with the program's buffers."""
+"""The check that shared operands of instructions agree with the program's buffers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tpcompile.vm.program.rules import (
 
 
 class Wrong(NamedTuple):
-    """An operand, and what is wrong with it."""
+    """A problem with one operand: the value found and the value expected."""
 
     operand: str
     got: str
     expected: str
     rule: str = "operands"
-    """`bounds` if there is no such buffer, `rank` if the buffer is on another rank."""
+    """The broken rule: `bounds` if the buffer does not exist, `rank` if it is on another rank."""
 
     @property
     def said(self) -> str:
-        return f"{self.operand} is {self.got}; expected {self.expected}"
+        return f"{self.operand} must be {self.expected}, got {self.got}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Buffers:
     all: Sequence[Buffer]
     ranks: int
     roles: dict[tuple[str, int], list[int]]
-    """By name and rank."""
+    """Buffer numbers by name and rank."""
 
     @classmethod
     def of(cls, buffers: Sequence[Buffer], ranks: int) -> Buffers:
@@ -61,16 +61,16 @@ class _Named(NamedTuple):
 
     path: str
     prefix: str
-    """Of the dataclass that the operand is in: its names come before those outside of it."""
+    """The path of the enclosing dataclass, whose names take precedence over outer names."""
     rule: Any
 
 
 class Agreement:
-    """The operands `at` of one kind of instruction: their values by name, and what is wrong.
+    """The operands `at` of one kind of instruction: their values by name, and their problems.
 
-    The least values of numbers come first, so that shapes are made of positive numbers only; then
-    buffers, which give values to the free names; then limits, which use those. Each rests on the
-    one before.
+    Lower bounds of numbers are checked first, so that shapes are products of positive numbers
+    only. Buffers are checked next; they bind the free names. Upper limits use those names and are
+    checked last. Each check depends on the one before it.
     """
 
     def __init__(self, buffers: Buffers, kind: Any, at: Any) -> None:
@@ -88,11 +88,11 @@ class Agreement:
 
     @property
     def broken(self) -> bool:
-        """Whether regions may be untrue. In a buffer of another rank they are true."""
+        """Whether the regions may be wrong. A buffer on another rank does not make them wrong."""
         return any(one.rule != "rank" for one in self.wrong)
 
     def check_own(self, path: str, number: int, rule: Held) -> None:
-        """Check a buffer that an instruction has for itself."""
+        """Check a buffer that is one of an instruction's own operands."""
         self._check_buffer(path, "", number, rule, self.names["rank"])
 
     def _refuse(self, path: str, got: object, expected: str, rule: str = "operands") -> None:
@@ -105,17 +105,17 @@ class Agreement:
         return _Named(path, prefix, rule.rules[self.names[rule.operand]])
 
     def _absent(self, named: _Named) -> bool:
-        """Whether an optional operand is missing."""
+        """Return whether an optional operand is absent."""
         return self.names[named.path] == NONE and getattr(named.rule, "optional", False)
 
     def _check_least(self, path: str, prefix: str, rule: Rule) -> None:
         value = self.names[path]
         if isinstance(rule, Number) and value < rule.least:
-            self._refuse(path, value, f"{rule.least} or more")
+            self._refuse(path, value, f"at least {rule.least}")
         elif isinstance(rule, Missing) and value != NONE:
-            self._refuse(path, value, "none, for the instruction does not use it")
+            self._refuse(path, value, "none, because the instruction does not use it")
         elif isinstance(rule, Fraction) and not (math.isfinite(value) and value >= rule.least):
-            least = "" if rule.least == -math.inf else f", {rule.least:g} or more"
+            least = "" if rule.least == -math.inf else f", at least {rule.least:g}"
             self._refuse(path, value, f"a finite number{least}")
 
     def _check_limits(self, path: str, prefix: str, rule: Rule) -> None:
@@ -123,7 +123,8 @@ class Agreement:
         if isinstance(rule, ItemOf):
             dtype = self._buffers.all[self.names[prefix + rule.operand]].dtype
             if value != dtype.itemsize:
-                said = f"{dtype.itemsize}, the bytes of {dtype_name(dtype)} in {rule.operand}"
+                element = f"{dtype_name(dtype)} element of {rule.operand}"
+                said = f"{dtype.itemsize}, the bytes per {element}"
                 self._refuse(path, value, said)
         if not isinstance(rule, Number):
             return
@@ -140,8 +141,9 @@ class Agreement:
             rank = self.names["rank"]
             held = self._buffers.roles.get((rule.fits.role, rank), [])
             if len(held) != 1:
-                role = rule.fits.role
-                self._refuse(path, f"for {len(held)} buffers {role}@{rank}", "one of them")
+                role = f"{rule.fits.role}@{rank}"
+                got = f"{self.names[path]} with {len(held)} buffers {role}"
+                self._refuse(path, got, f"a value for exactly one buffer {role}")
             else:
                 self._check_buffer(path, prefix, held[0], rule.fits, rank)
         if not isinstance(rule, Held):
@@ -161,12 +163,13 @@ class Agreement:
         if not self._fits(buffer, rule, prefix):
             self._refuse(path, _described(number, buffer), self._wanted(rule, prefix))
         elif rule.role and len(self._buffers.roles[buffer.name, buffer.rank]) > 1:
-            self._refuse(path, _described(number, buffer), f"the only {rule.role}@{buffer.rank}")
+            only = f"the only buffer {rule.role}@{buffer.rank}"
+            self._refuse(path, _described(number, buffer), only)
         elif buffer.rank != rank:
-            self._refuse(path, _described(number, buffer), f"one of rank {rank}", "rank")
+            self._refuse(path, _described(number, buffer), f"a buffer of rank {rank}", "rank")
 
     def _fits(self, buffer: Buffer, rule: Held, prefix: str) -> bool:
-        """Whether kind, role, dtype and shape agree; free names get their values if all do."""
+        """Return whether kind, role, dtype and shape agree. Bind the free names if all do."""
         if buffer.kind != rule.kind or rule.role not in ("", buffer.name):
             return False
         if not self._has_dtype(buffer.dtype, rule.dtype):
@@ -192,7 +195,7 @@ class Agreement:
         return dtype.is_floating_point and self._dtypes.get(wanted, dtype) == dtype
 
     def _wanted(self, rule: Held, prefix: str) -> str:
-        """A buffer's rule, with the values of the names that have one."""
+        """Describe the buffer that a rule requires, with the values of bound names."""
 
         def shown(shape: Sequence[str]) -> str:
             return "[" + ", ".join(self.names.shown(one, prefix) for one in shape) + "]"
@@ -201,21 +204,22 @@ class Agreement:
         dtype = dtype_name(self._dtypes[dtype]) if dtype in self._dtypes else dtype
         dtype = "float" if len(dtype) == 1 else dtype
         stored = "" if rule.storage is None else f", stored as {shown(rule.storage)}"
-        named = rule.role or "buffer"
-        return f"a {rule.kind} {named} {dtype}{shown(rule.shape)}{stored}"
+        article = "an" if rule.kind == "input" else "a"
+        named = f"buffer {rule.role}".rstrip()
+        return f"{article} {rule.kind} {named} {dtype}{shown(rule.shape)}{stored}"
 
 
 def _described(number: int, buffer: Buffer) -> str:
     stored = "" if buffer.storage is None else f", stored as {list(buffer.storage)}"
     return (
-        f"buffer {number}, the {buffer.kind} {buffer.name}@{buffer.rank} "
-        f"{dtype_name(buffer.dtype)}{list(buffer.shape)}{stored}"
+        f"buffer {number} ({buffer.kind} {buffer.name}@{buffer.rank} "
+        f"{dtype_name(buffer.dtype)}{list(buffer.shape)}{stored})"
     )
 
 
 @cache
 def _rules_of(kind: Any) -> tuple[_Named, ...]:
-    """The rules of what instructions of this kind share."""
+    """Return the rules of the operands that instructions of this kind share."""
     shared: Any = dict(field_types(kind))["at"]
     return tuple(_nested(shared, "", field_rules(kind).get("at", {})))
 

@@ -1,7 +1,8 @@
-"""A program as arrays of int32, which is what executors read: no offsets to work out again.
+"""A program as int32 arrays, the form that executors read.
 
-An instruction is a row of words, all rows of the same width. Queues, waits and signals are lists
-of different lengths: their values one after the other, and where each of them begins.
+An instruction is a row of words; all rows have the same width. Queues, waits and signals are lists
+of different lengths. They are stored as concatenated values with an array of offsets, so that an
+executor does not compute the offsets again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from tpcompile.vm.program.program import Instruction, Program, Wait
 
 @dataclass(frozen=True, eq=False)
 class Lists:
-    """Lists of different lengths."""
+    """Lists of different lengths, as concatenated values and offsets."""
 
     offsets: torch.Tensor
-    """`[lists + 1]`: where each begins among the values, and where the last one ends."""
+    """`[lists + 1]`: the start of each list in `values`, then the end of the last list."""
     values: torch.Tensor
     """`[n]`, or `[n, 2]` for pairs."""
 
@@ -37,22 +38,22 @@ class Lists:
 
 @dataclass(frozen=True, eq=False)
 class EncodedProgram:
-    """All of a program but its buffers, in int32."""
+    """A program without its buffers, as int32 arrays."""
 
     words: torch.Tensor
     """`[instructions, words]`."""
     queues: Lists
     """The instructions of each queue."""
     waits: Lists
-    """By instruction, a counter and what it must have come to."""
+    """For each instruction, pairs of a counter and the value that it must have reached."""
     signals: Lists
-    """By instruction, the counters that it raises."""
+    """For each instruction, the counters that it signals."""
     totals: torch.Tensor
-    """`[counters]`: how often each is raised in one step, by which waits of later steps grow."""
+    """`[counters]`: the signals of each counter in one step. In later steps waits grow by these."""
 
 
 def encode_program(program: Program) -> EncodedProgram:
-    """The arrays of a program."""
+    """Encode a program as int32 arrays."""
     signals = _lists(program.signals)
     return EncodedProgram(
         program_words(program.instructions),
@@ -64,10 +65,10 @@ def encode_program(program: Program) -> EncodedProgram:
 
 
 def decode_program(encoded: EncodedProgram, like: Program, check: bool = True) -> Program:
-    """The program of these arrays, with the buffers and options of another.
+    """Decode the arrays of a program, and take its buffers and options from `like`.
 
-    Operands that do not agree with the buffers are refused, unless `check` is off: for a look at
-    a broken program.
+    Raise a UsageError if operands do not agree with the buffers. `check=False` turns this check
+    off, to inspect a broken program.
     """
     shared: dict[Any, Any] = {}
     found = replace(
@@ -83,7 +84,7 @@ def decode_program(encoded: EncodedProgram, like: Program, check: bool = True) -
 
 
 def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
-    """A row for each instruction; what several share is put into words once."""
+    """Encode each instruction as a row of words. Shared operands are encoded once."""
     shared: dict[int, list[int]] = {}
     rows = [encode(_encodable(instruction), shared) for instruction in instructions]
     if not rows:
@@ -93,10 +94,10 @@ def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
     if len(strange):
         number = int(strange[0])
         raise UnsupportedError(
-            "An operand does not fit in a word",
+            "An operand does not fit in a 32-bit word",
             where=f"{instructions[number].label} (instruction {number})",
             got=str(max(rows[number], key=abs)),
-            expected="operands of 32 bits",
+            expected="a value from -2147483648 to 2147483647",
         )
     return found.int()
 
@@ -107,7 +108,7 @@ def _encodable(instruction: Instruction) -> StepInstruction:
     raise UnsupportedError(
         f"{type(instruction).__name__} has no opcode",
         where=instruction.label,
-        expected=f"one of {', '.join(INSTRUCTIONS)}",
+        expected=f"one of the instructions {', '.join(INSTRUCTIONS)}",
     )
 
 

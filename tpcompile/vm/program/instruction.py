@@ -1,8 +1,8 @@
-"""What the instructions of a decode step have in common: operands, words, regions, a cost.
+"""The base class of a decode step's instructions: operands, words, regions and cost.
 
-An instruction is a frozen dataclass of whole numbers, ranges and fractions. What all instructions
-of one group share is one object, `at`, and what each has for itself stands beside it. Both
-together are the words that an executor dispatches on.
+An instruction is a frozen dataclass of integers, ranges and floats. The operands that all
+instructions of one group share are one object, `at`; each instruction's own operands are its other
+fields. Together they are the words that an executor dispatches on.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tpcompile.vm.program.region import Join, Region
 from tpcompile.vm.targets import Target
 
 NONE = -1
-"""In the place of a buffer: the operand is missing, as the bias of a linear without one."""
+"""The buffer number of an absent operand, such as the bias of a linear without one."""
 
 Memory = Sequence[torch.Tensor]
-"""The tensor of each buffer."""
+"""One tensor per buffer, by buffer number."""
 
 
 class Range(NamedTuple):
-    """From `start` up to `stop`, which is no longer in it."""
+    """A half-open interval: `start` is included, `stop` is not."""
 
     start: int
     stop: int
@@ -42,7 +42,7 @@ class Range(NamedTuple):
 
 
 class Probe(Protocol):
-    """Is shown what an instruction computes on its way, `[sequences, columns]` of a value."""
+    """A callback that receives intermediate values: `[sequences, columns]` of a named value."""
 
     def __call__(
         self, name: str, sequences: Range, columns: Range, values: torch.Tensor
@@ -50,40 +50,40 @@ class Probe(Protocol):
 
 
 def unseen(name: str, sequences: Range, columns: Range, values: torch.Tensor) -> None:
-    """The probe of those who do not look."""
+    """Ignore intermediate values: the no-op probe."""
 
 
 def fraction(number: float) -> float:
-    """A number as an instruction keeps it: rounded to fp32, in which it is used."""
+    """Round a number to fp32, in which instructions store and use it."""
     rounded: float = struct.unpack("<f", struct.pack("<f", number))[0]
     return rounded
 
 
 def columns_of(buffer: int, batch: int, columns: Range) -> Region:
-    """These columns of all sequences."""
+    """Return the region of these columns in all sequences."""
     return Region(buffer, ((0, batch), columns))
 
 
 def present(*regions: Region) -> tuple[Region, ...]:
-    """Those whose buffer is not missing: for operands that may be."""
+    """Drop the regions of absent optional operands."""
     return tuple(region for region in regions if region.buffer != NONE)
 
 
 def with_bias(memory: Memory, bias: int, rows: Range, found: torch.Tensor) -> torch.Tensor:
-    """What was found for some rows in fp32, and their bias if there is one."""
+    """Add the bias of some rows, if there is one, to their fp32 values."""
     return found if bias == NONE else found + memory[bias][rows.slice].float()
 
 
 @dataclass(frozen=True)
 class StepInstruction:
-    """Base of the instructions: a subclass adds operands, regions, its traffic and its meaning."""
+    """Base class of instructions. A subclass adds operands, regions, its traffic and `run`."""
 
     at: Any
 
     name: ClassVar[str]
-    """As in text and messages."""
+    """The name in text and messages."""
     opcode: ClassVar[int]
-    """The first word of its row. Instructions of other packages have one above 255."""
+    """The first word of the encoded row. Instructions of other packages use opcodes above 255."""
 
     @property
     def rank(self) -> int:
@@ -92,7 +92,7 @@ class StepInstruction:
 
     @property
     def layer(self) -> int:
-        """The layer, or -1 outside of the layers."""
+        """The layer, or -1 outside the layers."""
         found: int = self.at.layer
         return found
 
@@ -110,20 +110,20 @@ class StepInstruction:
 
     @property
     def traffic(self) -> int:
-        """The bytes that it has to bring in: of weights or of the cache; all else is small."""
+        """The bytes of weights or cache that the instruction must load; all else is small."""
         raise NotImplementedError
 
     def cost(self, target: Target) -> float:
-        """Microseconds on one worker of a target."""
+        """Estimate the microseconds that the instruction takes on one worker of a target."""
         return target.instruction_us + self.traffic / target.worker_bytes_per_us
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """What it means."""
+        """Execute the instruction on reference memory."""
         raise NotImplementedError
 
     @property
     def label(self) -> str:
-        """The instruction in a line: what it is, where it belongs and what it alone does."""
+        """A one-line description: the instruction, its layer and rank, and its own operands."""
         kinds = [v.name.lower() for v in vars(self.at).values() if isinstance(v, IntEnum)]
         where = [] if self.layer < 0 else [f"layer {self.layer}"]
         own = [f"{name}={_shown(value)}" for name, value in own_fields(self)]
@@ -131,7 +131,7 @@ class StepInstruction:
 
 
 def own_fields(instruction: StepInstruction) -> Iterator[tuple[str, Any]]:
-    """What this instruction alone has."""
+    """Yield the name and value of each operand that the instruction does not share."""
     for field in fields(instruction):
         if field.name != "at":
             yield field.name, getattr(instruction, field.name)
@@ -143,14 +143,14 @@ def _shown(value: Any) -> str:
 
 @cache
 def field_types(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass with their types, in order."""
+    """Return the fields of a dataclass with their types, in order."""
     hints = get_type_hints(kind)
     return tuple((field.name, hints[field.name]) for field in fields(kind))
 
 
 @cache
 def field_rules(kind: Any) -> Mapping[str, Any]:
-    """By field, what its `Annotated` type says beside the type."""
+    """Return the rule in the `Annotated` type of each field that has one."""
     hints = get_type_hints(kind, include_extras=True)
     found = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(kind)}
     return {name: extras[0] for name, extras in found.items() if extras}
@@ -161,14 +161,14 @@ def _has_fields(kind: Any) -> bool:
 
 
 def word_count(kind: Any) -> int:
-    """How many words a value of this type takes."""
+    """Return the number of words that a value of this type takes."""
     if _has_fields(kind):
         return sum(word_count(inner) for _, inner in field_types(kind))
     return 2 if kind is Range else 1
 
 
 def words_of(value: Any) -> Iterator[int]:
-    """A value as words: the operands one after the other, fractions by their fp32 bits."""
+    """Yield the words of a value: its operands in order, floats as their fp32 bits."""
     if _has_fields(value):
         kind: Any = type(value)
         for name, _ in field_types(kind):
@@ -182,7 +182,7 @@ def words_of(value: Any) -> Iterator[int]:
 
 
 def from_words(kind: Any, words: Iterator[int]) -> Any:
-    """The value of this type that has these words; ValueError if there is none."""
+    """Decode a value of this type. Raise ValueError if the words are not valid for the type."""
     if _has_fields(kind):
         return kind(*[from_words(inner, words) for _, inner in field_types(kind)])
     if kind is Range:

@@ -1,4 +1,4 @@
-"""The instructions that there are, and the words by which executors know them."""
+"""The registry of instructions, and their encoding as the words that executors read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class InstructionSet(Registry[type[StepInstruction]]):
     def __init__(self) -> None:
         super().__init__("instruction")
         self.by_opcode: dict[int, type[StepInstruction]] = {}
-        """Words of zeros are no instruction, so no opcode is 0."""
+        """Opcode 0 is not used, so that a row of zeros is not a valid instruction."""
         self.words = 0
-        """The words of a row: an opcode and the operands of any instruction, the rest zeros."""
+        """The words per row: room for an opcode and the operands of any instruction."""
 
     def __iter__(self) -> Iterator[str]:
         return (self.by_opcode[opcode].name for opcode in sorted(self.by_opcode))
@@ -38,7 +38,7 @@ class InstructionSet(Registry[type[StepInstruction]]):
             raise UsageError(
                 f"The instruction {name} cannot have the opcode {entry.opcode}",
                 got=f"{taken.name} with the same opcode" if taken is not entry else "",
-                expected="a number above 0 that no other instruction has",
+                expected="an opcode above 0 that no other instruction has",
             )
         super().add(name, entry)
         self.by_opcode[entry.opcode] = entry
@@ -55,9 +55,9 @@ def instruction(kind: _Kind) -> _Kind:
 
 
 def encode(one: StepInstruction, shared: dict[int, list[int]] | None = None) -> list[int]:
-    """Encode an instruction as a row of int32 words.
+    """Encode an instruction as a row of int32 words, padded with zeros.
 
-    `shared` keeps the words of operands by identity, for callers that encode many instructions.
+    `shared` caches the words of operands by identity, for callers that encode many instructions.
     """
     shared = {} if shared is None else shared
     at = one.at
@@ -72,23 +72,23 @@ def encode(one: StepInstruction, shared: dict[int, list[int]] | None = None) -> 
 def decode(words: Sequence[int], shared: dict[Any, Any] | None = None) -> StepInstruction:
     """Decode a row of words.
 
-    `shared` stores operands by their words, so that equal ones become one object.
+    `shared` caches operands by their words, so that equal operands become one object.
     """
     shared = {} if shared is None else shared
     width, opcodes = INSTRUCTIONS.words, INSTRUCTIONS.by_opcode
     if len(words) != width or words[0] not in opcodes:
         known = ", ".join(f"{opcode} ({kind.name})" for opcode, kind in sorted(opcodes.items()))
         raise UsageError(
-            "These words are no instruction",
-            got=f"{len(words)} words, the first {words[0] if words else 'missing'}",
-            expected=f"{width} words, the first one of the opcodes {known}",
+            "The words are not a valid instruction",
+            got=f"{len(words)} words with the opcode {words[0] if words else 'missing'}",
+            expected=f"{width} words with one of the opcodes {known}",
         )
     kind: Any = opcodes[words[0]]
     rest = list(words[1:])
     spare = rest[word_count(kind) :]
     if any(spare):
         raise UsageError(
-            f"Words behind the operands of {kind.name}", got=str(spare), expected="zeros"
+            f"The words after the operands of {kind.name} must be zeros", got=str(spare)
         )
     operands: Any = dict(field_types(kind))["at"]
     key = operands, tuple(rest[: word_count(operands)])
@@ -99,8 +99,7 @@ def decode(words: Sequence[int], shared: dict[Any, Any] | None = None) -> StepIn
         values = {n: from_words(inner, own) for n, inner in field_types(kind) if n != "at"}
     except ValueError as error:
         raise UsageError(
-            f"These words are not the operands of {kind.name}",
-            got=str(error),
+            f"The words are not valid operands of {kind.name}: {error}",
             expected="a value that the operand can have",
         ) from error
     found: StepInstruction = kind(shared[key], **values)

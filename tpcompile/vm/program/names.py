@@ -1,4 +1,4 @@
-"""The names in an instruction's rules: its operands, and those that buffers give values to."""
+"""The names in an instruction's rules: operands, and free names that buffer shapes bind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tpcompile.vm.program.rules import PROGRAM_RANKS
 
 
 class Names:
-    """Values by path, as `normed.width`.
+    """Values by path, such as `normed.width`.
 
-    In a dataclass inside of another, the prefix, its own names come before those outside.
+    For an operand in a nested dataclass, `prefix` is the path of that dataclass. Names inside it
+    take precedence over outer names.
     """
 
     def __init__(self, at: Any, ranks: int) -> None:
@@ -28,7 +29,7 @@ class Names:
         self._values.update(bound)
 
     def number(self, expression: str, prefix: str = "") -> int:
-        """The value of an expression whose names all have one."""
+        """Return the value of an expression whose names are all bound."""
         found = 0
         for sign, factors in _terms(expression):
             for factor in factors:
@@ -37,7 +38,7 @@ class Names:
         return found
 
     def bind(self, extent: int, expression: str, prefix: str, bound: dict[str, int]) -> bool:
-        """Whether an extent is this product; a free name in it is bound to the quotient."""
+        """Return whether an extent equals this product. Bind a free name in it to the quotient."""
         product, free = 1, ""
         ((_, factors),) = _terms(expression)
         for factor in factors:
@@ -52,7 +53,7 @@ class Names:
         return not rest and bound[free] > 0
 
     def shown(self, expression: str, prefix: str) -> str:
-        """A product with its value, where it has one."""
+        """Format a product, with its value if all names are bound."""
         ((_, factors),) = _terms(expression)
         values = [self._value(factor, prefix, self._values) for factor in factors]
         if None in values or expression.isdigit():
@@ -72,7 +73,7 @@ class Names:
 
 @cache
 def _terms(expression: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Products with their signs: `"rows - heads*width"`."""
+    """Split an expression such as `"rows - heads*width"` into products with their signs."""
     first, *rest = expression.split(" - ")
     return ((1, tuple(first.split("*"))), *((-1, tuple(one.split("*"))) for one in rest))
 

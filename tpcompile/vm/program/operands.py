@@ -1,9 +1,9 @@
-"""Whether instructions agree with the buffers that they work on.
+"""The check that instructions agree with the buffers that they use.
 
-What an instruction reads and writes follows from its operands, and all that is proved rests on
-it. So operands must agree with the shapes, dtypes and roles of buffers: then an instruction
-touches no more and no less than its regions say. The rules stand beside each operand; the
-verifier, the decoder of words, the parser of text and the reference machine ask here.
+The regions that an instruction reads and writes follow from its operands, and all proofs depend on
+these regions. So operands must agree with the shapes, dtypes and roles of buffers; then an
+instruction touches exactly its regions. The rules are declared with each operand. The verifier, the
+decoder of words, the parser of text and the reference machine all use this check.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ NOT_IN_AGREEMENT = "An operand does not agree with the program's buffers"
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An instruction that does not agree with its buffers."""
+    """A problem with an operand of an instruction."""
 
     number: int
     wrong: Wrong
     shared: bool
-    """Whether all instructions with the same shared operands have it; only the first is named."""
+    """Whether it is in the shared operands. Only the first instruction that has them is named."""
 
 
 def disagreements(program: Program) -> Iterator[Disagreement]:
-    """Everything that is wrong with operands; abstract instructions have none."""
+    """Yield every problem with operands. Abstract instructions have no operands to check."""
     buffers = Buffers.of(program.buffers, program.ranks)
     known: dict[tuple[int, type], _Own | None] = {}
     last: tuple[object, object] = None, None
@@ -53,18 +53,18 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
 
 
 def verify_operands(program: Program, error: type[CompileError] = VerifyError) -> None:
-    """Raise if any operand is wrong."""
+    """Raise an error for the first operand that does not agree with the buffers."""
     for found in disagreements(program):
         raise error(
             NOT_IN_AGREEMENT,
             where=f"{program.instructions[found.number].label} (instruction {found.number})",
-            got=f"{found.wrong.operand} is {found.wrong.got}",
+            got=f"{found.wrong.operand} = {found.wrong.got}",
             expected=found.wrong.expected,
         )
 
 
 class _Own:
-    """The limits of what each instruction has for itself, given the operands that it shares."""
+    """The limits of each instruction's own operands, given its shared operands."""
 
     def __init__(self, kind: Any, shared: Agreement) -> None:
         self._shared = shared
@@ -83,7 +83,7 @@ class _Own:
         self._good: set[tuple[str, int]] = set()
 
     def within(self, one: StepInstruction) -> bool:
-        """Whether all is well; for every instruction, so it is short."""
+        """Return whether all own operands are known to be valid. This is the fast path."""
         own = vars(one)
         for name, extent, longer in self._ranges:
             start, stop = own[name]
@@ -97,17 +97,17 @@ class _Own:
         return all((name, own[name]) in self._good for name, _ in self._buffers)
 
     def wrong(self, one: StepInstruction) -> Iterator[Wrong]:
-        """What is wrong, if anything is; a buffer that is right is known from then on."""
+        """Yield the problems of own operands, and remember the buffers that are valid."""
         own: dict[str, Any] = vars(one)
         for name, extent, longer in self._ranges:
             start, stop = own[name]
             shortest = own[longer] if longer else 1
             if not 0 <= start < stop <= extent or stop - start < shortest:
-                said = f"a range of {shortest} or more from 0 to {extent}"
+                said = f"a range of length {shortest} or more within 0:{extent}"
                 yield Wrong(name, f"{start}:{stop}", said)
         for name, least, most in self._numbers:
             if not least <= own[name] <= most:
-                yield Wrong(name, str(own[name]), f"{least} to {most}")
+                yield Wrong(name, str(own[name]), f"a number from {least} to {most}")
         for name, rule in self._buffers:
             before = len(self._shared.wrong)
             self._shared.check_own(name, own[name], rule)

@@ -1,4 +1,4 @@
-"""A program: instructions in the order that gives them meaning, and how workers share them."""
+"""A program: instructions in sequential order, and their distribution over workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpcompile.vm.program.region import Buffer, Join, Region
 
 
 class Instruction(Protocol):
-    """What every instruction tells: what it touches, and what it is called in messages."""
+    """The interface of instructions: the regions that they touch, and a label for messages."""
 
     @property
     def rank(self) -> int: ...
@@ -30,7 +30,7 @@ class Instruction(Protocol):
 
 
 class Wait(NamedTuple):
-    """An instruction starts when a counter has come to `until`."""
+    """A condition to start an instruction: the counter has reached `until`."""
 
     counter: int
     until: int
@@ -40,49 +40,49 @@ class Wait(NamedTuple):
 class Program:
     """Instructions, queues and counters of one step.
 
-    The meaning is that of the instructions one after the other. Workers run their queues at
-    once; `waits` and `signals` of each instruction keep what conflicts in that order.
+    A program means the sequential execution of its instructions. Workers run their queues
+    concurrently; `waits` and `signals` keep conflicting instructions in the sequential order.
     """
 
     buffers: tuple[Buffer, ...]
     instructions: tuple[Instruction, ...]
     queues: tuple[tuple[int, ...], ...]
-    """The instructions of each worker, by number, in the order in which it runs them.
+    """The instruction numbers of each queue, in the order in which its workers take them.
 
-    The queues are dealt evenly to the ranks, the first ones to rank 0.
+    Each rank has the same number of queues; the first ones belong to rank 0.
     """
     waits: tuple[tuple[Wait, ...], ...]
     signals: tuple[tuple[int, ...], ...]
-    """The counters that an instruction raises by one when it is done."""
+    """For each instruction, the counters that it increments when it is done."""
     ranks: int = 1
     sharing: int = 1
-    """How many workers take from each queue.
+    """The number of workers that take from each queue.
 
-    Where there are several, each takes the next instruction from the front, and only then waits
-    for what that must wait for: the next ones may overtake it, and counters alone order them.
-    The verifier proves such a program for any number of workers at a queue, so an executor may
-    start more or fewer; one that only this number makes safe is refused.
+    If there are several, each takes the next instruction from the front and only then waits for
+    its counters. Later instructions may overtake it, so counters alone order them. The verifier
+    proves such a program for any number of workers per queue, so an executor may start more or
+    fewer. A program that is safe only for this number is refused.
     """
     repeats: bool = False
-    """Whether step follows step in one launch.
+    """Whether one launch runs several steps.
 
-    Counters are never cleared: in step s an instruction waits until a counter has come to `until`
-    and s times the signals that it gets in one step. `Wait(counter, 0)` is met at once in the
-    first step; in each later one it waits for all signals of the step before, and with a number
-    below 0 for so many less.
+    Counters are never cleared. In step s an instruction waits until a counter has reached `until`
+    plus s times its signals in one step. `Wait(counter, 0)` is met at once in the first step; in
+    each later step it waits for all signals of the step before. `Wait(counter, -n)` waits for n
+    signals fewer.
     """
     name: str = ""
 
     @cached_property
     def counters(self) -> int:
-        """How many there are."""
+        """The number of counters."""
         used = [counter for own in self.signals for counter in own]
         used += [wait.counter for own in self.waits for wait in own]
         return 1 + max(used, default=-1)
 
     @cached_property
     def signallers(self) -> tuple[tuple[int, ...], ...]:
-        """By counter, the instructions that raise it in a step, as often as they do."""
+        """For each counter, the instructions that signal it in a step, repeated for each signal."""
         found: list[list[int]] = [[] for _ in range(self.counters)]
         for number, own in enumerate(self.signals):
             for counter in own:
@@ -91,5 +91,5 @@ class Program:
 
 
 def queue_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Which queue each instruction is in."""
+    """Return the queue of each instruction."""
     return {number: place for place, queue in enumerate(queues) for number in queue}

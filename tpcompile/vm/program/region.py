@@ -13,56 +13,56 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that a program works on; `rank` is the one whose memory it lies in."""
+    """A tensor that a program uses; it is in the memory of `rank`."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     rank: int = 0
     kind: str = "scratch"
-    """`weight` and `input` come from outside, `state` goes from step to step, and so does a
-    `cache`; `scratch` holds nothing before the step."""
+    """`weight` and `input` come from outside, `state` and `cache` persist between steps, and
+    `scratch` is undefined before a step."""
     storage: tuple[int, ...] | None = None
-    """How it lies in memory, where regions count in other dimensions than tensors do."""
+    """The shape of the tensor in memory, if its dimensions are not those of regions."""
 
     @property
     def box(self) -> Box:
-        """All of it."""
+        """The whole buffer."""
         return tuple((0, extent) for extent in self.shape)
 
 
 class Region(NamedTuple):
-    """A part of the buffer with this number."""
+    """A part of a buffer, which is given by its number."""
 
     buffer: int
     box: Box
 
 
 class Join(NamedTuple):
-    """One of several blocks of a head: the last of them to arrive, whichever it is, finishes it.
+    """One of several blocks of a head. The last block to arrive finishes the head.
 
-    All blocks name the same region. They compute it together, so they are in no order among
-    themselves; for everything else that touches the region they are one write.
+    All blocks name the same region. They compute it together, so they are not ordered among
+    themselves. For all other instructions that touch the region they are one write.
     """
 
     region: Region
     part: tuple[int, int]
-    """The rows of the head that this block computes, from and to."""
+    """The rows of the head that this block computes: start and stop."""
     whole: int
-    """How many rows the head has."""
+    """The number of rows of the head."""
     arrivals: int
-    """How many blocks there are."""
+    """The number of blocks."""
     finish: tuple[float, ...] = ()
-    """The operands that the head is finished by; any block may be last, so all have the same."""
+    """The operands that finish the head. Any block may be last, so all must have the same."""
 
 
 def overlap(one: Box, other: Box) -> bool:
-    """Whether two parts of one buffer share an element."""
+    """Return whether two parts of one buffer share an element."""
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def fits(box: Box, shape: tuple[int, ...]) -> bool:
-    """Whether a buffer of this shape has such a part."""
+    """Return whether the box is a non-empty part of a buffer of this shape."""
     if len(box) != len(shape):
         return False
     for dim, extent in enumerate(shape):
@@ -73,12 +73,12 @@ def fits(box: Box, shape: tuple[int, ...]) -> bool:
 
 
 def refusal(box: Box, shape: tuple[int, ...]) -> str:
-    """Why a buffer of this shape has no such part; empty if it has."""
+    """Explain why a buffer of this shape has no such part; return "" if it has."""
     if len(box) != len(shape):
-        return f"{len(box)} intervals in a buffer of {len(shape)} dimensions"
+        return f"a box of {len(box)} intervals in a buffer of {len(shape)} dimensions"
     for dim, ((start, stop), extent) in enumerate(zip(box, shape, strict=True)):
         if not 0 <= start < stop <= extent:
-            return f"{start} to {stop} in dimension {dim}, which goes from 0 to {extent}"
+            return f"{start}:{stop} in dimension {dim}, whose extent is {extent}"
     return ""
 
 

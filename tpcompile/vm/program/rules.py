@@ -1,11 +1,11 @@
-"""What an operand must be: the rules that stand beside each field of an instruction.
+"""The rules of operands, declared with each field of an instruction.
 
 A field is `Annotated[int, rule]`. A buffer's rule gives its kind, its shape in terms of other
-operands, and its dtype; a number's rule gives its range. `operands.py` checks them.
+operands, and its dtype. A number's rule gives its range. `operands.py` checks the rules.
 
-A dimension is a product of names: `"heads*width"`. A name is an operand, or else it is free: the
-first buffer that mentions it gives it a value, which holds for the whole instruction. `ranks_of`
-is the number of ranks of the program.
+A dimension is a product of names: `"heads*width"`. A name is either an operand or free. The first
+buffer that uses a free name binds it for the whole instruction. `ranks_of` is the number of ranks
+of the program.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import torch
 F32, I32 = torch.float32, torch.int32
 
 PROGRAM_RANKS = "ranks_of"
-"""The name, in expressions, of the program's number of ranks."""
+"""The name of the program's number of ranks in expressions."""
 
 
 @dataclass(frozen=True)
 class Held:
     """A buffer of this kind and shape.
 
-    Executors find a state, an input or a cache by its name, so there the name is the role.
+    Executors find a state, an input or a cache by its name, so its name is its role.
     """
 
     kind: str
     shape: tuple[str, ...]
     role: str = ""
     dtype: torch.dtype | str = "float"
-    """One dtype; or `float`, any floating point; or a letter, the same for all that have it."""
+    """A dtype, `float` for any floating-point dtype, or a letter: same letter, same dtype."""
     storage: tuple[str, ...] | None = None
     optional: bool = False
     each_rank: bool = False
-    """One for each rank, one after the other; the operand is the first."""
+    """One buffer per rank, with consecutive numbers; the operand is the first."""
 
 
 def weight(*shape: str, dtype: str = "float", optional: bool = False) -> Held:
@@ -53,12 +53,12 @@ def state(role: str, *shape: str) -> Held:
 
 
 def given(role: str, *shape: str, dtype: torch.dtype | str = I32) -> Held:
-    """An input."""
+    """Return the rule of an input."""
     return Held("input", shape, role, dtype)
 
 
 def cache(heads: str, batch: str = "batch", dtype: str = "float") -> Held:
-    """The KV cache, whose storage fixes the tokens of a block."""
+    """Return the rule of the KV cache, whose storage determines the tokens per block."""
     return Held(
         "cache",
         ("layers", "2", batch, heads, "2"),
@@ -69,56 +69,56 @@ def cache(heads: str, batch: str = "batch", dtype: str = "float") -> Held:
 
 
 def maybe(rule: Held) -> Held:
-    """The same for an operand that may be missing."""
+    """Return the same rule for an operand that may be absent."""
     return replace(rule, optional=True)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """No buffer: this instruction does not use the operand."""
+    """An absent buffer: this instruction does not use the operand."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A whole number from `least` to `most`, which is an expression as `"rows - heads*width"`."""
+    """An integer from `least` to `most`, an expression such as `"rows - heads*width"`."""
 
     least: int = 1
     most: str = ""
     multiple: str = ""
-    """The operand that it must be a multiple of."""
+    """The operand of which the number must be a multiple."""
     optional: bool = False
     exactly: str = ""
     fits: Held | None = None
-    """What the rank's buffer of this role must be, though it is no operand of the instruction:
-    others use it with the same number."""
+    """A rule for the rank's buffer of this role. The buffer is not an operand of this instruction,
+    but other instructions use it with the same number."""
 
 
 @dataclass(frozen=True)
 class Fraction:
-    """A finite number, and no less than `least`."""
+    """A finite number of at least `least`."""
 
     least: float = -torch.inf
 
 
 @dataclass(frozen=True)
 class ItemOf:
-    """The bytes of an element of a buffer."""
+    """The bytes per element of a buffer."""
 
     operand: str
 
 
 @dataclass(frozen=True)
 class Within:
-    """A range that is not empty and ends at `extent` or before."""
+    """A non-empty range within `0:extent`."""
 
     extent: str
     least: str = ""
-    """The operand beside it that says how long it is at least."""
+    """The operand of the same instruction that gives the minimum length."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Another rule for each value of an operand."""
+    """A rule for each value of another operand."""
 
     operand: str
     rules: Mapping[Any, Rule]
@@ -128,7 +128,7 @@ Rule = Held | Missing | Number | Fraction | ItemOf | Within | Chosen
 
 COUNT = Number(1)
 RANKS = Number(1, exactly=PROGRAM_RANKS)
-"""A sum is of all ranks."""
+"""The number of ranks in a sum, which is always over all ranks."""
 RANK = Number(0, f"{PROGRAM_RANKS} - 1")
 LABEL = Number(-1)
-"""A layer that only labels an instruction; -1 outside of the layers."""
+"""A layer that is only a label of the instruction; -1 outside the layers."""

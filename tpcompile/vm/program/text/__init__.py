@@ -2,11 +2,11 @@
 
     program  := "program" name "ranks="n "sharing="n "repeats="bool "counters="n section*
     buffers  := "b"n name "rank="n "kind="kind "dtype="dtype "shape="shape ["storage="shape]
-    operands := "a"n name (field"="value)*              what instructions share
+    operands := "a"n name (field"="value)*              shared by instructions
     instructions := "i"n name "a"n (field"="value)* ["wait" ("c"n">="n)*] ["signal" ("c"n)*]
-    queues   := "w"n (n | start":"stop[":"step])*       one line a queue
+    queues   := "w"n (n | start":"stop[":"step])*       one line per queue
 
-One line for each; all numbers count from 0 in order. What stands behind `#` is a comment.
+Each entry is one line. All numbers count from 0 in order. `#` starts a comment.
 """
 
 from tpcompile.vm.program.text.parser import parse_program

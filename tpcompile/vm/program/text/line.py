@@ -1,4 +1,4 @@
-"""One line of a program's text, and its refusal when something in it is wrong."""
+"""One line of a program's text, and the errors that name it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Line:
-    """The words of a line, comments left out."""
+    """The words of a line without its comment."""
 
     number: int
     words: Sequence[str]
@@ -30,7 +30,7 @@ class Line:
         )
 
     def read(self, what: str, word: str, reader: Callable[[str], _T]) -> _T:
-        """The value of a word, or a refusal that says what it should have been."""
+        """Read the value of a word, or raise an error that says what was expected."""
         try:
             return reader(word)
         except ValueError as error:
@@ -44,21 +44,22 @@ class Line:
         return self.words[place]
 
     def reference(self, word: str, letter: str, what: str) -> int:
-        """The number of `b3`, with this letter."""
+        """Return the number of a word such as `b3`, which must have this letter."""
         digits = word[1:]
         if word[:1] != letter or not digits.isascii() or not digits.isdigit() or len(digits) > 9:
-            raise self.refusal(_not_understood(what), got=repr(word), expected=f"one as {letter}0")
+            expected = f"a word such as {letter}0"
+            raise self.refusal(_not_understood(what), got=repr(word), expected=expected)
         return int(digits)
 
     def begin(self, letter: str, expected: int, what: str) -> None:
-        """Its own number, which is that behind the last one's."""
+        """Check that the line's own number is the one after the last line's."""
         number = self.reference(self.word(0, what), letter, what)
         if number != expected:
-            comes = "comes again" if number < expected else "comes too early"
+            comes = "is repeated" if number < expected else "is out of order"
             raise self.refusal(
                 f"The {what} {letter}{number} {comes}",
                 got=f"{letter}{number}",
-                expected=f"{letter}{expected}: all are numbered from 0 in order",
+                expected=f"{letter}{expected}, because numbers count from 0 in order",
             )
 
     def known(self, what: str, name: str, table: Mapping[str, _T]) -> _T:
@@ -69,7 +70,7 @@ class Line:
     def values(
         self, words: Sequence[str], types: Mapping[str, type], optional: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """`name=value` for each of these names."""
+        """Read `name=value` words: each name in `types` once, those in `optional` at most once."""
         found: dict[str, Any] = {}
         for word in words:
             name, equals, value = word.partition("=")
@@ -88,13 +89,13 @@ class Line:
 
 
 def _not_understood(what: str) -> str:
-    """Of one thing, or of several: "value of ranks", "instructions of a queue"."""
+    """Return the message for a noun that may be plural: "instructions of a queue"."""
     several = what.partition(" of ")[0].endswith("s")
-    return f"The {what} {'are' if several else 'is'} not understood"
+    return f"The {what} {'are' if several else 'is'} not valid"
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """Those that say something."""
+    """Yield the non-blank, non-comment lines."""
     for number, line in enumerate(text.split("\n"), start=1):
         if '"' in line:
             found = _WORDS.findall(line)

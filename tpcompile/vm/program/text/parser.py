@@ -1,4 +1,4 @@
-"""A program from its text. A line that is wrong is refused with its number."""
+"""The parser of a program's text. Its errors name the line."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tpcompile.vm.program.text.values import (
     whole,
 )
 
-_BEGINS = "a line that begins: program"
+_BEGINS = "a line that begins with the word program"
 _SHOWN = 60
-"""So many signs of a line that is none of a program's."""
+"""The most characters of a wrong first line that an error shows."""
 
 
 def parse_program(text: str, check: bool = True) -> Program:
-    """The program whose text this is.
+    """Parse a program from its text form.
 
-    Operands that do not agree with the buffers are refused, unless `check` is off: for a look at
-    a broken program. Order is the verifier's to judge.
+    Raise a UsageError if operands do not agree with the buffers. `check=False` turns this check
+    off, to inspect a broken program. The verifier, not the parser, checks the execution order.
     """
     if not isinstance(text, str):
         raise UsageError(
-            "A program is parsed from its text",
+            "parse_program takes the text of a program",
             got=f"a value of type {type(text).__name__}",
             expected="a str",
         )
@@ -53,7 +53,7 @@ def parse_program(text: str, check: bool = True) -> Program:
         elif len(line.words) == 1 and line.words[0] == _next_section(sections):
             sections[line.words[0]] = []
         elif not sections:
-            raise line.refusal("No section begins here", got=line.words[0], expected=SECTIONS[0])
+            raise line.refusal("A section must begin here", got=line.words[0], expected=SECTIONS[0])
         else:
             sections[next(reversed(sections))].append(line)
     if head is None:
@@ -61,19 +61,19 @@ def parse_program(text: str, check: bool = True) -> Program:
     missing = _next_section(sections)
     if missing:
         raise UsageError(
-            f"The text of the program ends before its {missing}",
+            f"The text of the program ends before the section {missing}",
             where=f"line {text.count(chr(10)) + 1}",
-            expected=", ".join(SECTIONS),
+            expected=f"the sections {', '.join(SECTIONS)}",
         )
     return _Parser(head, sections).program(check)
 
 
 def _headed(line: Line) -> Line:
-    """The first line, which says that a program follows."""
+    """Return the first line, which must begin a program."""
     if line.words[0] != "program":
         said = " ".join(line.words)
         begins = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"
-        raise line.refusal("This is no program's text", got=repr(begins), expected=_BEGINS)
+        raise line.refusal("This is not the text of a program", got=repr(begins), expected=_BEGINS)
     return line
 
 
@@ -82,7 +82,7 @@ def _next_section(sections: Mapping[str, object]) -> str:
 
 
 class _Parser:
-    """Section after section; operands that are equal become one object."""
+    """A parser of the sections in order. Equal operands become one object."""
 
     def __init__(self, head: Line, sections: Mapping[str, list[Line]]) -> None:
         self._head, self._sections = head, sections
@@ -103,7 +103,9 @@ class _Parser:
         found = Program(buffers, instructions, queues, waits, signals, name=name, **values)
         if found.counters != self._counters:
             raise self._head.refusal(
-                "Counters are missing", f"{found.counters} in use", f"{self._counters}"
+                "Counters are missing",
+                got=f"{found.counters} in use",
+                expected=f"{self._counters}, as in this line",
             )
         if check:
             self._check_operands(found, lines)
@@ -114,7 +116,7 @@ class _Parser:
             line, wrong = lines[found.number], found.wrong
             if found.shared:
                 line = self._sections["operands"][line.reference(line.words[2], "a", "operands")]
-            got = f"{wrong.operand} is {wrong.got}"
+            got = f"{wrong.operand} = {wrong.got}"
             raise line.refusal(NOT_IN_AGREEMENT, got, wrong.expected)
 
     def _header(self) -> tuple[str, dict[str, Any]]:
@@ -123,11 +125,11 @@ class _Parser:
         values = line.values(line.words[2:], types)
         for name, least in (("ranks", 1), ("sharing", 1), ("counters", 0)):
             if values[name] < least:
-                raise line.refusal(f"{name}={values[name]}", expected=f"{least} or more")
+                raise line.refusal(f"{name} must be at least {least}", got=f"{name}={values[name]}")
         return line.read("name", line.word(1, "name"), named), values
 
     def _numbered(self, section: str, letter: str) -> Iterator[Line]:
-        """The lines of a section, whose numbers are as they should be."""
+        """Yield the lines of a section and check their numbers."""
         for number, line in enumerate(self._sections[section]):
             line.begin(letter, number, section.removesuffix("s"))
             yield line
@@ -137,13 +139,13 @@ class _Parser:
         words: dict[str, str] = {}
         for word in line.words[2:]:
             key, _, value = word.partition("=")
-            line.known("field of a buffer", key, _BUFFER)
+            line.known("buffer field", key, _BUFFER)
             if key in words:
                 raise line.refusal(f"The field {key} is given twice", got=word)
             words[key] = value
         missing = [key for key in _BUFFER if key not in words and key != "storage"]
         if missing:
-            raise line.refusal("Fields of a buffer are missing", expected=", ".join(missing))
+            raise line.refusal("Buffer fields are missing", expected=", ".join(missing))
         rank = line.read("rank", words["rank"], whole)
         self._check_rank(line, rank)
         return Buffer(
@@ -151,16 +153,18 @@ class _Parser:
             shape=line.read("shape", words["shape"], shaped),
             dtype=line.known("dtype", words["dtype"], DTYPES),
             rank=rank,
-            kind=line.known("kind of buffer", words["kind"], {kind: kind for kind in KINDS}),
+            kind=line.known("buffer kind", words["kind"], {kind: kind for kind in KINDS}),
             storage=line.read("storage", words["storage"], shaped) if "storage" in words else None,
         )
 
     def _check_rank(self, line: Line, rank: int) -> None:
         if not 0 <= rank < self._ranks:
-            raise line.refusal(f"There is no rank {rank}", expected=f"0 to {self._ranks - 1}")
+            raise line.refusal(
+                f"There is no rank {rank}", expected=f"a rank from 0 to {self._ranks - 1}"
+            )
 
     def _operand(self, line: Line) -> Any:
-        kind = line.known("kind of operands", line.word(1, "kind of operands"), operand_kinds())
+        kind = line.known("operand kind", line.word(1, "operand kind"), operand_kinds())
         values = line.values(line.words[2:], operand_types(kind))
         self._check_rank(line, values["rank"])
         return self._built(kind, values)
@@ -175,7 +179,7 @@ class _Parser:
         return self._shared.setdefault(found, found)
 
     def _instruction(self, line: Line) -> StepInstruction:
-        name = line.word(1, "name of the instruction")
+        name = line.word(1, "instruction name")
         kind = line.known("instruction", name, INSTRUCTIONS)
         at = self._shared_operands(line, kind)
         own, waits, signals = _divided(line)
@@ -194,28 +198,31 @@ class _Parser:
         at = self._operands[number]
         if type(at) is not operands_of(kind):
             raise line.refusal(
-                f"The operands {word} are of another kind",
+                f"The operands {word} have the wrong kind",
                 got=operands_name(type(at)),
-                expected=f"{operands_name(operands_of(kind))}, for {kind.name}",
+                expected=f"{operands_name(operands_of(kind))} for the instruction {kind.name}",
             )
         return at
 
     def _wait(self, line: Line, word: str) -> Wait:
         counter, found, until = word.partition(">=")
         if not found:
-            raise line.refusal("The wait is not understood", got=repr(word), expected="as c0>=4")
+            raise line.refusal(
+                "The wait is not valid", got=repr(word), expected="a wait such as c0>=4"
+            )
         return Wait(self._counter(line, counter), line.read("wait", until, whole))
 
     def _counter(self, line: Line, word: str) -> int:
         number = line.reference(word, "c", "counter")
         if number >= self._counters:
             raise line.refusal(
-                f"There is no counter {word}", expected=f"one of {self._counters}, from c0 on"
+                f"There is no counter {word}",
+                expected=f"one of the {self._counters} counters from c0",
             )
         return number
 
     def _queues(self, instructions: Sequence[Line]) -> tuple[tuple[int, ...], ...]:
-        """Each instruction once in all of them."""
+        """Read the queues and check that each instruction is in exactly one."""
         queues: list[tuple[int, ...]] = []
         placed = [False] * len(instructions)
         for line in self._numbered("queues", "w"):
@@ -223,11 +230,13 @@ class _Parser:
         if not all(placed):
             number = placed.index(False)
             raise instructions[number].refusal(
-                f"The instruction i{number} is in no queue", expected="each in one of them"
+                f"The instruction i{number} is in no queue",
+                expected="each instruction in one queue",
             )
         if len(queues) % self._ranks:
             raise self._head.refusal(
-                f"{len(queues)} queues for {self._ranks} ranks", expected="as many for each rank"
+                f"{len(queues)} queues do not divide evenly among {self._ranks} ranks",
+                expected="the same number of queues for each rank",
             )
         return tuple(queues)
 
@@ -236,14 +245,14 @@ _BUFFER = {name: name for name in ("rank", "kind", "dtype", "shape", "storage")}
 
 
 def _placed(line: Line, placed: list[bool]) -> Iterator[int]:
-    """The instructions of a queue; they are marked as placed."""
+    """Yield the instructions of a queue and mark them as placed."""
     for word in line.words[1:]:
         run = line.read("instructions of a queue", word, run_of)
         if not run or not (min(run[0], run[-1]) >= 0 and max(run[0], run[-1]) < len(placed)):
             raise line.refusal(
-                "A queue of instructions that there are not",
+                "A queue names instructions that do not exist",
                 got=word,
-                expected=f"those of 0 to {len(placed) - 1}",
+                expected=f"numbers from 0 to {len(placed) - 1}",
             )
         for number in run:
             if placed[number]:
@@ -253,11 +262,11 @@ def _placed(line: Line, placed: list[bool]) -> Iterator[int]:
 
 
 def _divided(line: Line) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """The operands, the waits and the signals of an instruction."""
+    """Split the words of an instruction into operands, waits and signals."""
     words = line.words[3:]
     signal = words.index("signal") if "signal" in words else len(words)
     wait = words.index("wait") if "wait" in words[:signal] else signal
     for name, place in (("wait", wait), ("signal", signal)):
         if place < len(words) and words[place : place + 2] in ([name], [name, "signal"]):
-            raise line.refusal(f"No counter stands behind {name!r}", expected=f"{name} c0 …")
+            raise line.refusal(f"No counter follows {name!r}", expected=f"{name} c0 …")
     return words[:wait], words[wait + 1 : signal], words[signal + 1 :]

@@ -1,4 +1,4 @@
-"""A program as text, and one layer of it for people."""
+"""The text form of a program, and one layer of it with comments for readers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tpcompile.vm.program.text.values import (
 
 
 def format_program(program: Program) -> str:
-    """The text that `parse_program` makes the same program of."""
+    """Format a program as text that `parse_program` reads back as an equal program."""
     lines = _Lines(program)
     everything = range(len(program.instructions))
     sections = (
@@ -41,10 +41,10 @@ def format_program(program: Program) -> str:
 
 
 def format_layer(program: Program, layer: int, rank: int | None = None) -> str:
-    """The lines of one layer (-1: outside of the layers), with what each instruction touches.
+    """Format one layer (-1: outside the layers), with the regions that each instruction touches.
 
-    They are lines of `format_program`; behind `#` stand the queue and the regions by name,
-    those in another rank's memory with `@` and the rank.
+    The lines are those of `format_program`. Comments after `#` name the queue and the regions; a
+    region in another rank's memory has `@` and the rank.
     """
     lines = _Lines(program)
     shown = [
@@ -72,17 +72,17 @@ def format_layer(program: Program, layer: int, rank: int | None = None) -> str:
 
 
 def buffer_line(number: int, buffer: Buffer) -> str:
-    """A buffer with all its fields."""
+    """Format a buffer with all its fields."""
     if buffer.kind not in KINDS:
         raise UsageError(
-            f"The buffer {buffer.name} is of kind {buffer.kind!r}",
+            f"The buffer {buffer.name} has the unknown kind {buffer.kind!r}",
             hint=did_you_mean(buffer.kind, KINDS),
         )
     dtype = dtype_name(buffer.dtype)
     if dtype not in DTYPES:
         raise UsageError(
-            f"The buffer {buffer.name} is of {dtype}, which no program works on",
-            expected=", ".join(DTYPES),
+            f"The buffer {buffer.name} has the unsupported dtype {dtype}",
+            expected=f"one of {', '.join(DTYPES)}",
         )
     line = f"b{number} {name_word(buffer.name)} rank={buffer.rank} kind={buffer.kind}"
     line += f" dtype={dtype} shape={shape_word(buffer.shape)}"
@@ -101,7 +101,7 @@ def _queue(worker: int, queue: Sequence[int]) -> str:
 
 
 def _touched(lines: _Lines, shown: Collection[int]) -> list[int]:
-    """The buffers of these instructions."""
+    """Return the buffers that these instructions touch."""
     found = {
         region.buffer
         for number in shown
@@ -118,7 +118,7 @@ def _touches(instruction: StepInstruction) -> Iterator[tuple[str, Region]]:
 
 
 class _Lines:
-    """Lines of a program whose shared operands are numbered by first use, equal ones once."""
+    """Lines of a program. Shared operands are numbered by first use; equal ones share a number."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -129,7 +129,7 @@ class _Lines:
             self.number_of(instruction)
 
     def number_of(self, instruction: StepInstruction) -> int:
-        """Of its operands. They are hashed once for each object, for they are long."""
+        """Return the number of shared operands. They are long, so each object is hashed once."""
         key = id(instruction.at)
         if key not in self._by_identity:
             found = self._numbers.setdefault(instruction.at, len(self._numbers))
@@ -168,7 +168,7 @@ class _Lines:
         return f"{self._region(join.region, rank)}, {rows}"
 
     def _region(self, region: Region, rank: int) -> str:
-        """By name; in another rank's memory that rank too."""
+        """Format a region by name, with the rank if it is in another rank's memory."""
         if not 0 <= region.buffer < len(self.program.buffers):
             return f"b{region.buffer}{box_text(region.box)}"
         buffer = self.program.buffers[region.buffer]

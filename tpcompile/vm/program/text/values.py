@@ -1,4 +1,4 @@
-"""What the text form is made of: names of instructions and operands, and values as one word."""
+"""The elements of the text form: names of instructions and operands, and values as one word."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tpcompile.vm.program.instruction import NONE, Range, field_types, fraction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 SECTIONS = ("buffers", "operands", "instructions", "queues")
-"""In this order, behind the line of the program."""
+"""The sections, in order, after the line of the program."""
 
 KINDS = ("weight", "input", "state", "cache", "scratch")
-"""Of buffers."""
+"""The kinds of buffers."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     dtype_name(dtype): dtype
@@ -36,14 +36,14 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 INT32 = range(-(2**31), 2**31)
-"""What fits in a word of the encoding."""
+"""The values that fit in a word of the encoding."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:+-]+")
 _WHOLE = re.compile(r"-?[0-9]{1,10}")
 
 
 def operands_name(kind: type) -> str:
-    """`QkvOperands` is called `qkv`."""
+    """Return the name of an operand class in text: `qkv` for `QkvOperands`."""
     words = re.findall(r"[A-Z][a-z0-9]*", kind.__name__.removesuffix("Operands"))
     return "_".join(words).lower()
 
@@ -53,7 +53,7 @@ def _types_of(kind: Any) -> tuple[tuple[str, type], ...]:
 
 
 def _flat_types(kind: Any) -> Iterator[tuple[str, type]]:
-    """The fields of a dataclass, those of one inside it by `outer.inner`."""
+    """Yield the fields of a dataclass; a nested field is named `outer.inner`."""
     for name, inner in _types_of(kind):
         if is_dataclass(inner):
             yield from ((f"{name}.{deeper}", last) for deeper, last in _flat_types(inner))
@@ -62,46 +62,46 @@ def _flat_types(kind: Any) -> Iterator[tuple[str, type]]:
 
 
 def own_types(kind: Any) -> Mapping[str, type]:
-    """The fields of what each instruction has for itself."""
+    """Return the fields of an instruction's own operands."""
     return {name: inner for name, inner in _types_of(kind) if name != "at"}
 
 
 def operands_of(kind: Any) -> type:
-    """The class of what several instructions share."""
+    """Return the class of an instruction's shared operands."""
     found: type = dict(_types_of(kind))["at"]
     return found
 
 
 def operand_types(operands: Any) -> Mapping[str, type]:
-    """The fields of shared operands, those of one inside another by `outer.inner`."""
+    """Return the fields of shared operands; a nested field is named `outer.inner`."""
     return dict(_flat_types(operands))
 
 
 def operand_kinds() -> Mapping[str, type]:
-    """The classes of shared operands by the names that they have in text."""
+    """Return the classes of shared operands by their names in text."""
     found = dict.fromkeys(operands_of(kind) for kind in INSTRUCTIONS.values())
     return {operands_name(kind): kind for kind in found}
 
 
 def name_word(name: str) -> str:
-    """A name, in quotes where it would be taken for something else."""
+    """Format a name as one word, in quotes if it has spaces or special characters."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name).replace("#", "\\u0023")
 
 
 def named(word: str) -> str:
-    """The name that a word stands for."""
+    """Parse a name. Raise ValueError with the expected form."""
     if not word.startswith('"'):
         if _PLAIN.fullmatch(word):
             return word
-        raise ValueError('a name, in "quotes" if it has spaces or signs')
+        raise ValueError('a name, in "quotes" if it has spaces or special characters')
     try:
         return str(json.loads(word))
     except ValueError as error:
-        raise ValueError("a name in quotes, as JSON has them") from error
+        raise ValueError("a name in quotes, with the escapes of JSON") from error
 
 
 def value_word(value: Any) -> str:
-    """The value of an operand."""
+    """Format the value of an operand as one word."""
     if isinstance(value, Range):
         return f"{value.start}:{value.stop}"
     if isinstance(value, bool):
@@ -114,7 +114,7 @@ def value_word(value: Any) -> str:
 
 
 def valued(kind: type, word: str) -> Any:
-    """The value of this type that a word stands for; ValueError says what was expected."""
+    """Parse a value of this type. Raise ValueError with the expected form."""
     if kind is Range:
         return interval(word)
     if kind is bool:
@@ -127,9 +127,9 @@ def valued(kind: type, word: str) -> Any:
 
 
 def whole(word: str) -> int:
-    """A number of 32 bits."""
+    """Parse a 32-bit integer."""
     if not _WHOLE.fullmatch(word) or int(word) not in INT32:
-        raise ValueError("a whole number of 32 bits")
+        raise ValueError("a 32-bit integer")
     return int(word)
 
 
@@ -137,7 +137,7 @@ def whole(word: str) -> int:
 def interval(word: str) -> Range:
     start, found, stop = word.partition(":")
     if not found:
-        raise ValueError("a range, as 0:16")
+        raise ValueError("a range such as 0:16")
     return Range(whole(start), whole(stop))
 
 
@@ -149,7 +149,7 @@ def chosen(word: str, known: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=256)
 def _short(value: float) -> str:
-    """The fewest digits of which the same fp32 number comes."""
+    """Return the shortest decimal that rounds to the same fp32 number."""
     texts = (f"{value:.{digits}g}" for digits in range(1, 10))
     return next((text for text in texts if _rounds_to(text, value)), repr(value))
 
@@ -165,7 +165,7 @@ def _fraction(word: str) -> float:
     try:
         found = fraction(float(word))
     except (ValueError, OverflowError) as error:
-        raise ValueError("a number of 32 bits, as 0.125") from error
+        raise ValueError("a 32-bit number such as 0.125") from error
     if not math.isfinite(found):
         raise ValueError("a finite number")
     return found
@@ -177,16 +177,16 @@ def shape_word(shape: Sequence[int]) -> str:
 
 def shaped(word: str) -> tuple[int, ...]:
     if not (word.startswith("[") and word.endswith("]")):
-        raise ValueError("a shape, as [4,64]")
+        raise ValueError("a shape such as [4,64]")
     inner = word[1:-1]
     extents = tuple(map(whole, inner.split(","))) if inner else ()
     if any(extent < 0 for extent in extents):
-        raise ValueError("a shape of extents, none of them below 0")
+        raise ValueError("a shape whose extents are at least 0")
     return extents
 
 
 def runs_of(numbers: Sequence[int]) -> Iterator[str]:
-    """Numbers in their order; several in even steps as `start:stop:step`."""
+    """Yield words for numbers in order: evenly spaced runs as `start:stop:step`."""
     place = 0
     while place < len(numbers):
         end = _even_until(numbers, place)
@@ -201,7 +201,7 @@ def runs_of(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def _even_until(numbers: Sequence[int], place: int) -> int:
-    """Where the even steps that begin at `place` end."""
+    """Return the end of the evenly spaced run that begins at `place`."""
     end = place + 1
     while (
         end < len(numbers)
@@ -213,10 +213,10 @@ def _even_until(numbers: Sequence[int], place: int) -> int:
 
 
 def run_of(word: str) -> range:
-    """The numbers of one word of a queue."""
+    """Parse one word of a queue: a number or a run of numbers."""
     parts = [whole(part) for part in word.split(":")]
     if len(parts) == 1:
         return range(parts[0], parts[0] + 1)
     if len(parts) > 3 or (len(parts) == 3 and parts[2] == 0):
-        raise ValueError("a number, or start:stop, or start:stop:step")
+        raise ValueError("a number, start:stop or start:stop:step")
     return range(*parts)
