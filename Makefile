@@ -1,4 +1,4 @@
-# Everything from a fresh clone: `make demo` and `make test` set up what they need.
+# All targets work from a fresh clone: they create the virtual environment that they need.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -8,12 +8,12 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "make demo    train a small Qwen3, generate text on two ranks, compare with Hugging Face"
-	@echo "make test    lint, types, architecture and tests"
-	@echo "make test-environments  the tests again: other CPUs, widths, locales, load (an hour)"
-	@echo "make check   lint, types and architecture only"
-	@echo "make bench   the benchmark tables"
-	@echo "make golden  write the golden files again (then read the difference)"
-	@echo "make docs    write the generated parts of docs/ again"
+	@echo "make test    run lint, type and architecture checks, then the tests"
+	@echo "make test-environments  run the tests for other CPUs, terminals and locales, and under load (1 h)"
+	@echo "make check   run lint, type and architecture checks only"
+	@echo "make bench   run the benchmarks and print their tables"
+	@echo "make golden  regenerate the golden files (then read the diff)"
+	@echo "make docs    regenerate docs/ir.md and docs/program.md"
 
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)

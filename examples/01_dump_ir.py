@@ -1,4 +1,4 @@
-"""Look at a model between the passes: what each of them changes, and one rank's view.
+"""Print a model between the passes: the effect of each pass, and the view of one rank.
 
 python examples/01_dump_ir.py [MODEL] [TP]
 """
@@ -25,7 +25,7 @@ def main(model: str = "preset:tiny-qwen3", tp: str = "2") -> None:
 
 
 def layer(text: str, number: int) -> str:
-    """The lines of one layer of a dump."""
+    """Return the lines of one layer of a dump."""
     _, _, behind = text.partition(f"\nlayer {number}\n")
     lines = behind.split("\n")
     count = next(i for i, line in enumerate(lines) if not line.startswith("  "))

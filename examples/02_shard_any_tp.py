@@ -1,7 +1,7 @@
 """Compile one model for every tp and compare each with Hugging Face eager.
 
-All ranks live in this process. The model has 14 query heads and 2 KV heads, as Qwen2.5-0.5B
-has, so most of these splits are uneven.
+All ranks run in this process. The model has 14 query heads and 2 KV heads, like Qwen2.5-0.5B, so
+most of these splits are uneven.
 
 python examples/02_shard_any_tp.py
 """
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 import tpcompile
 
 LIMIT = 1e-5
-"""fp32: the same sums in another order."""
+"""The relative error of fp32 if sums are added in another order."""
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""Generate text on two ranks, and compare it with what Hugging Face eager generates.
+"""Generate text on two ranks, and compare it with the text that Hugging Face eager generates.
 
-Both ranks are processes of their own. They never import this file, so it needs no
-`if __name__ == "__main__"`; its own process hands out the work and is none of the ranks.
+Each rank is a separate process. The ranks never import this file, so it needs no
+`if __name__ == "__main__"`. The process that runs this file distributes the work and is not a
+rank.
 
 python examples/03_generate_tp2.py [CHECKPOINT]
 
-Without a checkpoint it takes the demo model in build/demo, which it trains first if need be.
+The default checkpoint is the demo model in build/demo, which is trained first if it is missing.
 """
 
 import sys
@@ -22,7 +23,7 @@ NEW_TOKENS = 32
 
 directory = sys.argv[1] if len(sys.argv) > 1 else "build/demo"
 if not Path(directory).exists():
-    print("training the demo model: a minute, once")
+    print("training the demo model once, about a minute")
     make_demo(directory)
 
 tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
@@ -38,5 +39,5 @@ for text in tokenizer.batch_decode(found, skip_special_tokens=True):
 eager = AutoModelForCausalLM.from_pretrained(directory).eval()
 expected = eager.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
 if not torch.equal(found, expected):
-    raise SystemExit("The tokens are not those of Hugging Face eager.")
-print(f"all {found[:, -NEW_TOKENS:].numel()} tokens are those of Hugging Face eager")
+    raise SystemExit("The tokens differ from those of Hugging Face eager.")
+print(f"all {found[:, -NEW_TOKENS:].numel()} tokens are equal to those of Hugging Face eager")

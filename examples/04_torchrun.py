@@ -1,11 +1,10 @@
-"""The same with a launcher: every process that torchrun starts is one rank.
+"""Generate text under torchrun: every process that it starts is one rank.
 
 torchrun --nproc-per-node 2 examples/04_torchrun.py [CHECKPOINT]
 
-All processes run this file and call the model in the same order; each reads and holds only its
-part of the weights. `tp` is left out, so it is the number of processes. Without torchrun the
-file runs too, on one rank. The checkpoint is build/demo by default: `tpcompile make-demo
-build/demo` makes it.
+All processes run this file and call the model in the same order. Each reads and holds only its
+part of the weights. `tp` defaults to the number of processes. Without torchrun the file runs on
+one rank. The default checkpoint is build/demo; `tpcompile make-demo build/demo` creates it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""One decode step as a program: scheduled, proved, drawn, broken on purpose, and run.
+"""Turn a decode step into a program: schedule it, verify it, draw it, break it, and run it.
 
 python examples/05_megakernel_schedule.py [DIRECTORY]
 """
@@ -35,14 +35,14 @@ def main(directory: str | None = None) -> None:
     best = schedules()
     draw(best, Path(directory or tempfile.mkdtemp(prefix="tpcompile-")))
     program, machine, eager = small_machine(tp=2)
-    print("\nThe first instructions of layer 0 on rank 1, with what they touch\n")
+    print("\nThe first instructions of layer 0 on rank 1, with their regions\n")
     print(first_instructions(format_layer(program, 0, rank=1), 2))
-    print("\nWithout one of its waits\n\n  " + counterexample(program))
+    print("\nThe verifier's report if a wait is removed\n\n  " + counterexample(program))
     run(machine, eager)
 
 
 def schedules() -> Scheduled:
-    """Every policy on two machines; the last of them."""
+    """Schedule with three policies on two machines, and return the last schedule."""
     captured = tpcompile.capture(MODEL)
     print(f"{MODEL}: one step of one sequence, 1,024 tokens long\n")
     print("target  workers  policy         instructions  counters      µs  idle  proved")
@@ -64,7 +64,7 @@ def schedules() -> Scheduled:
 
 
 def draw(found: Scheduled, directory: Path) -> None:
-    """A picture for the eye, and a trace for https://ui.perfetto.dev."""
+    """Write a picture, and a trace for https://ui.perfetto.dev."""
     assert found.timing is not None
     timeline, title = Timeline(found.program, found.timing), f"{MODEL} on h200"
     picture, trace = directory / "step.svg", directory / "step.json"
@@ -75,7 +75,7 @@ def draw(found: Scheduled, directory: Path) -> None:
 
 
 def small_machine(tp: int) -> tuple[Program, Machine, torch.nn.Module]:
-    """A small model with random weights, as a program of `tp` ranks with all that it reads."""
+    """Make a program of `tp` ranks from a small model with random weights, and load it."""
     torch.manual_seed(0)
     config = Qwen3Config(
         hidden_size=64,
@@ -105,17 +105,17 @@ def first_instructions(text: str, count: int) -> str:
 
 
 def counterexample(program: Program) -> str:
-    """What the verifier says when a wait between two instructions is left out."""
+    """Return the verifier's message after a wait between two instructions is removed."""
     for number, own in enumerate(program.waits):
         waits = (*program.waits[:number], own[1:], *program.waits[number + 1 :])
         for fault in check_program(replace(program, waits=waits)):
             if fault.rule == "order":
                 return fault.said
-    raise SystemExit("every wait can be left out: the verifier is blind")
+    raise SystemExit("The verifier accepts the program without any one of its waits.")
 
 
 def run(machine: Machine, eager: torch.nn.Module) -> None:
-    """24 tokens in one launch, the workers in random order, beside Hugging Face."""
+    """Generate 24 tokens in one launch, in a random order, and compare with Hugging Face."""
     steps, prompt = 24, torch.tensor([5])
     blocks = torch.arange(-(-(steps + 1) // BLOCK))[None]
     machine.place(prompt, torch.tensor([1]), blocks)
@@ -123,10 +123,11 @@ def run(machine: Machine, eager: torch.nn.Module) -> None:
     expected = eager.generate(prompt[None], max_new_tokens=steps, do_sample=False)[0, 1:].tolist()
     same = sum(a == b for a, b in zip(found, expected, strict=True))
     print(
-        f"\n2 ranks, {WORKERS} workers each, any order: {same} of {steps} tokens are those of eager"
+        f"\n2 ranks, {WORKERS} workers each, random order: "
+        f"{same} of {steps} tokens are equal to those of eager"
     )
     if same < steps:
-        raise SystemExit(f"{found} is not {expected}")
+        raise SystemExit(f"The tokens must be {expected}, got {found}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def test_json(cli: Cli) -> None:
     assert found["rows"][0]["source"] == "Hugging Face eager"
     ends = {row["node"]: row for row in found["rows"][-len(ENDS) :]}
     assert list(ends) == ENDS
-    assert ends["emitted"]["source"] == "modules of ranks, in this process"
+    assert ends["emitted"]["source"] == "modules of the ranks, in this process"
     assert ends["emitted"]["max_abs"] == 0.0, "emitted modules do what the graph does"
     assert ends["best tokens"]["max_abs"] == 0.0
     assert ends["decode step 1"]["rel"] < 1e-5
@@ -62,7 +62,7 @@ def test_a_checkpoint_on_ranks_of_their_own(cli: Cli, tmp_path: Path) -> None:
     ran = cli(f"compare {tmp_path} --tp 3 --all --json")
     assert ran.status == 0
     emitted = next(row for row in json.loads(ran.out)["rows"] if row["node"] == "emitted")
-    assert emitted["source"] == "modules of ranks, each a process"
+    assert emitted["source"] == "modules of the ranks, one process each"
 
 
 def test_a_pipeline_without_a_cache_decodes_nothing(cli: Cli) -> None:
@@ -198,19 +198,19 @@ def test_the_tolerance_decides(
     ("line", "said"),
     [
         ("compare preset:tiny-qwen3 --tp 2", "no weights"),
-        ("compare preset:tiny-qwen3 --tp 2 --random-weights x", "not a seed"),
-        ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --lengths 3,0", "not a length"),
+        ("compare preset:tiny-qwen3 --tp 2 --random-weights x", "the seed must be"),
+        ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --lengths 3,0", "each length must"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --against ego", "Did you mean eager"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --tolerance 2", "relative error"),
-        ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 -p canonicalize", "shards nothing"),
+        ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 -p canonicalize", "does not shard"),
         ("compare preset:tiny-qwen3 --tp 7 --random-weights 0", "6 query heads"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --steps 2", "--backend reference"),
-        (f"{PROGRAM} --simulate", "--simulate is for the torch backend"),
+        (f"{PROGRAM} --simulate", "--simulate applies to the torch backend only"),
         (f"{PROGRAM} --lengths 9,513 --steps 1", "513 tokens"),
         (f"{PROGRAM} --lengths 9 --steps 99999999", "at most 512, the max_position_embeddings"),
-        (f"{PROGRAM} --steps 0", "not a number of steps"),
+        (f"{PROGRAM} --steps 0", "the number of steps must be an integer of at least 1"),
         (f"{PROGRAM} --lowering row", "Did you mean rows"),
-        (f"{PROGRAM} -p standard", "makes no program"),
+        (f"{PROGRAM} -p standard", "does not produce a program"),
         (f"{PROGRAM} --backend referenz", "Did you mean reference"),
     ],
 )

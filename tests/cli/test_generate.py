@@ -56,7 +56,7 @@ def test_the_text_is_hugging_faces_and_stdout_holds_nothing_else(
     ran = cli(f"generate {demo} --max-new-tokens 12 --prompt", PROMPT)
     assert (ran.status, ran.out) == (0, expected[1] + "\n")
     assert re.fullmatch(
-        r"4 tokens of prompt, first token after \d+\.\d\d s, 12 new tokens, "
+        r"4 prompt tokens, first token after \d+\.\d\d s, 12 new tokens, "
         r"then \d+\.\d tokens per second\n",
         ran.err,
     )
@@ -180,16 +180,16 @@ BAD = {
     TINY: "One of the arguments --prompt --prompt-ids is required",
     f"{TINY} --prompt x --prompt-ids 1": "not allowed with",
     f"{TINY} --prompt ''": "The prompt is empty",
-    f"{TINY} --prompt-ids 1,x": "'x' is not a token",
+    f"{TINY} --prompt-ids 1,x": "each token id must be an integer of at least 0, got 'x'",
     f"{TINY} --prompt-ids 1013": "must be in the vocabulary. Found 1013. Expected 0 to 1012",
-    f"{TINY} --prompt-ids 1 --chat": "--chat is for text",
+    f"{TINY} --prompt-ids 1 --chat": "--chat requires a prompt in text",
     "{1} --prompt x --chat": "no chat template",
     f"{TINY} --prompt-ids 1,2 --max-new-tokens 511": "Give --max-new-tokens 510 or less",
     f"{TINY} --prompt-ids 1,2,3 --max-seq-len 3": "Shorten the prompt",
-    f"{TINY} --prompt-ids 1 --max-new-tokens 0": "'0' is not a number of tokens",
-    f"{TINY} --prompt-ids 1 --temperature 0": "give a number above 0",
-    f"{TINY} --prompt-ids 1 --top-p 1.5": "give 0 to 1",
-    f"{TINY} --prompt-ids 1 --beams 0": "not a number of beams",
+    f"{TINY} --prompt-ids 1 --max-new-tokens 0": "must be an integer of at least 1, got '0'",
+    f"{TINY} --prompt-ids 1 --temperature 0": "must be a finite number above 0, got '0'",
+    f"{TINY} --prompt-ids 1 --top-p 1.5": "must be more than 0 and at most 1, got '1.5'",
+    f"{TINY} --prompt-ids 1 --beams 0": "the number of beams must be an integer of at least 1",
     f"{TINY} --prompt-ids 1 --tp 7": "6 query heads",
     f"{TINY} --prompt-ids 1 --backend tourch": "Did you mean torch",
     f"{TINY} --prompt-ids 1 --device tpu9": "There is no device 'tpu9'",

@@ -85,12 +85,12 @@ BAD = {
     f"dump {TINY} --tpp 2": "Did you mean --tp",
     f"dump {TINY} --tp 2 --dif": "Did you mean --diff",
     f"dump {TINY} --tp 2 other": "Unrecognized arguments: other",
-    f"dump {TINY} --tp 0": "'0' is not a number of ranks: give 1 or more",
-    f"dump {TINY} --tp -1": "'-1' is not a number of ranks",
-    f"plan {TINY} --tp abc": "'abc' is not a number of ranks",
+    f"dump {TINY} --tp 0": "the number of ranks must be an integer of at least 1, got '0'",
+    f"dump {TINY} --tp -1": "the number of ranks must be an integer of at least 1, got '-1'",
+    f"plan {TINY} --tp abc": "the number of ranks must be an integer of at least 1, got 'abc'",
     f"check {TINY} --tp 7": "Expected a tp from 1 to 6",
     f"dump {TINY} --tp 2 --rank 2": "Expected --rank 0 to 1",
-    f"dump {TINY} --tp 2 --rank -1": "'-1' is not a rank: give 0 or more",
+    f"dump {TINY} --tp 2 --rank -1": "the rank must be an integer of at least 0, got '-1'",
     "dump preset:tiny-qwen --tp 2": "Did you mean tiny-qwen3",
     "plan tiny-qwen3 --tp 2": "write preset:tiny-qwen3",
     "dump ./nowhere --tp 2": "There is no directory ./nowhere",
@@ -212,5 +212,6 @@ def test_a_full_disk() -> None:
             check=False,
         )
     assert ran.returncode == 2
-    assert ran.stderr.startswith("error: The result cannot be written.")
+    assert ran.stderr.startswith("error: The result cannot be written to stdout: ")
+    assert "No space left" in ran.stderr
     assert ran.stderr.count("\n") == 1

@@ -17,7 +17,8 @@ def test_stdout_is_the_directory_and_the_loss(cli: Cli, tmp_path: Path) -> None:
     ran = cli(f"make-demo {tmp_path}/demo --steps 2 --seed 1")
     assert (ran.status, ran.err) == (0, "")
     assert re.fullmatch(
-        re.escape(f"{tmp_path}/demo: ") + r"a Qwen3 of 2 steps, final loss \d\.\d{4}\n", ran.out
+        re.escape(f"{tmp_path}/demo: ") + r"a Qwen3 trained for 2 steps, final loss \d\.\d{4}\n",
+        ran.out,
     )
     assert {path.name for path in tmp_path.iterdir()} == {"demo"}
     assert (tmp_path / "demo" / "model.safetensors").is_file()
@@ -52,8 +53,8 @@ def test_a_bar_on_a_terminal(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
         ("{0}/mine", "must be a new or empty directory. Found a file"),
         ("{0}/mine/below", "cannot be written"),
         ("/proc/demo", "cannot be written"),
-        ("{0}/new --steps 0", "'0' is not a number of steps"),
-        ("{0}/new --seed -1", "'-1' is not a seed"),
+        ("{0}/new --steps 0", "the number of steps must be an integer of at least 1, got '0'"),
+        ("{0}/new --seed -1", "the seed must be an integer of at least 0, got '-1'"),
         ("{0}/new --sed 1", "Did you mean --seed"),
     ],
 )

@@ -67,7 +67,7 @@ def test_half_the_bytes_in_half_the_dtype(cli: Cli) -> None:
 def test_a_pipeline_without_a_plan(cli: Cli) -> None:
     ran = cli("plan preset:tiny-qwen3 --tp 2 -p canonicalize,raise-norm")
     assert (ran.status, ran.out) == (2, "")
-    assert "Put plan-sharding into it" in ran.err
+    assert "Add plan-sharding to the pipeline" in ran.err
 
 
 def test_an_invalid_graph_is_status_1(cli: Cli, broken_pipeline: str) -> None:

@@ -189,7 +189,7 @@ def test_check_sees_it_too(cli: Cli) -> None:
 
 REFUSED = {
     "--target h20": "Did you mean",
-    "--target h200 --workers 0": "'0' is not a number of workers",
+    "--target h200 --workers 0": "the number of workers must be an integer of at least 1, got '0'",
     "--target zero.json": "workers=0",
     "--target none.json": "There is no file none.json.",
     "--target . --policy zigzag": "b200. Or give a JSON file with the fields of a target.",
@@ -203,15 +203,15 @@ REFUSED = {
     "--target cpu -p decode{spans=129,block=8}": "spans=129 exceeds the 128 blocks of the longest",
     "--target cpu --policy zigzog": "Did you mean zigzag",
     "--target cpu --lowering head": "Did you mean heads",
-    "--target cpu --rotary full": "'full' is none",
-    "--target cpu --batch 0": "'0' is not a batch",
-    "--target cpu --context 600 --max-seq-len 512": "600 tokens has no room in 512",
+    "--target cpu --rotary full": "'full' is not a valid value. Known: half, interleaved",
+    "--target cpu --batch 0": "the batch size must be an integer of at least 1, got '0'",
+    "--target cpu --context 600 --max-seq-len 512": "--max-seq-len, got 600 and 512 tokens",
     "--target cpu --tp 7": "Expected a tp from 1 to 6",
     "--target cpu --svg none/a.svg": "There is no directory none for a.svg",
     "--target cpu --svg . --trace a.json": ". is a directory",
-    "--target cpu --svg a --trace a": "one file",
+    "--target cpu --svg a --trace a": "the same file",
     "--target cpu --text --json": "not allowed with",
-    "--target cpu -p decode --spans 2": "options of the decode pipeline",
+    "--target cpu -p decode --spans 2": "options of the default pipeline",
     "--target cpu -p standard": "is not part of any decode instruction",
     "--tp 2": "--target",
 }
@@ -232,7 +232,7 @@ def test_two_names_of_one_file(cli: Cli, tmp_path: Path) -> None:
     files = ("--trace", str(tmp_path / "a.json"), "--svg", str(tmp_path / "link.svg"))
     ran = cli(CPU, *files)
     assert (ran.status, ran.out) == (2, "")
-    assert "one file" in ran.err
+    assert "the same file" in ran.err
 
 
 def test_a_pipeline_of_ones_own(cli: Cli) -> None:

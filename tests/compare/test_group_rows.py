@@ -131,7 +131,10 @@ def test_a_token_must_be_the_best_of_the_sides_own_logits() -> None:
 
 
 def test_what_is_no_token_is_said() -> None:
-    assert spoilt_token(lambda logits: torch.tensor([[-1], [99]])).problem == "no tokens: [-1, 99]"
+    assert (
+        spoilt_token(lambda logits: torch.tensor([[-1], [99]])).problem
+        == "invalid tokens: [-1, 99]"
+    )
 
 
 def test_of_equal_logits_the_first_is_best() -> None:
@@ -141,10 +144,10 @@ def test_of_equal_logits_the_first_is_best() -> None:
 def test_a_problem_of_how_values_were_reported_is_a_divergence() -> None:
     eager, side = side_of("eager", 1), side_of("program", 2)
     side.problems[Q.key] = "missing on rank 1"
-    eager.problems[LSE.key] = "twice with other bits: a; b"
+    eager.problems[LSE.key] = "reported with different bits: a; b"
     rows = {row.node: row for row in compare_sides(Step(GROUPS, eager), [side])}
     assert (rows["q_rotated"].ok, rows["q_rotated"].problem) == (False, "missing on rank 1")
-    assert rows["partial_lse"].problem == "in eager: twice with other bits: a; b"
+    assert rows["partial_lse"].problem == "in eager: reported with different bits: a; b"
 
 
 def test_what_one_side_alone_has_is_a_divergence() -> None:

@@ -75,34 +75,34 @@ def test_twice_from_one_rank_is_a_problem_with_the_same_bits_too(columns: tuple[
     pieces.put(KEY, WHOLE[1:, slice(*columns)], "two", rank=0, rows=(1, 2), columns=columns)
     found, problem = gathered(pieces)
     assert torch.equal(found, WHOLE)
-    assert problem == "twice from one rank: one of rank 0; two"
+    assert problem == "reported twice by one rank: one of rank 0; two"
 
 
 def test_twice_from_one_source_is_twice() -> None:
     pieces = Pieces("program", [GROUP], ranks=2)
     pieces.deal(KEY, WHOLE, "all")
     pieces.put(KEY, WHOLE[:, 4:], "all", rank=1)
-    assert gathered(pieces)[1] == "twice from one rank: all; all"
+    assert gathered(pieces)[1] == "reported twice by one rank: all; all"
 
 
 @pytest.mark.parametrize("other", [WHOLE + 1, WHOLE.where(WHOLE != 0, -0.0)])
 def test_ranks_that_differ_in_a_bit_are_named(other: torch.Tensor) -> None:
     problem = replicas(other).problems["norm", 0]
-    assert problem == "twice with other bits: first of rank 0; first of rank 1"
+    assert problem == "reported with different bits: first of rank 0; first of rank 1"
 
 
 def test_two_instructions_that_differ_are_named() -> None:
     pieces = Pieces("program", [GROUP], ranks=2)
     pieces.deal(KEY, WHOLE, "all")
     pieces.put(KEY, WHOLE[:1, 5:6] + 1, "again", rank=1, rows=(0, 1), columns=(1, 2))
-    assert gathered(pieces)[1] == "twice with other bits: all; again"
+    assert gathered(pieces)[1] == "reported with different bits: all; again"
 
 
 def test_a_shared_head_must_be_the_same_on_all_ranks() -> None:
     pieces = Pieces("program", [GROUP], ranks=2)
     pieces.put(KEY, WHOLE[:, :8], "one", rank=0)
     pieces.put(KEY, WHOLE[:, 4:] + 1, "other", rank=1)
-    assert gathered(pieces)[1] == "twice with other bits: one; other"
+    assert gathered(pieces)[1] == "reported with different bits: one; other"
 
 
 def test_not_a_number_is_the_same_as_itself() -> None:
@@ -131,8 +131,8 @@ def test_a_value_that_nobody_reports_is_missing() -> None:
 @pytest.mark.parametrize(
     ("columns", "shape", "problem"),
     [
-        ((6, 9), (2, 3), "reports columns 6 to 9, of 8"),
-        ((0, 4), (2, 3), "reports (2, 3) values for (2, 4)"),
+        ((6, 9), (2, 3), "reports columns 6 to 9 of 8"),
+        ((0, 4), (2, 3), "reports shape (2, 3), expected (2, 4)"),
     ],
 )
 def test_a_piece_that_does_not_fit(
@@ -147,7 +147,7 @@ def test_pieces_of_one_value_have_one_dtype() -> None:
     pieces = Pieces("program", [GROUP], ranks=2)
     pieces.deal(KEY, WHOLE, "one")
     pieces.deal(KEY, WHOLE.bfloat16(), "other")
-    assert gathered(pieces)[1] == "other reports torch.bfloat16, others torch.float32"
+    assert gathered(pieces)[1] == "other reports torch.bfloat16, others report torch.float32"
 
 
 def test_what_no_other_side_has_is_kept_apart() -> None:

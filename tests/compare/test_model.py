@@ -79,7 +79,7 @@ def test_a_graph_that_is_another_in_fp32_is_refused(monkeypatch: pytest.MonkeyPa
         return found
 
     monkeypatch.setattr(sides, "capture", other)
-    with pytest.raises(UnsupportedError, match="another graph in fp32"):
+    with pytest.raises(UnsupportedError, match="fp32 graph differs from"):
         _compared(torch.bfloat16)
 
 

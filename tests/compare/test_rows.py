@@ -15,7 +15,7 @@ ONES = torch.ones(3)
     [
         (torch.tensor([1.0, float("nan"), 1.0]), [], "NaN"),
         (torch.tensor([1.0, float("inf"), 1.0]), [], "infinity"),
-        (torch.ones(4), [], "shape (4,), not (3,)"),
+        (torch.ones(4), [], "shape (4,), expected (3,)"),
         (ONES, [ONES, ONES + 1e-7], "ranks differ"),
     ],
 )

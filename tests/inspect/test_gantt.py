@@ -150,7 +150,7 @@ def test_of_a_long_program_the_first_layers(timeline: Timeline) -> None:
     assert found.keys() == {instructions[n].label for n in shown if starts[n] < window.stop}
     words = [t.text or "" for t in root.iter(f"{_SVG}text")]
     assert f"Shown below: {window.said}" in words
-    assert "The whole program: workers at work" in words
+    assert "The whole program: busy workers" in words
     ends = max(box_of(rect)[2] for rect in found.values())
     rects = list(root.iter(f"{_SVG}rect"))
     strips = [box_of(rect)[2] for rect in rects if rect.attrib.get("stroke") == svg.GRID]

@@ -64,4 +64,4 @@ def test_the_table_of_a_good_one() -> None:
 def test_of_many_faults_the_first() -> None:
     lines = fault_lines([Fault("order", f"fault {number}") for number in range(1200)])
     assert lines.count("\n") == 11
-    assert lines.endswith("  order: fault 9\n  and 1,190 faults more\n")
+    assert lines.endswith("  order: fault 9\n  not shown: 1,190 faults\n")

@@ -13,7 +13,7 @@ def test_what_a_window_says() -> None:
     assert said[2].endswith(", ranks 0 to 7 of 16")
     wide = ranked(40, 200, 2)
     assert window_of(wide).said.endswith(", workers 0 to 159 of 200 of rank 0")
-    assert window_of(ranked(4, 100, 2)).said == "all of the time, rank 0 of 2"
+    assert window_of(ranked(4, 100, 2)).said == "the whole duration, rank 0 of 2"
 
 
 def test_without_layers_the_first_instructions() -> None:

@@ -1,4 +1,4 @@
-"""The command `tpcompile`: one file a subcommand; nothing heavy is imported before it is needed."""
+"""The `tpcompile` command: one file per subcommand. Heavy modules are imported when needed."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _EXAMPLES = """\
 examples:
   tpcompile dump preset:tiny-qwen3 --tp 2         the sharded graph
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff  what each pass changed
-  tpcompile plan preset:qwen3-8b --tp 6           who holds what
+  tpcompile plan preset:qwen3-8b --tp 6           heads and bytes of each rank
   tpcompile schedule preset:qwen3-8b --target h200 --svg step.svg
   tpcompile generate ./checkpoint --tp 2 --prompt "Once upon a time"
 
 MODEL is a directory with a config.json, a hub id, or preset:NAME.
-`tpcompile COMMAND --help` tells more."""
+`tpcompile COMMAND --help` lists the options of a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit status."""
+    """Run one command line and return the exit status."""
     try:
         result = _run(list(sys.argv[1:] if argv is None else argv))
-    except SystemExit as shown:  # argparse, when it has printed help or the version
+    except SystemExit as shown:  # argparse exits after printing help or the version
         result = Result("", int(shown.code or 0))
     except (FailedError, RankError) as error:
         sys.stderr.write(f"error: {error}\n")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> Result:
-    """Only what is returned goes to stdout; whatever libraries print meanwhile does not."""
+    """Run the command and return its result. Output that libraries print goes to stderr."""
     top = _top_parser()
     if not argv:
         sys.stderr.write(top.format_help())
@@ -76,7 +76,7 @@ def _run(argv: list[str]) -> Result:
     load_plugins()  # before the parser, whose choices plugins add to
     command = COMMANDS[name]
     args = command.parser(f"tpcompile {name}").parse(rest)
-    args.stdout = sys.stdout  # for a result that is shown while it comes
+    args.stdout = sys.stdout  # for results that are streamed
     with contextlib.redirect_stdout(sys.stderr):
         return command.run(args)
 
@@ -98,17 +98,17 @@ def _write(result: Result) -> int:
     try:
         sys.stdout.write(printable(result.text, sys.stdout))
         sys.stdout.flush()
-    except BrokenPipeError:  # as in `| head`: the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as in `| head`
         _discard_the_rest()
-    except OSError as error:  # as on a full disk
+    except OSError as error:  # for example a full disk
         _discard_the_rest()
-        sys.stderr.write(f"error: The result cannot be written. Found {error}.\n")
+        sys.stderr.write(f"error: The result cannot be written to stdout: {error}.\n")
         return BAD_INPUT
     return result.status
 
 
 def _discard_the_rest() -> None:
-    """What is still buffered would fail again when the interpreter ends."""
+    """Redirect stdout to the null device: flushing the buffered text at exit would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""`tpcompile check`: every pass, with the checker behind each, and every schedule verified."""
+"""`tpcompile check`: run every pass, check the graph after each, and verify all schedules."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ _EXAMPLES = """\
   tpcompile check preset:qwen2.5-72b --tp 8 --json
   tpcompile check ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
 
-Without -p the decode pipeline is checked too, and what it makes is scheduled,
-by every policy and with both lowerings, and verified.
-The exit status is 0 if all is valid, 1 if something is not, 2 for bad input."""
+Without -p, the decode pipeline is checked too. Its graph is scheduled with
+every policy and both lowerings, and each schedule is verified.
+The exit status is 0 if every graph and every schedule is valid, 1 if one is
+not, 2 for bad input."""
 
 
 @dataclass
 class _Checked:
-    """What came of each pipeline, and of the schedules."""
+    """The results of the pipelines and of the schedules."""
 
     logs: dict[str, PassLog] = field(default_factory=dict)
-    """By the name of the pipeline."""
+    """The log of each pipeline, by pipeline name."""
     failed: str = ""
     """The pass that left an invalid graph."""
     problems: Sequence[Problem] = ()
     verdicts: Sequence[Verdict] = ()
     unscheduled: str = ""
-    """Why there is no schedule, if there should be one."""
+    """Why a decode step could not be scheduled; empty if it could."""
 
     @property
     def ok(self) -> bool:
@@ -64,7 +65,7 @@ class _Checked:
 
 def _add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -77,7 +78,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 def _check(args: argparse.Namespace, passes: Sequence[Pass], say: Say) -> _Checked:
-    """The first pipeline that fails is the last that is looked at."""
+    """Run the pipelines and verify the schedules. Stop after the first pipeline that fails."""
     from tpcompile.passes import decode_pipeline
     from tpcompile.vm.schedule.scheduled import is_decode_step
 
@@ -176,7 +177,7 @@ def _verdict(whose: str, found: _Checked) -> str:
 
 
 COMMAND = Command(
-    "run every pass, check the graph behind each, and verify schedules",
+    "run every pass, check the graph after each, and verify schedules",
     _EXAMPLES,
     _add_arguments,
     _run,

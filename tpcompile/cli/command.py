@@ -1,4 +1,4 @@
-"""What the subcommands share: how one is described, how its arguments are read and refused."""
+"""The shared parts of subcommands: description, argument parsing, refusals and output."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Result:
-    """What goes to stdout, and the exit status."""
+    """The text for stdout, and the exit status."""
 
     text: str
     status: int = 0
 
 
 class FailedError(Exception):
-    """The input was good and a graph that was made of it is not valid: exit status 1."""
+    """A pass made an invalid graph from valid input. The exit status is 1."""
 
     def __init__(self, error: FailedPassError) -> None:
         super().__init__(str(error))
@@ -35,7 +35,7 @@ class FailedError(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its line in the help, examples, its arguments, and what it does."""
+    """A subcommand: its line in the help, its examples, its arguments and its action."""
 
     summary: str
     examples: str
@@ -53,14 +53,14 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses with a `UsageError`, which names the option that was probably meant."""
+    """An argument parser that raises `UsageError` and suggests the option probably meant."""
 
     def __init__(self, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Unknown options come first: they are often the reason why others are missing."""
+        """Parse the arguments. Refuse unknown options first: often they explain missing ones."""
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for word in argv:
             option = re.match(r"--[A-Za-z][^=]*", word)
@@ -74,26 +74,30 @@ class Parser(argparse.ArgumentParser):
 
 def refuse_unknown(kind: str, name: str, known: Collection[str], help: str) -> None:
     if name not in known:
-        raise UsageError(f"There is no {kind} {name}", hint=f"{did_you_mean(name, known)} {help}")
+        raise UsageError(f"Unknown {kind} {name}", hint=f"{did_you_mean(name, known)} {help}")
 
 
 def choice(*known: str) -> Callable[[str], str]:
-    """An argument type that takes one of these words."""
+    """Return an argument type that accepts one of these words."""
 
     def read(text: str) -> str:
         if text not in known:
-            raise argparse.ArgumentTypeError(f"{text!r} is none. {did_you_mean(text, known)}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a valid value. {did_you_mean(text, known)}"
+            )
         return text
 
     return read
 
 
 def number(least: int, what: str) -> Callable[[str], int]:
-    """An argument type that takes whole numbers from `least` on."""
+    """Return an argument type that accepts integers of at least `least`."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}: give {least} or more")
+            raise argparse.ArgumentTypeError(
+                f"{what} must be an integer of at least {least}, got {text!r}"
+            )
         return int(text)
 
     return read
@@ -104,10 +108,10 @@ def add_model_arguments(
     tp_required: bool = True,
     timing: bool = True,
     *,
-    tp_default: str = "1, or all that torchrun started",
+    tp_default: str = "1, or the number of processes under torchrun",
     pipeline_default: str = "the standard pipeline",
 ) -> None:
-    """What every command that compiles a model takes."""
+    """Add the arguments shared by all commands that compile a model."""
     parser.add_argument(
         "model", metavar="MODEL", help="a directory with a config.json, a hub id, or preset:NAME"
     )
@@ -115,43 +119,43 @@ def add_model_arguments(
         "--tp",
         metavar="N",
         required=tp_required,
-        type=number(1, "a number of ranks"),
-        help="ranks to shard for: 1 up to the query heads of the model"
+        type=number(1, "the number of ranks"),
+        help="number of ranks, from 1 to the model's number of query heads"
         + ("" if tp_required else f"; default: {tp_default}"),
     )
     parser.add_argument(
         "-p",
         "--pipeline",
         metavar="PIPELINE",
-        help=f'passes as text, e.g. "canonicalize,raise-norm"; default: {pipeline_default} '
+        help=f'passes to run, e.g. "canonicalize,raise-norm"; default: {pipeline_default} '
         "(see tpcompile passes)",
     )
     parser.add_argument(
         "--dtype",
         type=choice(*DTYPES),
         metavar="D",
-        help=f"{', '.join(DTYPES)}; default: the configuration's",
+        help=f"{', '.join(DTYPES)}; default: that of the configuration",
     )
     parser.add_argument(
         "--random-weights",
         metavar="SEED",
-        type=number(0, "a seed"),
-        help="make weights from this seed, for commands that run the model",
+        type=number(0, "the seed"),
+        help="generate random weights from this seed, for commands that run the model",
     )
     if timing:
         parser.add_argument(
-            "--timing", action="store_true", help="print a table of the passes' times to stderr"
+            "--timing", action="store_true", help="print a table of pass times to stderr"
         )
 
 
 def printable(text: str, stream: TextIO) -> str:
-    """The text with what the stream cannot encode as escapes."""
+    """Return the text with escapes for characters that the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def json_text(data: dict[str, Any]) -> str:
-    """JSON with a line for every key, and a line for every item of a list."""
+    """Format as JSON with one line per key, and one line per item of a list of objects."""
     return "{\n" + ",\n".join(f"{json.dumps(k)}: {_value(v)}" for k, v in data.items()) + "\n}\n"
 
 

@@ -1,4 +1,4 @@
-"""`tpcompile compare`: the compiled model beside Hugging Face eager, value by value."""
+"""`tpcompile compare`: compare the compiled model with Hugging Face eager, value by value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tpcompile.passes import Pass
 
 _PROGRAM = "decode{spans=2,block=8}"
-"""Blocks so small that short sequences have several."""
+"""The default pipeline for programs. Its blocks are small, so short sequences have several."""
 
 _EXAMPLES = """\
   tpcompile compare ./my-checkpoint --tp 2
@@ -34,63 +34,70 @@ _EXAMPLES = """\
   tpcompile compare preset:tiny-qwen3 --tp 3 --random-weights 0 \\
       --backend reference --json
 
-torch: prompts of random tokens, then some tokens one by one through the KV
-caches of both. reference: steps behind filled KV caches, on eager, on the torch
-module and in the program of the decode step, side by side after every
-instruction group; its pipeline is decode{spans=2,block=8} if -p gives no other.
+The torch backend runs prompts of random tokens, then decodes some tokens one by
+one, with a KV cache on each side. The reference backend runs decode steps on
+filled KV caches: on eager, on the torch module and in the program. It compares
+the three after every instruction group. Its default pipeline is
+decode{spans=2,block=8}.
 The exit status is 0 if all values agree, 1 if one does not, 2 for bad input."""
 
 
 def _add_arguments(parser: Parser) -> None:
     add_model_arguments(parser, timing=False)
     parser.add_argument(
-        "--against", metavar="A", type=choice("eager"), default="eager", help="eager"
+        "--against",
+        metavar="A",
+        type=choice("eager"),
+        default="eager",
+        help="what to compare with: eager",
     )
     parser.add_argument(
         "--backend",
         metavar="B",
         type=choice("auto", "torch", "reference"),
         default="auto",
-        help="torch: one module a rank; reference: the program, too, on the reference machine; "
+        help="torch: one module per rank; reference: also the program, on the reference machine; "
         "default: torch",
     )
     parser.add_argument(
         "--simulate",
         action="store_true",
-        help="with torch, keep all ranks in this process; default: each is a process of its own",
+        help="with torch, run all ranks in this process; default: one process per rank",
     )
     parser.add_argument(
         "--lengths",
         metavar="L",
         type=lengths,
         default=(9, 17, 1),
-        help="tokens of each sequence of the batch, with reference as far as the first new one; "
+        help="tokens of each sequence in the batch, with reference including the first new one; "
         "default: 9,17,1",
     )
-    parser.add_argument("--seed", metavar="S", type=number(0, "a seed"), default=0,
-                        help="of the random tokens; default: 0")  # fmt: skip
+    parser.add_argument("--seed", metavar="S", type=number(0, "the seed"), default=0,
+                        help="seed of the random tokens; default: 0")  # fmt: skip
     parser.add_argument(
         "--tolerance",
         metavar="E",
         type=relative_error,
-        help="largest relative error; default: by the dtype, 1e-5 for float32",
+        help="largest relative error allowed; default: depends on the dtype, 1e-5 for float32",
     )
     _add_program_arguments(parser)
-    parser.add_argument("--all", action="store_true", help="show every value, not the worst")
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument(
+        "--all", action="store_true", help="show every value, not only the worst of each layer"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _add_program_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("with --backend reference")
-    group.add_argument("--steps", metavar="K", type=number(1, "a number of steps"),
-                       help="tokens to decode; default: 2")  # fmt: skip
-    group.add_argument("--workers", metavar="W", type=number(1, "a number of workers"),
-                       help="into how many parts work is cut on each rank; default: 4")  # fmt: skip
+    group.add_argument("--steps", metavar="K", type=number(1, "the number of steps"),
+                       help="number of tokens to decode; default: 2")  # fmt: skip
+    group.add_argument("--workers", metavar="W", type=number(1, "the number of workers"),
+                       help="parts that the work of a rank is split into; default: 4")  # fmt: skip
     group.add_argument(
         "--lowering",
         metavar="L",
         type=choice("heads", "rows"),
-        help="whole heads in each instruction, or blocks of rows; default: heads",
+        help="heads: whole heads in each instruction; rows: blocks of rows; default: heads",
     )
 
 
@@ -98,10 +105,12 @@ def _run(args: argparse.Namespace) -> Result:
     if args.backend != "reference":
         for name in ("steps", "workers", "lowering"):
             if getattr(args, name) is not None:
-                raise UsageError(f"--{name} is for programs", hint="Add --backend reference")
+                raise UsageError(
+                    f"--{name} applies to programs only", hint="Add --backend reference"
+                )
     elif args.simulate:
         raise UsageError(
-            "--simulate is for the torch backend",
+            "--simulate applies to the torch backend only",
             hint="Leave it out: the reference machine always runs all ranks in this process",
         )
     elif args.pipeline is None:
@@ -110,7 +119,8 @@ def _run(args: argparse.Namespace) -> Result:
         passes = passes_of(args)
         if args.tp > 1 and all(current.name != "plan-sharding" for current in passes):
             raise UsageError(
-                "The pipeline shards nothing", hint="Put plan-sharding into it, or leave out -p"
+                f"The pipeline does not shard the model, but --tp is {args.tp}",
+                hint="Add plan-sharding to the pipeline, or leave out -p",
             )
         say(f"comparing {args.model}")
         found = (_program if args.backend == "reference" else _modules)(args, passes)
@@ -151,7 +161,7 @@ def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
 
 
 COMMAND = Command(
-    "run the compiled model beside Hugging Face eager, value by value",
+    "compare the compiled model with Hugging Face eager, value by value",
     _EXAMPLES,
     _add_arguments,
     _run,

@@ -1,4 +1,4 @@
-"""From the arguments to a graph, the same way in every command: cheap refusals come first."""
+"""The steps from arguments to a graph, shared by all commands. Cheap checks run first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 def passes_of(args: argparse.Namespace) -> list[Pass]:
-    """The passes of `-p`, or the standard ones; all of them must plan for the ranks of `--tp`."""
+    """Return the passes of `-p`, or the standard ones. Each must plan for the ranks of `--tp`."""
     check_model_name(args.model)
     from tpcompile.api import passes_for
 
@@ -30,22 +30,25 @@ def passes_of(args: argparse.Namespace) -> list[Pass]:
 
 
 def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
-    """Ranks were asked for, and no pass of the pipeline deals anything out to them."""
+    """Warn if `--tp` is above 1 and no pass of the pipeline shards anything."""
     if args.tp > 1 and all(current.name != "plan-sharding" for current in passes):
         sys.stderr.write(
-            f"warning: without plan-sharding in the pipeline --tp {args.tp} splits nothing\n"
+            f"warning: without plan-sharding in the pipeline, --tp {args.tp} has no effect\n"
         )
 
 
 def lower_model(
     args: argparse.Namespace, passes: Sequence[Pass], instruments: Sequence[Instrument], say: Say
 ) -> fx.GraphModule:
-    """Capture the model and run the passes; a summary of the time goes to stderr."""
+    """Capture the model and run the passes.
+
+    With `--timing` or on a terminal, a summary of the times goes to stderr.
+    """
     return run_pipeline(args, capture_model(args, say), passes, instruments, say)
 
 
 def capture_model(args: argparse.Namespace, say: Say) -> Captured:
-    """The model of the arguments as a graph."""
+    """Capture the model that the arguments name."""
     from tpcompile.api import dtype_of
     from tpcompile.frontend import capture
 
@@ -64,12 +67,15 @@ def run_pipeline(
     instruments: Sequence[Instrument],
     say: Say,
 ) -> fx.GraphModule:
-    """The graph behind these passes; a summary of the time goes to stderr."""
+    """Run the passes and return the final graph.
+
+    With `--timing` or on a terminal, a summary of the times goes to stderr.
+    """
     from tpcompile.inspect.instruments import PassLog
     from tpcompile.rewriting.manager import FailedPassError, run_passes
 
     def follow(name: str, gm: fx.GraphModule, stats: object) -> None:
-        say(f"{name} is done")
+        say(f"finished {name}")
 
     log = PassLog()
     try:
@@ -87,7 +93,7 @@ def run_pipeline(
 
 @contextlib.contextmanager
 def progress(first: str = "starting torch") -> Iterator[Say]:
-    """A spinner that says what is going on, on a terminal; nothing elsewhere."""
+    """Show a spinner with the current phase on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""`tpcompile dump`: the graph of a model, after all passes or after any of them."""
+"""`tpcompile dump`: print the graph of a model, after all passes or after a given one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 _SUFFIXES = {"text": "txt", "json": "json", "dot": "dot"}
 _CAPTURE = "capture"
-"""The stage before any pass."""
+"""The name of the stage before the first pass."""
 _ALL = "all"
 
 _EXAMPLES = """\
   tpcompile dump preset:tiny-qwen3 --tp 2
-  tpcompile dump preset:tiny-qwen3 --tp 4 --rank 3        what rank 3 holds
-  tpcompile dump preset:tiny-qwen3 --tp 2 --diff          what each pass changed
+  tpcompile dump preset:tiny-qwen3 --tp 4 --rank 3        the shapes of rank 3
+  tpcompile dump preset:tiny-qwen3 --tp 2 --diff          the diff of each pass
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff --print-ir-after fuse-qkv
   tpcompile dump preset:tiny-qwen3 --tp 2 --stop-after capture     the raw graph
-  tpcompile dump preset:tiny-qwen3 --tp 2 --dump-dir D    a file for each stage
+  tpcompile dump preset:tiny-qwen3 --tp 2 --dump-dir D    one file per stage
   tpcompile dump preset:tiny-qwen3 --tp 2 --format dot | dot -Tsvg > graph.svg
   tpcompile dump ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
   tpcompile dump preset:tiny-qwen3 --tp 2 -p decode --print-ir-after all
@@ -50,24 +50,24 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--rank",
         metavar="R",
-        type=number(0, "a rank"),
-        help="show the shapes and recipes of this rank; default: of all",
+        type=number(0, "the rank"),
+        help="show the shapes and recipes of this rank; default: all ranks",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--print-ir-after",
         metavar="all|NAME",
-        help="show the graph after this pass (capture: before any), or after each",
+        help="show the graph after this pass, after every pass (all), or as captured (capture)",
     )
-    which.add_argument("--stop-after", metavar="NAME", help="run no pass behind this one")
+    which.add_argument("--stop-after", metavar="NAME", help="stop after this pass")
     parser.add_argument(
-        "--diff", action="store_true", help="show what the passes changed, not whole graphs"
+        "--diff", action="store_true", help="show a diff for each pass instead of whole graphs"
     )
     parser.add_argument(
         "--dump-dir",
         metavar="D",
         type=Path,
-        help="also write one file a stage into this directory: 00-capture.txt, ...",
+        help="also write one file per stage into this directory: 00-capture.txt, ...",
     )
     parser.add_argument(
         "--format",
@@ -81,7 +81,7 @@ def _add_arguments(parser: Parser) -> None:
         dest="format",
         action="store_const",
         const="json",
-        help="the same as --format json",
+        help="same as --format json",
     )
 
 
@@ -111,18 +111,19 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """What can be refused before anything is loaded."""
+    """Refuse invalid options before anything is loaded."""
     if args.rank is not None and args.rank >= args.tp:
         raise UsageError(
-            f"There is no rank {args.rank} of {args.tp}", expected=f"--rank 0 to {args.tp - 1}"
+            f"Rank {args.rank} does not exist with --tp {args.tp}",
+            expected=f"--rank 0 to {args.tp - 1}",
         )
     if args.diff and args.format != "text":
         raise UsageError(
-            f"--diff compares text, not {args.format}", hint="Leave out --diff or --format"
+            f"--diff requires --format text, got {args.format}", hint="Leave out --diff or --format"
         )
     if args.diff and _CAPTURE in (args.stop_after, args.print_ir_after):
         raise UsageError(
-            "There is no stage before capture to compare it with",
+            "--diff cannot show capture, because there is no stage before capture",
             hint="Name a pass, or leave out --diff",
         )
     if args.dump_dir:
@@ -132,7 +133,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _stopped(passes: Sequence[Pass], name: str | None) -> Sequence[Pass]:
-    """The passes up to the first of this name."""
+    """Return the passes up to and including the first one with this name."""
     if name is None:
         return passes
     stages = [_CAPTURE, *(current.name for current in passes)]
@@ -141,7 +142,7 @@ def _stopped(passes: Sequence[Pass], name: str | None) -> Sequence[Pass]:
 
 
 def _names(args: argparse.Namespace, passes: Sequence[Pass]) -> frozenset[str] | None:
-    """The stages to show; None for all."""
+    """Return the names of the stages to show, or None for all."""
     name = args.print_ir_after
     if name in (None, _ALL):
         return None
@@ -152,7 +153,8 @@ def _names(args: argparse.Namespace, passes: Sequence[Pass]) -> frozenset[str] |
 def _check_stage(option: str, name: str, stages: Sequence[str]) -> None:
     if name not in stages:
         raise UsageError(
-            f"{option}: the pipeline has no pass {name!r}", hint=did_you_mean(name, stages)
+            f"{option} must name a pass of the pipeline, got {name!r}",
+            hint=did_you_mean(name, stages),
         )
 
 
@@ -167,7 +169,7 @@ def _renderer(form: str, rank: int | None) -> Render:
         "json": lambda gm, rank: json_text(graph_json(gm, rank)),
         "dot": graph_dot,
     }
-    # Before the plan every rank holds everything, and the graph is one rank's.
+    # Before plan-sharding, the graph is not split and has only one rank.
     return lambda gm: forms[form](gm, rank if info_of(gm).tp > 1 else None)
 
 
@@ -195,7 +197,7 @@ def _joined(form: str, shown: Sequence[str]) -> str:
 
 
 COMMAND = Command(
-    "print the graph of a model, after all passes or after any of them",
+    "print the graph of a model, after all passes or after a given one",
     _EXAMPLES,
     _add_arguments,
     _run,

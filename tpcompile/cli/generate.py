@@ -1,4 +1,4 @@
-"""`tpcompile generate`: text from a prompt, by a model over ranks."""
+"""`tpcompile generate`: generate text from a prompt with a model on one or more ranks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _EXAMPLES = """\
   tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
   torchrun --nproc-per-node 2 -m tpcompile generate ./my-checkpoint --prompt Hi
 
-It prints the prompt and what follows it as one text, without special tokens;
-with --chat the answer alone; ids if MODEL has no tokenizer. Times go to stderr.
-The exit status is 0, 1 if a rank failed, 2 for bad input."""
+The command prints the prompt and its continuation as one text, without special
+tokens. With --chat it prints only the answer. If MODEL has no tokenizer, it
+prints token ids. Times go to stderr.
+The exit status is 0 on success, 1 if a rank failed, 2 for bad input."""
 
 
 def _add_arguments(parser: Parser) -> None:
@@ -44,51 +45,62 @@ def _add_arguments(parser: Parser) -> None:
         metavar="B",
         type=choice("auto", "torch", "reference"),
         default="auto",
-        help="torch, or reference, which is slow and follows the program; default: torch",
+        help="torch, or reference, which interprets the program and is slow; default: torch",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")
+    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt")
     prompt.add_argument(
-        "--prompt-ids", metavar="IDS", type=token_ids, help="the same as tokens: 1,2,3"
+        "--prompt-ids", metavar="IDS", type=token_ids, help="the prompt as token ids, e.g. 1,2,3"
     )
     parser.add_argument(
-        "--chat", action="store_true", help="the prompt is a user's turn: use the chat template"
+        "--chat",
+        action="store_true",
+        help="treat the prompt as a user's turn and apply the chat template",
     )
     parser.add_argument(
         "--max-new-tokens",
         metavar="K",
-        type=number(1, "a number of tokens"),
-        help=f"default: {NEW_TOKENS}, or as many as there is room for",
+        type=number(1, "the number of tokens"),
+        help=f"number of tokens to generate; default: {NEW_TOKENS}, or fewer if --max-seq-len "
+        "leaves less room",
     )
     parser.add_argument(
         "--max-seq-len",
         metavar="L",
-        type=number(1, "a number of tokens"),
-        help="room for prompt and new tokens; default: the configuration's",
+        type=number(1, "the number of tokens"),
+        help="most tokens of the prompt and the continuation together; "
+        "default: that of the configuration",
     )
     _add_choosing(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, not the text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def _add_choosing(parser: Parser) -> None:
-    """How a token is chosen; the best one, if nothing is said."""
+    """Add the options that choose tokens. Without them, decoding is greedy."""
     parser.add_argument(
         "--sample",
         action="store_true",
-        help="draw tokens, as the checkpoint's generation config says; so do the next three",
+        help="sample, using the checkpoint's generation config; the next three options imply it",
     )
-    parser.add_argument("--temperature", metavar="X", type=positive, help="of the draw")
+    parser.add_argument("--temperature", metavar="X", type=positive, help="sampling temperature")
     parser.add_argument(
-        "--top-k", metavar="K", type=number(1, "a number of tokens"), help="draw from the K best"
+        "--top-k", metavar="K", type=number(1, "top-k"), help="sample from the K likeliest tokens"
     )
     parser.add_argument(
-        "--top-p", metavar="P", type=fraction, help="draw from the best that sum up to P"
+        "--top-p",
+        metavar="P",
+        type=fraction,
+        help="sample from the likeliest tokens, up to a total probability of P",
     )
-    parser.add_argument("--seed", metavar="S", type=number(0, "a seed"), default=0,
-                        help="of the draw; default: 0")  # fmt: skip
+    parser.add_argument("--seed", metavar="S", type=number(0, "the seed"), default=0,
+                        help="seed of the sampling; default: 0")  # fmt: skip
     parser.add_argument(
-        "--beams", metavar="N", type=number(1, "a number of beams"), default=1, help="beam search"
+        "--beams",
+        metavar="N",
+        type=number(1, "the number of beams"),
+        default=1,
+        help="number of beams of a beam search; default: 1",
     )
 
 
@@ -129,21 +141,25 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What can be refused without torch."""
+    """Refuse invalid options before torch is imported."""
     check_model_name(args.model)
     if args.prompt is not None and not args.prompt.strip():
         raise UsageError("The prompt is empty", hint='Give some text: --prompt "Once upon a time"')
     if args.chat and args.prompt_ids:
-        raise UsageError("--chat is for text", got="--prompt-ids", hint="Leave out one of the two")
+        raise UsageError(
+            "--chat requires a prompt in text",
+            got="--prompt-ids",
+            hint="Leave out --chat, or use --prompt",
+        )
 
 
 def _tokenizer(args: argparse.Namespace) -> Any | None:
-    """Ids can do without one."""
+    """Return the tokenizer, or None if it is missing and the prompt is given as ids."""
     from tpcompile.errors import CheckpointError, UnsupportedError
     from tpcompile.frontend import config_of
     from tpcompile.runtime.text import tokenizer_of
 
-    config_of(args.model)  # a directory without a model is refused as such
+    config_of(args.model)  # a directory without a model is refused before a missing tokenizer is
     try:
         return tokenizer_of(args.model)
     except (CheckpointError, UnsupportedError):
@@ -153,7 +169,7 @@ def _tokenizer(args: argparse.Namespace) -> Any | None:
 
 
 def _room(args: argparse.Namespace, prompt: int) -> int:
-    """How many tokens to generate; that they fit is known before any weights are read."""
+    """Return how many tokens to generate. Check that they fit before any weights are read."""
     from tpcompile.frontend import config_of
 
     limit: int = args.max_seq_len or config_of(args.model).max_position_embeddings
@@ -162,8 +178,8 @@ def _room(args: argparse.Namespace, prompt: int) -> int:
         least = limit - prompt
         raise UsageError(
             "The sequence would be too long",
-            got=f"{prompt} tokens of the prompt and {wanted} to generate",
-            expected=f"at most {limit} together",
+            got=f"{prompt} prompt tokens and {wanted} new tokens",
+            expected=f"at most {limit} tokens in total",
             hint=f"Give --max-new-tokens {least} or less" if least > 0 else "Shorten the prompt",
         )
     return int(args.max_new_tokens or min(NEW_TOKENS, limit - prompt))
@@ -177,7 +193,7 @@ def _choosing(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.sample or given:
         return {"do_sample": True, "num_beams": args.beams, **given}
-    # The numbers are Hugging Face's defaults: a checkpoint's own would be of no use, and warned of.
+    # Hugging Face's defaults, which greedy decoding ignores: a checkpoint's own cause a warning.
     plain = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
     return {"do_sample": False, "num_beams": args.beams, **plain}
 
@@ -205,7 +221,7 @@ def _times(found: Generated) -> str:
     rate = found.decode_tokens_per_s
     then = "" if rate is None else f", then {rate:.1f} tokens per second"
     return (
-        f"{found.prompt_tokens} tokens of prompt, first token after {found.prefill_s:.2f} s, "
+        f"{found.prompt_tokens} prompt tokens, first token after {found.prefill_s:.2f} s, "
         f"{found.new_tokens} new tokens{then}\n"
     )
 

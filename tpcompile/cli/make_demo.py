@@ -1,4 +1,4 @@
-"""`tpcompile make-demo`: a small checkpoint with sensible text, trained on the spot."""
+"""`tpcompile make-demo`: train a small model that writes sensible text, and save it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from tpcompile.runtime.new_directory import check_new_directory
 
 _EXAMPLES = """\
   tpcompile make-demo demo                 a minute on two cores
-  tpcompile make-demo demo-7 --seed 7      other weights
-  tpcompile make-demo rough --steps 50     sooner, and worse text"""
+  tpcompile make-demo demo-7 --seed 7      different weights
+  tpcompile make-demo rough --steps 50     faster, with worse text"""
 
 
 def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "directory", metavar="DIR", help="where the checkpoint goes: new, or an empty directory"
+        "directory", metavar="DIR", help="directory of the checkpoint, new or empty"
     )
     parser.add_argument(
         "--seed",
         metavar="SEED",
-        type=number(0, "a seed"),
+        type=number(0, "the seed"),
         default=0,
-        help="of the weights and of the stories it learns; default: 0",
+        help="seed of the weights and of the training stories; default: 0",
     )
     parser.add_argument(
         "--steps",
         metavar="K",
-        type=number(1, "a number of steps"),
-        help="training steps; default: as many as faultless text takes, about a minute",
+        type=number(1, "the number of steps"),
+        help="number of training steps; default: enough for faultless text, about a minute",
     )
 
 
@@ -42,12 +42,12 @@ def _run(args: argparse.Namespace) -> Result:
     steps = STEPS if args.steps is None else args.steps
     with _bar(steps) as follow:
         loss = make_demo(args.directory, seed=args.seed, steps=steps, follow=follow)
-    return Result(f"{args.directory}: a Qwen3 of {steps} steps, final loss {loss:.4f}\n")
+    return Result(f"{args.directory}: a Qwen3 trained for {steps} steps, final loss {loss:.4f}\n")
 
 
 @contextlib.contextmanager
 def _bar(steps: int) -> Iterator[Callable[[int, float], None] | None]:
-    """A progress bar with the loss, on a terminal; nothing elsewhere."""
+    """Show a progress bar with the loss on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield None
         return

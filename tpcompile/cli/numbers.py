@@ -1,4 +1,4 @@
-"""Argument types for numbers that are not whole, and for lists of numbers."""
+"""Argument types for real numbers and for lists of integers."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from tpcompile.cli.command import number
 
 
 def relative_error(text: str) -> float:
-    """0 to 1, 1 not included."""
+    """Parse a relative error: at least 0 and less than 1."""
     value = _float(text)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a relative error: give 0 to 1")
+        raise argparse.ArgumentTypeError(
+            f"the relative error must be at least 0 and less than 1, got {text!r}"
+        )
     return value
 
 
 def fraction(text: str) -> float:
-    """0 to 1, 0 not included."""
+    """Parse a fraction: more than 0 and at most 1."""
     value = _float(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share: give 0 to 1")
+        raise argparse.ArgumentTypeError(
+            f"the value must be more than 0 and at most 1, got {text!r}"
+        )
     return value
 
 
 def positive(text: str) -> float:
-    """More than 0."""
+    """Parse a finite number above 0."""
     value = _float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} will not do: give a number above 0")
+        raise argparse.ArgumentTypeError(f"the value must be a finite number above 0, got {text!r}")
     return value
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on, with commas between."""
-    return _all(text, 1, "a length")
+    """Parse positive integers separated by commas."""
+    return _all(text, 1, "each length")
 
 
 def token_ids(text: str) -> tuple[int, ...]:
-    """Whole numbers from 0 on, with commas between."""
-    return _all(text, 0, "a token")
+    """Parse non-negative integers separated by commas."""
+    return _all(text, 0, "each token id")
 
 
 def _all(text: str, least: int, what: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`tpcompile passes`: each pass and each whole pipeline, their options, and what they do."""
+"""`tpcompile passes`: list all passes and pipelines with their options and descriptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXAMPLES = """\
 
 
 def _add_arguments(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, not text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 _HOW_TO = (
-    "A pipeline as text names passes, or whole pipelines, with options in braces:",
+    "The text of a pipeline lists passes or whole pipelines, with options in braces:",
     '  -p "canonicalize,raise-norm,…,plan-sharding{ffn_grain=8},shard-linears,…"',
     '  -p "decode{spans=4,block=16}"',
     "",
@@ -92,7 +92,7 @@ def _options(kind: type[Any]) -> list[dict[str, Any]]:
 
 
 def _field_docs(kind: type[Any]) -> dict[str, str]:
-    """The string under each field: Python keeps it in the source only."""
+    """Read the string below each field from the source: Python does not store it elsewhere."""
     (declared,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(declared, ast.ClassDef)
     docs = {}

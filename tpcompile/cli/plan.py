@@ -1,4 +1,4 @@
-"""`tpcompile plan`: who holds what, and what crosses between the ranks."""
+"""`tpcompile plan`: what each rank holds, and what the ranks exchange."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXAMPLES = """\
 
 def _add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, not tables")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def _run(args: argparse.Namespace) -> Result:
@@ -24,7 +24,8 @@ def _run(args: argparse.Namespace) -> Result:
         passes = passes_of(args)
         if all(current.name != "plan-sharding" for current in passes):
             raise UsageError(
-                "The pipeline makes no plan", hint="Put plan-sharding into it, or leave out -p"
+                "The pipeline has no plan-sharding pass, so it makes no plan",
+                hint="Add plan-sharding to the pipeline, or leave out -p",
             )
         from tpcompile.inspect.plan import plan_report
 
@@ -33,7 +34,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 COMMAND = Command(
-    "show what each rank holds and what crosses between them",
+    "show what each rank holds and what the ranks exchange",
     _EXAMPLES,
     _add_arguments,
     _run,

@@ -1,4 +1,4 @@
-"""`tpcompile schedule`: who of a machine's workers runs what of a decode step, and when."""
+"""`tpcompile schedule`: which worker runs which instruction of a decode step, and when."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ _EXAMPLES = """\
   tpcompile schedule preset:tiny-qwen3 --target cpu --tp 2 --json
   tpcompile schedule preset:tiny-qwen3 --target cpu --workers 2 --text
 
-The trace is for https://ui.perfetto.dev. A target may be a JSON file with any
-of the fields of tpcompile.vm.targets.Target; the others are those of cpu.
-The exit status is 0 if the program is proved, 1 if it is not, 2 for bad input."""
+Open the trace in https://ui.perfetto.dev. A target may be a JSON file with any
+fields of tpcompile.vm.targets.Target; missing fields have the values of cpu.
+The exit status is 0 if the program is proved free of races and deadlocks, 1 if
+it is not, 2 for bad input."""
 
 _ROTARY = ("half", "interleaved")
 _CONTEXT = 1024
@@ -57,8 +58,8 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--workers",
         metavar="W",
-        type=number(1, "a number of workers"),
-        help="of each rank; default: the target's, on a cpu one for each core",
+        type=number(1, "the number of workers"),
+        help="workers per rank; default: the target's, which for cpu is one per core",
     )
     parser.add_argument(
         "--policy",
@@ -69,31 +70,33 @@ def _add_arguments(parser: Parser) -> None:
         "--lowering",
         metavar="L",
         default="auto",
-        help="heads: whole heads in each instruction; rows: blocks of rows, of which the last "
-        "finishes the head; default: auto, which is rows if there are fewer heads than workers",
+        help="heads: whole heads in each instruction; rows: blocks of rows, of which the last to "
+        "arrive finishes the head; auto: rows if there are fewer heads than workers; "
+        "default: auto",
     )
     parser.add_argument(
         "--rotary",
         metavar="R",
         type=choice(*_ROTARY),
         default="half",
-        help="half or interleaved: which numbers of a head are rotated together; default: half",
+        help="which elements of a head are rotated as a pair: half or interleaved; default: half",
     )
     _add_sizes(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON, not tables")
-    form.add_argument("--text", action="store_true", help="print the program, not tables")
+    form.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    form.add_argument("--text", action="store_true", help="print the program instead of tables")
     parser.add_argument("--trace", metavar="F.json", type=Path, help="write a Perfetto trace")
-    parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture")
+    parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture of the schedule")
 
 
 def _add_sizes(parser: Parser) -> None:
     for option, name, what, help in (
-        ("--batch", "B", "a batch", "sequences; default: 1"),
-        ("--context", "C", "a length", "tokens of a sequence that times are for; default: 1024"),
-        ("--max-seq-len", "L", "a length", "most tokens of a sequence; default: the context's"),
-        ("--spans", "S", "a number of spans", "parts of a sequence in attention; default: the "
-                                              "target's"),
+        ("--batch", "B", "the batch size", "number of sequences; default: 1"),
+        ("--context", "C", "the context", "tokens per sequence for the times; default: 1024"),
+        ("--max-seq-len", "L", "the length", "most tokens per sequence; default: the context, but "
+                                             "at least 1024"),
+        ("--spans", "S", "the number of spans", "parts of a sequence in attention; default: the "
+                                                "target's"),
     ):  # fmt: skip
         parser.add_argument(option, metavar=name, type=number(1, what), help=help)
 
@@ -131,14 +134,18 @@ def _check_files(args: argparse.Namespace) -> None:
 
     wanted = [os.path.realpath(path) for path in (args.trace, args.svg) if path is not None]
     if len(set(wanted)) < len(wanted):
-        raise UsageError("--trace and --svg are one file", got=str(args.svg), expected="two files")
+        raise UsageError(
+            "--trace and --svg name the same file",
+            got=str(args.svg),
+            expected="two different files",
+        )
     for path in (args.trace, args.svg):
         if path is not None:
             check_file(path)
 
 
 def _choices(args: argparse.Namespace) -> tuple[Target, StepPlan, Sequence[Pass]]:
-    """What the options mean; all that can be refused before the model is captured is."""
+    """Resolve the options. Refuse invalid ones before the model is captured."""
     from tpcompile.vm.lowering import StepPlan
     from tpcompile.vm.schedule.policies import POLICIES
     from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY
@@ -151,7 +158,7 @@ def _choices(args: argparse.Namespace) -> tuple[Target, StepPlan, Sequence[Pass]
     context = args.context or min(longest, _CONTEXT)
     if context > longest:
         raise UsageError(
-            f"A context of {context:,} tokens has no room in {longest:,}",
+            f"--context must be at most --max-seq-len, got {context:,} and {longest:,} tokens",
             hint="Raise --max-seq-len, or lower --context",
         )
     plan = StepPlan(
@@ -170,7 +177,7 @@ def _choices(args: argparse.Namespace) -> tuple[Target, StepPlan, Sequence[Pass]
 
 
 def _passes(args: argparse.Namespace, target: Target, plan: StepPlan) -> Sequence[Pass]:
-    """Those of `-p`, or the decode pipeline."""
+    """Return the passes of `-p`, or the decode pipeline."""
     from tpcompile.api import passes_for
     from tpcompile.passes import decode_pipeline
     from tpcompile.passes.cache_kv import CacheKv
@@ -180,14 +187,14 @@ def _passes(args: argparse.Namespace, target: Target, plan: StepPlan) -> Sequenc
         return decode_pipeline(args.tp, spans, interleaved=args.rotary == "interleaved")
     if args.spans or args.rotary != _ROTARY[0]:
         raise UsageError(
-            "--spans and --rotary are options of the decode pipeline, and -p gives another",
-            hint='Give them in the pipeline, as -p "decode{spans=4,interleaved=true}"',
+            "--spans and --rotary are options of the default pipeline, but -p replaces it",
+            hint='Put them into the pipeline, as in -p "decode{spans=4,interleaved=true}"',
         )
     return passes_for(args.pipeline, args.tp)
 
 
 def _spans_and_block(passes: Sequence[Pass]) -> tuple[int, int]:
-    """Of attention, and of the KV cache; 1 and 1 where a pipeline has no such passes."""
+    """Return the spans of attention and the block of the KV cache, each 1 without such a pass."""
     spans, block = (
         max((getattr(current, name, 1) for current in passes), default=1)
         for name in ("spans", "block")
@@ -211,7 +218,7 @@ def _asked(args: argparse.Namespace, plan: StepPlan, passes: Sequence[Pass]) -> 
 
 
 def _write_files(args: argparse.Namespace, report: ScheduleReport) -> None:
-    """The trace and the picture that were asked for."""
+    """Write the requested trace and picture."""
     from tpcompile.inspect.files import write_file
     from tpcompile.inspect.gantt import gantt_svg
     from tpcompile.inspect.timeline import Timeline
@@ -237,7 +244,7 @@ def _write_files(args: argparse.Namespace, report: ScheduleReport) -> None:
 
 
 COMMAND = Command(
-    "show which worker runs what of a decode step, and prove it",
+    "schedule a decode step on the workers of a machine, and verify it",
     _EXAMPLES,
     _add_arguments,
     _run,

@@ -1,1 +1,1 @@
-"""Hugging Face eager, graphs and programs side by side, and where they differ first."""
+"""Comparisons of Hugging Face eager, graphs and programs, and their first divergence."""

@@ -1,4 +1,4 @@
-"""Whether real ranks agree: all of them are asked, where rank 0 alone would do."""
+"""Whether real ranks agree: the results of all ranks are compared, not only read from rank 0."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tpcompile.runtime.ranks.rank import Ranks, Step
 
 
 class WatchedRanks:
-    """Ranks whose results are compared bit by bit, at every step."""
+    """Ranks whose results are compared bit by bit in every step."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self.steps = 0
         self.results: list[torch.Tensor] = []
-        """Every rank's result: of the first step in which they differ, or of the last one."""
+        """The result of every rank, from the first step in which they differ, or from the last."""
         self.agree_so_far = True
 
     def run(self, step: Step) -> torch.Tensor:
@@ -58,7 +58,7 @@ class WatchedRanks:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Also of zeros with a sign, and of NaN, which equals nothing."""
+    """Return whether the bits are equal, also for zeros with a sign and for NaN."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(_bytes(one), _bytes(other))
 

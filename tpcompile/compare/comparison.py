@@ -1,7 +1,7 @@
-"""Comparing a sharded graph with the captured one, value by value, in the order of the graph.
+"""The comparison of a sharded graph with the captured one, value by value, in graph order.
 
-Which values belong together is no list of names: passes keep track of which captured value a
-node computes, and a sharded value is put together by its own type.
+Values are not matched by a list of names: the passes record which captured value each node
+computes, and a sharded value is assembled according to its type.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tpcompile.ir.types import REPLICATE, ValueType
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, and what the two models would say next."""
+    """All rows, and the tokens that the models would generate next."""
 
     rows: tuple[Row, ...]
     tokens_equal: bool
     top5: dict[str, list[int]]
     shown: tuple[str, ...] = ()
-    """Rows that the table shows whether or not they are the worst: those of whole models."""
+    """The rows of whole models, which the table shows whether or not they are the worst."""
 
     @property
     def first_divergence(self) -> Row | None:
@@ -50,14 +50,14 @@ class Comparison:
         }
 
     def table(self, everything: bool = False) -> str:
-        """The worst value of each layer, or every value; then the verdict."""
+        """Format the worst value of each layer, or every value, followed by the verdict."""
         from rich.table import Table
 
         beside_fp32 = any(row.beside_fp32 for row in self.rows)
         numbers = ("relative", "to fp32", "limit") if beside_fp32 else ("max abs", "relative")
         table = Table()
-        for column in ("value", "of", *numbers, ""):
-            table.add_column(column, justify="left" if column in ("value", "of") else "right")
+        for column in ("value", "source", *numbers, ""):
+            table.add_column(column, justify="left" if column in ("value", "source") else "right")
         for row in self.rows if everything else self._summary():
             verdict = "ok" if row.ok else row.problem or "DIFFERS"
             errors = (row.rel, row.error, row.limit) if beside_fp32 else (row.max_abs, row.rel)
@@ -65,7 +65,7 @@ class Comparison:
         return table_text(table) + self._verdict(everything)
 
     def _summary(self) -> Iterator[Row]:
-        """Up to the first divergence, if any: the worst value of each layer, and `shown`."""
+        """Select the worst row of each layer and those of `shown`, up to the first divergence."""
         first = self.first_divergence
         until = self.rows.index(first) + 1 if first else len(self.rows)
         worst: dict[int | None, Row] = {}
@@ -83,7 +83,7 @@ class Comparison:
         which = "" if everything else ", the worst of each layer shown"
         said = [f"{len(self.rows)} values compared{which}"]
         if first:
-            layer = "outside of the layers" if first.layer is None else f"in layer {first.layer}"
+            layer = "outside the layers" if first.layer is None else f"in layer {first.layer}"
             why = f": {first.problem}" if first.problem else f", off by {first.error:.1e}"
             if first.beside_fp32 and not first.problem:
                 why += f" from fp32, of which rounding explains {first.limit:.1e}"
@@ -91,7 +91,7 @@ class Comparison:
             said.append(f"FIRST DIVERGENCE at %{first.node} ({first.source}) {layer}{why}{where}")
         same = "the same" if self.tokens_equal else "NOT the same"
         tops = "; ".join(f"{name} {ids}" for name, ids in self.top5.items())
-        said.append(f"next tokens are {same}; the five likeliest of the last row: {tops}")
+        said.append(f"next tokens are {same}; top five of the last row: {tops}")
         return "\n".join(said) + "\n"
 
 
@@ -102,10 +102,10 @@ def compare(
     tolerance: float | None = None,
     exact: Values | None = None,
 ) -> Comparison:
-    """The values of a graph on its ranks against those of the captured graph.
+    """Compare the values of a graph on its ranks with those of the captured graph.
 
-    `exact` are the captured graph's own in fp32, with the same weights: wanted where the dtype
-    is a narrower one.
+    `exact` are the values of the captured graph in fp32, with the same weights. They are needed
+    if the dtype is narrower than fp32 and no tolerance is given.
     """
     expected, truth = _by_name(captured), _by_name(exact or {})
     rows = tuple(_rows(gm.graph, values, expected, truth, tolerance))
@@ -120,7 +120,7 @@ def compare(
 
 
 def same_tokens(eager: torch.Tensor, chosen: torch.Tensor, margin: float) -> bool:
-    """Each row's token is eager's best, or one that eager cannot tell from its best either."""
+    """Return whether eager rates each chosen token within `margin` of its best one."""
     behind = (eager.amax(-1, keepdim=True) - eager.gather(-1, chosen)).double()
     return bool((behind <= margin * eager.abs().max().double()).all())
 
@@ -143,7 +143,7 @@ def _rows(
             continue
         found, wanted = to_whole(values[node], kind), expected[name]
         truth = exact[name] if exact and kind.dtype.is_floating_point else None
-        if wanted.dim() == found.dim() + 1:  # the batch of one that canonicalize drops
+        if wanted.dim() == found.dim() + 1:  # canonicalize drops the batch of one
             wanted, truth = wanted.squeeze(0), None if truth is None else truth.squeeze(0)
         origin = origin_of(node)
         replicas = values[node] if kind.placement == REPLICATE else None

@@ -1,4 +1,4 @@
-"""Comparing the sides of a decode step group by group, and saying where the first one is off."""
+"""The comparison of the sides of a decode step by group, with the position of divergences."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tpcompile.compare.rows import Row, row_of, token_margin
 
 TOKEN, LOGITS = ("token", None), ("logits", None)
 _SHOWN = 6
-"""So many numbers of a list are told to a reader; JSON has them all."""
+"""The number of list items shown in text; JSON has all of them."""
 
 
 @dataclass(frozen=True)
 class GroupRow(Row):
-    """One group on one side, and, if it is off, in which sequences, heads and rows."""
+    """One group on one side, with the sequences, heads and rows in which it is off."""
 
     side: str = ""
     step: int = 1
     sequences: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
-    """Of the whole model, not of a rank."""
+    """Numbered within the whole model, not within a rank."""
     spans: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
-    """From and to: the rows of a head, or else of the weight that computes the value."""
+    """Start and stop of the rows of a head, or else of the weight that computes the value."""
     ranks: tuple[int, ...] = ()
     by: tuple[str, ...] = ()
-    """What computed the values that are off."""
+    """The sources of the values that are off."""
 
     @property
     def place(self) -> str:
-        """Where it is off, for a reader."""
+        """The position of the divergence as text."""
         found = [f"sequence{_several(self.sequences)}"] if self.sequences else []
         found += [f"head{_several(self.heads)}"] if self.heads else []
         found += [f"span{_several(self.spans)}"] if self.spans else []
@@ -44,7 +44,7 @@ class GroupRow(Row):
 
 @dataclass(frozen=True)
 class Step:
-    """The same step on all sides; `exact` is eager in fp32, where that is wanted."""
+    """The same step on all sides. `exact` is eager in fp32, if needed."""
 
     groups: tuple[Group, ...]
     eager: Side
@@ -54,7 +54,7 @@ class Step:
 def compare_sides(
     step: Step, sides: Sequence[Side], tolerance: float | None = None, number: int = 1
 ) -> Iterator[GroupRow]:
-    """Each group on each side beside eager, in the order of the step."""
+    """Compare each group on each side with eager, in the order of the step."""
     for group in step.groups:
         for side in sides:
             row = _row(step, group, side, tolerance, number)
@@ -90,7 +90,7 @@ def _group_row(row: Row, side: Side, step: int, problem: str) -> GroupRow:
 def _finite(
     step: Step, group: Group, side: Side
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """What is minus infinity on all sides, as an empty span is, is no difference."""
+    """Return the values, with 0 where all are minus infinity, as for an empty span."""
     found, expected = side.values[group.key], step.eager.values[group.key]
     exact = step.exact.values[group.key] if step.exact else None
     if found.shape != expected.shape:
@@ -101,9 +101,10 @@ def _finite(
 
 
 def _token_row(step: Step, side: Side, tolerance: float | None) -> tuple[Row, str]:
-    """The logits of the tokens chosen beside the highest: those that eager can tell apart.
+    """Compare eager's logits of the chosen tokens with its highest logits.
 
-    Of the side's own logits it must be the lowest of the highest.
+    Tokens that eager cannot tell apart are equally good. Among the side's own highest logits, the
+    chosen token must be the one with the lowest id.
     """
     logits = step.eager.values[LOGITS].float()
     exact = step.exact.values[LOGITS].float() if step.exact else None
@@ -114,22 +115,25 @@ def _token_row(step: Step, side: Side, tolerance: float | None) -> tuple[Row, st
     row = row_of(TOKEN[0], side.name, said, logits.amax(1, keepdim=True), margin)
     lowest = best_tokens(own)
     if not bool(known.all()):
-        return row, f"no tokens: {chosen[~known].tolist()}"
+        return row, f"invalid tokens: {chosen[~known].tolist()}"
     for token, wanted in zip(chosen[:, 0].tolist(), lowest[:, 0].tolist(), strict=True):
         if token != wanted:
-            return row, f"{token}, not {wanted}, the first of the side's own highest logits"
+            return (
+                row,
+                f"token {token}, expected {wanted}, the first of the side's own highest logits",
+            )
     return row, ""
 
 
 def best_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """`[rows, 1]`: of equal logits the lowest id."""
+    """Return the best token of each row, `[rows, 1]`. Among equal logits the lowest id wins."""
     ids = torch.arange(logits.shape[1]).expand(logits.shape)
     highest = logits == logits.amax(1, keepdim=True)
     return ids.where(highest, logits.shape[1]).amin(1, keepdim=True)
 
 
 def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
-    """What this side alone has."""
+    """Return the row of a value that only this side has."""
     name, layer = key
     problem = f"no other side has it; reported by {source}"
     nothing = torch.zeros(0)
@@ -138,7 +142,7 @@ def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
 
 
 def _placed(row: GroupRow, step: Step, group: Group, side: Side) -> GroupRow:
-    """With where values are off by more than the limit, or, judged beside fp32, by the most."""
+    """Add the position of values beyond the limit or, if judged beside fp32, of the worst ones."""
     wrong = _wrong(step, group, side, row)
     if not bool(wrong.any()):
         return row

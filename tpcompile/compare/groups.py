@@ -1,9 +1,9 @@
-"""The values of a decode step by instruction group, put together from whoever computes parts.
+"""The values of a decode step by instruction group, assembled from their parts.
 
-Hugging Face, the torch module and the program compute the same values in pieces of other sizes:
-a sequence at a time, a rank at a time, an instruction at a time. Here they become whole again, and
-what a side lacks, has twice from one rank, has twice with other bits, or has alone is written
-down.
+Hugging Face, the torch module and the program compute the same values in different parts: per
+sequence, per rank, per instruction. This module assembles whole values from them. It records
+values that are missing on a side, reported twice by one rank, reported with different bits, or
+reported by one side alone.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from tpcompile.ir.layout import Interval, Layout
 from tpcompile.ir.ops.rotary import split_halves
 
 Key = tuple[str, int | None]
-"""A group by name and layer; None is outside of the layers."""
+"""A group by name and layer. The layer is None outside the layers."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One value of a step, `[rows, columns]`: its name, its layer, and how ranks hold it."""
+    """One value of a step, `[rows, columns]`: its name, its layer and its layout."""
 
     name: str
     layer: int | None
     rows: int
-    """A row for each sequence, or for each token of all of them."""
+    """One row per sequence, or one per token of all sequences."""
     columns: int
     layout: Layout | None = None
-    """Which columns a rank has, in elements; None: all of them on every rank."""
+    """The columns of each rank, in elements; None if every rank has all of them."""
     head: str = ""
-    """What its columns are made of, "head" or "kv head"; empty: of rows of a weight."""
+    """The unit of the columns, "head" or "kv head"; empty if they are rows of a weight."""
     width: int = 1
-    """The columns of one head."""
+    """The number of columns of one head."""
     spans: int = 1
-    """Into how many spans a head's columns are split."""
+    """The number of spans that the columns of a head are split into."""
     interleaved: bool = False
-    """Whether ranks hold the pairs of a head side by side."""
+    """Whether the ranks store the two elements of a rotated pair next to each other."""
     lengths: tuple[int, ...] = ()
-    """Where rows are tokens: how many of them each sequence has."""
+    """The number of tokens of each sequence, if rows are tokens."""
     recomputed: bool = False
-    """Whether each instruction that reads it computes it, so that a rank has it often."""
+    """Whether each instruction that reads it computes it, so that a rank reports it repeatedly."""
 
     @property
     def key(self) -> Key:
@@ -53,14 +53,14 @@ class Group:
         return self.name if self.layer is None else f"{self.name} of layer {self.layer}"
 
     def intervals(self, rank: int) -> tuple[Interval, ...]:
-        """The columns of a rank, in the order in which it has them."""
+        """Return the columns of a rank, in the order in which the rank stores them."""
         return ((0, self.columns),) if self.layout is None else self.layout.intervals(rank)
 
     def extent(self, rank: int) -> int:
         return sum(stop - start for start, stop in self.intervals(rank))
 
     def sequence_of(self, row: int) -> int:
-        """The sequence that a row belongs to."""
+        """Return the sequence that a row belongs to."""
         for sequence, length in enumerate(self.lengths):
             if row < length:
                 return sequence
@@ -70,28 +70,28 @@ class Group:
 
 @dataclass(frozen=True)
 class Side:
-    """All values of a step as one side has them, whole and in Hugging Face's order."""
+    """All values of a step on one side, whole and in Hugging Face's order."""
 
     name: str
     values: dict[Key, torch.Tensor]
     brought: dict[Key, torch.Tensor]
-    """Who computed each element, by number in `sources`."""
+    """The source of each element, as an index into `sources`."""
     sources: tuple[str, ...]
     problems: dict[Key, str]
-    """What is wrong with how a value was reported."""
+    """The errors in how values were reported."""
     unknown: dict[Key, str]
-    """What no other side has, and who reported it."""
+    """The values that no other side has, and their sources."""
 
 
 @dataclass
 class _Part:
-    """As much of a value as has come in."""
+    """The part of a value that has been reported so far."""
 
     values: torch.Tensor
     brought: torch.Tensor
 
     def earlier(self, rows: slice, columns: slice) -> int | None:
-        """Who reported the first of these that has come in; None if all are new."""
+        """Return the source of the first element that is already there; None if all are new."""
         held = self.brought[rows, columns]
         known = held[held >= 0]
         return int(known[0]) if len(known) else None
@@ -99,7 +99,7 @@ class _Part:
     def merge(
         self, rows: slice, columns: slice, values: torch.Tensor, brought: torch.Tensor
     ) -> tuple[int, int] | None:
-        """Take what is not there yet; if what is there has other bits, the two who said so."""
+        """Merge new elements. Return the conflicting sources if known elements have other bits."""
         held_values, held_by = self.values[rows, columns], self.brought[rows, columns]
         twice = (held_by >= 0) & (brought >= 0) & (_bits(held_values) != _bits(values))
         first = [tuple(place) for place in twice.nonzero()[:1].tolist()]
@@ -111,7 +111,7 @@ class _Part:
 
 @dataclass
 class Pieces:
-    """Takes in what a side computes, piece by piece."""
+    """Collects the values that a side computes, piece by piece."""
 
     name: str
     groups: Sequence[Group]
@@ -134,7 +134,7 @@ class Pieces:
         rows: Interval | None = None,
         columns: Interval | None = None,
     ) -> None:
-        """Some rows and columns of a rank's part; all of them unless given."""
+        """Add some rows and columns of a rank's part, by default all of them."""
         group = self._groups.get(key)
         if group is None:
             self._unknown.setdefault(key, source)
@@ -148,7 +148,9 @@ class Pieces:
         if part is None:
             part = self._parts[key, rank] = _empty(group.rows, wide, values.dtype)
         if part.values.dtype != values.dtype:
-            self._problem(key, f"{source} reports {values.dtype}, others {part.values.dtype}")
+            self._problem(
+                key, f"{source} reports {values.dtype}, others report {part.values.dtype}"
+            )
             return
         number = self._numbers.setdefault(source, len(self._numbers))
         brought = torch.full(values.shape, number, dtype=torch.int32)
@@ -156,21 +158,21 @@ class Pieces:
         earlier = None if group.recomputed else part.earlier(*place)
         self._differ(key, part.merge(*place, values, brought))
         if earlier is not None:
-            self._problem(key, f"twice from one rank: {self._named(earlier, number)}")
+            self._problem(key, f"reported twice by one rank: {self._named(earlier, number)}")
 
     def deal(self, key: Key, values: torch.Tensor, source: str) -> None:
-        """A value that is whole already: to each rank what it would have of it."""
+        """Split a whole value into the parts of the ranks, and add them."""
         for rank in range(self.ranks):
             intervals = self._groups[key].intervals(rank)
             own = torch.cat([values[:, start:stop] for start, stop in intervals], 1)
             self.put(key, own, source, rank=rank)
 
     def whole(self, key: Key) -> torch.Tensor:
-        """A value of which all parts have come in."""
+        """Return a value after all its parts have been added."""
         return self._whole(self._groups[key]).values
 
     def side(self) -> Side:
-        """All that came in, put together from the ranks."""
+        """Assemble all values from the parts of the ranks."""
         found = {group.key: self._whole(group) for group in self.groups}
         return Side(
             self.name,
@@ -199,19 +201,19 @@ class Pieces:
 
     def _differ(self, key: Key, disagree: tuple[int, int] | None) -> None:
         if disagree:
-            self._problem(key, f"twice with other bits: {self._named(*disagree)}")
+            self._problem(key, f"reported with different bits: {self._named(*disagree)}")
 
     def _named(self, *numbers: int) -> str:
         names = list(self._numbers)
         return "; ".join(names[number] for number in numbers)
 
     def _problem(self, key: Key, text: str) -> None:
-        """The first is the one to look at."""
+        """Record a problem of a value. The first one counts."""
         self._problems.setdefault(key, text)
 
 
 def _places(group: Group, rank: int) -> Iterator[tuple[slice, int, int]]:
-    """Columns of the whole value, and where the rank has them."""
+    """Yield columns of the whole value, and their position on the rank."""
     offset = 0
     for start, stop in group.intervals(rank):
         yield slice(start, stop), offset, offset + stop - start
@@ -226,27 +228,27 @@ def _empty(rows: int, columns: int, dtype: torch.dtype) -> _Part:
 
 
 def _straight(group: Group, x: torch.Tensor) -> torch.Tensor:
-    """The pairs of a head half a head apart, as Hugging Face has them."""
+    """Move the elements of each pair half a head apart, as in Hugging Face."""
     return split_halves(x.view(len(x), -1, group.width)).flatten(1)
 
 
 def _refusal(
     values: torch.Tensor, rows: Interval, columns: Interval, shape: tuple[int, int]
 ) -> str:
-    """Why these cannot be a part of the value; empty if they can."""
+    """Return why the values cannot be this part, or an empty string if they can."""
     for (start, stop), extent, what in zip(
         (rows, columns), shape, ("rows", "columns"), strict=True
     ):
         if not 0 <= start <= stop <= extent:
-            return f"{what} {start} to {stop}, of {extent}"
+            return f"{what} {start} to {stop} of {extent}"
     wanted = (rows[1] - rows[0], columns[1] - columns[0])
     if tuple(values.shape) != wanted:
-        return f"{tuple(values.shape)} values for {wanted}"
+        return f"shape {tuple(values.shape)}, expected {wanted}"
     return ""
 
 
 def _where(part: _Part | None, rank: int, ranks: int) -> str:
-    """Which columns nobody reported."""
+    """Describe the columns that were not reported."""
     on = f" on rank {rank}" if ranks > 1 else ""
     if part is None:
         return on
@@ -258,5 +260,5 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """Numbers that are equal where bits are, also of zeros with a sign and of NaN."""
+    """View the values as integers, which compare by bits, also for signed zeros and NaN."""
     return x.contiguous().view(_WORDS[x.dtype.itemsize])

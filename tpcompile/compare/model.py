@@ -1,9 +1,10 @@
-"""The compiled model beside Hugging Face eager: three ways to the same logits, and all between.
+"""The comparison of a compiled model with Hugging Face eager, stage by stage.
 
-Hugging Face's own forward pass, the captured graph, the sharded graph value by value on its
-simulated ranks, and the emitted modules: each is compared with the one before it. Then the
-modules decode some tokens through their KV cache, beside eager with its own. In bf16 and fp16 the
-same is done once more in fp32: what is no further from that than eager is only rounded.
+The stages are Hugging Face's own forward pass, the captured graph, the sharded graph on simulated
+ranks, and the emitted modules. Each is compared with the stage before it, the sharded graph value
+by value. Then the modules and eager decode some tokens, each with its own KV cache. In bf16 and
+fp16, eager and the captured graph run in fp32 too: a value that is no further from its fp32 value
+than eager's own is attributed to rounding.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def compare_with_eager(
     tolerance: float | None = None,
     simulate: bool = False,
 ) -> Comparison:
-    """Run random tokens, sequences of these lengths, through all of them.
+    """Run random tokens, in sequences of these lengths, through all stages.
 
-    The emitted modules run on real ranks, or, with `simulate`, in this process.
+    The emitted modules run on real ranks, or in this process with `simulate`.
     """
     captured = capture(model, dtype=dtype)
     weights = weights_of(captured, model, random_weights)
@@ -66,7 +67,7 @@ def compare_with_eager(
         watched = WatchedRanks(loaded)
         with CompiledModel(captured, graph, stages, watched) as compiled:
             runs = list(_side_by_side(theirs, compiled, ids, mask, tolerance))
-    where = "each a process" if isinstance(loaded, SpawnedRanks) else "in this process"
+    where = "one process each" if isinstance(loaded, SpawnedRanks) else "in this process"
     ends = [run.row() for run in _ends(runs, _logits(reference), _logits(values), where)]
     ends += [_agreement(watched)] if tp > 1 else []
     shown = tuple(row.node for row in ends)
@@ -75,7 +76,7 @@ def compare_with_eager(
 
 @dataclass(frozen=True)
 class _Run:
-    """What both models said to the same tokens, and eager in fp32, where that is wanted."""
+    """The logits of both models for the same tokens, and those of eager in fp32 if needed."""
 
     name: str
     source: str
@@ -91,7 +92,7 @@ class _Run:
 
 
 class _Eager:
-    """A Hugging Face model that is given a text piece by piece."""
+    """A Hugging Face model that processes a text piece by piece."""
 
     def __init__(self, model: Any, cached: bool) -> None:
         self._model, self._cached = model, cached
@@ -118,9 +119,9 @@ def _side_by_side(
     mask: torch.Tensor,
     tolerance: float | None,
 ) -> Iterator[_Run]:
-    """The prompts, then the tokens that eager goes on with, one by one through all KV caches.
+    """Run the prompts, then decode the tokens that eager chooses, through all KV caches.
 
-    `models` are eager, and, where it is wanted, eager in fp32.
+    `models` are eager and, if needed, eager in fp32.
     """
     cached = compiled.can_generate()
     eager = [_Eager(model, cached) for model in models]
@@ -148,24 +149,24 @@ def _side_by_side(
 def _ends(
     runs: Sequence[_Run], captured: torch.Tensor, sharded: torch.Tensor, where: str
 ) -> Iterator[_Run]:
-    """The prompt between each two of eager, the captured graph, the sharded one and the modules."""
+    """Yield the prompt's logits for each pair of neighbouring stages, then the other runs."""
     prompt, *further = runs
     yield replace(prompt, name="captured", source="Hugging Face eager", compiled=captured)
-    yield replace(prompt, name="emitted", source=f"modules of ranks, {where}", eager=sharded)
+    yield replace(prompt, name="emitted", source=f"modules of the ranks, {where}", eager=sharded)
     yield from further
 
 
 def _best(theirs: Sequence[torch.Tensor], tokens: torch.Tensor, tolerance: float | None) -> _Run:
-    """The logits of the tokens that the ranks chose, beside the highest."""
+    """Compare the logits of the tokens that the ranks chose with the highest logits."""
     logits, *exact = theirs
     chosen = logits.gather(-1, tokens[:, None])
-    source = "chosen by ranks without logits"
+    source = "chosen without gathering logits"
     margin = token_margin(logits, exact[0] if exact else None, tolerance)
     return _Run("best tokens", source, logits.amax(-1, keepdim=True), chosen, margin)
 
 
 def _agreement(ranks: WatchedRanks) -> Row:
-    """All ranks' results of all steps; of the first one in which they differ, or of the last."""
+    """Compare the results of all ranks in the first step in which they differ, or the last."""
     first, *others = ranks.results
     other = next((result for result in others if not same_bits(first, result)), first)
     source = f"logits and tokens of {len(ranks.results)} ranks, bit by bit, {ranks.steps} steps"
@@ -181,7 +182,10 @@ def _tokens(
     captured: Captured, lengths: Sequence[int], seed: int
 ) -> tuple[Packed, torch.Tensor, torch.Tensor]:
     if not lengths or min(lengths) < 1:
-        raise UsageError("There is nothing to compare", expected="sequences of one token or more")
+        raise UsageError(
+            "The batch is empty, or one of its sequences is",
+            expected="one or more sequences of at least one token",
+        )
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     ids = torch.randint(captured.config.vocab_size, shape, generator=generator)
@@ -192,7 +196,7 @@ def _tokens(
 
 
 def _values(source: Source, packed: Packed, graph: Any = None) -> Values:
-    """Every value of a graph, or else of the captured one."""
+    """Compute every value of a graph, by default of the captured one."""
     chosen = source.captured.graph if graph is None else graph
     with torch.inference_mode():
         weights = materialise(chosen, source.read)

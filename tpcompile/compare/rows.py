@@ -1,4 +1,4 @@
-"""One value beside what it should be: how far off it is, and whether that is only rounding."""
+"""A value and its expected value: how far apart they are, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.25e-3}
-"""Largest error over the largest magnitude. fp32: the same sums in another order, in a model of
-any depth. The others, where nothing in fp32 is at hand to judge by: two or three roundings of
-the dtype (2^-8, 2^-11) in a layer, and in another order from layer to layer, so that the error
-walks with the root of the depth. Models whose layers magnify errors go beyond that."""
+"""The largest error, divided by the largest magnitude. fp32: the same sums in another order, in a
+model of any depth. bf16 and fp16, used if there is no reference in fp32: two or three roundings
+of the dtype (2^-8, 2^-11) per layer, in another order from layer to layer, so the error is a
+random walk that grows with the square root of the depth. Models whose layers amplify errors
+exceed these limits."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One value: how far it is from the captured one."""
+    """One value, and its distance from the captured one."""
 
     node: str
     source: str
@@ -25,20 +26,20 @@ class Row:
     rel: float
     ok: bool
     problem: str
-    """Empty, or what is wrong beside the error: NaN, infinity, ranks that differ, a shape."""
+    """A problem other than the error: NaN, infinity, ranks that differ, a wrong shape; or empty."""
     error: float
-    """What is judged: `rel`, or, with `beside_fp32`, how far the value is from the one in fp32."""
+    """The error that is judged: `rel`, or with `beside_fp32` the distance from the fp32 value."""
     limit: float
     beside_fp32: bool = False
 
     @property
     def place(self) -> str:
-        """Where in the value it is off, if that is known."""
+        """The position of the divergence within the value, if known."""
         return ""
 
     @property
     def severity(self) -> float:
-        """How near the error comes to its limit, where values have limits of their own."""
+        """The error as a fraction of its limit if values have their own limits, else `rel`."""
         return self.error / self.limit if self.beside_fp32 and self.limit else self.rel
 
 
@@ -53,11 +54,11 @@ def row_of(
     exact: torch.Tensor | None = None,
     depth: int = 0,
 ) -> Row:
-    """One value beside what it should be; `ranks` are replicas, which must have the same bits.
+    """Compare a value with the expected one; `ranks` are replicas, which must be equal.
 
-    With the `exact` value, unless a tolerance is given, the question is not how far the value
-    is from the expected one, but whether it is further from the exact one. Without it, `depth`
-    is the number of layers that a value of a narrow dtype went through.
+    With an `exact` value and no tolerance, a value passes if it is no further from the exact
+    value than the expected one is. Without an `exact` value, `depth` is the number of layers
+    that a value of a narrow dtype went through.
     """
     problem = _problem(found, expected, ranks or [])
     max_abs = rel = float("inf")
@@ -75,11 +76,11 @@ def row_of(
 
 
 def rounding_limit(expected: torch.Tensor, exact: torch.Tensor) -> float:
-    """How far from fp32 a value may be, if it is rounded no worse than the captured one.
+    """Return how far from fp32 a value may be if it is rounded no worse than the captured one.
 
-    Another order of sums rounds otherwise, and so is another draw of the same errors. Each token
-    is a draw of its own: the root mean squares of two times `tokens` draws are in a proportion
-    of 1 with a standard deviation of 1/sqrt(tokens) at most, of which three are allowed. A value
+    Another order of sums rounds differently, so it is another draw of the same errors. Each token
+    is one draw. For two sets of `tokens` draws, the ratio of the root mean squares is 1 with a
+    standard deviation of at most 1/sqrt(tokens); three standard deviations are allowed. A value
     that is exact by chance may still be rounded once, which moves it by a quarter of epsilon.
     """
     once = torch.finfo(expected.dtype).eps / 4
@@ -89,10 +90,10 @@ def rounding_limit(expected: torch.Tensor, exact: torch.Tensor) -> float:
 def token_margin(
     eager: torch.Tensor, exact: torch.Tensor | None, tolerance: float | None = None
 ) -> float:
-    """Logits of eager that are this near, over the largest, may change places.
+    """Return the distance within which two logits of eager may change places.
 
-    With `exact` logits: eager's two may each be off by its largest error, and the compiled
-    model's two by as much.
+    It is relative to the largest logit. With `exact` logits, each of eager's two logits may be off
+    by eager's largest error, and each of the compiled model's two by as much.
     """
     if tolerance is not None or exact is None:
         return _tolerance(eager.dtype, tolerance, 0)
@@ -111,14 +112,14 @@ def _magnitude(x: torch.Tensor) -> float:
 
 
 def _distance(x: torch.Tensor, exact: torch.Tensor) -> float:
-    """The root mean square of the error over that of the value."""
+    """Return the root mean square of the error, divided by that of the exact value."""
     squares = [float(y.square().mean()) for y in (x.double() - exact.double(), exact.double())]
     return math.sqrt(squares[0] / (squares[1] or 1.0))
 
 
 def _problem(found: torch.Tensor, expected: torch.Tensor, ranks: list[torch.Tensor]) -> str:
     if found.shape != expected.shape:
-        return f"shape {tuple(found.shape)}, not {tuple(expected.shape)}"
+        return f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
     if bool(found.isnan().any()):
         return "NaN"
     if bool(found.isinf().any()):

@@ -1,4 +1,4 @@
-"""A captured model with its weights, the same in fp32, and the Hugging Face model beside them."""
+"""A captured model with its weights, the same model in fp32, and the Hugging Face model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Source:
 
 
 def in_fp32(source: Source) -> Source | None:
-    """The same model with the same weights in fp32, to tell rounding from mistakes."""
+    """Return the model in fp32 with the same weights, to tell rounding from errors.
+
+    Return None if the dtype of the model is not narrower than fp32.
+    """
     dtype, read = source.dtype, source.read
     if dtype.itemsize >= torch.float32.itemsize:
         return None
@@ -35,14 +38,14 @@ def in_fp32(source: Source) -> Source | None:
     names, wanted = ([node.name for node in gm.graph.nodes] for gm in graphs)
     if names != wanted:
         raise UnsupportedError(
-            f"The model is another graph in fp32 than in {dtype}, so its values have no exact ones",
-            hint="Give a tolerance: then both sides are compared as they are",
+            f"The fp32 graph differs from the {dtype} graph, so its values have no exact reference",
+            hint="Give a tolerance, so that no reference in fp32 is needed",
         )
     return Source(exact, lambda name, index: read(name, index).to(dtype).float())
 
 
 def eager_model(source: Source) -> Any:
-    """The user's own model, or Hugging Face's with the same weights."""
+    """Return the user's own model, or a Hugging Face model with the same weights."""
     if source.captured.model is not None:
         return source.captured.model
     make: Any = AutoModelForCausalLM.from_config

@@ -1,1 +1,1 @@
-"""Looking at graphs: dumps, differences, plans."""
+"""Views of graphs and schedules: dumps, diffs, plans and pictures."""

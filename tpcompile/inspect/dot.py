@@ -1,4 +1,4 @@
-"""A picture of a graph, in Graphviz's language: layers as boxes, placements as colours."""
+"""A graph in the Graphviz language: layers are boxes, placements are colours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEGEND = "white: Replicate, blue: Shard, orange: Partial; red octagons: collect
 
 
 def graph_dot(gm: fx.GraphModule, rank: int | None = None) -> str:
-    """The graph as one `digraph`; shapes are those of one rank if asked for."""
+    """Return the graph as one `digraph`, with the shapes of one rank if `rank` is given."""
     info = info_of(gm)
     whose = f"tp={info.tp}" if rank is None else f"rank {rank} of {info.tp}"
     label = _quoted(f"{info.name} ({whose})", _LEGEND)
@@ -66,7 +66,7 @@ def _node(node: fx.Node, rank: int | None) -> str:
 
 
 def _label(node: fx.Node, kind: AnyType | None, rank: int | None) -> str:
-    """What is computed, its name, its type: the rest is in the tooltip."""
+    """Return a label with the operation, the name and the type. The tooltip has the rest."""
     if node.op == "output":
         return _quoted("return")
     title = {"placeholder": "input", "get_attr": ""}.get(node.op)
@@ -81,7 +81,7 @@ def _label(node: fx.Node, kind: AnyType | None, rank: int | None) -> str:
 
 
 def _expression_name(node: fx.Node) -> str:
-    """`aten.linear` of `%q = aten.linear(%n, %w) : …`; `%s[0]` stays as it is."""
+    """Return `aten.linear` for `%q = aten.linear(%n, %w) : …`, and `%s[0]` unchanged."""
     expression = format_node(node).partition(" = ")[2].partition(" : ")[0]
     return expression.partition("(")[0]
 
@@ -98,6 +98,6 @@ def _edges(graph: fx.Graph) -> Iterator[str]:
 
 
 def _quoted(*lines: str) -> str:
-    """A Graphviz string: backslashes and quotes escaped, one line below the other."""
+    """Return a Graphviz string of these lines, with backslashes and quotes escaped."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'

@@ -1,4 +1,4 @@
-"""The JSON form of a graph: its nodes with types and origins, its parameters with recipes."""
+"""The JSON form of a graph: nodes with types and origins, parameters with recipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPS = {"placeholder": "input", "get_attr": "param", "output": "return"}
 
 
 def graph_json(gm: fx.GraphModule, rank: int | None = None) -> dict[str, Any]:
-    """The graph as data for `json.dumps`; local shapes and recipes of every rank, or of one."""
+    """Return the graph as data for `json.dumps`, with shapes and recipes of one rank or of all."""
     info = info_of(gm)
     ranks = list(range(info.tp)) if rank is None else [rank]
     return {
@@ -55,7 +55,7 @@ def _op(node: fx.Node) -> str:
 
 
 def _operands(node: fx.Node) -> dict[str, Any]:
-    """Operands by name; `%name` is the value of a node."""
+    """Return the operands by name. `%name` refers to the value of a node."""
     if node.op == "get_attr":
         return {}
     spec = spec_of(node)
@@ -79,7 +79,7 @@ def _operand(value: Any) -> Any:
 
 
 def type_json(kind: AnyType, ranks: list[int]) -> Any:
-    """A tensor's type as an object, several tensors' as a list, a number's as its symbol."""
+    """Return the type as an object (tensor or symbol), or as a list (several tensors)."""
     if isinstance(kind, SymbolType):
         return {"symbol": kind.symbol}
     if isinstance(kind, tuple):
@@ -127,10 +127,11 @@ def _parameter(node: fx.Node, ranks: list[int]) -> dict[str, Any]:
 
 
 def reads(piece: Piece, itemsize: int) -> list[dict[str, Any]]:
-    """The bytes of a checkpoint tensor that a piece reads, counted from the tensor's start.
+    """Return the byte ranges of a checkpoint tensor that a piece reads.
 
-    `count` runs of `bytes` bytes, the first at `start`, each `stride` behind the one before: a
-    slice of columns has as many runs as there are rows, so they are not written one by one.
+    Each entry is `count` runs of `bytes` bytes. The first run begins `start` bytes after the
+    start of the tensor, and each further run begins `stride` bytes after the one before. A slice
+    of columns has one run per row, so the runs are not listed one by one.
     """
     strides = [itemsize] * len(piece.shape)
     for dim in range(len(piece.shape) - 2, -1, -1):
@@ -159,7 +160,7 @@ def reads(piece: Piece, itemsize: int) -> list[dict[str, Any]]:
 
 
 def _unit_steps(runs: tuple[range, ...]) -> list[range]:
-    """Runs of neighbours: others fall apart into single indices."""
+    """Split runs with a step other than 1 into single indices."""
     return [
         part
         for run in runs

@@ -1,4 +1,4 @@
-"""Files and directories of results, which are there whole or not at all."""
+"""Files and directories of results, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STAGE_FILE = re.compile(r"\d\d+-[a-z0-9-]+\.(txt|json|dot)")
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a place where a dump would overwrite something that is not a dump."""
+    """Refuse a directory where a dump would overwrite anything but an earlier dump."""
     if _status(directory) is None:
         return
     if not directory.is_dir():
@@ -25,21 +25,21 @@ def check_directory(directory: Path) -> None:
     others = [entry.name for entry in sorted(directory.iterdir()) if not _is_stage_file(entry)]
     if others:
         raise UsageError(
-            f"The directory {directory} holds other things than a dump",
+            f"The directory {directory} contains more than a dump",
             got=others[0],
             expected="a new or empty directory, or one with an earlier dump, which is replaced",
         )
 
 
 def _is_stage_file(path: Path) -> bool:
-    """Whether an earlier dump wrote this; it writes regular files, no links or FIFOs."""
+    """Return whether an earlier dump wrote this. Dumps are regular files, not links or FIFOs."""
     return bool(_STAGE_FILE.fullmatch(path.name)) and stat.S_ISREG(path.lstat().st_mode)
 
 
 def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str) -> list[Path]:
-    """Write `00-capture.txt`, `01-canonicalize.txt`, …; an earlier dump there is replaced."""
+    """Write `00-capture.txt`, `01-canonicalize.txt`, …, and replace an earlier dump."""
     check_directory(directory)
-    place = Path(os.path.realpath(directory))  # a link stays: the dump goes to its target
+    place = Path(os.path.realpath(directory))  # keep a link, and write the dump to its target
     existed = place.exists()
     names = [f"{number:02d}-{name}.{suffix}" for number, (name, _) in enumerate(stages)]
     try:
@@ -58,29 +58,29 @@ def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str
         raise UsageError(
             f"The stages cannot be written to {directory}",
             got=str(error),
-            hint="Give a directory that can be written to",
+            hint="Give a writable directory",
         ) from error
     return [directory / name for name in names]
 
 
 def check_file(path: Path) -> None:
     """Refuse a path that cannot name a file."""
-    if os.path.isdir(path):  # as Path.is_dir, which raises if a name is too long
+    if os.path.isdir(path):  # Path.is_dir raises if a name is too long
         raise UsageError(f"{path} is a directory", hint="Give the name of a file")
     _status(path)
     for place in (path.absolute(), Path(os.path.realpath(path))):
         if not os.path.isdir(place.parent):
             named = path if place == path.absolute() else place
             raise UsageError(
-                f"There is no directory {named.parent} for {named.name}", hint="Make it first"
+                f"There is no directory {named.parent} for {named.name}", hint="Create it first"
             )
 
 
 def write_file(path: Path, write: Callable[[TextIO], object]) -> None:
     """Replace the contents of a file with the text that `write` writes.
 
-    A regular file appears whole or stays as it was. A link is followed and stays a link. A
-    device, a FIFO or another special file is written to in place.
+    A regular file is replaced completely, or stays unchanged if writing fails. A link is followed
+    and stays a link. A device, a FIFO or another special file is written in place.
     """
     check_file(path)
     try:
@@ -94,19 +94,19 @@ def write_file(path: Path, write: Callable[[TextIO], object]) -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """The status of what the path leads to; None where nothing is."""
+    """Return the status of the file that the path leads to, or None if there is no file."""
     try:
         return path.stat()
     except FileNotFoundError:
         return None
-    except OSError as error:  # such as a loop of links, or a name that is too long
+    except OSError as error:  # for example a loop of links, or a name that is too long
         raise _unwritable(path, error) from error
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Whether a new regular file may take the place of what is there.
+    """Return whether a new regular file may replace whatever is at the path.
 
-    Links such as /proc/self/fd/1 lead to files that have no path: these are written in place.
+    Links such as /proc/self/fd/1 lead to files that have no path. They are written in place.
     """
     found = _status(path)
     if found is None:
@@ -126,14 +126,12 @@ def _replace_file(target: Path, write: Callable[[TextIO], object]) -> None:
 
 
 def _open_existing(path: str, flags: int) -> int:
-    """Open without O_CREAT: a special file that is gone must not come back as a regular one."""
+    """Open without O_CREAT, which would replace a deleted special file with a regular one."""
     return os.open(path, flags & ~os.O_CREAT)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"{path} cannot be written", got=str(error), hint="Give a place that can be written to"
-    )
+    return UsageError(f"{path} cannot be written", got=str(error), hint="Give a writable path")
 
 
 def _replace_files(directory: Path, staging: Path) -> None:

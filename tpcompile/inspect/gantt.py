@@ -1,4 +1,4 @@
-"""A picture of a schedule: workers as rows, time from left to right, a colour for each kind."""
+"""A picture of a schedule: one row per worker, time from left to right, one colour per kind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STRIP, _STRIP_GAP = 44, 8
 _RANK_GAP = 22
 _CHAIN = f'fill="none" stroke="{svg.INK}" stroke-width="1.6"'
 _SMALLEST = 0.4
-"""Pixels: a slice is never drawn narrower."""
+"""The minimum width of a slice, in pixels."""
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """Time on the picture."""
+    """The horizontal scale: converts times to pixels."""
 
     stop: float
 
@@ -32,7 +32,7 @@ class _Scale:
 
 @dataclass(frozen=True)
 class _Row:
-    """Where a track is drawn."""
+    """The vertical position of a track."""
 
     track: int
     top: float
@@ -40,9 +40,9 @@ class _Row:
 
 
 def gantt_svg(timeline: Timeline, title: str, critical: float) -> str:
-    """The picture as a file. Of a long program it shows the first layers, above them all of it.
+    """Draw the picture. For a long program, draw the first layers below an overview of it all.
 
-    `critical` is the time that the program would take if no worker were ever missing.
+    `critical` is the time that the program takes with an unlimited number of workers.
     """
     window = window_of(timeline)
     kinds = dict.fromkeys(map(kind_of, timeline.program.instructions))
@@ -69,7 +69,7 @@ def gantt_svg(timeline: Timeline, title: str, critical: float) -> str:
 
 
 def _head(timeline: Timeline, title: str, critical: float) -> tuple[list[str], float]:
-    """Title and figures, and where they end."""
+    """Draw the title and the figures, and return the y position below them."""
     program, y = timeline.program, float(_TOP)
     figures = (
         f"{len(program.instructions):,} instructions",
@@ -91,7 +91,7 @@ def _head(timeline: Timeline, title: str, critical: float) -> tuple[list[str], f
 def _legend(
     timeline: Timeline, window: Window, paint: dict[str, str], y: float
 ) -> tuple[list[str], float]:
-    """The colours and the outline, and where the legend ends."""
+    """Draw the legend of colours and outlines, and return the y position below it."""
     parts: list[str] = []
     x = float(_LEFT)
     starts, workers = timeline.timing.starts, timeline.timing.workers
@@ -99,7 +99,7 @@ def _legend(
     count = f"{len(timeline.chain):,} instructions"
     if not window.whole:
         count += f", {shown:,} of them shown below"
-    chain = f"outlined: what the end waited for ({count})"
+    chain = f"outlined: the critical path ({count})"
     for name, colour in [*paint.items(), (chain, "")]:
         wide = 18 + svg.text_width(name, 12) + 18
         if x > _LEFT and x + wide > _WIDTH - _RIGHT:
@@ -114,9 +114,9 @@ def _legend(
 def _overview(
     timeline: Timeline, window: Window, paint: dict[str, str], y: float
 ) -> tuple[list[str], float]:
-    """How many workers are busy with what, a strip for each rank, over all of the time."""
+    """Draw how many workers are busy with each kind over the whole time, one strip per rank."""
     scale = _Scale(timeline.timing.makespan)
-    parts = [svg.words(_LEFT, y + 12, "The whole program: workers at work", 13, bold=True)]
+    parts = [svg.words(_LEFT, y + 12, "The whole program: busy workers", 13, bold=True)]
     top = y + 12 + _TICK_ROOM + 4
     each = len(timeline.tracks) // timeline.program.ranks
     ranks = timeline.program.ranks
@@ -138,7 +138,7 @@ def _overview(
 
 
 def _axis(scale: _Scale, top: float, bottom: float) -> Iterator[str]:
-    """Ticks above the rows, and lines down through them."""
+    """Draw ticks above the rows, and vertical lines through the rows."""
     for moment in svg.ticks(0.0, scale.stop, _TICKS):
         x = scale.x(moment)
         yield svg.line(x, top, bottom)
@@ -146,7 +146,7 @@ def _axis(scale: _Scale, top: float, bottom: float) -> Iterator[str]:
 
 
 def _layers(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
-    """Where each layer begins; the names of some, where they stand too close."""
+    """Mark where each layer begins. Skip layers whose name would overlap another."""
     begins: dict[int, float] = {}
     for number, instruction in enumerate(timeline.program.instructions):
         layer = layer_of(instruction)
@@ -176,7 +176,7 @@ def _rows(timeline: Timeline, window: Window, y: float) -> list[_Row]:
 
 
 def _names(timeline: Timeline, rows: Sequence[_Row]) -> Iterator[str]:
-    """Of every worker where there is room, else of every few."""
+    """Draw the name of every worker, or of every fourth if rows are too low."""
     for row in rows:
         track = timeline.tracks[row.track]
         if track.worker == 0 and timeline.program.ranks > 1:
@@ -193,7 +193,7 @@ def _label(y: float, text: str) -> str:
 def _slices(
     timeline: Timeline, window: Window, rows: Sequence[_Row], paint: dict[str, str]
 ) -> Iterator[str]:
-    """Kind by kind, then the outlines, then what is written inside."""
+    """Draw the slices kind by kind, then the outlines, then the labels."""
     scale, starts = _Scale(window.stop), timeline.timing.starts
     chain, drawn = set(timeline.chain), dict[str, list[str]]()
     outlined: list[str] = []

@@ -1,4 +1,4 @@
-"""Instruments: what can be hung on the pass manager to see the graph after every pass."""
+"""Instruments: callbacks of the pass manager that receive the graph after every pass."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import fx
 from tpcompile.inspect.tables import table_text
 
 Render = Callable[[fx.GraphModule], str]
-"""How a graph is shown: as text, as JSON, as a picture."""
+"""A function that formats a graph, for example as text, JSON or Graphviz."""
 
 
 class Stats(Protocol):
-    """What the pass manager says of a pass."""
+    """The statistics that the pass manager reports for a pass."""
 
     @property
     def ms(self) -> float: ...
@@ -34,7 +34,7 @@ class Stats(Protocol):
 
 @dataclass
 class KeepStages:
-    """Keeps the stages named, or every one, as they are shown: (name, text), in order."""
+    """Stores the named stages, or all of them, as (name, formatted graph) in order."""
 
     render: Render
     names: frozenset[str] | None = None
@@ -47,7 +47,7 @@ class KeepStages:
 
 @dataclass
 class PrintAfter:
-    """Writes the graph after the passes named, or after every one, under a line that says which."""
+    """Writes the graph after the named passes, or after every pass, below a header line."""
 
     render: Render
     write: Callable[[str], object]
@@ -60,7 +60,7 @@ class PrintAfter:
 
 @dataclass
 class PrintDiff:
-    """Writes what a pass changed, as a unified diff of the text before and after it."""
+    """Writes the changes of a pass as a unified diff of the text before and after it."""
 
     render: Render
     write: Callable[[str], object]
@@ -82,7 +82,7 @@ class PrintDiff:
 
 
 def summary(stats: Stats) -> str:
-    """What a pass did, without times: the same on every run."""
+    """Summarise a pass without times, so that the text is the same on every run."""
     matches = "1 match" if stats.matches == 1 else f"{stats.matches} matches"
     if not stats.nodes_before:
         return f"{stats.nodes_after} nodes"
@@ -92,7 +92,7 @@ def summary(stats: Stats) -> str:
 
 @dataclass(frozen=True)
 class PassRow:
-    """One pass in a log, and whether the graph was valid behind it."""
+    """One pass in a log, and whether the graph was valid after it."""
 
     name: str
     ms: float
@@ -108,7 +108,7 @@ class PassRow:
 
 @dataclass
 class PassLog:
-    """Keeps what each pass cost and did; the captured graph is not a pass."""
+    """Records the times and the effect of each pass. The captured graph is not a pass."""
 
     rows: list[PassRow] = field(default_factory=list)
 
@@ -117,7 +117,7 @@ class PassLog:
             self._add(name, stats, ok=True)
 
     def failed(self, name: str, stats: Stats) -> None:
-        """The pass that no instrument was called for, as it left an invalid graph."""
+        """Record a pass that left an invalid graph, for which the manager calls no instrument."""
         self._add(name, stats, ok=False)
 
     def _add(self, name: str, stats: Stats, ok: bool) -> None:
@@ -125,7 +125,7 @@ class PassLog:
         self.rows.append(PassRow(name, stats.ms, stats.check_ms, *counts, ok))
 
     def table(self, verdict: bool = False) -> str:
-        """A row a pass; with its verdict if asked for."""
+        """Format one row per pass, with its verdict if `verdict` is set."""
         from rich.table import Table
 
         table = Table()

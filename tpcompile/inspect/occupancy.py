@@ -1,4 +1,4 @@
-"""How many workers are at work on what, over time: one strip of a picture."""
+"""How many workers run which kind of instruction over time: one strip of a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Strip = tuple[float, float, float, float]
 def occupancy(
     timeline: Timeline, tracks: Sequence[int], paint: dict[str, str], strip: Strip
 ) -> Iterator[str]:
-    """A stack of areas, a kind on the other; what is left white is idle."""
+    """Yield stacked areas, one per kind of instruction. White space is idle time."""
     left, top, width, height = strip
     yield svg.box(left, top, width, height, f'stroke="{svg.GRID}"', fill="none")
     shares = busy_shares(timeline, tracks, list(paint))
@@ -27,13 +27,13 @@ def occupancy(
         if any(share):
             heights = [min(part, 1.0) * height for part in stacked]
             areas.append(_area(heights, left, top + height, width / _BINS, paint[kind]))
-    yield from reversed(areas)  # the highest first: each hides what is below it
+    yield from reversed(areas)  # tallest first: each area is drawn over the taller ones
 
 
 def busy_shares(
     timeline: Timeline, tracks: Sequence[int], kinds: Sequence[str]
 ) -> dict[str, list[float]]:
-    """By kind, for each piece of the time, the part of these workers' time that it takes."""
+    """Return the share of these workers' time that each kind takes, per interval of time."""
     timing = timeline.timing
     piece = timing.makespan / _BINS
     shares = {kind: [0.0] * _BINS for kind in kinds}

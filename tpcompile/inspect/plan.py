@@ -1,4 +1,4 @@
-"""The plan of a sharded graph: who holds what, and what crosses between ranks."""
+"""The plan of a sharded graph: what each rank holds, and what the ranks exchange."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tpcompile.ir.types import ValueType
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one rank holds; heads and widths are those of its widest layer."""
+    """The share of one rank. Heads and widths are those of its widest layer."""
 
     rank: int
     q_heads: int
@@ -46,7 +46,7 @@ class RankShare:
 class Collective:
     """One exchange between the ranks in a step.
 
-    The bytes are what a rank sends around a ring for each token, or for each row of logits.
+    The bytes are those that a rank sends around a ring per token, or per row of logits.
     """
 
     op: str
@@ -72,7 +72,7 @@ class PlanReport:
         }
 
     def table(self) -> str:
-        """Two tables: the ranks, and the collectives by kind."""
+        """Format two tables: the ranks, and the collectives by kind."""
         from rich.table import Table
 
         shares = Table(title=f"{self.model}, tp={self.tp}", title_justify="left")
@@ -84,7 +84,7 @@ class PlanReport:
                 *map(str, row), _size(share.weight_bytes), _size(share.kv_bytes_per_token)
             )
         crossing = Table(
-            title="what a rank sends around a ring, for each token or row of logits",
+            title="sent by each rank around a ring, per token or row of logits",
             title_justify="left",
             min_width=66,
         )
@@ -97,7 +97,7 @@ class PlanReport:
 
 
 def plan_report(gm: fx.GraphModule) -> PlanReport:
-    """Read off the types of a graph after the pipeline."""
+    """Derive the plan from the types of a graph after the pipeline."""
     info = info_of(gm)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     heads = [kinds for kinds in map(_heads, calls) if kinds is not None]
@@ -124,7 +124,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
 
 
 def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:
-    """The queries and keys of a layer, where attention reads them or a decode step makes them."""
+    """Return the types of the queries and keys at the op that reads or makes them, else None."""
     if node.target in (ATTENTION, PAGED_ATTENTION):
         return value_type(operand(node)), value_type(operand(node, 1))
     if node.target is NORM_QKV_ROPE_APPEND:
@@ -140,7 +140,7 @@ def _most(kinds: list[ValueType], dim: int, rank: int) -> int:
 
 
 _CROSSES = {ALL_REDUCE_RESIDUAL: ALL_REDUCE}
-"""Ops that do more than the collective that they are between ranks."""
+"""The collectives inside fused ops, by op."""
 
 
 def _collectives(calls: list[fx.Node], ranks: int) -> list[Collective]:

@@ -1,4 +1,4 @@
-"""What a schedule comes to, as a table and as JSON."""
+"""The report on a schedule, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpcompile.vm.schedule.scheduled import Scheduled
 
 _MOST_FAULTS = 10
 _MOST_LABELS = 50
-"""Of the chain that the end waited for."""
+"""The maximum number of labels listed for the critical path."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ScheduleReport:
     """A program that is scheduled, timed and verified."""
 
     asked: dict[str, Any]
-    """Model, target, workers, policy and all else that was chosen, by name."""
+    """The model, target, workers, policy and other choices, by name."""
     found: Scheduled
 
     def to_json(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class ScheduleReport:
         }
 
     def table(self) -> str:
-        """Two tables: the schedule as a whole, and its instructions by kind."""
+        """Format two tables: the whole schedule, and its instructions by kind."""
         from rich.table import Table
 
         whole = Table(show_header=False)
@@ -56,7 +56,7 @@ class ScheduleReport:
             whole.add_row(name, value)
         kinds = Table(title="instructions", title_justify="left")
         kinds.add_column("kind", min_width=20)
-        for column in ("count", "µs each", "µs in all", "of the work"):
+        for column in ("count", "µs each", "µs total", "of the work"):
             kinds.add_column(column, justify="right")
         work = sum(self.found.costs) or 1.0
         for kind, count, us in self._kinds():
@@ -85,7 +85,7 @@ class ScheduleReport:
         ]
 
     def _kinds(self) -> list[tuple[str, int, float]]:
-        """By kind, in the order of the program: how many, and their time."""
+        """Return each kind with its count and total time, in program order."""
         found: dict[str, tuple[int, float]] = {}
         for instruction, cost in zip(
             self.found.program.instructions, self.found.costs, strict=True
@@ -95,7 +95,7 @@ class ScheduleReport:
         return [(kind, count, us) for kind, (count, us) in found.items()]
 
     def _chain(self, timing: Timing) -> dict[str, Any]:
-        """What the end waited for: how many instructions, and the first of them by label."""
+        """Return the length of the critical path, and the labels of its first instructions."""
         chain = Timeline(self.found.program, timing).chain
         instructions = self.found.program.instructions
         return {
@@ -113,8 +113,8 @@ def count_of(faults: Sequence[Fault]) -> str:
 
 
 def fault_lines(faults: Sequence[Fault]) -> str:
-    """The first of them, a line each, and how many more there are."""
+    """Format the first faults, one per line, and the number of the others."""
     lines = [f"  {fault.rule}: {fault.said}\n" for fault in faults[:_MOST_FAULTS]]
     if len(faults) > _MOST_FAULTS:
-        lines.append(f"  and {count_of(faults[_MOST_FAULTS:])} more\n")
+        lines.append(f"  not shown: {count_of(faults[_MOST_FAULTS:])}\n")
     return "".join(lines)

@@ -1,4 +1,4 @@
-"""Pieces of a picture as SVG text: rectangles, words, colours, round ticks."""
+"""The parts of a picture as SVG text: rectangles, words, colours and axis ticks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 INK, QUIET, PAPER, GRID = "#1a1a1a", "#5f6368", "#ffffff", "#d9dce1"
 
 _COLOURS = (
-    # Paul Tol's "light", which colour-blind people can tell apart and black can be read on
+    # the Tol "light" palette: safe for colour-blind readers, and black text stays legible on it
     "#dddddd",
     "#77aadd",
     "#eedd88",
@@ -22,11 +22,11 @@ _COLOURS = (
     "#c8a27c",
 )
 _CHARACTER, _NARROW = 0.66, 0.4
-"""The width of a character as part of the size of its font, rather too wide than too narrow."""
+"""The width of a character as a fraction of the font size; overestimated to be safe."""
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour each; they begin again behind the tenth."""
+    """Assign a colour to each name. The colours repeat after the tenth."""
     return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}
 
 
@@ -36,7 +36,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def shortened(text: str, size: float, width: float) -> str:
-    """The text, or as much of its beginning as has room."""
+    """Return the text, cut off with an ellipsis if it is too wide."""
     if text_width(text, size) <= width:
         return text
     room = int(width / (size * _CHARACTER)) - 1
@@ -68,7 +68,7 @@ def box(
     fill: str = "",
     tooltip: str = "",
 ) -> str:
-    """A rectangle; `fill` may be left to the group around it."""
+    """Return a rectangle. Without `fill` it has the colour of the enclosing group."""
     sides = f'x="{_short(x)}" y="{_short(y)}" width="{_short(width)}" height="{_short(height)}"'
     paint = f' fill="{fill}"' if fill else ""
     inside = f"><title>{visible(tooltip)}</title></rect>" if tooltip else "/>"
@@ -85,7 +85,7 @@ def group(attributes: str, parts: Iterable[str]) -> str:
 
 
 def document(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """A whole file; the title is what a reader of the page is told that it shows."""
+    """Return a whole SVG file. The title is also its accessible label."""
     size = f"{_short(width)} {_short(height)}".split()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" '
@@ -98,7 +98,7 @@ def document(width: float, height: float, title: str, parts: Iterable[str]) -> s
 
 
 def ticks(start: float, stop: float, most: int) -> list[float]:
-    """About `most` round numbers from `start` to `stop`: 1, 2 or 5 times a power of ten apart."""
+    """Return about `most` numbers from `start` to `stop`, 1, 2 or 5 times a power of ten apart."""
     if stop <= start:
         return [start]
     least = (stop - start) / most
@@ -109,7 +109,7 @@ def ticks(start: float, stop: float, most: int) -> list[float]:
 
 
 def visible(text: str) -> str:
-    """Escaped, and without what XML cannot hold."""
+    """Escape the text, and replace characters that XML does not allow."""
     return escape(_legal(text))
 
 

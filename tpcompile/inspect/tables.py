@@ -1,4 +1,4 @@
-"""Tables as text: 80 columns wide at most, the same on a terminal and in a file."""
+"""Tables as text, at most 80 columns wide, the same on a terminal and in a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WIDTH = 80
 
 
 def table_text(*tables: Table) -> str:
-    """The tables one below the other, without spaces at the ends of lines."""
+    """Format the tables one below the other, without trailing spaces."""
     from rich.console import Console
 
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Who runs what, and when: a timed program as tracks, and what every instruction waited for."""
+"""A timed program: the instructions of each worker in time, and what each one waited for."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Timeline:
 
     @cached_property
     def tracks(self) -> tuple[Track, ...]:
-        """Of every worker, rank after rank."""
+        """The tracks of all workers, rank after rank."""
         count = len(self.timing.idle)
         each = count // self.program.ranks
         return tuple(Track(*divmod(number, each)) for number in range(count))
 
     @cached_property
     def rows(self) -> tuple[tuple[int, ...], ...]:
-        """The instructions that each track runs, in the order of time."""
+        """The instructions of each track, ordered by time."""
         starts, finishes = self.timing.starts, self.timing.finishes
         found: list[list[int]] = [[] for _ in self.tracks]
         for number in sorted(range(len(starts)), key=lambda n: (starts[n], finishes[n])):
@@ -42,10 +42,10 @@ class Timeline:
 
     @cached_property
     def released_by(self) -> tuple[int | None, ...]:
-        """For every instruction the one whose signal ended its last wait; None without waits.
+        """For each instruction, the one whose signal ended its last wait; None without waits.
 
-        Of several at the same moment it is the first, so that of ranks that do the same, the
-        first stands for all.
+        If several signal at the same moment, the first instruction counts. So if all ranks do
+        the same, the first rank stands for all.
         """
         signallers: dict[int, list[int]] = {}
         for number, own in enumerate(self.program.signals):
@@ -69,7 +69,7 @@ class Timeline:
 
     @cached_property
     def chain(self) -> tuple[int, ...]:
-        """What the end waited for: each instruction with the one before it that let it start."""
+        """The critical path: each instruction after the one that let it start, up to the end."""
         before: dict[int, int] = {}
         for row in self.rows:
             before.update(zip(row[1:], row, strict=False))
@@ -84,7 +84,7 @@ class Timeline:
 
     @property
     def idle(self) -> float:
-        """The part of the workers' time in which they have nothing to do."""
+        """The fraction of the workers' time that is idle."""
         whole = self.timing.makespan * len(self.tracks)
         return sum(self.timing.idle) / whole if whole else 0.0
 
@@ -94,6 +94,6 @@ def kind_of(instruction: Instruction) -> str:
 
 
 def layer_of(instruction: Instruction) -> int | None:
-    """The layer of the model that it belongs to; None of what stands before and behind them."""
+    """Return the layer of an instruction, or None before the first and after the last layer."""
     layer = getattr(instruction, "layer", None)
     return layer if isinstance(layer, int) and layer >= 0 else None

@@ -1,4 +1,4 @@
-"""A timed program as a trace for Perfetto: a track a worker, a slice an instruction, arrows."""
+"""A timed program as a Perfetto trace: tracks are workers, slices instructions, arrows waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 
 def write_trace(timeline: Timeline, title: str, file: TextIO) -> None:
-    """Write the trace as JSON, an event a line."""
+    """Write the trace as JSON, one event per line."""
     heading = json.dumps({"title": title}, ensure_ascii=False)
     file.write(f'{{"displayTimeUnit": "ns", "otherData": {heading}, "traceEvents": [')
     for number, event in enumerate(trace_events(timeline)):
@@ -24,7 +24,7 @@ def write_trace(timeline: Timeline, title: str, file: TextIO) -> None:
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
-    """Names first, then slices, then arrows: a viewer looks for a slice that is there already."""
+    """Yield names, slices and arrows. An arrow must follow the slices that it connects."""
     yield from _names(timeline.tracks)
     for number in range(len(timeline.program.instructions)):
         yield _slice(timeline, number)
@@ -88,7 +88,7 @@ def _said(program: Program, region: Region) -> str:
 
 
 def _arrow(timeline: Timeline, early: int, late: int) -> Iterator[Event]:
-    """From the last moment of one slice, which is still inside it, to the first of another."""
+    """Yield an arrow from the last moment inside the early slice to the start of the late one."""
     start, finish = _nanoseconds(timeline, early)
     ends = ((early, "s", max(start, finish - 1)), (late, "f", _nanoseconds(timeline, late)[0]))
     for number, end, moment in ends:
@@ -102,10 +102,10 @@ def _arrow(timeline: Timeline, early: int, late: int) -> Iterator[Event]:
             "pid": track.rank,
             "tid": track.worker,
         }
-        yield event if end == "s" else {**event, "bp": "e"}  # to the slice around it, not the next
+        yield event if end == "s" else {**event, "bp": "e"}  # the enclosing slice, not the next
 
 
 def _nanoseconds(timeline: Timeline, number: int) -> tuple[int, int]:
-    """Whole ones: neighbours on a track end and begin at the same moment, never overlap."""
+    """Return start and finish, rounded so that neighbours on a track meet and never overlap."""
     timing = timeline.timing
     return round(timing.starts[number] * 1000), round(timing.finishes[number] * 1000)

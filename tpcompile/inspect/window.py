@@ -1,4 +1,4 @@
-"""Which part of a long program a picture can show: whole ranks, and the first layers."""
+"""The part of a long program that a picture shows: whole ranks, and the first layers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MOST_ROWS, MOST_SLICES, SLICES_A_ROW = 160, 3000, 40
 
 @dataclass(frozen=True)
 class Window:
-    """The first tracks, up to a moment."""
+    """The first `rows` tracks, from the start to the time `stop`."""
 
     rows: int
     stop: float
     whole: bool
     said: str
-    """What is shown and what is not."""
+    """A description of the part that is shown, such as "layers 0 to 5 of 28"."""
 
 
 def window_of(timeline: Timeline) -> Window:
-    """As much as can be read, and keeps the file small."""
+    """Choose a part that is legible and keeps the file small."""
     rows = _rows(timeline)
     shown = [number for row in timeline.rows[:rows] for number in row]
     starts = sorted(timeline.timing.starts[number] for number in shown)
@@ -30,7 +30,7 @@ def window_of(timeline: Timeline) -> Window:
     end = timeline.timing.makespan
     who = _who(timeline, rows)
     if len(starts) <= most:
-        return Window(rows, end, not who, f"all of the time{who}" if who else "")
+        return Window(rows, end, not who, f"the whole duration{who}" if who else "")
     fitting = [
         (layer, stop)
         for layer, stop in _layer_ends(timeline)
@@ -44,7 +44,7 @@ def window_of(timeline: Timeline) -> Window:
 
 
 def _rows(timeline: Timeline) -> int:
-    """Whole ranks, where one fits."""
+    """Return the number of rows: those of whole ranks if at least one rank fits."""
     count = len(timeline.tracks)
     if count <= MOST_ROWS:
         return count
@@ -53,7 +53,7 @@ def _rows(timeline: Timeline) -> int:
 
 
 def _who(timeline: Timeline, rows: int) -> str:
-    """The workers that are shown, if those are not all."""
+    """Describe the workers that are shown; return an empty string if all are."""
     count, ranks = len(timeline.tracks), timeline.program.ranks
     if rows == count:
         return ""
@@ -69,7 +69,7 @@ def _layers(timeline: Timeline) -> int:
 
 
 def _layer_ends(timeline: Timeline) -> list[tuple[int, float]]:
-    """When each layer is done, in their order."""
+    """Return the time at which each layer ends, in layer order."""
     found: dict[int, float] = {}
     for number, instruction in enumerate(timeline.program.instructions):
         layer = layer_of(instruction)

@@ -95,7 +95,7 @@ def test_a_value_of_no_module_is_refused() -> None:
     node = structure.layers[0].nodes["q"]
     origin, node.meta["origin"] = node.meta["origin"], Origin()
     try:
-        with pytest.raises(UnsupportedError, match="no value of the model's own"):
+        with pytest.raises(UnsupportedError, match="does not come from a module of the model"):
             spots(structure)
     finally:
         node.meta["origin"] = origin

@@ -68,7 +68,7 @@ WRONG = [
         "partial_lse",
         wrong.instructions(PartialAttention, lambda one: replace(one, heads=Range(3, 6))),
         tp=1,
-        problem="twice",
+        problem="reported with different bits",
     ),
     Wrong("scale missing", "partial_lse", operands(PartialAttention, scale=1.0)),
     Wrong(

@@ -1,4 +1,4 @@
-"""A program beside Hugging Face eager and the torch module: every instruction group of a step."""
+"""The comparison of a program with Hugging Face eager and the torch module, group by group."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def compare_program(
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Comparison:
-    """Decode some steps behind prefilled caches on all three sides.
+    """Decode some steps on prefilled caches with all three sides.
 
-    Eager fills caches of its own; the program goes on behind those of the torch module.
+    Eager fills its own caches. The program continues on those of the torch module.
     """
     case = prepare(
         model,
@@ -47,7 +47,7 @@ def compare_program(
 
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:
-    """Room for the sequences of the case, with a block for each span."""
+    """Return a plan with room for the sequences of the case, and one block per span or more."""
     texts = case.taken[0].texts
     return StepPlan(
         workers,

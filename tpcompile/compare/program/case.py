@@ -1,4 +1,4 @@
-"""The sides that a program is compared with, run once: eager and the torch module, step by step."""
+"""The sides that a program is compared with, eager and the torch module, run once per step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tpcompile.vm.program import Program
 
 @dataclass(frozen=True)
 class Batch:
-    """What is decoded: sequences of these lengths with the first new token, and so many steps."""
+    """The sequences to decode, with lengths that include the first new token, and the steps."""
 
     lengths: tuple[int, ...] = (9, 17, 1)
     steps: int = 1
@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Taken:
-    """One step of the sides that need no program."""
+    """One step of the sides that need no program: eager and the torch module."""
 
     texts: Texts
     step: Step
@@ -51,25 +51,25 @@ class Taken:
 
 @dataclass(frozen=True)
 class Case:
-    """A decode graph with its weights, and what eager and the torch module make of each step."""
+    """A decode graph with its weights, and the steps of eager and the torch module."""
 
     graph: fx.GraphModule
     structure: Structure
     weights: dict[str, list[torch.Tensor]]
     rotary: Callable[..., Any]
     caches: tuple[torch.Tensor, ...]
-    """Of each rank, as they were before the first step."""
+    """The cache of each rank before the first step."""
     taken: tuple[Taken, ...]
     tolerance: float | None
 
     @property
     def longest(self) -> int:
-        """The tokens that there is room for in each sequence."""
+        """The maximum number of tokens of each sequence."""
         texts = self.taken[0].texts
         return texts.tables.shape[1] * texts.block
 
     def against(self, program: Program, order: Order = in_program_order) -> Comparison:
-        """The program beside the others. All sides get the tokens that eager chose."""
+        """Compare the program with the other sides. All sides get the tokens that eager chose."""
         machine = ProgramSide(
             program,
             self.structure,
@@ -126,17 +126,17 @@ def prepare(
         caches = tuple(cache.clone() for cache in module.caches)
         taken = tuple(_steps(texts, structure, theirs, module, batch.steps))
         names = {str(node.target) for node in parameters(graph.graph)}
-        alike = names <= module.weights.keys()  # the fusions behind take weights as they are
+        alike = names <= module.weights.keys()  # the later fusions leave weights unchanged
         held = module.weights if alike else materialise(graph, read)
     return Case(graph, structure, held, captured.rotary.fresh(), caches, taken, tolerance)
 
 
 def _check_room(batch: Batch, most: int) -> None:
-    """All tokens need a position that the model has."""
+    """Refuse a batch with more tokens per sequence than the model has positions."""
     last = max(batch.lengths, default=0) + batch.steps - 1
     if last > most:
         raise UsageError(
-            f"A sequence of {last:,} tokens, those of all steps included",
+            f"The longest sequence has {last:,} tokens, including those of all steps",
             expected=f"at most {most:,}, the max_position_embeddings of the configuration",
             hint="Compare shorter sequences, or fewer steps",
         )
@@ -153,12 +153,12 @@ def _steps(
 
 
 def _before_fusion(stages: Sequence[Stage]) -> fx.GraphModule:
-    """The torch module's graph: it keeps K and V, and has all values still apart."""
+    """Return the torch module's graph, which stores K and V and has no fused values yet."""
     found = next((stage for stage in stages if stage.name == CacheKv.name), None)
     if found is None:
         raise UsageError(
-            "The pipeline makes no program",
-            got="no cache-kv in it",
+            "The pipeline does not produce a program",
+            got="no cache-kv pass",
             expected="the decode pipeline",
             hint='Leave out -p, or write -p "decode{spans=2}"',
         )
@@ -166,11 +166,11 @@ def _before_fusion(stages: Sequence[Stage]) -> fx.GraphModule:
 
 
 def _spans(graph: fx.GraphModule) -> int:
-    """Into how many spans attention is split."""
+    """Return the number of spans that attention is split into."""
     node = next((n for n in graph.graph.nodes if n.target is PARTIAL_ATTENTION), None)
     if node is None:
         raise UsageError(
-            "The pipeline makes no program",
+            "The pipeline does not produce a program",
             got="attention that is not split into spans",
             expected="the decode pipeline",
             hint='Leave out -p, or write -p "decode{spans=2}"',
@@ -179,7 +179,7 @@ def _spans(graph: fx.GraphModule) -> int:
 
 
 def _likeliest(*sides: Side) -> dict[str, list[int]]:
-    """The five best tokens of the last sequence."""
+    """Return the five likeliest tokens of the last sequence, by side."""
     return {
         side.name: logits[-1].topk(min(5, logits.shape[1])).indices.tolist()
         for side in sides

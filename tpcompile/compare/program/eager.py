@@ -1,4 +1,4 @@
-"""Hugging Face's own model, watched while it decodes: every sequence by itself, with its cache."""
+"""Hugging Face's own model, observed while it decodes each sequence with its own cache."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import LINEAR
 
 _OUTPUTS = ("norm", "q", "k", "v", "q_normed", "k_normed", "mlp_norm", "embedding", "final_norm")
-"""What modules of the model return; residuals are what its norms are given."""
+"""The values that modules of the model return. Residuals are the inputs of its norms."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a value can be seen: what a module returns, or what it is given."""
+    """The place where a value is observed: the output of a module, or its input."""
 
     module: str
     given: bool = False
@@ -36,7 +36,7 @@ class Spot:
 
 @dataclass
 class _Watch:
-    """Writes down what is seen of one sequence."""
+    """Records the values that are observed for one sequence."""
 
     pieces: Pieces
     structure: Structure
@@ -45,12 +45,12 @@ class _Watch:
     seen: dict[int, Seen] = field(default_factory=dict)
 
     def put(self, key: Key, values: torch.Tensor) -> None:
-        """The one row of a value, in whatever shape the model has it."""
+        """Record the only row of a value, which may have any shape in the model."""
         row = (self.row, self.row + 1)
         self.pieces.put(key, values.detach().reshape(1, -1), "Hugging Face", rows=row)
 
     def put_attention(self, layer: int, seen: Seen, mixed: torch.Tensor) -> None:
-        """What attention was given, keys and values of all tokens seen, and what it returned."""
+        """Record the query, keys and values of attention for all visible tokens, and its output."""
         self.seen[layer] = seen
         found = {"q_rotated": seen.q, "k_rotated": seen.k[-1], "attention": mixed}
         for name, values in found.items():
@@ -62,7 +62,7 @@ class _Watch:
 
 
 class Eager:
-    """A Hugging Face model with a cache for each sequence, and the places to watch."""
+    """A Hugging Face model with one cache per sequence, and the places to observe."""
 
     def __init__(self, model: Any, structure: Structure) -> None:
         self._model, self._structure = model, structure
@@ -70,14 +70,14 @@ class Eager:
         self._caches: list[Any] = []
 
     def fill(self, texts: Texts) -> None:
-        """Run all but the new tokens, each sequence behind nothing."""
+        """Run all tokens but the new ones, each sequence with an empty cache."""
         self._caches = [DynamicCache(config=self._model.config) for _ in texts.tokens]
         for text, cache in zip(texts.tokens, self._caches, strict=True):
             if len(text) > 1:
                 self._run(text[:-1], 0, cache)
 
     def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
-        """Run the new tokens, and see all that is computed on the way."""
+        """Run the new tokens, and record all intermediate values."""
         whole = [replace(group, layout=None, interleaved=False) for group in groups]
         pieces = Pieces("eager", whole)
         seen: list[dict[int, Seen]] = []
@@ -109,7 +109,7 @@ class Eager:
 
     @contextmanager
     def _watching(self, watch: _Watch) -> Iterator[None]:
-        """Hooks on modules, and on the attention function; all are gone behind."""
+        """Install hooks on the modules and the attention function, and remove them afterwards."""
         with ExitStack() as stack:
             for key, spot in self._spots.items():
                 module = self._model.get_submodule(spot.module)
@@ -125,7 +125,7 @@ class Eager:
 
 
 def spots(structure: Structure) -> dict[Key, Spot]:
-    """Where the model has each value, told by where its node comes from."""
+    """Return where the model computes each value, derived from the origin of its node."""
     found: dict[Key, Spot] = {}
     nodes = dict(structure.named())
     for key, node in nodes.items():
@@ -147,8 +147,8 @@ def _module(node: fx.Node) -> str:
     found = origin_of(node).module
     if not found:
         raise UnsupportedError(
-            f"%{node.name} is no value of the model's own",
-            expected="what one of its modules returns or is given",
+            f"%{node.name} does not come from a module of the model",
+            expected="an input or output of one of its modules",
         )
     return found
 
@@ -159,9 +159,10 @@ def _hook(watch: _Watch, key: Key) -> Callable[[torch.Tensor], None]:
 
 @contextmanager
 def _attention_shown(model: Any, watch: _Watch) -> Iterator[None]:
-    """The attention that the model has anyway, whose arguments and result are written down.
+    """Wrap the model's attention function, and record its arguments and its result.
 
-    It takes the place of the one that the model's setting names, so masks stay what they are.
+    The wrapper replaces the function under the name in the model's setting, so the masks stay
+    the same.
     """
     setting = model.config._attn_implementation or "eager"
     own = ALL_ATTENTION_FUNCTIONS.get(setting) or _modules_own(model)
@@ -185,11 +186,11 @@ def _attention_shown(model: Any, watch: _Watch) -> Iterator[None]:
 
 
 def _modules_own(model: Any) -> Any:
-    """The plain one, which stands in the file of the model's own classes."""
+    """Return the plain attention function, defined in the file of the model's own classes."""
     own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
     if own is None:
         raise UnsupportedError(
-            f"{type(model).__name__} has no attention function that could be watched",
+            f"{type(model).__name__} has no attention function that can be observed",
             hint='Load it with attn_implementation="sdpa"',
         )
     return own

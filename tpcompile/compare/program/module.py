@@ -1,4 +1,4 @@
-"""The torch module on simulated ranks: the sharded graph before instructions are made of it."""
+"""The torch module on simulated ranks: the sharded graph before it is lowered to a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpcompile.rewriting.manager import clone
 
 
 class Module:
-    """A graph that keeps K and V, its weights, and a cache of each rank."""
+    """A graph that stores K and V, its weights, and one cache per rank."""
 
     def __init__(self, gm: fx.GraphModule, structure: Structure, source: Source) -> None:
         self._structure, self._source = structure, source
@@ -30,21 +30,21 @@ class Module:
         self.caches: list[torch.Tensor] = []
 
     def fill(self, texts: Texts) -> None:
-        """Run all but the new tokens; what then lies in no sequence is no number."""
+        """Run all tokens but the new ones. Fill unused slots with NaN."""
         node = self._nodes[CACHE]
         kind = value_type(node)
         for rank in range(info_of(self._gm).tp):
             extents = kind.local_shape(rank)
             shape = [texts.slots if isinstance(extent, str) else extent for extent in extents]
             self.caches.append(torch.full(shape, torch.nan, dtype=kind.dtype))
-        node.op = "get_attr"  # a cache lies on the ranks, as their weights do
+        node.op = "get_attr"  # each rank holds its own cache, like a weight
         self.weights[str(node.target)] = self.caches
         before = texts.before()
         if len(before["input_ids"]):
             self._run(before)
 
     def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
-        """Run the new tokens, and take all values from all ranks."""
+        """Run the new tokens, and collect all values of all ranks."""
         values = self._run(texts.new())
         pieces = Pieces("torch module", groups, info_of(self._gm).tp)
         for key, node in self._structure.named():
@@ -57,7 +57,7 @@ class Module:
         return pieces.side()
 
     def _put_spans(self, pieces: Pieces, layer: Layer, texts: Texts) -> None:
-        """The graph attends to all spans at once, so they come of its queries and its cache."""
+        """Compute spans from the queries and the cache: the graph attends to all spans at once."""
         q, k, v = (
             pieces.whole((name, layer.number)).unfold(1, layer.width, layer.width)
             for name in ("q_rotated", "k_cached", "v_cached")
@@ -75,7 +75,7 @@ class Module:
 
 
 def put_cached(pieces: Pieces, layer: Layer, caches: Sequence[torch.Tensor], texts: Texts) -> None:
-    """What lies in the ranks' caches of the tokens that the layer still sees."""
+    """Add the cached keys and values of the tokens that the layer can still see."""
     runs = zip(texts.seen(layer.window), texts.lengths, strict=True)
     places = [texts.places(row, n - kept, n) for row, (kept, n) in enumerate(runs)]
     for rank, cache in enumerate(caches):

@@ -1,4 +1,4 @@
-"""The program on the reference machine, with every value that its instructions show."""
+"""The program on the reference machine, with every value that its instructions report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.vm.program.instruction import NONE, Probe, Range, StepInstruction
 
 
 class ProgramSide:
-    """A machine that goes on behind caches which others have filled."""
+    """A machine that continues on caches that another side has filled."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ProgramSide:
         self._order = order
 
     def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
-        """Run the new tokens, and take all that the instructions show."""
+        """Run the new tokens, and collect all values that the instructions report."""
         pieces = Pieces("program", groups, len(self._caches))
         new = texts.new()
         self._machine.place(new["input_ids"], new["lengths"], texts.tables)

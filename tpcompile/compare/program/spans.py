@@ -1,4 +1,4 @@
-"""Attention of one new token in spans, in plain terms: what partial attention should come to."""
+"""A plain implementation of attention in spans for one new token: the expected partials."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Seen:
 def put_spans(
     pieces: Pieces, layer: int, seen: list[Seen], lengths: tuple[int, ...], spans: int, block: int
 ) -> None:
-    """The partials of every sequence, each of so many tokens, of which it sees the last ones."""
+    """Add the partials of sequences of these lengths, of which `seen` has the last tokens."""
     found = [_spans(each, length, spans, block) for each, length in zip(seen, lengths, strict=True)]
     for name, part in zip(("partial_values", "partial_lse"), zip(*found, strict=True), strict=True):
         pieces.deal((name, layer), torch.stack(part).flatten(1), "attention in spans")
 
 
 def _spans(seen: Seen, length: int, spans: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values `[heads, spans, width]` and log-sum-exp `[heads, spans]`, in fp32."""
+    """Return values `[heads, spans, width]` and log-sum-exp `[heads, spans]`, in fp32."""
     heads, width = seen.q.shape
     held, shared = seen.k.shape[:2]
     values = torch.zeros(heads, spans, width)

@@ -1,4 +1,4 @@
-"""Which value of the sharded graph each instruction group computes, told from data flow."""
+"""Which value of the sharded graph each instruction group computes, derived from data flow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpcompile.rewriting.structure import head_of, head_ops, output_of
 
 _HEADS = {"q": "head", "k": "kv head", "v": "kv head"}
 _NORMS = ("norm", "mlp_norm", "final_norm")
-"""Of the residual: each instruction that reads one computes it for itself."""
+"""The norms of the residual. Each instruction that reads one computes it itself."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +32,28 @@ class Layer:
     scale: float
     window: int | None
     width: int
-    """Of a head."""
+    """The width of a head."""
     interleaved: bool
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What the groups are in a graph that keeps K and V and is not made for one token yet."""
+    """The groups of a graph that stores K and V and is not yet specialised to one new token."""
 
     layers: tuple[Layer, ...]
     ends: dict[str, fx.Node]
-    """Outside of the layers: `embedding`, `final_norm`, `logits`, `token`."""
+    """The values outside the layers: `embedding`, `final_norm`, `logits`, `token`."""
     spans: int
     block: int
 
     def named(self) -> Iterator[tuple[Key, fx.Node]]:
-        """Every value that a node of the graph has."""
+        """Yield every value that a node of the graph computes."""
         for layer in self.layers:
             yield from (((name, layer.number), node) for name, node in layer.nodes.items())
         yield from (((name, None), node) for name, node in self.ends.items())
 
     def groups(self, texts: Texts) -> tuple[Group, ...]:
-        """All groups of a step in its order, those included that no node has."""
+        """Return all groups of a step in order, including those that no node computes."""
         batch = len(texts.lengths)
         ends = [_group(name, None, node, batch) for name, node in self.ends.items()]
         layers = (group for layer in self.layers for group in self._layer(layer, texts))
@@ -70,7 +70,7 @@ class Structure:
             yield replace(group, interleaved=turned)
 
     def _between(self, layer: Layer, attention: Group, texts: Texts) -> Iterator[Group]:
-        """What attention reads of the cache, behind the step, and what each span comes to."""
+        """Yield what attention reads from the cache after the step, and the result of each span."""
         kept = texts.seen(layer.window)
         v = _group("v", layer.number, layer.nodes["v"], sum(kept), "kv head", layer.width)
         v = replace(v, lengths=kept)
@@ -85,11 +85,11 @@ class Structure:
 
 
 def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
-    """The groups of a graph of any model that can be lowered."""
+    """Find the groups of a graph. The model may be any that can be lowered."""
     attention = [node for node in gm.graph.nodes if node.target is PAGED_ATTENTION]
     swiglu = [node for node in gm.graph.nodes if node.target is SWIGLU]
     for other in activations(gm.graph):
-        _expect(False, [other.node], f"an MLP of a program, but {other.unsupported}")
+        _expect(False, [other.node], f"an MLP that programs support, but {other.unsupported}")
     _expect(len(attention) == len(swiglu) > 0, attention[-1:], "an MLP in each layer")
     halves = [(_attention(a), _mlp(s)) for a, s in zip(attention, swiglu, strict=True)]
     logits = head_of(gm.graph)
@@ -121,7 +121,7 @@ def _layer(attention: fx.Node, nodes: dict[str, fx.Node]) -> Layer:
 
 
 def _attention(node: fx.Node) -> dict[str, fx.Node]:
-    """From the norm to attention: as many values of q and k as are normed and rotated."""
+    """Return the values from the norm to attention, with normed q and k if the model norms them."""
     bound = _bound(node)
     heads = {part: head_ops(bound[part]) for part in _HEADS}
     for part in ("q", "k"):
@@ -141,12 +141,12 @@ def _mlp(node: fx.Node) -> dict[str, fx.Node]:
 
 
 def _norm_before(node: fx.Node) -> fx.Node:
-    """The norm that the linear behind a value reads."""
+    """Return the norm that is the input of the linear that computes a value."""
     return _back(_back(node, LINEAR), RMS_NORM)
 
 
 def _back(node: fx.Node, target: Any) -> fx.Node:
-    """Along first operands to an op; a node that is one already is meant itself."""
+    """Follow first operands back to a node with this target, which may be `node` itself."""
     while node.target is not target:
         _expect(node.op == "call_function", [node], "a norm before every projection")
         node = operand(node)
@@ -157,7 +157,7 @@ def _token(gm: fx.GraphModule) -> fx.Node:
     output = output_of(gm.graph)
     results = output.args[0] if isinstance(output.args[0], Sequence) else ()
     chosen = [node for node in results if isinstance(node, fx.Node) and node.target is ARGMAX]
-    _expect(bool(chosen), [output], "the token as a result: put greedy-head into the pipeline")
+    _expect(bool(chosen), [output], "the token as a result: add greedy-head to the pipeline")
     return chosen[0]
 
 
@@ -170,7 +170,7 @@ def _expect(holds: bool, nodes: Sequence[fx.Node], what: str) -> None:
     if not holds:
         places = [f"%{node.name} {origin_of(node)}" for node in nodes]
         raise UnsupportedError(
-            "The graph has no values to compare a program with",
+            "The graph lacks values that a program is compared with",
             where=", ".join(places),
             expected=what,
         )
@@ -179,7 +179,7 @@ def _expect(holds: bool, nodes: Sequence[fx.Node], what: str) -> None:
 def _group(
     name: str, layer: int | None, node: fx.Node, rows: int, head: str = "", width: int = 1
 ) -> Group:
-    """A value with heads, or what else it is made of, side by side."""
+    """Return the group of a value, with its heads or other units side by side in the columns."""
     kind = value_type(node)
     columns = 1
     for extent in kind.shape[1:]:
@@ -187,7 +187,7 @@ def _group(
         columns *= extent
     layout = kind.layout_of(1) if kind.dims > 1 else None
     if layout is not None:
-        _expect(isinstance(layout, Layout), [node], "values that lie on the ranks by one axis")
+        _expect(isinstance(layout, Layout), [node], "values that are sharded along one axis")
         assert isinstance(layout, Layout)
         layout = layout.with_grain(columns // layout.units)
     return Group(name, layer, rows, columns, layout, head, width, recomputed=name in _NORMS)

@@ -1,4 +1,4 @@
-"""The sequences of a batch, and the blocks that they lie in."""
+"""The sequences of a batch, and the blocks that store them."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ class Texts:
 
     @property
     def slots(self) -> int:
-        """How many the cache has."""
+        """The number of slots of the cache."""
         return self.tables.numel() * self.block
 
     def seen(self, window: int | None) -> tuple[int, ...]:
-        """How many tokens of each sequence the new one sees, itself included."""
+        """Return how many tokens of each sequence the new one sees, including itself."""
         return tuple(n if window is None else min(n, window) for n in self.lengths)
 
     def places(self, sequence: int, first: int, last: int) -> torch.Tensor:
-        """The slots of some tokens."""
+        """Return the slots of the tokens from `first` up to `last`."""
         tokens = torch.arange(first, last)
         return self.tables[sequence][tokens // self.block] * self.block + tokens % self.block
 
     def going_on(self, tokens: torch.Tensor) -> Texts:
-        """With one more token each."""
+        """Return the sequences with one more token each."""
         longer = (torch.cat([old, new]) for old, new in zip(self.tokens, tokens, strict=True))
         return replace(self, tokens=tuple(longer))
 
     def before(self) -> dict[str, torch.Tensor]:
-        """What a graph is given to fill its cache: all but the new tokens."""
+        """Return the graph inputs that fill the cache: all tokens but the new ones."""
         return self._inputs([(0, length - 1) for length in self.lengths])
 
     def new(self) -> dict[str, torch.Tensor]:
-        """What a graph is given for the step itself."""
+        """Return the graph inputs of the step itself: the new tokens."""
         return self._inputs([(length - 1, length) for length in self.lengths])
 
     def _inputs(self, runs: Sequence[tuple[int, int]]) -> dict[str, torch.Tensor]:
@@ -67,9 +67,12 @@ class Texts:
 def random_texts(
     lengths: Sequence[int], steps: int, vocabulary: int, block: int, seed: int
 ) -> Texts:
-    """Random tokens in blocks that lie scattered, with room for all steps."""
+    """Generate random tokens in scattered blocks, with room for all steps."""
     if not lengths or min(lengths) < 1:
-        raise UsageError("There is nothing to compare", expected="sequences of one token or more")
+        raise UsageError(
+            "The batch is empty, or one of its sequences is",
+            expected="one or more sequences of at least one token",
+        )
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     ids = torch.randint(vocabulary, shape, generator=generator)
