@@ -1,1 +1,1 @@
-"""What is measured and counted: `python -m benchmarks NAME`."""
+"""Measurements of time, memory and noticed mistakes: `python -m benchmarks NAME`."""

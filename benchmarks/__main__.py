@@ -8,13 +8,16 @@ import sys
 from collections.abc import Sequence
 
 BENCHMARKS = {
-    "mutants": ("benchmarks.mutants", "who notices mistakes in sharded graphs"),
-    "compile-time": ("benchmarks.compile_time", "capture, passes, check and emission, cold"),
-    "schedule": ("benchmarks.schedule", "lowering, scheduling and verifying a decode step"),
-    "decode": ("benchmarks.decode", "tokens per second beside Hugging Face"),
-    "load": ("benchmarks.load", "memory and time of loading beside Hugging Face TP"),
+    "mutants": ("benchmarks.mutants", "which checks notice mistakes in sharded graphs"),
+    "compile-time": (
+        "benchmarks.compile_time",
+        "time of a cold capture, passes, check and emission",
+    ),
+    "schedule": ("benchmarks.schedule", "time to lower, schedule and verify a decode step"),
+    "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
+    "load": ("benchmarks.load", "memory and time of loading compared with Hugging Face TP"),
 }
-"""Name to module, whose `main` takes the options, and what it shows."""
+"""The module of each benchmark, whose `main` takes the options, and a description."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +38,7 @@ def _usage() -> str:
     names = "".join(f"  {name:14}{says}\n" for name, (_, says) in BENCHMARKS.items())
     return (
         f"usage: python -m benchmarks NAME [--json] [options]\n\n{names}\n"
-        "NAME --help lists the options of one.\n"
+        "NAME --help lists the options of a benchmark.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of random weights, as large as wanted, written one tensor at a time."""
+"""Checkpoints with random weights of any size, generated one tensor at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tpcompile.runtime.checkpoint import INDEX
 from tpcompile.runtime.weights import RandomWeights
 
 FILE_BYTES = 256 * 1000**2
-"""A file is full when it holds as much; so much memory the writer needs, and one tensor."""
+"""The size at which a file is complete. The writer needs this much memory plus one tensor."""
 
 
 @dataclass(frozen=True)
 class RandomCheckpoint:
-    """A directory that all sides read, and what is in it."""
+    """A checkpoint that all sides read, with its sizes."""
 
     directory: Path
     layers: int
@@ -32,23 +32,23 @@ class RandomCheckpoint:
     dtype: torch.dtype
     weight_bytes: int
     largest: tuple[int, int]
-    """Of the largest tensor: its rows, and the bytes of one."""
+    """The number of rows of the largest tensor, and the bytes of one row."""
 
     def largest_slice(self, tp: int) -> int:
-        """The bytes of the largest part that one of `tp` ranks reads at once."""
+        """Return the bytes of the largest part that one of `tp` ranks reads at once."""
         rows, bytes_of_row = self.largest
         return -(-rows // tp) * bytes_of_row
 
 
 @contextmanager
 def random_checkpoint(model: str, seed: int = 0) -> Iterator[RandomCheckpoint]:
-    """The preset with weights from a seed, in a temporary directory; deleted behind."""
+    """Write the preset with random weights to a temporary directory, and delete it afterwards."""
     with tempfile.TemporaryDirectory(prefix="tpcompile-benchmark-") as directory:
         yield write_checkpoint(Path(directory), model, seed)
 
 
 def write_checkpoint(directory: Path, model: str, seed: int = 0) -> RandomCheckpoint:
-    """The preset's configuration and its weights, in several files with an index."""
+    """Write the preset's configuration and random weights, in several files with an index."""
     captured = capture(f"preset:{model}")
     weights = RandomWeights(captured, seed)
     dtype = next(iter(captured.graph.parameters())).dtype
@@ -56,7 +56,9 @@ def write_checkpoint(directory: Path, model: str, seed: int = 0) -> RandomCheckp
     total = sum(prod(t.shape) * dtype.itemsize for t in tensors.values())
     free = shutil.disk_usage(directory).free
     if free < 1.1 * total:
-        raise OSError(f"{model} takes {total / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB")
+        raise OSError(
+            f"{model} needs {total / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB free"
+        )
     captured.config.save_pretrained(directory)
     where: dict[str, str] = {}
     held: dict[str, torch.Tensor] = {}

@@ -1,7 +1,7 @@
-"""`python -m benchmarks compile-time`: how long a cold compilation takes, and where.
+"""`python -m benchmarks compile-time`: the time of a cold compilation and of its parts.
 
-Each case runs in a fresh interpreter, several times. Imports are timed apart and not counted:
-those before the first line of work, and those that happen lazily while capturing.
+Each case runs several times, in a fresh interpreter. Imports are timed separately and not counted,
+neither the imports at the start nor lazy imports during capture.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.report import spread, write_json
 
 CASES = (("qwen3-0.6b", 2), ("qwen2.5-72b", 8))
-"""The small one, then the large one that it is compared with."""
+"""A small model, then a large model that is compared with it."""
 
 MOST_SECONDS = 5.0
 MOST_RATIO = 1.5
@@ -38,17 +38,17 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds of one cold run, imports taken out of each, and its peak of memory."""
+    """Seconds of the parts of one cold run, each without imports, and its peak memory."""
 
     capture: float
     passes: float
     check: float
     compile: float
-    """Capture, passes and check: what the targets are about."""
+    """Capture, passes and check. The targets apply to this time."""
     emit: float
     imports: float
     wall: float
-    """From the first import to the last source, imports included."""
+    """From the first import to the last emitted source, imports included."""
     peak_bytes: int
 
 
@@ -56,7 +56,7 @@ COLUMNS = ("capture", "passes", "check", "compile", "emit", "imports", "wall")
 
 
 class ImportClock:
-    """Adds up the time that imports take, wherever they happen."""
+    """Clock that sums the time of all imports, lazy ones included."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -83,14 +83,14 @@ class ImportClock:
             builtins.__import__ = plain
 
     def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
-        """What `work` gives, and how long it took without its imports."""
+        """Return the result of `work`, and its seconds without imports."""
         imports, started = self.seconds, time.perf_counter()
         result = work()
         return result, time.perf_counter() - started - (self.seconds - imports)
 
 
 def run_cold(preset: str, tp: int) -> Run:
-    """One compilation, in this process: cold only if nothing was imported yet."""
+    """Compile once in this process. The run is cold only if nothing was imported before."""
     started = time.perf_counter()
     clock = ImportClock()
     with clock.running():
@@ -131,7 +131,7 @@ def _help_seconds() -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was measured."""
+    """All measurements."""
 
     cases: dict[str, list[Run]]
     help_seconds: list[float]
@@ -149,7 +149,7 @@ class Measured:
         return max(run.peak_bytes for runs in self.cases.values() for run in runs)
 
     def targets(self) -> list[tuple[str, float, float, str]]:
-        """What, measured, allowed, unit."""
+        """Return the name, the measured value, the limit and the unit of each target."""
         small, large = (name for name in self.cases)
         return [
             (f"{small}: compile", self.medians("compile")[0], MOST_SECONDS, "s"),
@@ -164,7 +164,7 @@ class Measured:
 
 
 def measure(runs: int, progress: Console) -> Measured:
-    """Small and large by turns, so that a slow minute of the machine hits both."""
+    """Run the cases in turn, so that a slow minute of the machine affects both."""
     cases: dict[str, list[Run]] = {f"{preset} tp={tp}": [] for preset, tp in CASES}
     for _ in track(range(runs), "cold runs", console=progress):
         for (preset, tp), found in zip(CASES, cases.values(), strict=True):
@@ -173,12 +173,12 @@ def measure(runs: int, progress: Console) -> Measured:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if a target is missed."""
+    """Print the table. Return 1 if a target is missed, otherwise 0."""
     parser = argparse.ArgumentParser("python -m benchmarks compile-time", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--runs", type=int, default=5, help="cold runs of each case")
+    parser.add_argument("--runs", type=int, default=5, help="number of cold runs of each case")
     parser.add_argument(
-        "--child", nargs=2, metavar=("PRESET", "TP"), help="one run in this process, as JSON"
+        "--child", nargs=2, metavar=("PRESET", "TP"), help="run once in this process, print JSON"
     )
     options = parser.parse_args(arguments)
     if options.child:
@@ -219,7 +219,7 @@ def _print(measured: Measured) -> None:
     peaks = (max(run.peak_bytes for run in own) / 1e9 for own in measured.cases.values())
     table.add_row("peak memory", *(f"{peak:.2f} GB" for peak in peaks))
     console.print(table)
-    console.print("compile = capture + passes + check; imports are in none of them.\n")
+    console.print("compile = capture + passes + check, each without imports.\n")
     for what, found, most, unit in measured.targets():
         verdict = "met" if found <= most else "MISSED"
         console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")

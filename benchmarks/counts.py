@@ -1,4 +1,4 @@
-"""Numbers on a benchmark's command line."""
+"""Types of numbers on a benchmark's command line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """A whole number of at least one."""
+    """Parse a whole number of at least 1."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number

@@ -1,7 +1,8 @@
-"""`python -m benchmarks decode`: tokens per second beside Hugging Face, batch 1, greedy.
+"""`python -m benchmarks decode`: tokens per second compared with Hugging Face, batch 1, greedy.
 
-All sides read one checkpoint of random weights and are fed the same tokens, in turn, a few steps
-each, so that a slow minute of the machine hits all of them. First their logits are compared.
+All sides read one checkpoint with random weights and decode the same tokens. They run in turn, a
+few steps each, so that a slow minute of the machine affects all of them. Their logits are compared
+first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STEPS_A_TURN = 5
 
 
 def specs(threads: int) -> list[SideSpec]:
-    """All sides have the same number of threads in all; ranks share them."""
+    """Return all sides. Each has the same total number of threads, which its ranks share."""
     return [
         SideSpec(EAGER, "eager", 1, threads),
         SideSpec(ONE, "tpcompile", 1, threads),
@@ -47,7 +48,7 @@ def _tokens(seed: int, vocabulary: int) -> Iterator[int]:
 
 
 class Benchmark:
-    """The sides that are up, and what was measured of them."""
+    """The running sides, and their measurements."""
 
     def __init__(self, checkpoint: RandomCheckpoint, model: str) -> None:
         self._checkpoint = checkpoint
@@ -55,7 +56,7 @@ class Benchmark:
         self.measured = Measured(model)
 
     def start(self, chosen: Sequence[SideSpec], stack: ExitStack, progress: Console) -> None:
-        """Load the sides, one after another; one that cannot start is missing."""
+        """Load the sides one after another. A side that cannot start is recorded as missing."""
         for spec in track(chosen, "loading", console=progress):
             side = stack.enter_context(Side(spec, self._checkpoint.directory))
             try:
@@ -67,29 +68,29 @@ class Benchmark:
                 self._sides[spec.name] = side
 
     def prefill(self, length: int, times: int, progress: Console) -> None:
-        """Prompts of one length; tokens differ from time to time."""
+        """Measure prompts of one length, with different tokens each time."""
         chosen = {name: s for name, s in self._sides.items() if name in (EAGER, ONE)}
         source = _tokens(length, self._checkpoint.vocabulary)
         for time in track(range(times + 1), f"prefill of {length}", console=progress):
             results = self._ask(chosen, "prefill", list(islice(source, length)))
-            if time == 0:  # the first one warms up, and shows that the sides agree
+            if time == 0:  # the first prompt warms up, and checks that the sides agree
                 self._compare(f"prefill of {length}", results)
             else:
                 self._note("prefill", results)
 
     def decode(self, context: int, steps: int, progress: Console) -> None:
-        """Turns of a few steps from `context` on, until every side has done `steps`."""
+        """Measure `steps` steps of every side after `context` tokens, a few steps in turn."""
         source = _tokens(context, self._checkpoint.vocabulary)
         prompt = list(islice(source, context))
         self._compare(f"context {context}", self._ask(self._sides, "prefill", prompt))
         for _ in track(range(-(-steps // STEPS_A_TURN)), f"context {context}", console=progress):
-            # the first step of a turn finds the caches of the machine full of another side
+            # not measured: the first step of a turn, when the CPU caches hold another side's data
             results = self._ask(self._sides, "decode", list(islice(source, 1 + STEPS_A_TURN)))
             self._note(str(context), {n: (s[1:], logits) for n, (s, logits) in results.items()})
         self._compare(f"decode from {context}", results)
 
     def _ask(self, sides: Mapping[str, Side], request: str, tokens: list[int]) -> dict[str, Any]:
-        """One side after another: none runs while another is measured."""
+        """Send a request to one side after another, so that none runs while another is measured."""
         results = {}
         for name, side in list(sides.items()):
             try:
@@ -104,7 +105,10 @@ class Benchmark:
             self.measured.seconds.setdefault(name, {}).setdefault(what, []).extend(seconds)
 
     def _compare(self, what: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
-        """The tolerance is that of `tpcompile compare`: roundings, layer after layer."""
+        """Compare the logits with eager's, with the tolerance of `tpcompile compare`.
+
+        It allows for the rounding of every layer.
+        """
         if EAGER not in results:
             return
         dtype = self._checkpoint.dtype
@@ -123,7 +127,7 @@ def measure(
     prefills: int,
     progress: Console,
 ) -> Measured:
-    """Write the weights, load all sides, compare them, measure them in turn."""
+    """Write the weights, load all sides, compare them, and measure them in turn."""
     progress.print(f"writing random weights of {model}")
     with random_checkpoint(model) as checkpoint, ExitStack() as stack:
         benchmark = Benchmark(checkpoint, model)
@@ -136,22 +140,34 @@ def measure(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if a target is missed, the sides disagree, or one is missing."""
+    """Print the table. Return 1 if a target is missed, sides disagree, or a side is missing."""
     parser = argparse.ArgumentParser("python -m benchmarks decode", description=__doc__)
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON instead of the table")
-    add("--model", default=MODEL, metavar="PRESET", help=f"shapes; targets are for {MODEL}")
+    add(
+        "--model",
+        default=MODEL,
+        metavar="PRESET",
+        help=f"model to measure; targets apply to {MODEL}",
+    )
     add(
         "--contexts",
         type=positive,
         nargs="+",
         default=[64, 1024],
-        help="tokens before the first step",
+        help="numbers of tokens before the first step",
     )
     add("--steps", type=positive, default=20, help="decode steps of each side at each context")
-    add("--prefills", type=int, default=20, help=f"prefills of {PREFILL} tokens; 0 for none")
-    add("--threads", type=positive, default=os.cpu_count() or 1, help="of each side, in all")
-    add("--sides", nargs="+", metavar="NAME", help="only the sides whose names hold one of these")
+    add(
+        "--prefills", type=int, default=20, help=f"number of prefills of {PREFILL} tokens, may be 0"
+    )
+    add(
+        "--threads",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help="threads of each side, in total",
+    )
+    add("--sides", nargs="+", metavar="NAME", help="measure sides whose name contains a NAME")
     options = parser.parse_args(arguments)
     chosen = [
         spec
@@ -159,7 +175,9 @@ def main(arguments: Sequence[str]) -> int:
         if not options.sides or any(word in spec.name for word in options.sides)
     ]
     if not chosen:
-        parser.error(f"no side is named so; there are {', '.join(s.name for s in specs(1))}")
+        parser.error(
+            f"--sides matches no side; the sides are {', '.join(s.name for s in specs(1))}"
+        )
     measured = measure(
         options.model,
         chosen,

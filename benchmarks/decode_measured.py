@@ -1,4 +1,4 @@
-"""What the decode benchmark measured, and the ratios that it must reach."""
+"""The measurements of the decode benchmark, and the ratios that it must reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODEL = "qwen3-0.6b"
 
 @dataclass(frozen=True)
 class Target:
-    """How many times as fast one side must be as another; what: a context, or `prefill`."""
+    """The least speed of a side relative to a peer. `what` is a context length or `prefill`."""
 
     side: str
     peer: str
@@ -27,12 +27,12 @@ TARGETS = (
     Target(ONE, EAGER, "1024", 1.6),
     Target(ONE, EAGER, "prefill", 1.1),
 )
-"""For the shapes of MODEL alone: other shapes are shown and not judged."""
+"""Targets for the shapes of MODEL. Other models are measured, but have no targets."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the logits of a side are from eager's, over the largest of them."""
+    """The largest error of a side's logits against eager's, relative to the largest logit."""
 
     side: str
     what: str
@@ -42,22 +42,22 @@ class Agreement:
 
 @dataclass
 class Measured:
-    """Seconds of each step, by side and by what was measured."""
+    """Seconds of each step, by side and by measurement."""
 
     model: str
     seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     agreements: list[Agreement] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    """Sides that could not be measured, and why."""
+    """Sides that could not be measured, with the reason."""
 
     def ratio(self, target: Target) -> float | None:
-        """How many times as fast; None if one of the two was not measured."""
+        """Return the side's speed relative to its peer; None if one of them was not measured."""
         pair = [self.seconds.get(s, {}).get(target.what) for s in (target.side, target.peer)]
         own, peer = pair
         return median(peer) / median(own) if own and peer else None
 
     def targets(self) -> list[tuple[Target, float | None]]:
-        """Those for what was asked for, each with what was reached."""
+        """Return the targets of the requested measurements, each with the ratio reached."""
         if self.model != MODEL:
             return []
         asked = {what for found in self.seconds.values() for what in found}

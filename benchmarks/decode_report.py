@@ -1,4 +1,4 @@
-"""What `python -m benchmarks decode` prints."""
+"""The output of `python -m benchmarks decode`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _show_agreement(measured: Measured, console: Console) -> None:
     for side in dict.fromkeys(agreement.side for agreement in measured.agreements):
         own = [a for a in measured.agreements if a.side == side]
         worst = max(own, key=lambda a: (not a.ok, a.error))
-        verdict = "as eager's" if worst.ok else "NOT eager's"
+        verdict = "agree with eager" if worst.ok else "DISAGREE with eager"
         console.print(
             f"{side}: logits {verdict}; largest error {worst.error:.1e} of the largest logit, "
             f"{worst.what}, {len(own)} comparisons"

@@ -1,7 +1,8 @@
-"""`python -m benchmarks load`: peak memory of each rank, and time, beside Hugging Face TP.
+"""`python -m benchmarks load`: peak memory per rank and time compared with Hugging Face TP.
 
-Each run starts a side anew, from the first import to the first token of a short prompt, and
-samples its processes from outside; see benchmarks/memory.py for what is counted. Sides in turn.
+Each run starts a side from scratch, from the first import to the first token of a short prompt,
+and samples its processes from outside. benchmarks/memory.py says what is counted. The sides run in
+turn.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from benchmarks.peers.side import Side, SideError, SideSpec
 from benchmarks.report import write_json
 
 MODELS = ("qwen3-0.6b", "qwen3-1.7b")
-"""1.2 and 3.4 GB."""
+"""Checkpoints of 1.2 and 3.4 GB."""
 RANKS = (2, 4)
 PROMPT = list(range(1, 9))
 WEIGHTS_FACTOR = 1.05
 BASE_BYTES = 200 * 1000**2
-"""For the interpreter, torch, and buffers."""
+"""Allowance for the interpreter, torch and buffers."""
 
 
 @dataclass(frozen=True)
@@ -37,29 +38,29 @@ class Run:
     """One start of one side."""
 
     seconds: float
-    """Until the model can be called, imports included."""
+    """Time until the model can be called, imports included."""
     peaks: tuple[int, ...]
-    """Bytes of each rank."""
+    """Peak bytes of each rank."""
     others: int
-    """Bytes of the processes beside the ranks, together: the caller's, a launcher."""
+    """Total peak bytes of the other processes: the caller and a launcher."""
 
 
 @dataclass
 class Case:
-    """A side with one checkpoint, and what it may take."""
+    """A side with one checkpoint, and its memory limit."""
 
     model: str
     side: str
     tp: int
     weight_bytes: int
     limit: int | None
-    """None for peers: they are shown and not judged."""
+    """None for peers, which are measured without a limit."""
     runs: list[Run] = field(default_factory=list)
     missing: str = ""
 
     @property
     def peak(self) -> int:
-        """Of the rank that takes most, in the run in which it does."""
+        """The largest peak of any rank in any run."""
         return max(max(run.peaks) for run in self.runs)
 
     @property
@@ -68,20 +69,20 @@ class Case:
 
 
 def limit(checkpoint: RandomCheckpoint, tp: int) -> int:
-    """What a rank may hold at most."""
+    """Return the most bytes that a rank may hold."""
     share = checkpoint.weight_bytes / tp * WEIGHTS_FACTOR
     return int(share) + checkpoint.largest_slice(tp) + BASE_BYTES
 
 
 def run_once(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
-    """Start a side, let it load and say one token, and end it."""
+    """Start a side, let it load the model and compute one token, and end it."""
     with Side(spec, checkpoint.directory) as side, MemoryWatch(side.pid) as watch:
         ranks = side.ready()
         seconds = time.perf_counter() - side.started
         side.ask("prefill", PROMPT)
     if len(ranks) != spec.tp or not watch.peaks.keys() >= set(ranks):
         raise SideError(
-            f"{spec.name} names {ranks} as its {spec.tp} processes, which were not seen"
+            f"{spec.name} reported processes {ranks} for {spec.tp} ranks, which were not seen"
         )
     others = sum(peak for pid, peak in watch.peaks.items() if pid not in ranks)
     return Run(seconds, tuple(watch.peaks[pid] for pid in ranks), others)
@@ -90,7 +91,7 @@ def run_once(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
 def measure_model(
     model: str, ranks: Sequence[int], runs: int, threads: int, progress: Console
 ) -> list[Case]:
-    """All sides with one checkpoint, in turn."""
+    """Measure all sides with one checkpoint, in turn."""
     progress.print(f"writing random weights of {model}")
     with random_checkpoint(model) as checkpoint:
         cases: list[tuple[SideSpec, Case]] = []
@@ -116,14 +117,19 @@ def _run(spec: SideSpec, case: Case, checkpoint: RandomCheckpoint) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if a rank takes more than it may, or a side is missing."""
+    """Print the table. Return 1 if a rank exceeds its limit or a side is missing."""
     parser = argparse.ArgumentParser("python -m benchmarks load", description=__doc__)
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON instead of the table")
-    add("--models", nargs="+", default=list(MODELS), metavar="PRESET", help="shapes to load")
-    add("--ranks", type=positive, nargs="+", default=list(RANKS), help="how many, each in turn")
-    add("--runs", type=positive, default=3, help="starts of each side")
-    add("--threads", type=positive, default=os.cpu_count() or 1, help="of tpcompile, in all")
+    add("--models", nargs="+", default=list(MODELS), metavar="PRESET", help="models to load")
+    add("--ranks", type=positive, nargs="+", default=list(RANKS), help="numbers of ranks, in turn")
+    add("--runs", type=positive, default=3, help="number of starts of each side")
+    add(
+        "--threads",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help="threads of tpcompile, in total",
+    )
     options = parser.parse_args(arguments)
     progress = Console(stderr=True)
     cases = [
@@ -144,7 +150,7 @@ def _json(case: Case) -> dict[str, Any]:
 
 
 def _show(cases: Sequence[Case], runs: int, console: Console) -> None:
-    table = Table(title=f"Loading: MB at the peak of {runs} runs, median seconds")
+    table = Table(title=f"Loading: peak MB of {runs} runs, median seconds")
     for name in ("model", "side"):
         table.add_column(name)
     for name in ("weights / ranks", "peak of each rank", "at most", "", "others", "seconds"):
@@ -154,8 +160,8 @@ def _show(cases: Sequence[Case], runs: int, console: Console) -> None:
     console.print(table)
     console.print(
         f"at most = weights / ranks × {WEIGHTS_FACTOR} + largest slice + {_mb(BASE_BYTES)} MB; "
-        "others = the processes that are no rank.\nAnonymous and shared memory; pages of mapped "
-        "files are not counted. Seconds from start to ready, imports included."
+        "others = the processes that are not ranks.\nAnonymous and shared memory; pages of mapped "
+        "files are not counted. Seconds are from start to ready, imports included."
     )
     for case in cases:
         if case.missing:

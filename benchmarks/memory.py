@@ -1,9 +1,9 @@
-"""How much memory processes hold while they work, sampled from outside.
+"""The memory of running processes, sampled from outside.
 
-Counted is what belongs to a process and cannot be dropped and read again from a file: its
-anonymous pages, its share of memory that it has in common with others (each page divided by
-those who map it, so that the ranks add up), and what of it was swapped out. Pages of mapped
-checkpoint files are not counted: the system takes them back whenever it needs them.
+Memory counts if it cannot be dropped and read again from a file: anonymous pages, the process's
+share of shared memory (each page divided by the number of processes that map it, so that the ranks
+add up), and swapped-out pages. Pages of mapped checkpoint files are not counted, because the
+kernel reclaims them whenever it needs memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COUNTED = ("Anonymous", "Pss_Shmem", "Swap")
 
 
 def own_bytes(pid: int) -> int:
-    """What a process holds now; 0 if it has ended."""
+    """Return the bytes that a process holds now; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except (FileNotFoundError, ProcessLookupError):
@@ -27,7 +27,7 @@ def own_bytes(pid: int) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it started, directly or not, of those that still run."""
+    """Return a process and its running descendants."""
     found, waiting = [], [pid]
     while waiting:
         found.append(waiting.pop())
@@ -40,14 +40,14 @@ def family(pid: int) -> list[int]:
 
 
 class MemoryWatch:
-    """Samples a process and all that it starts, from a thread, until the block ends."""
+    """Sampler of a process and its descendants. It runs in a thread until the block ends."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.peaks: dict[int, int] = {}
-        """The most bytes seen of each process."""
+        """The largest number of bytes seen, by process."""
         self.samples = 0
 
     def _run(self) -> None:

@@ -1,8 +1,8 @@
-"""`python -m benchmarks mutants`: who notices mistakes in sharded graphs.
+"""`python -m benchmarks mutants`: which checks notice mistakes in sharded graphs.
 
-Mistakes are put into sharded graphs of small real models, one at a time. Each mutant goes to
-the checker, and its ranks are run beside those of the right graph. Then every good pair, the
-official models at full size at every tp, goes to the checker, which must refuse none.
+Mistakes are put into sharded graphs of small real models, one at a time. The checker checks each
+mutant, and the logits of its ranks are compared with those of the correct graph. Then the checker
+checks every good pair, each official model at full size at each tp, and must refuse none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from benchmarks.mutations.subjects import Graph
 from benchmarks.report import write_json
 
 CHECKER_TARGET = 0.95
-"""Of the mistakes of sharding, refused by the checker alone."""
+"""The fraction of the sharding mistakes that the checker alone must refuse."""
 FEWEST = 150
 GOOD_TPS = range(2, 9)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A mutant, without its graph, and what was said of it."""
+    """A mutant without its graph, and the verdict."""
 
     kind: Kind
     name: str
@@ -51,7 +51,7 @@ class Result:
 
     @property
     def unexplained(self) -> bool:
-        """It changes no number though its kind should: then it may be no mistake at all."""
+        """Whether no number changes though the kind should change some: it may not be a mistake."""
         return not self.verdict.numbers and not self.kind.silent
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Result:
 def results(
     count: int, seed: int, on: Sequence[Graph] | None = None, kinds: Iterable[Kind] = KINDS
 ) -> Iterator[Result]:
-    """Up to `count` mutants of every kind, judged."""
+    """Yield up to `count` judged mutants of every kind."""
     on = list(graphs()) if on is None else on
     for kind in kinds:
         for mutant in mutants_of(kind, on, count, seed):
@@ -80,7 +80,7 @@ def _judged(mutant: Mutant) -> Result:
 
 
 def refused_pairs(name: str) -> list[str]:
-    """The tp at which the checker refuses an official model of full size."""
+    """Return the refusals of an official model at full size, one line per tp."""
     from tpcompile.errors import CompileError
     from tpcompile.frontend import capture
     from tpcompile.ir.checker import check_graph
@@ -100,7 +100,7 @@ def refused_pairs(name: str) -> list[str]:
 
 
 def _all_refused(console: Console) -> tuple[int, list[str]]:
-    """How many good pairs there are, and which are refused; two models at a time."""
+    """Check all good pairs, two models at a time. Return their number and the refusals."""
     from tpcompile.presets import DENSE
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
@@ -109,20 +109,20 @@ def _all_refused(console: Console) -> tuple[int, list[str]]:
 
 
 def shortfalls(found: Sequence[Result]) -> list[str]:
-    """The targets that the mutants miss, each in a sentence."""
+    """Return the targets that the mutants miss, each as a sentence."""
     sharding = [result for result in found if result.kind.sharding]
     seen = sum(result.by_checker for result in sharding)
     missed = []
     if seen < CHECKER_TARGET * len(sharding):
-        missed.append(f"the checker refuses {seen} of {len(sharding)} mistakes of sharding")
+        missed.append(f"the checker refuses {seen} of {len(sharding)} sharding mistakes")
     missed += [
-        f"the checker fails with {result.verdict.crash}: {result.name}"
+        f"the checker raises {result.verdict.crash}: {result.name}"
         for result in found
         if result.verdict.crash
     ]
     missed += [f"nothing notices {result.name}" for result in found if result.survived]
     missed += [
-        f"the numbers do not change, so it may be no mistake: {result.name}"
+        f"the numbers do not change, so it may not be a mistake: {result.name}"
         for result in found
         if result.unexplained and not result.survived
     ]
@@ -137,12 +137,14 @@ def shortfalls(found: Sequence[Result]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if a target is missed."""
+    """Print the table. Return 1 if a target is missed, otherwise 0."""
     parser = argparse.ArgumentParser("python -m benchmarks mutants", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--seed", type=int, default=0, help="chooses places, ranks and layers")
-    parser.add_argument("--per-kind", type=int, default=12, help="most mutants of a kind")
-    parser.add_argument("--no-pairs", action="store_true", help="leave the good pairs out")
+    parser.add_argument("--seed", type=int, default=0, help="seed for places, ranks and layers")
+    parser.add_argument(
+        "--per-kind", type=int, default=12, help="maximum number of mutants of a kind"
+    )
+    parser.add_argument("--no-pairs", action="store_true", help="skip the good pairs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     progress = Console(stderr=True)
@@ -151,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     pairs, refused = (0, []) if options.no_pairs else _all_refused(progress)
     missed = shortfalls(found) + [f"a good pair is refused: {line}" for line in refused]
     if len(found) < FEWEST:
-        missed.append(f"only {len(found)} mutants, {FEWEST} wanted")
+        missed.append(f"only {len(found)} mutants, expected at least {FEWEST}")
     if options.json:
         write_json(_json(found, pairs, refused, missed, options.seed))
     else:
@@ -177,9 +179,9 @@ def _print(
 ) -> None:
     console = Console(width=110, highlight=False)
     console.print(_table(found, seed))
-    _list(console, "Mistakes of sharding that only the numbers show", _unseen(found))
+    _list(console, "Sharding mistakes that only the numbers show", _unseen(found))
     silent = [result for result in found if result.kind.silent and not result.verdict.numbers]
-    _list(console, "Refused, though the numbers are right", _grouped(silent))
+    _list(console, "Refused, though the numbers are correct", _grouped(silent))
     _list(console, "Survivors", [result.name for result in found if result.survived])
     if pairs:
         console.print(f"\nGood pairs refused: {len(refused)} of {pairs}")
@@ -215,7 +217,7 @@ def _table(found: Sequence[Result], seed: int) -> Table:
     table.add_column("kind", no_wrap=True)
     for heading in ("mutants", "checker", "numbers only", "survived", "checker %", "wrong numbers"):
         table.add_column(heading, justify="right")
-    for sharding, title in ((True, "all of sharding"), (False, "all of the others")):
+    for sharding, title in ((True, "all of sharding"), (False, "all others")):
         group = [result for result in found if result.kind.sharding is sharding]
         for kind in dict.fromkeys(result.kind for result in group):
             table.add_row(kind.name, *_counts([r for r in group if r.kind is kind]))

@@ -1,4 +1,4 @@
-"""What benchmarks print: only the result, on stdout, and how they write it."""
+"""Formatting of results. Benchmarks print only the result on stdout."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def write_json(value: Any) -> None:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """The median of several runs, with the least and the most."""
+    """Format the median of several runs, with the minimum and the maximum."""
     return f"{median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"

@@ -1,7 +1,7 @@
-"""`python -m benchmarks schedule`: how long it takes to lower, schedule and verify a decode step.
+"""`python -m benchmarks schedule`: the time to lower, schedule and verify a decode step.
 
-Each case runs in a fresh interpreter on one thread, several times. Capture and the passes before
-are shown and not counted: they are what `compile-time` measures.
+Each case runs several times, in a fresh interpreter on one thread. Capture and the passes are
+shown but not counted, because `compile-time` measures them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Case:
-    """A model on some ranks of the target, with all of its layers or the first ones."""
+    """A model on some ranks of the target, with all of its layers or only the first ones."""
 
     preset: str
     tp: int
@@ -51,15 +51,15 @@ CASES = (
     Case("qwen2.5-72b", 8, 80, most_seconds=15.0),
 )
 FEW, MANY = CASES[0], CASES[2]
-"""Between them growth is measured."""
+"""The cases between which growth is measured."""
 
 MOST_GROWTH = 1.1
-"""Time for each layer, of many over of few: linear is 1, and clocks are not exact."""
+"""Limit of the time per layer of MANY over that of FEW. Linear is 1, and clocks are not exact."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds of one cold run, what came of it, and its peak of memory."""
+    """Seconds of one cold run, the size of its result, and its peak memory."""
 
     capture: float
     passes: float
@@ -70,13 +70,13 @@ class Run:
     verify: float
     instructions: int
     waited_on: int
-    """Counters of the program."""
+    """The number of counters of the program."""
     faults: int
     peak_bytes: int
 
     @property
     def all(self) -> float:
-        """What the targets are about."""
+        """The seconds to which the targets apply."""
         return self.lower + self.dependencies + self.schedule + self.counters + self.verify
 
 
@@ -84,7 +84,7 @@ COUNTED = ("lower", "dependencies", "schedule", "counters", "verify", "all")
 
 
 def run_cold(preset: str, tp: int, layers: int, policy: str, target: str = TARGET) -> Run:
-    """One schedule, in this process."""
+    """Schedule once in this process."""
     import torch
     from transformers import AutoConfig
 
@@ -127,7 +127,7 @@ def _run_apart(case: Case, policy: str) -> Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was measured, by case."""
+    """All measurements, by case."""
 
     policy: str
     cases: dict[Case, list[Run]]
@@ -142,7 +142,7 @@ class Measured:
         return many / few
 
     def targets(self) -> Iterator[tuple[str, float, float, str]]:
-        """What, measured, allowed, unit."""
+        """Yield the name, the measured value, the limit and the unit of each target."""
         for case, runs in self.cases.items():
             if case.most_seconds is not None:
                 yield f"{case.name}: all", self.median(case, "all"), case.most_seconds, "s"
@@ -150,7 +150,7 @@ class Measured:
                 yield f"{case.name}: verify", self.median(case, "verify"), case.most_verify, "s"
             yield f"{case.name}: faults", max(run.faults for run in runs), 0, ""
         layers = f"{MANY.layers} layers over {FEW.layers}"
-        yield f"time for each layer, {layers}", self.growth, MOST_GROWTH, "×"
+        yield f"time per layer, {layers}", self.growth, MOST_GROWTH, "×"
 
     @property
     def ok(self) -> bool:
@@ -158,7 +158,7 @@ class Measured:
 
 
 def measure(runs: int, policy: str, progress: Console) -> Measured:
-    """The cases by turns, so that a slow minute of the machine hits all of them."""
+    """Run the cases in turn, so that a slow minute of the machine affects all of them."""
     cases: dict[Case, list[Run]] = {case: [] for case in CASES}
     for _ in track(range(runs), "cold runs", console=progress):
         for case, found in cases.items():
@@ -167,21 +167,24 @@ def measure(runs: int, policy: str, progress: Console) -> Measured:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if a target is missed."""
+    """Print the table. Return 1 if a target is missed, otherwise 0."""
     from tpcompile.vm.schedule.policies import POLICIES
     from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY
 
     parser = argparse.ArgumentParser("python -m benchmarks schedule", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--runs", type=positive, default=5, help="cold runs of each case")
+    parser.add_argument("--runs", type=positive, default=5, help="number of cold runs of each case")
     parser.add_argument(
-        "--policy", choices=POLICIES, default=DEFAULT_POLICY, help="who runs what, in which order"
+        "--policy",
+        choices=POLICIES,
+        default=DEFAULT_POLICY,
+        help="how instructions are assigned to workers and ordered",
     )
     parser.add_argument(
         "--child",
         nargs=3,
         metavar=("PRESET", "TP", "LAYERS"),
-        help="one run in this process, as JSON",
+        help="run once in this process, print JSON",
     )
     options = parser.parse_args(arguments)
     if options.child:
@@ -215,7 +218,7 @@ def _json(measured: Measured) -> dict[str, Any]:
 def _print(measured: Measured) -> None:
     console = Console(width=130, highlight=False)
     console.print(_table(measured))
-    console.print("all = lower to verify; capture and passes are not in it.\n")
+    console.print("all = lower to verify, without capture and passes.\n")
     for what, found, most, unit in measured.targets():
         verdict = "met" if found <= most else "MISSED"
         console.print(f"{what}: {found:.2f} {unit}, at most {most:g} {unit}: {verdict}")
@@ -237,7 +240,7 @@ def _table(measured: Measured) -> Table:
             table.add_section()
     table.add_section()
     table.add_row("instructions", *(f"{own[0].instructions:,}" for own in every))
-    table.add_row("counters of it", *(f"{own[0].waited_on:,}" for own in every))
+    table.add_row("counters", *(f"{own[0].waited_on:,}" for own in every))
     table.add_row(
         "peak memory", *(f"{max(r.peak_bytes for r in own) / 1e9:.2f} GB" for own in every)
     )

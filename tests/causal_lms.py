@@ -157,7 +157,7 @@ EQUAL = frozenset({"llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
 
 REASONS: dict[str, str] = {
     "encoder": r"is an encoder",
-    "more than text": r"reads more than text",
+    "more than text": r"takes inputs other than text",
     "layers of other kinds": r"has .*layers of kind ",
     "complex rotary": r"has .*rotary tables of complex numbers",
     "half-width rotary": r"has .*rotary tables of half the rotated width",
@@ -169,11 +169,11 @@ REASONS: dict[str, str] = {
     "no rotary": r"has .*no rotary position embedding",
     "cross-attention": r"has .*attention that is not causal",
     "attention interface": r"has .*no attention that goes through Hugging Face's",
-    "attention option": r"puts (softcap|s_aux|position_bias) into its attention",
+    "attention option": r"uses (softcap|s_aux|position_bias) in its attention",
     "mask of its own": r"attention masks? (of a layer cannot|, or one)|was given (a|no) mask"
-    r"|computes with its attention mask|attends with a mask that it gives to no layer"
+    r"|computes with its attention mask|uses an attention mask that is not an argument"
     r"|keep packed sequences apart",
-    "layers called otherwise": r"leaves out layer|does not call each of its layers once",
+    "layers called otherwise": r"does not call layer|does not call each of its layers once",
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",
     "op without a rule": r"uses an op that tpcompile cannot type \(rule (known-op|slice)\)",

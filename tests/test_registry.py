@@ -31,5 +31,5 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 def test_a_name_is_taken_once() -> None:
     colours = _colours()
     colours.add("red", colours["red"])
-    with pytest.raises(UsageError, match=r"two entries for the colour 'red'.*3 beside 1"):
+    with pytest.raises(UsageError, match=r"two entries for the colour 'red'.*3 and 1"):
         colours.add("red", 3)

@@ -1,7 +1,7 @@
 """A graph rewriting compiler for Hugging Face Qwen models.
 
-`tpcompile.compile(model, tp=2)` gives a model that runs; `tpcompile.capture(model)` the raw
-graph. Nothing heavy is imported before it is used.
+`tpcompile.compile(model, tp=2)` returns a model that runs, and `tpcompile.capture(model)` returns
+its raw graph. Heavy modules such as torch and transformers are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tpcompile` is the command `tpcompile`."""
+"""`python -m tpcompile` runs the `tpcompile` command."""
 
 from tpcompile.cli import main
 

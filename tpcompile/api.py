@@ -1,4 +1,4 @@
-"""`compile`: options to pipeline to backend to a model that runs."""
+"""`capture` and `compile`: from a model and options to a graph and to a model that runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLANNED = ("native", "triton")
 
 
 def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphModule:
-    """The raw graph of MODEL, typed, on one rank: what the passes start from."""
+    """Return the raw graph of MODEL, typed, on one rank: the input of the first pass."""
     return captured_of(model, dtype=dtype_of(dtype)).graph
 
 
@@ -52,18 +52,18 @@ def compile(
     """Compile a Hugging Face causal LM for `tp` ranks.
 
     `model` is a `PreTrainedModel`, a config, `preset:NAME`, a directory or a hub id. Under
-    torchrun, or in an initialised process group, this process is one of the ranks, and `tp` is
-    by default their number; in a plain script it is 1, and more are started as processes of
-    their own. `simulate` keeps all ranks in this process.
+    torchrun, or in an initialised process group, this process is one of the ranks, and `tp`
+    defaults to the number of ranks. In a plain script `tp` defaults to 1, and the ranks of a
+    larger `tp` run in worker processes. `simulate` keeps all ranks in this process.
 
-    `backend` is what runs decode steps: "torch" the modules of the ranks, "reference" a machine
-    that follows the verified program instruction by instruction, slowly, with all ranks in this
-    process. "auto" is "torch".
+    `backend` selects what runs decode steps. "torch" runs one torch module per rank. "reference"
+    interprets the verified program instruction by instruction, slowly, with all ranks in this
+    process. "auto" selects "torch".
 
-    `max_seq_len` (default: the configuration's) and `max_batch` limit what the KV cache may
-    hold. `pipeline` is a pass pipeline as text, or passes; the standard one by default.
-    `random_weights` is a seed for a model that has no weights. A rank that says nothing for
-    `rank_timeout` seconds is taken for dead.
+    `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache.
+    `pipeline` is a pass pipeline as text or as a sequence of passes (default: the standard
+    pipeline). `random_weights` is a seed for the weights of a model that has none. A rank that
+    does not respond for `rank_timeout` seconds is considered dead.
     """
     load_plugins()
     _check_backend(backend)
@@ -80,8 +80,8 @@ def compile(
     passes = passes_for(pipeline, tp)
     if tp > 1 and not any(isinstance(current, PlanSharding) for current in passes):
         raise UsageError(
-            f"The pipeline shards nothing, and tp={tp} ranks were asked for",
-            hint="Put plan-sharding and the passes behind it into the pipeline",
+            f"The pipeline does not shard the graph, but tp={tp} needs it sharded",
+            hint="Add plan-sharding and the passes after it to the pipeline",
         )
     with starting(tp, group, place, simulate=simulate, timeout=rank_timeout) as load:
         captured = captured_of(model, dtype=dtype_of(dtype))
@@ -106,21 +106,21 @@ def compile(
 
 
 def _check_machine(place: torch.device, simulate: bool) -> None:
-    """The reference machine is one process on the CPU."""
+    """Refuse torchrun and other devices: the reference machine is one process on the CPU."""
     if is_torchelastic_launched() and not simulate:
         raise UnsupportedError(
-            "The reference machine under torchrun",
+            "The reference machine does not run under torchrun",
             expected="one process, which runs all ranks",
-            hint="Start it without torchrun, with the tp that you want",
+            hint="Start the script without torchrun and pass tp",
         )
     if place.type != "cpu":
-        raise UnsupportedError(f"The reference machine on {place}", expected="the CPU")
+        raise UnsupportedError(f"The reference machine does not run on {place}", expected="the CPU")
 
 
 def _programs(
     backend: str, captured: fx.GraphModule, passes: Sequence[Pass], longest: int, batch: int
 ) -> StepPrograms | None:
-    """What a machine runs; modules need none."""
+    """Return the programs that the reference machine runs, or None for torch modules."""
     if backend != "reference":
         return None
     return StepPrograms(captured, passes, target_of("cpu"), longest, batch)
@@ -129,7 +129,7 @@ def _programs(
 def _check_backend(backend: str) -> None:
     if backend in PLANNED:
         raise UnsupportedError(
-            f"backend={backend!r}", expected="torch or reference, the backends so far"
+            f"backend={backend!r} is not implemented yet", expected="auto, torch or reference"
         )
     if backend not in BACKENDS:
         raise UsageError(
@@ -140,15 +140,15 @@ def _check_backend(backend: str) -> None:
 def _check_limit(name: str, limit: int | None) -> None:
     whole = isinstance(limit, int) and not isinstance(limit, bool)
     if limit is not None and (not whole or limit < 1):
-        raise UsageError(f"{name}={limit!r} means nothing", expected="a number, 1 or more")
+        raise UsageError(f"{name} must be a positive int, got {limit!r}")
 
 
 def _check_seconds(rank_timeout: float) -> None:
     number = isinstance(rank_timeout, int | float) and not isinstance(rank_timeout, bool)
     if not number or not 0 < rank_timeout <= _LONGEST_S:
         raise UsageError(
-            f"rank_timeout={rank_timeout!r} is no time to wait",
-            expected=f"seconds, more than 0 and at most {_LONGEST_S:,}",
+            f"rank_timeout must be a number of seconds above 0 and at most {_LONGEST_S:,}, "
+            f"got {rank_timeout!r}"
         )
 
 
@@ -156,21 +156,21 @@ def _device_of(device: torch.device | str | None) -> torch.device:
     try:
         found = torch.device("cpu" if device is None else device)
     except RuntimeError as error:
-        raise UsageError(f"There is no device {device!r}", expected="cpu or cuda") from error
+        raise UsageError(f"device must be cpu or cuda, got {device!r}") from error
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
-            f"There is no GPU for device={str(device)!r}",
-            hint="Leave device out to run on the CPU",
+            f"device={str(device)!r} needs a GPU, but torch finds no GPU",
+            hint="Omit device to run on the CPU",
         )
     if found.type not in ("cpu", "cuda"):
-        raise UnsupportedError(f"device={str(device)!r}", expected="cpu or cuda")
+        raise UnsupportedError(f"device={str(device)!r} is not supported", expected="cpu or cuda")
     return found
 
 
 def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
-    """The passes of a pipeline, or the standard ones, all of them for so many ranks."""
+    """Return the passes of `pipeline` (default: the standard pipeline) for `tp` ranks."""
     if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-        raise UsageError(f"tp={tp!r} means nothing", expected="a number of ranks, 1 or more")
+        raise UsageError(f"tp must be a positive int, got {tp!r}")
     if pipeline is None:
         return default_pipeline(tp)
     named = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
@@ -179,18 +179,18 @@ def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
         if isinstance(current, PlanSharding) and current.tp != tp:
             raise UsageError(
                 f"The pipeline plans for {current.tp} ranks",
-                expected=f"{tp}, the tp that was asked for",
-                hint=f"Leave tp={current.tp} out of the pipeline",
+                expected=f"{tp}, the requested tp",
+                hint=f"Remove tp={current.tp} from the pipeline",
             )
     return passes
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A dtype by its name in torch."""
+    """Return the floating-point dtype with this name in torch; None stays None."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found is None and dtype is None:
         return None
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         hint = did_you_mean(str(dtype), ("float32", "bfloat16", "float16"))
-        raise UsageError(f"There is no dtype {dtype!r} to compile for", hint=hint)
+        raise UsageError(f"{dtype!r} is not a supported dtype", hint=hint)
     return found

@@ -1,4 +1,4 @@
-"""The errors that tpcompile raises, each with where it happened, what was found and what to do."""
+"""Exceptions of tpcompile. Each says where it happened, what was found and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class CompileError(Exception):
-    """Anything that tpcompile refuses. `str()` is one paragraph a user can act on."""
+    """Base class of tpcompile's errors. `str()` is one paragraph that a user can act on."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class CompileError(Exception):
         super().__init__(self._paragraph())
 
     def at(self, where: str) -> Self:
-        """Return the same error with this place."""
+        """Return a copy of this error with `where` as its place."""
         return type(self)(
             self.message, where=where, got=self.got, expected=self.expected, hint=self.hint
         )
@@ -45,7 +45,7 @@ class CaptureError(CompileError):
 
 
 class ShardingError(CompileError):
-    """The graph cannot be sharded over so many ranks."""
+    """The graph cannot be sharded over this number of ranks."""
 
 
 class VerifyError(CompileError):
@@ -53,11 +53,11 @@ class VerifyError(CompileError):
 
 
 class PassError(CompileError):
-    """A pass failed, or left an invalid graph behind."""
+    """A pass failed, or produced an invalid graph."""
 
 
 class CheckpointError(CompileError):
-    """A checkpoint lacks a tensor, or holds one of the wrong shape."""
+    """A checkpoint lacks a tensor, or has one of the wrong shape."""
 
 
 class RankError(CompileError):
@@ -65,15 +65,15 @@ class RankError(CompileError):
 
 
 class UnsupportedError(CompileError):
-    """A well-formed request for something that tpcompile does not do."""
+    """A valid request for a feature that tpcompile does not support."""
 
 
 class UsageError(CompileError, ValueError):
-    """A name, option or pipeline text that means nothing."""
+    """An invalid name, option or pipeline text."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the names that come nearest, or with all of them."""
+    """Return a sentence that suggests the nearest names, or lists all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:

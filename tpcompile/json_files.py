@@ -1,4 +1,4 @@
-"""JSON files that come with a checkpoint: an object, or an error that says what is wrong."""
+"""Reading the JSON files of a checkpoint: an object, or an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 from typing import Any
 
 DEEPEST = 100
-"""Levels of nesting; code that walks a configuration recursively must not run out of stack."""
+"""Maximum levels of nesting, so that recursive code over a configuration has enough stack."""
 
 _LONGEST = 120
 
 
 class JsonError(ValueError):
-    """The file holds no usable JSON object."""
+    """The file does not contain a usable JSON object. The message fits after "Found"."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in this file; raise JsonError, or OSError if it cannot be read."""
+    """Return the object in this file. Raise JsonError if it is invalid, or an OSError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise JsonError(f"Invalid JSON at {where}: {error.msg}") from error
+        raise JsonError(f"invalid JSON at {where}: {error.msg}") from error
     except RecursionError as error:
         raise _too_deep() from error
-    except ValueError as error:  # not UTF-8, or a number of thousands of digits
-        raise JsonError(f"Invalid JSON: {shortened(str(error))}") from error
+    except ValueError as error:  # not UTF-8, or a number with thousands of digits
+        raise JsonError(f"invalid JSON: {shortened(str(error))}") from error
     if not isinstance(found, dict):
-        raise JsonError(f"A JSON {type(found).__name__} in place of an object")
+        raise JsonError(f"a JSON {type(found).__name__} instead of an object")
     _check_depth(found)
     return found
 
 
 def shortened(text: str) -> str:
-    """A name from a file, for a message: escaped, and cut if it is very long."""
+    """Escape a name from a file for use in a message, and cut it if it is very long."""
     shown = text if text.isprintable() else ascii(text)
     if len(shown) <= _LONGEST:
         return shown
@@ -57,4 +57,4 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def _too_deep() -> JsonError:
-    return JsonError(f"JSON that is nested more than {DEEPEST} levels deep")
+    return JsonError(f"JSON nested more than {DEEPEST} levels deep")

@@ -1,4 +1,4 @@
-"""Pausing Python's garbage collector while many small objects are made that all stay."""
+"""Pausing Python's garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
-    """Graphs of deep models are tens of thousands of nodes, none of which is garbage.
+    """Disable the garbage collector inside the block.
 
-    Full collections would walk them, and all of torch and transformers, again and again: half of
-    the time that the passes of an 80-layer model take. Whoever finds the collector on turns it
-    on again, so uses may be nested.
+    Graphs of deep models have tens of thousands of nodes, none of which is garbage. Full
+    collections would walk them, and all of torch and transformers, again and again. That is half
+    of the time that the passes of an 80-layer model take. The collector is enabled again only if
+    it was enabled on entry, so blocks may be nested.
     """
     was_on = gc.isenabled()
     gc.disable()

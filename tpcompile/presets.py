@@ -1,4 +1,4 @@
-"""The official configurations, as data: `preset:NAME` needs no download and no weights."""
+"""The official configurations as data: `preset:NAME` needs no download and no weights."""
 
 from __future__ import annotations
 
@@ -92,21 +92,21 @@ PRESETS = _presets()
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The configuration of a preset, `model_type` included."""
+    """Return the configuration of a preset, `model_type` included."""
     if name not in PRESETS:
         raise UsageError(f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS))
     return copy.deepcopy(PRESETS[name])
 
 
 def check_model_name(model: str) -> None:
-    """Refuse names that can be told to be wrong without torch and without a network."""
+    """Refuse a wrong name, as far as it can be recognized without torch and without a network."""
     if model.startswith("preset:"):
         preset(model.removeprefix("preset:"))
     elif os.path.exists(model):  # Path.exists raises if a name is too long
         return
     elif model in PRESETS:
         raise UsageError(
-            f"There is no directory {model}", hint=f"For the preset write preset:{model}"
+            f"There is no directory {model}", hint=f"To use the preset, write preset:{model}"
         )
     elif model.startswith((".", "/", "~")):
         raise UsageError(

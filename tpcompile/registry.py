@@ -1,4 +1,4 @@
-"""A table of named things that other packages may add to."""
+"""A table of named entries that other packages can extend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Entries by name, in the order in which they were added.
+    """Entries by name, in insertion order.
 
     Looking up an unknown name raises a UsageError that suggests the nearest names.
     """
@@ -21,11 +21,11 @@ class Registry(Mapping[str, T]):
         self._entries: dict[str, T] = {}
 
     def add(self, name: str, entry: T) -> None:
-        """Add an entry. Raise a UsageError if the name is taken by another one."""
+        """Add an entry. Raise a UsageError if another entry has the name."""
         if self._entries.get(name, entry) is not entry:
             raise UsageError(
                 f"There are two entries for the {self.what} {name!r}",
-                got=f"{entry!r} beside {self._entries[name]!r}",
+                got=f"{entry!r} and {self._entries[name]!r}",
                 hint="Choose another name",
             )
         self._entries[name] = entry

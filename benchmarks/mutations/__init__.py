@@ -1,4 +1,4 @@
-"""Mistakes put into sharded graphs on purpose, to see what notices them."""
+"""Deliberate mistakes in sharded graphs, to see which checks notice them."""
 
 from benchmarks.mutations.draft import Draft, UnfitError
 from benchmarks.mutations.judge import Verdict, judge, judge_numbers

@@ -1,4 +1,4 @@
-"""Mistakes with biases: dropped, added elsewhere, or those of another projection."""
+"""Mistakes in biases: dropped, added elsewhere, or taken from another projection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bias(node: fx.Node) -> fx.Node:
 
 
 def dropped(draft: Draft) -> str:
-    """The bias of a linear, or that behind a sum, is left out; its parameter may go too."""
+    """Drop the bias of a linear or the bias added after a sum, maybe with its parameter."""
     added = _added(draft)
     node = draft.pick([*_biased(draft), *added], "bias")
     if node in added:
@@ -50,23 +50,26 @@ def dropped(draft: Draft) -> str:
 
 
 def of_another_layer(draft: Draft) -> str:
-    """One linear takes the bias of the layer before it, or two take each other's."""
+    """Give a linear the bias of an earlier layer, or swap the two biases."""
     return _taken(draft, one_layer=False)
 
 
 def of_another_projection(draft: Draft) -> str:
-    """Of keys for values, of gate for up: alike in shape and layout, in one layer."""
+    """Take the bias of another projection in the layer, with the same shape and layout.
+
+    For example, values take the bias of keys, or up takes that of gate.
+    """
     return _taken(draft, one_layer=True)
 
 
 def _taken(draft: Draft, *, one_layer: bool) -> str:
-    """The later linear takes the bias of the earlier; and the earlier that of the later."""
+    """Give the later linear the bias of the earlier one, or swap the two biases."""
     pairs = [
         (a, b)
         for a, b in combinations(_biased(draft), 2)
         if (layer_of(a) == layer_of(b)) == one_layer and type_of(_bias(a)) == type_of(_bias(b))
     ]
-    one, other = draft.pick(pairs, "two biases alike")
+    one, other = draft.pick(pairs, "two equal types of bias")
     first, second = _bias(one), _bias(other)
     other.update_arg(2, first)
     if draft.dice.random() < 0.5:
@@ -77,7 +80,7 @@ def _taken(draft: Draft, *, one_layer: bool) -> str:
 
 
 def parts_swapped(draft: Draft) -> str:
-    """Of a fused bias two parts alike change places; its weight stays."""
+    """Swap the last two parts of a fused bias, but not those of its weight."""
     fused = [n for n in _biased(draft) if isinstance(parameter_of(_bias(n)).whole, Concat)]
     bias = _bias(draft.pick(fused, "fused bias"))
     parameter = parameter_of(bias)
@@ -92,8 +95,8 @@ def parts_swapped(draft: Draft) -> str:
 
 
 def added_before_sum(draft: Draft) -> str:
-    """A bias that belongs behind a sum is added to the terms of it."""
-    node = draft.pick(_added(draft), "bias behind a sum")
+    """Add a bias to the terms of a sum instead of the sum."""
+    node = draft.pick(_added(draft), "bias after a sum")
     total, bias = operand(node), operand(node, 1)
     linear = total
     while linear.target is not LINEAR:
@@ -108,7 +111,7 @@ def added_before_sum(draft: Draft) -> str:
 
 
 def added_twice(draft: Draft) -> str:
-    """In the linear and behind it, or behind the sum once more."""
+    """Add a bias both in a linear and after it, or twice after a sum."""
     added = _added(draft)
     node = draft.pick([*_biased(draft), *added], "bias")
     bias = operand(node, 1) if node in added else _bias(node)
@@ -119,14 +122,14 @@ def added_twice(draft: Draft) -> str:
 
 
 def added_elsewhere(draft: Draft) -> str:
-    """A bias behind one sum is added behind that of another block."""
+    """Swap the biases after the sums of two blocks."""
     added = _added(draft)
     pairs = [
         (a, b)
         for a, b in combinations(added, 2)
         if type_of(operand(a, 1)) == type_of(operand(b, 1))
     ]
-    one, other = draft.pick(pairs, "two biases behind sums")
+    one, other = draft.pick(pairs, "two biases after sums")
     first, second = operand(one, 1), operand(other, 1)
     one.prepend(second)
     one.update_arg(1, second)
@@ -135,7 +138,7 @@ def added_elsewhere(draft: Draft) -> str:
 
 
 def _added(draft: Draft) -> list[fx.Node]:
-    """Additions of a parameter."""
+    """Return the additions of a parameter."""
     return [
         node
         for node in draft.calls(aten.add.Tensor)

@@ -1,4 +1,4 @@
-"""Mistakes with what attention keeps and reads: layers, blocks and spans of the KV cache."""
+"""Mistakes in the use of the KV cache: other layers, blocks and spans."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ aten = torch.ops.aten
 
 
 def layer_read(draft: Draft) -> str:
-    """One attention reads what another layer kept."""
+    """Make one attention read the cache of another layer."""
     node = draft.pick(draft.calls(PARTIAL_ATTENTION), "reader of a cache")
     return _other_layer(node)
 
 
 def layer_written(draft: Draft) -> str:
-    """One layer keeps its keys and values where another does."""
+    """Make one layer write its keys and values to the cache of another layer."""
     return _other_layer(draft.pick(draft.calls(*CACHE_WRITERS), "writer of a cache"))
 
 
 def layers_swapped(draft: Draft) -> str:
-    """What writes, or what reads, takes each layer for the other; alone, as both would be right."""
+    """Swap the two layers in all writers or in all readers. Swapping both would be correct."""
     target = draft.pick([NORM_QKV_ROPE_APPEND, PARTIAL_ATTENTION], "side")
     nodes = draft.calls(target)
     draft.pick(nodes, "reader or writer of its own")
     for node in nodes:
         _other_layer(node)
-    return f"{len(nodes)} nodes like %{nodes[0].name} take each layer for the other"
+    return f"{len(nodes)} nodes like %{nodes[0].name} with the layers swapped"
 
 
 def _other_layer(node: fx.Node) -> str:
@@ -45,7 +45,7 @@ def _other_layer(node: fx.Node) -> str:
     layer = node.args[place]
     assert isinstance(layer, int)
     node.update_arg(place, 1 - layer)
-    return f"%{node.name} takes layer {1 - layer} of the cache for {layer}"
+    return f"%{node.name} uses layer {1 - layer} of the cache, not {layer}"
 
 
 def block_of_reader(draft: Draft) -> str:
@@ -53,7 +53,7 @@ def block_of_reader(draft: Draft) -> str:
 
 
 def block_of_layer(draft: Draft) -> str:
-    """All that a layer does with the cache counts other blocks."""
+    """Change the block size in all of a layer's ops with the cache."""
     nodes = draft.calls(*CACHE_OPS)
     one = draft.pick(nodes, "op with a cache")
     layer = one.args[place_of(one, "layer")]
@@ -70,7 +70,7 @@ def _other_block(draft: Draft, nodes: list[fx.Node]) -> str:
 
 
 def queries_of_layer(draft: Draft) -> str:
-    """The last layer attends with the queries of the first."""
+    """Make a later layer attend with the queries of the first layer."""
     first, *others = draft.calls(PARTIAL_ATTENTION)
     node = draft.pick(others, "second reader of a cache")
     node.update_arg(0, operand(first))
@@ -86,7 +86,7 @@ def values_of_another(draft: Draft) -> str:
 
 
 def both_of_another(draft: Draft) -> str:
-    """The reduction of the last layer merges the spans of the first, whole as they are."""
+    """Make the reduction of a later layer merge all spans of the first layer."""
     return _of_another(draft, 0, 1)
 
 
@@ -99,7 +99,7 @@ def _of_another(draft: Draft, *places: int) -> str:
 
 
 def spans_left_out(draft: Draft) -> str:
-    """Only some of the spans are merged."""
+    """Merge only the first span."""
     node = draft.pick(draft.calls(ATTENTION_REDUCE), "reduction")
     for place in (0, 1):
         source = operand(node, place)
@@ -107,11 +107,11 @@ def spans_left_out(draft: Draft) -> str:
             some = insert(node, aten.slice.Tensor, source, 2, 0, 1, 1)
         some.meta["type"] = type_of(source)
         node.update_arg(place, some)
-    return f"%{node.name} merges the first span alone"
+    return f"%{node.name} merges only the first span"
 
 
 def lse_of_other_spans(draft: Draft) -> str:
-    """The log-sum-exp comes from the same attention in another window, or in other spans."""
+    """Take the log-sum-exp from the same attention with another window, spans or scale."""
     node = draft.pick(draft.calls(ATTENTION_REDUCE), "reduction")
     partial = operand(operand(node))
     with draft.graph.inserting_before(node):

@@ -1,4 +1,4 @@
-"""Mistakes with what crosses between ranks."""
+"""Mistakes in collectives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def dropped(draft: Draft) -> str:
 
 
 def doubled(draft: Draft) -> str:
-    """Not where rows are picked behind a gather: those picked lie in the first of the copies."""
+    """Run a collective twice.
+
+    A gather whose rows are then selected is not doubled: the rows are in the first copy.
+    """
     options = [
         node
         for node in draft.calls(*COLLECTIVES)
@@ -42,14 +45,14 @@ def doubled(draft: Draft) -> str:
     ]
     node = draft.pick(options, "collective")
     _again_behind(node, node)
-    return f"{op_name(node)} %{node.name} done twice"
+    return f"{op_name(node)} %{node.name} run twice"
 
 
 def past_nonlinear(draft: Draft) -> str:
-    """The sum is taken of norms instead of the norm of the sum.
+    """Compute the sum of the norms instead of the norm of the sum.
 
-    Not right behind the embedding: there one rank has the row and the others zeros, so that
-    the sum of their norms is the norm of their sum.
+    This is not done right after the embedding. There one rank has the row and the others have
+    zeros, so the sum of the norms equals the norm of the sum.
     """
     node, reader = _read_sum(draft, RMS_NORM, ADD_RMS_NORM)
     if operand(node).target is VOCAB_EMBEDDING and reader.target is RMS_NORM:
@@ -59,14 +62,14 @@ def past_nonlinear(draft: Draft) -> str:
 
 
 def past_residual(draft: Draft) -> str:
-    """The residual is added on every rank, so it counts tp times."""
+    """Add the residual on every rank before the sum, so that it counts tp times."""
     node, reader = _read_sum(draft, aten.add.Tensor)
     _move_past(node, reader)
     return f"{op_name(node)} %{node.name} moved past the addition %{reader.name}"
 
 
 def mistaken(draft: Draft) -> str:
-    """A gather where a sum belongs, or a sum where a gather belongs."""
+    """Replace a sum by a gather, or a gather by a sum."""
     node = draft.pick(draft.calls(*COLLECTIVES), "collective")
     rest = () if node.target is ALL_GATHER else (draft.dice.randrange(2),)
     with draft.graph.inserting_before(node):
@@ -85,7 +88,7 @@ def gather_dim(draft: Draft) -> str:
 
 
 def _read_sum(draft: Draft, *targets: object) -> tuple[fx.Node, fx.Node]:
-    """A sum and a reader of it; readers that add a bias belong to another kind."""
+    """Pick a sum and a reader of it. Readers that add a bias belong to another kind."""
     pairs = [
         (node, reader)
         for node in draft.calls(*_SUMS)
@@ -109,7 +112,7 @@ def _move_past(node: fx.Node, reader: fx.Node) -> None:
 
 
 def _again_behind(value: fx.Node, collective: fx.Node) -> None:
-    """The same collective on `value`, whose readers read the result."""
+    """Insert the same collective after `value`, and make the readers read its result."""
     new = insert_after(value, collective.target, value, *collective.args[1:])
     new.meta["type"] = value_type(collective)
     value.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)

@@ -1,4 +1,4 @@
-"""A graph to be spoilt: a clone, the dice, and the questions that every mutator asks."""
+"""A cloned graph for mutators to edit, with random choices and common queries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 class UnfitError(Exception):
-    """This graph has no place where the mistake could be made."""
+    """The graph has no place for this mistake."""
 
 
 @dataclass
@@ -59,11 +59,11 @@ class Draft:
         return [node for node in self.graph.nodes if node.target in targets]
 
     def attentions(self) -> list[fx.Node]:
-        """With a KV cache and without one."""
+        """Return the attention nodes, with a KV cache and without one."""
         return self.calls(ATTENTION, PAGED_ATTENTION)
 
     def split_parameters(self, dim: int | None = None, axis: str = "") -> list[fx.Node]:
-        """Parameters split along `dim`, with `axis` among what they are split by."""
+        """Return the parameters that are split along `dim`, with `axis` among their axes."""
         return [
             node
             for node in parameters(self.graph)
@@ -73,20 +73,20 @@ class Draft:
         ]
 
     def new_parameter(self, like: fx.Node, name: str, parameter: Parameter) -> fx.Node:
-        """A parameter right before `like`."""
+        """Insert a parameter right before `like`."""
         with self.graph.inserting_before(like):
             return new_parameter(self.graph, name, parameter, origin_of(like), self.gm)
 
 
 def segments(layout: AnyLayout) -> tuple[Layout, ...]:
-    """The layouts that lie one after the other along a dimension."""
+    """Return the layouts that are concatenated along a dimension."""
     if isinstance(layout, FusedLayout):
         return layout.segments
     return () if isinstance(layout, TokenLayout) else (layout,)
 
 
 def place_of(node: fx.Node, argument: str) -> int:
-    """Where an op has the argument of this name."""
+    """Return the position of the argument with this name."""
     return SPECS[node.target].argument_names.index(argument)
 
 
@@ -109,9 +109,9 @@ def joined(parts: tuple[Layout, ...]) -> Layout | FusedLayout:
 
 
 def relayout(node: fx.Node, axis: str, new: Layout) -> None:
-    """Split the parameter anew: what was split by `axis` is split as `new`, in units of its own.
+    """Replace the layout of `axis` in a parameter by `new`, which has its own units.
 
-    The type and all the recipes say the same thing: only what surrounds them disagrees.
+    The type and all recipes agree with each other, but not with the rest of the graph.
     """
     parts = tuple(new if part.axis == axis else part for part in segments_of(node))
     set_parameter(node, parameter_of(node).sharded(shard_of(node).dim, joined(parts)))
@@ -127,7 +127,7 @@ def replicate(node: fx.Node, ranks: int) -> None:
 
 
 def set_shard(node: fx.Node, rank: int, recipe: Recipe) -> None:
-    """Another recipe for one rank; the type stays."""
+    """Replace the recipe of one rank, but not the type."""
     parameter = parameter_of(node)
     shards = list(parameter.shards)
     shards[rank] = recipe
@@ -135,7 +135,7 @@ def set_shard(node: fx.Node, rank: int, recipe: Recipe) -> None:
 
 
 def slices(node: fx.Node, rank: int) -> list[tuple[Layout, Interval]]:
-    """The runs of a rank along the split dimension, each with the layout it belongs to."""
+    """Return the runs of a rank along the split dimension, each with its layout."""
     found = []
     offset = 0
     for part in segments_of(node):
@@ -145,19 +145,19 @@ def slices(node: fx.Node, rank: int) -> list[tuple[Layout, Interval]]:
 
 
 def slice_anew(node: fx.Node, rank: int, intervals: Iterable[Interval]) -> None:
-    """Let a rank read these runs along the split dimension; the type stays."""
+    """Make a rank read these runs along the split dimension, without changing the type."""
     whole, dim = parameter_of(node).whole, shard_of(node).dim
     set_shard(node, rank, shard(whole, dim, list(intervals)))
 
 
 def tiled(tensor: Recipe, length: int) -> Recipe:
-    """A vector, repeated until it is `length` long."""
+    """Return a vector that is repeated until it has `length` elements."""
     assert isinstance(tensor, Tensor)
     return Tensor(f"{tensor.name}{TILED}{length}", (length,))
 
 
 def renamed(recipe: Recipe, old: str, new: str) -> Recipe:
-    """The same recipe over tensors whose names have `new` for `old`."""
+    """Return the recipe with `old` replaced by `new` in all tensor names."""
     match recipe:
         case Tensor(name=name):
             return replace(recipe, name=name.replace(old, new))
@@ -168,7 +168,7 @@ def renamed(recipe: Recipe, old: str, new: str) -> Recipe:
 
 
 def linears_behind(node: fx.Node) -> Iterator[fx.Node]:
-    """The nearest linears that a value is computed by."""
+    """Yield the nearest linears among the producers of a value in its layer."""
     if node.target is LINEAR:
         yield node
         return

@@ -1,4 +1,4 @@
-"""Mistakes that have nothing to do with sharding: another function, split as it should be."""
+"""Mistakes unrelated to sharding: another function, sharded correctly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def fused_parts_swapped(draft: Draft) -> str:
-    """The fused tensor is joined in another order, on every rank and in the whole."""
+    """Concatenate a fused tensor in another order, on every rank and in the whole."""
     fused = [n for n in draft.split_parameters(dim=0) if len(segments_of(n)) > 1]
     node = draft.pick(fused, "fused parameter")
     last = len(segments_of(node)) - 1
@@ -39,7 +39,7 @@ def keys_for_values(draft: Draft) -> str:
 
 
 def wrong_tensor(draft: Draft) -> str:
-    """A parameter is made of the tensor of another layer."""
+    """Build a parameter from the tensor of another layer."""
     node = draft.pick([n for n in parameters(draft.graph) if layer_of(n) is not None], "parameter")
     layer = layer_of(node) or 0
     parameter = parameter_of(node)
@@ -52,7 +52,7 @@ def wrong_tensor(draft: Draft) -> str:
 
 
 def parameter_of_other_layer(draft: Draft) -> str:
-    """A node reads the parameter that a layer before its own has in the same place."""
+    """Make a node read the corresponding parameter of the first layer."""
     places = {parameter_of(node).whole: node for node in parameters(draft.graph)}
     pairs = [
         (node, source, places[earlier])
@@ -69,7 +69,7 @@ def parameter_of_other_layer(draft: Draft) -> str:
 
 
 def eps(draft: Draft) -> str:
-    """By enough that fp32 shows it: values have a mean square of about one."""
+    """Change eps by enough to show in fp32: values have a mean square of about one."""
     node = draft.pick(draft.calls(RMS_NORM, ADD_RMS_NORM), "norm")
     place = len(node.args) - 1
     node.update_arg(place, 1e-2)
@@ -113,7 +113,7 @@ def _skipped(node: fx.Node) -> str:
 
 
 def norms_swapped(draft: Draft) -> str:
-    """Queries get the norm of the keys, or a layer norm that of another place."""
+    """Give queries the norm weight of keys, or a layer norm that of another layer norm."""
     norms = draft.calls(RMS_NORM, ADD_RMS_NORM)
     pairs = [
         (a, b)
@@ -123,13 +123,13 @@ def norms_swapped(draft: Draft) -> str:
         and operand(a, len(a.args) - 2) is not operand(b, len(b.args) - 2)
         and type_of(operand(a, len(a.args) - 2)) == type_of(operand(b, len(b.args) - 2))
     ]
-    one, other = draft.pick(pairs, "two norms alike")
+    one, other = draft.pick(pairs, "two norms of one type")
     one.update_arg(len(one.args) - 2, operand(other, len(other.args) - 2))
     return f"%{one.name} with the scale of %{other.name}"
 
 
 def residual(draft: Draft) -> str:
-    """The residual is taken from before the layer, or from behind its norm."""
+    """Take the residual from before the layer, or from after its norm."""
     node = draft.pick(draft.calls(ADD_RMS_NORM, aten.add.Tensor), "residual sum")
     old = operand(node)
     earlier = [
@@ -150,7 +150,7 @@ def residual(draft: Draft) -> str:
 
 
 def sequences_joined(draft: Draft) -> str:
-    """Attention is told the wanted rows for the starts of the sequences."""
+    """Pass attention the rows of logits as the starts of the sequences."""
     node = draft.pick(draft.attentions(), "attention")
     rows = next(n for n in draft.graph.nodes if n.op == "placeholder" and n.name == "logit_rows")
     node.update_arg(place_of(node, "starts"), rows)

@@ -1,4 +1,4 @@
-"""Mistakes with heads: cut in two, or away from the KV heads that they read."""
+"""Mistakes in heads: cut in two, or separated from the KV heads that they read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpcompile.ir.meta import value_type
 
 
 def head_split(draft: Draft) -> str:
-    """A boundary between ranks lies in the middle of a query head, everywhere alike."""
+    """Move a boundary between ranks into the middle of a query head, in the whole layer."""
     node = draft.pick(draft.split_parameters(axis="q_heads"), "query heads")
     old = part_of(node, "q_heads")
     halves = Layout(
@@ -27,7 +27,7 @@ def head_split(draft: Draft) -> str:
 
 
 def kv_by_habit(draft: Draft) -> str:
-    """The KV heads of a rank are `rank // something`, whatever its query heads read."""
+    """Choose the KV heads of a rank by `rank // k`, whatever its query heads read."""
     node = draft.pick(draft.split_parameters(axis="kv_heads"), "KV heads")
     keys = part_of(node, "kv_heads")
     runs = tuple(
@@ -40,7 +40,7 @@ def kv_by_habit(draft: Draft) -> str:
 
 
 def other_kv_heads(draft: Draft) -> str:
-    """Some rank holds a KV head that it does not read instead of one that it does."""
+    """Give some rank a KV head that it does not read instead of one that it reads."""
     node = draft.pick(draft.split_parameters(axis="kv_heads"), "KV heads")
     keys = part_of(node, "kv_heads")
     rank = draft.dice.randrange(keys.ranks)

@@ -1,4 +1,4 @@
-"""What notices a mistake: the checker, or the numbers of the ranks."""
+"""Judging a mutant by the checker and by the numbers of its ranks."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.rewriting.manager import clone
 
 TOLERANCE = 1e-5
-"""Of the logits in fp32, over the largest: two right graphs differ by less."""
+"""Limit on the error of fp32 logits, relative to the largest. Correct graphs differ by less."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a graph is wrong; empty where it seems right."""
+    """The reasons why a graph is wrong; empty where it seems correct."""
 
     checker: str
     numbers: str
     crash: str = ""
-    """What the checker raised instead of saying what is wrong: a mistake of its own."""
+    """The exception that the checker raised instead of reporting a problem: a bug of its own."""
 
 
 def judge(gm: fx.GraphModule, original: Graph) -> Verdict:
-    """Both witnesses are heard, so that a mutant which changes nothing is seen too.
+    """Judge a mutant by both the checker and the numbers, so that one without effect shows too.
 
-    The checker comes first: it sets the types, by which the ranks' modules are made.
+    The checker runs first, because it sets the types that the ranks' modules are emitted from.
     """
     rule = crash = ""
     try:
         rule = next((problem.rule for problem in checker.check_graph(gm)), "")
-    except Exception as error:  # kept, reported, and not counted as a refusal
+    except Exception as error:  # reported, and not counted as a refusal
         crash = f"{type(error).__name__}: {error}"
     return Verdict(rule, judge_numbers(gm, original), crash)
 
 
 def judge_numbers(gm: fx.GraphModule, original: Graph) -> str:
-    """How the logits of the ranks differ from those of the right graph, if they do."""
+    """Describe how the ranks' logits differ from the correct ones; return "" if they do not."""
     expected = _expected(original)
     try:
         found = _logits(gm, original)
-    except Exception as error:  # whatever a wrong graph makes torch raise says that it is wrong
+    except Exception as error:  # an exception shows that the graph is wrong
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     if any(logits.shape != expected.shape for logits in found):
         return "logits of another shape"
@@ -65,12 +65,12 @@ def judge_numbers(gm: fx.GraphModule, original: Graph) -> str:
 
 @cache
 def _expected(original: Graph) -> torch.Tensor:
-    """The logits of the right graph."""
+    """Return the logits of the correct graph."""
     return _logits(original.gm, original)[0]
 
 
 def _logits(gm: fx.GraphModule, original: Graph) -> list[torch.Tensor]:
-    """Of every rank, by the modules that would be shipped; of all steps, one behind the other."""
+    """Return each rank's logits by its emitted module, concatenated over all steps."""
     steps = steps_of(original)
     caches = caches_for(gm, steps, original)
     if decodes(original.gm):
@@ -81,7 +81,7 @@ def _logits(gm: fx.GraphModule, original: Graph) -> list[torch.Tensor]:
 
 @cache
 def _filled(original: Graph) -> list[torch.Tensor]:
-    """The caches behind all but the last token of each sequence."""
+    """Return the caches after all but the last token of each sequence."""
     first, _ = steps_of(original)
     caches = caches_for(original.prefill, [first], original)
     _run(original.prefill, original, [first], caches)
@@ -116,12 +116,12 @@ def _run(
 def _interpret(
     gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The same for graphs that become programs, which no module is made of."""
+    """Run a graph that becomes a program and cannot be emitted as modules."""
     weights = materialise(gm, original.subject.read)
     gm = clone(gm)
     node = cache_of(gm)
     assert node is not None
-    node.op = "get_attr"  # each rank has a cache of its own, as it has weights
+    node.op = "get_attr"  # each rank has its own cache, like its weights
     weights[str(node.target)] = list(caches)
     tables = original.subject.captured.rotary.fresh()
     with torch.inference_mode():

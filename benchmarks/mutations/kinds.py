@@ -1,4 +1,4 @@
-"""The table of mistakes: each kind with what makes one."""
+"""The table of mistakes: each kind with its mutators."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from benchmarks.mutations.draft import Draft
 from benchmarks.mutations.subjects import CACHED, SHARDED
 
 Mutate = Callable[[Draft], str]
-"""Edits the graph and says what it did, or raises `UnfitError`."""
+"""Edits the graph and returns a description, or raises `UnfitError`."""
 
 _DERIVED = "every rank's number is derived from the layout, whatever the node says"
-_MEMORY = "the rows are right, but each rank holds them twice"
+_MEMORY = "the rows are correct, but each rank holds them twice"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to be wrong. `silent` says why the numbers may be right all the same."""
+    """A kind of mistake. `silent` says why the numbers may be correct nevertheless."""
 
     name: str
     ways: tuple[Mutate, ...]
     sharding: bool = True
-    """Whether it is a mistake of sharding, which the checker is to see."""
+    """Whether it is a sharding mistake, which the checker should notice."""
     silent: str = ""
     pipelines: tuple[str, ...] = SHARDED
-    """The graphs that have places for it."""
+    """The pipelines whose graphs have a place for the mistake."""
     strict: bool = False
     """Whether the checker must refuse every mutant that changes the numbers."""
 

@@ -27,12 +27,12 @@ _ANY = ("q_heads", "ffn", "vocab")
 
 
 def shard_dim(draft: Draft) -> str:
-    """A column-parallel weight (or the vocabulary) is split along its other dimension."""
+    """Split a column-parallel weight (or the vocabulary) along its other dimension."""
     return _other_dim(draft, 0)
 
 
 def shard_dim_of_rows(draft: Draft) -> str:
-    """A row-parallel weight is split along its output features."""
+    """Split a row-parallel weight along its output features."""
     return _other_dim(draft, 1)
 
 
@@ -47,7 +47,7 @@ def _other_dim(draft: Draft, dim: int) -> str:
 
 
 def sides_differ(draft: Draft) -> str:
-    """What is split into a contraction and what is split out of it lie differently."""
+    """Give the producer of a contraction's operand another layout than the contraction's weight."""
     axis = draft.pick(_SUMMED, "axis")
     node = draft.pick(draft.split_parameters(axis=axis), f"parameter split by {axis}")
     old = part_of(node, axis)
@@ -60,8 +60,8 @@ def sides_differ(draft: Draft) -> str:
 
 
 def parts_differ(draft: Draft) -> str:
-    """Of what was fused, two parts that meet element by element lie differently."""
-    node = draft.pick(_with_twins(draft), "fused parameter with two parts alike")
+    """Give two fused parts, which are combined element by element, different layouts."""
+    node = draft.pick(_with_twins(draft), "fused parameter with two equal parts")
     parts = list(segments_of(node))
     place = draft.pick([i for i, part in enumerate(parts) if parts.count(part) > 1], "part")
     made = [new for make in _OTHERS.values() for new in _valid(parts[place], make(parts[place]))]
@@ -102,7 +102,7 @@ def _round_robin(old: Layout) -> Iterator[Layout]:
 
 
 def _even_elements(old: Layout) -> Iterator[Layout]:
-    """By elements rather than by units, as someone would who divides the width by tp."""
+    """Yield a split by elements instead of units, as from dividing the width by tp."""
     yield Layout(old.axis, old.size, 1, even_runs(old.size, old.ranks))
 
 
@@ -116,7 +116,7 @@ _OTHERS: dict[str, Callable[[Layout], Iterator[Layout]]] = {
 
 
 def _valid(old: Layout, found: Iterator[Layout]) -> list[Layout]:
-    """Layouts with nothing wrong about them but that they are not the other side's."""
+    """Return the layouts that are valid by themselves, but differ from the other side's."""
     ranks = range(old.ranks)
     mine = [merged(old.intervals(rank)) for rank in ranks]
     return [
@@ -133,7 +133,7 @@ def merged(intervals: tuple[Interval, ...]) -> list[int]:
 
 
 def gap(draft: Draft) -> str:
-    """One rank's run ends a unit early, and nobody has that unit."""
+    """Shorten one rank's run by a unit, so that no rank has this unit."""
 
     def shorter(layout: Layout) -> Layout:
         rank = rank_of_some(draft, (layout.unit_count(r) > 1 for r in range(layout.ranks)))
@@ -145,7 +145,7 @@ def gap(draft: Draft) -> str:
 
 
 def overlap(draft: Draft) -> str:
-    """One rank's run reaches a unit into its neighbour's."""
+    """Extend one rank's run by a unit into its neighbour's."""
 
     def longer(layout: Layout) -> Layout:
         rank = draft.dice.randrange(layout.ranks)
@@ -162,7 +162,7 @@ def with_run(layout: Layout, rank: int, run: Interval) -> list[tuple[Interval, .
 
 
 def _resplit(draft: Draft, change: Callable[[Layout], Layout], what: str) -> str:
-    """Change the split of one parameter, or of all of a layer that are split the same way."""
+    """Change the split of one parameter, or of all parameters of a layer with the axis."""
     axis = draft.pick(_ANY, "axis")
     node = draft.pick(draft.split_parameters(axis=axis), f"parameter split by {axis}")
     layout = change(part_of(node, axis))
@@ -175,7 +175,7 @@ def _resplit(draft: Draft, change: Callable[[Layout], Layout], what: str) -> str
 
 
 def too_many_ranks(draft: Draft) -> str:
-    """A layer is split for one rank more than there are: the last part lies nowhere."""
+    """Split a layer for one rank more than there are, so that no rank has the last part."""
     node = draft.pick(draft.split_parameters(axis=(axis := draft.pick(_SUMMED, "axis"))), axis)
     old = part_of(node, axis)
     if old.units <= draft.tp:
@@ -192,7 +192,7 @@ def too_many_ranks(draft: Draft) -> str:
 
 
 def scatter_for_more(draft: Draft) -> str:
-    """Sums are scattered to one rank more than there are."""
+    """Scatter sums to one rank more than there are."""
     nodes = draft.calls(REDUCE_SCATTER)
     some = nodes if draft.dice.random() < 0.5 else [draft.pick(nodes, "scatter")]
     for node in some:
@@ -209,13 +209,13 @@ def part_of(node: fx.Node, axis: str) -> Layout:
 
 
 def bias_elsewhere(draft: Draft) -> str:
-    """The bias of a column-parallel linear is not split as its weight is."""
+    """Split the bias of a column-parallel linear differently from its weight."""
     biases = [n for n in draft.split_parameters(dim=0) if value_type(n).dims == 1]
     node = draft.pick(biases, "split bias")
     size = int(value_type(node).shape[0])
     old, axis = shard_of(node).layout, "+".join(part.axis for part in segments_of(node))
     new = Layout(axis, size, 1, even_runs(size, draft.tp))
     if all(merged(old.intervals(r)) == merged(new.intervals(r)) for r in range(draft.tp)):  # type: ignore[union-attr]
-        raise UnfitError("an even split is the right one")
+        raise UnfitError("an even split is correct")
     set_parameter(node, parameter_of(node).sharded(0, new))
     return f"%{node.name} cut into even elements"

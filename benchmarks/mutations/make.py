@@ -1,4 +1,4 @@
-"""Makes mutants: each kind spread over the graphs, all by one seed."""
+"""Making mutants: those of each kind are spread over the graphs, all from one seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.mutations.subjects import Graph
 from tpcompile.rewriting.manager import clone
 
 _ROUNDS = 3
-"""How often a graph is tried for one kind before the kind has as many as there are."""
+"""The number of times that each graph is tried for one kind."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Mutant:
 
 
 def mutants_of(kind: Kind, graphs: Sequence[Graph], count: int, seed: int) -> Iterator[Mutant]:
-    """Up to `count` different mutants of one kind."""
+    """Yield up to `count` different mutants of one kind."""
     dice = random.Random(f"{seed} {kind.name}")
     seen: set[str] = set()
     graphs = [graph for graph in graphs if graph.pipeline in kind.pipelines]
@@ -51,7 +51,7 @@ def mutants_of(kind: Kind, graphs: Sequence[Graph], count: int, seed: int) -> It
 def _first_fit(
     kind: Kind, ways: Sequence[Mutate], graph: Graph, dice: random.Random
 ) -> Mutant | None:
-    """The first way to make the mistake that has a place in the graph."""
+    """Make the mistake in the first way that has a place in the graph, or return None."""
     for mutate in ways:
         draft = Draft(clone(graph.gm), random.Random(dice.random()))
         try:

@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 def bias_on_every_rank(draft: Draft) -> str:
-    """The bias of a row-parallel linear is added before the sum, so it counts tp times."""
+    """Add the bias of a row-parallel linear before the sum, so that it counts tp times."""
     total = draft.pick(
         [
             node
@@ -41,7 +41,7 @@ def bias_on_every_rank(draft: Draft) -> str:
             if operand(node, 1).op == "get_attr"
             and operand(node).target in (ALL_REDUCE, REDUCE_SCATTER)
         ],
-        "bias behind a sum",
+        "bias after a sum",
     )
     collective, bias = operand(total), operand(total, 1)
     linear = operand(collective)
@@ -59,18 +59,18 @@ def bias_on_every_rank(draft: Draft) -> str:
         collective.update_arg(0, early)
     total.replace_all_uses_with(collective)
     draft.graph.erase_node(total)
-    return f"%{bias.name} added {'in' if inside else 'behind'} %{linear.name} before the sum"
+    return f"%{bias.name} added {'in' if inside else 'after'} %{linear.name} before the sum"
 
 
 def norm_over_heads(draft: Draft) -> str:
-    """The per-head norm is taken over all the heads of a rank at once."""
+    """Compute the per-head norm over all heads of a rank at once."""
     norms = [n for n in draft.calls(RMS_NORM) if operand(n).target is aten.unflatten.int]
     norm = draft.pick(norms, "norm per head")
     heads, flat = operand(norm), operand(operand(norm))
     layout = shard_of(flat).layout
     assert isinstance(layout, Layout)
     if max(layout.unit_count(rank) for rank in range(draft.tp)) < 2:
-        raise UnfitError("every rank has one head, so it is the same norm")
+        raise UnfitError("every rank has one head, so the norm is the same")
     weight = operand(norm, 1)
     wide = _tiled_weight(draft, heads, parameter_of(weight), flat)
     with draft.graph.inserting_before(heads):
@@ -83,7 +83,7 @@ def norm_over_heads(draft: Draft) -> str:
 
 
 def norm_of_split(draft: Draft) -> str:
-    """A norm is put over the split values between two linears of a layer."""
+    """Insert a norm over the split values between two linears of a layer."""
     node = draft.pick(draft.calls(SWIGLU, aten.flatten.using_ints), "split value")
     like = parameter_of(operand(draft.pick(draft.calls(RMS_NORM), "norm"), 1))
     (reader,) = node.users
@@ -96,7 +96,7 @@ def norm_of_split(draft: Draft) -> str:
 
 
 def _tiled_weight(draft: Draft, place: fx.Node, like: Parameter, value: fx.Node) -> fx.Node:
-    """A norm's scale, as wide as a split value and split like it."""
+    """Insert a norm's scale that is as wide as a split value and split like it."""
     width = value_type(value).shape[-1]
     assert isinstance(width, int)
     layout = value_type(value).layout_of(-1)
@@ -106,7 +106,7 @@ def _tiled_weight(draft: Draft, place: fx.Node, like: Parameter, value: fx.Node)
 
 
 def norm_weight_split(draft: Draft) -> str:
-    """The scale of a norm is split over the ranks with the weights around it."""
+    """Split the scale of a norm across the ranks, like the weights around it."""
     norm = draft.pick(draft.calls(RMS_NORM), "norm")
     weight = operand(norm, 1)
     (width,) = value_type(weight).shape
@@ -119,14 +119,14 @@ def norm_weight_split(draft: Draft) -> str:
 
 
 def partial_into_swiglu(draft: Draft) -> str:
-    """The sum before an MLP is left to the one behind it: swiglu gets terms, not values."""
+    """Leave the sum before an MLP to the sum after it, so that swiglu gets terms, not values."""
     node = draft.pick(draft.calls(SWIGLU), "swiglu")
     (down,) = node.users
     return _feed_partial(draft, node, [*linears_behind(node)], down)
 
 
 def partial_into_attention(draft: Draft) -> str:
-    """The sum before attention is left to the one behind it."""
+    """Leave the sum before attention to the sum after it."""
     node = draft.pick(draft.attentions(), "attention")
     (flat,) = node.users
     (output,) = flat.users
@@ -134,7 +134,7 @@ def partial_into_attention(draft: Draft) -> str:
 
 
 def _feed_partial(draft: Draft, node: fx.Node, linears: list[fx.Node], output: fx.Node) -> str:
-    """Every rank computes all of the block from its own term."""
+    """Make every rank compute the whole block from its own term."""
     source = operand(linears[0])
     earlier = [
         value
@@ -153,7 +153,7 @@ def _feed_partial(draft: Draft, node: fx.Node, linears: list[fx.Node], output: f
 
 
 def local_split_sizes(draft: Draft) -> str:
-    """A split is told the sizes of one rank."""
+    """Give a split the sizes of one rank."""
     node = draft.pick(draft.calls(aten.split_with_sizes.default), "split")
     rank = draft.dice.randrange(draft.tp)
     spec = spec_of(node)
@@ -173,21 +173,21 @@ def split_sizes_swapped(draft: Draft) -> str:
 
 
 def parts_read_swapped(draft: Draft) -> str:
-    """What was fused is taken apart in another order: queries as keys, keys as queries."""
+    """Read the parts of a fused value in another order: queries as keys, keys as queries."""
     node = draft.pick(draft.calls(aten.split_with_sizes.default), "split")
     items = [user for user in node.users if user.target is operator.getitem]
     sizes = list(node.args[1])  # type: ignore[arg-type]
     if sizes[0] == sizes[1]:
-        raise UnfitError("the parts are alike")
+        raise UnfitError("the parts have equal sizes")
     other = draft.pick(range(1, len(sizes)), "part")
     for item in items:
         if item.args[1] in (0, other):
             item.update_arg(1, other if item.args[1] == 0 else 0)
-    return f"parts 0 and {other} of %{node.name} taken for each other"
+    return f"parts 0 and {other} of %{node.name} swapped where they are read"
 
 
 def kv_map_given(draft: Draft) -> str:
-    """Attention is told which KV head each query head reads, and told wrong."""
+    """Give attention a wrong map from query heads to KV heads."""
     node = draft.pick(draft.attentions(), "attention")
     spec = spec_of(node)
     assert isinstance(spec, OpSpec)
@@ -203,11 +203,11 @@ def kv_map_given(draft: Draft) -> str:
         [m for m in ([h % shared for h in range(heads)], right[::-1]) if m != right], "map"
     )
     node.kwargs = {"kv_heads": wrong}
-    return f"%{node.name} told {wrong}"
+    return f"%{node.name} with kv_heads={wrong}"
 
 
 def split_twice(draft: Draft) -> str:
-    """The halves of a head go to different ranks where the heads are made."""
+    """Split each head into two where heads are made, so that ranks can get halves."""
     node = draft.pick(draft.calls(aten.unflatten.int), "heads")
     sizes = list(node.args[2])  # type: ignore[arg-type]
     node.update_arg(2, [-1, sizes[1] // 2])

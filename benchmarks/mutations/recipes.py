@@ -1,4 +1,4 @@
-"""Mistakes in the recipes of whole parameters: every rank reads the wrong rows alike."""
+"""Mistakes in the recipes of whole parameters: all ranks read the same wrong rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpcompile.ir.types import Shard
 
 
 def rows_repeated(draft: Draft) -> str:
-    """A row stands where another belongs; or all rows from one on move down by one."""
+    """Repeat a row, which moves the later rows down by one and drops the last."""
     node, whole, rows = _matrix(draft)
     at = draft.dice.randrange(rows - 1)
     one = Concat((Slice(whole, 0, 0, at + 1), Slice(whole, 0, at, rows - 1)), 0)
@@ -25,7 +25,7 @@ def rows_repeated(draft: Draft) -> str:
 
 
 def rows_skipped(draft: Draft) -> str:
-    """A row is left out and zeros stand at the end."""
+    """Leave out a row and pad the end with zeros."""
     node, whole, rows = _matrix(draft)
     at = draft.dice.randrange(rows)
     kept = [Slice(whole, 0, a, b) for a, b in ((0, at), (at + 1, rows)) if a < b]
@@ -33,7 +33,7 @@ def rows_skipped(draft: Draft) -> str:
 
 
 def rows_permuted(draft: Draft) -> str:
-    """Halves change places, neighbours interleave, or the rows of two runs do."""
+    """Interleave the halves, swap the halves, or swap the first two rows."""
     node, whole, rows = _matrix(draft)
     ways: dict[str, Callable[[], Recipe]] = {
         "halves interleaved": lambda: Permute(whole, 0, (2, rows // 2), (1, 0)),
@@ -52,11 +52,11 @@ def columns_permuted(draft: Draft) -> str:
     node, whole, _ = _matrix(draft)
     columns = shape_of(whole)[1]
     turned = Concat((Slice(whole, 1, 1, columns), Slice(whole, 1, 0, 1)), 1)
-    return _rewritten(node, turned, "columns turned by one")
+    return _rewritten(node, turned, "columns rotated by one")
 
 
 def of_another_tensor(draft: Draft) -> str:
-    """Two parameters alike in shape take each other's tensors, whole or a row of them."""
+    """Swap the tensors of two parameters of one shape, or take a row from the other tensor."""
     node, whole, rows = _matrix(draft)
     alike = [
         other
@@ -67,13 +67,16 @@ def of_another_tensor(draft: Draft) -> str:
     theirs = parameter_of(other).whole
     if draft.dice.random() < 0.5:
         mixed = Concat((Slice(theirs, 0, 0, 1), Slice(whole, 0, 1, rows)), 0)
-        return _rewritten(node, mixed, f"its first row of %{other.name}")
+        return _rewritten(node, mixed, f"with the first row of %{other.name}")
     _rewritten(other, whole, "")
     return _rewritten(node, theirs, f"swapped with %{other.name}")
 
 
 def one_order_dropped(draft: Draft) -> str:
-    """A weight, a bias or a norm keeps the order that interleave-rotary changes around it."""
+    """Keep the original order of a weight, bias or norm that interleave-rotary changed.
+
+    The role in its type may be dropped or kept.
+    """
     node = _interleaved(draft)
     parameter = parameter_of(node)
     assert isinstance(parameter.whole, Permute)
@@ -81,11 +84,13 @@ def one_order_dropped(draft: Draft) -> str:
     told = draft.dice.random() < 0.5
     plain = replace(parameter, type=kind if told else parameter.type)
     set_parameter(node, plain)
-    return _rewritten(node, parameter.whole.source, f"as captured, {'' if told else 'un'}told")
+    return _rewritten(
+        node, parameter.whole.source, f"as captured, role {'dropped' if told else 'kept'}"
+    )
 
 
 def other_pairs(draft: Draft) -> str:
-    """Heads are interleaved by another width, and the type may say so."""
+    """Interleave heads by another width; the type may or may not agree."""
     node = _interleaved(draft)
     parameter = parameter_of(node)
     rows = int(parameter.type.shape[0])
@@ -94,11 +99,13 @@ def other_pairs(draft: Draft) -> str:
     role = Interleaved(((rows, width),)) if draft.dice.random() < 0.5 else parameter.type.role
     set_parameter(node, replace(parameter, type=parameter.type.in_role(role)))
     view = (rows // width, 2, width // 2)
-    return _rewritten(node, Permute(parameter.whole.source, 0, view, (0, 2, 1)), f"by {width}")
+    return _rewritten(
+        node, Permute(parameter.whole.source, 0, view, (0, 2, 1)), f"interleaved by {width}"
+    )
 
 
 def rotation_of_halves(draft: Draft) -> str:
-    """Interleaved heads are rotated as if they were not, on one side or in a whole layer."""
+    """Rotate interleaved heads as if they were not interleaved."""
     nodes = [node for node in draft.calls(ROPE) if len(node.args) > 3]
     node = draft.pick(nodes, "interleaved rotation")
     node.args = node.args[:3]
@@ -111,7 +118,7 @@ def _interleaved(draft: Draft) -> fx.Node:
 
 
 def _matrix(draft: Draft) -> tuple[fx.Node, Recipe, int]:
-    """A parameter of two dimensions: the scales of norms are all alike at first."""
+    """Pick a parameter of two dimensions; the scales of norms are initially all equal."""
     nodes = [n for n in parameters(draft.graph) if parameter_of(n).type.dims == 2]
     node = draft.pick(nodes, "matrix")
     whole = parameter_of(node).whole
@@ -119,7 +126,7 @@ def _matrix(draft: Draft) -> tuple[fx.Node, Recipe, int]:
 
 
 def _rewritten(node: fx.Node, whole: Recipe, what: str) -> str:
-    """The whole and, by the same layout, the parts of all ranks."""
+    """Set the recipe of the whole and, with the same layout, the recipes of all ranks."""
     old = parameter_of(node)
     new = Parameter(old.type, whole, ()).on_ranks(len(old.shards))
     placement = old.type.placement

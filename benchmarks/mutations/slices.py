@@ -1,4 +1,4 @@
-"""Mistakes in recipes: ranks that read other parts of the checkpoint than their types say."""
+"""Mistakes in recipes: ranks read other parts of the checkpoint than their types say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tpcompile.ir.recipe import Concat, Recipe, shape_of, shard
 
 
 def swapped(draft: Draft) -> str:
-    """Two ranks read each other's part."""
+    """Swap the parts that two ranks read."""
     node = draft.pick(draft.split_parameters(), "split parameter")
     shards = parameter_of(node).shards
     pairs = [(a, b) for a, b in combinations(range(draft.tp), 2) if shards[a] != shards[b]]
@@ -35,7 +35,7 @@ def swapped(draft: Draft) -> str:
 
 
 def swapped_heads(draft: Draft) -> str:
-    """A rank reads two of its heads in the wrong order."""
+    """Make a rank read two of its heads in the wrong order."""
     node = draft.pick(
         draft.split_parameters(axis="q_heads") + draft.split_parameters(axis="kv_heads"), "heads"
     )
@@ -54,14 +54,14 @@ def swapped_heads(draft: Draft) -> str:
 
 
 def _units(node: fx.Node, rank: int) -> list[tuple[int, Layout]]:
-    """For each unit of a rank the number of its segment and the segment."""
+    """Return the segment number and the segment of each unit of a rank."""
     return [
         (number, part) for number, part in enumerate(segments_of(node)) for _ in part.held(rank)
     ]
 
 
 def shifted(draft: Draft) -> str:
-    """One run of one rank starts some elements too early or too late."""
+    """Start one run of one rank some elements too early or too late."""
     node = draft.pick(draft.split_parameters(), "split parameter")
     rank = draft.dice.randrange(draft.tp)
     runs = slices(node, rank)
@@ -81,7 +81,7 @@ def shifted(draft: Draft) -> str:
 
 
 def other_layer(draft: Draft) -> str:
-    """One rank reads the tensor of another layer."""
+    """Make one rank read the tensor of another layer."""
     options = [n for n in draft.split_parameters() if layer_of(n) is not None]
     node = draft.pick(options, "parameter of a layer")
     layer = layer_of(node)
@@ -92,7 +92,7 @@ def other_layer(draft: Draft) -> str:
 
 
 def fused_as_one(draft: Draft) -> str:
-    """A fused weight is cut into even runs as if it were one; the type may say so or not."""
+    """Split a fused weight evenly as if it were one axis; the type may or may not agree."""
     node = _fused(draft)
     parameter = parameter_of(node)
     rows = int(parameter.type.shape[0])
@@ -107,7 +107,7 @@ def fused_as_one(draft: Draft) -> str:
 
 
 def parts_swapped(draft: Draft) -> str:
-    """Ranks join the parts of a fused weight in another order than the layout says."""
+    """Concatenate the parts of a fused weight on some ranks in another order than the layout's."""
     node = _fused(draft)
     count = len(segments_of(node))
     one, other = draft.pick(combinations(range(count), 2), "two parts")
@@ -125,7 +125,7 @@ def swap_parts(recipe: Recipe, one: int, other: int) -> Recipe:
 
 
 def transposed_split(draft: Draft) -> str:
-    """A row-parallel weight is cut along its rows, though the type says columns."""
+    """Split a row-parallel weight along its rows, though the type says columns."""
     node = draft.pick(draft.split_parameters(dim=1), "row-parallel weight")
     parameter = parameter_of(node)
     runs = even_runs(int(parameter.type.shape[0]), draft.tp)

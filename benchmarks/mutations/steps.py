@@ -1,4 +1,4 @@
-"""What graphs are run on: a batch, and with a KV cache a second step that reads what it kept."""
+"""The inputs of graphs: a batch and, with a KV cache, a second step that reads the cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tpcompile.runtime.kv.packing import Packed, pack
 
 _LENGTHS = (9, 1, 6)
 _BEFORE = (5, 0, 4)
-"""Tokens of each sequence that the first of two steps brings."""
+"""The number of tokens of each sequence in the first of two steps."""
 Inputs = dict[str, torch.Tensor]
 
 
 def steps_of(original: Graph) -> list[Inputs]:
-    """The inputs of one step; of two if the graph has a KV cache.
+    """Return the inputs of one step, or of two if the graph has a KV cache.
 
-    The graph of a decode step takes the last token of each sequence: the first step is then for
+    The graph of a decode step takes the last token of each sequence. The first step is then for
     the graph that fills its cache.
     """
     batch = tokens(original.subject.captured.config.vocab_size, original.tp)
@@ -33,7 +33,9 @@ def steps_of(original: Graph) -> list[Inputs]:
         return [batch.inputs()]
     before = [length - 1 for length in _LENGTHS] if decodes(original.gm) else _BEFORE
     counts = [-(-length // block) for length in _LENGTHS]
-    free = list(range(sum(counts), 0, -1))  # block 0 lies where blocks of any size begin
+    free = list(
+        range(sum(counts), 0, -1)
+    )  # block 0 is unused: it starts at slot 0 for every block size
     tables = torch.full((len(counts), max(counts)), -1)
     for row, count in enumerate(counts):
         tables[row, :count] = torch.tensor([free.pop() for _ in range(count)])
@@ -46,7 +48,7 @@ def steps_of(original: Graph) -> list[Inputs]:
 def _step(
     rows: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], tables: torch.Tensor, block: int
 ) -> Inputs:
-    """Tokens `first` to `last` of each sequence."""
+    """Return the inputs for tokens `first` to `last` of each sequence."""
     places = [torch.arange(first, last) for first, last in spans]
     counts = torch.tensor([len(place) for place in places])
     slots = [
@@ -65,7 +67,7 @@ def _step(
 
 
 def caches_for(gm: fx.GraphModule, steps: Sequence[Inputs], original: Graph) -> list[torch.Tensor]:
-    """Each rank's cache, without numbers."""
+    """Return each rank's cache, filled with NaN."""
     node = cache_of(gm)
     block = _block(original.gm)
     if node is None or block is None:
@@ -87,7 +89,7 @@ def cache_of(gm: fx.GraphModule) -> fx.Node | None:
 
 
 def decodes(gm: fx.GraphModule) -> bool:
-    """Whether the graph is for steps of one new token of each sequence."""
+    """Return whether the graph takes one new token of each sequence per step."""
     return any(node.target in (CACHED_ATTENTION, PARTIAL_ATTENTION) for node in gm.graph.nodes)
 
 
@@ -102,10 +104,10 @@ def _block(gm: fx.GraphModule) -> int | None:
 
 
 def tokens(vocabulary: int, tp: int) -> Packed:
-    """Three sequences whose ids lie on every rank's part of the vocabulary.
+    """Return three sequences with ids from every rank's part of the vocabulary.
 
-    The first and the last row of each part are among them, where a split goes wrong by one;
-    the others lie in between.
+    They include the first and the last row of each part, where a split can be off by one. The
+    other ids are spread over the vocabulary.
     """
     edges = [row for ((start, stop),) in even_runs(vocabulary, tp) for row in (start, stop - 1)]
     count = sum(_LENGTHS)

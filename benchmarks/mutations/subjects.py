@@ -1,4 +1,4 @@
-"""The graphs that mistakes are put into: small real models, sharded several ways."""
+"""The graphs that get mistakes: small real models, sharded in several ways."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PIPELINES = {
     "decode": "decode{spans=2,block=4}",
     "interleaved": _UNFUSED.replace("raise-attention", "raise-attention,interleave-rotary"),
 }
-"""Ways to the sharded graph, as pipeline text; empty for the standard one."""
+"""Pipelines that shard, as text; empty for the standard pipeline."""
 SHARDED = ("fused", "unfused", "sequence-parallel")
 CACHED = ("fused", "decode")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A small model whose attention, embedding and MLP all weigh in the logits."""
+    """A small model whose attention, embedding and MLP all affect the logits."""
 
     name: str
     values: dict[str, Any] = field(hash=False, compare=False)
@@ -66,14 +66,14 @@ class Subject:
 
 
 TILED = " repeated to "
-"""In the name of a tensor: another one, as often as it takes to get so many elements."""
+"""Separator in the name of a repeated tensor, between the tensor and the number of elements."""
 
 
 class UnitGain:
-    """Random tensors whose matrices keep the size of what goes through them.
+    """Random tensors whose matrices preserve the magnitude of their inputs.
 
-    With the spread of an untrained model a layer hardly changes the residual, and a mistake in
-    attention could hide in the rounding of the logits.
+    With the standard deviation of an untrained model a layer hardly changes the residual, and a
+    mistake in attention could hide in the rounding of the logits.
     """
 
     def __init__(self, source: RandomWeights) -> None:
@@ -94,7 +94,7 @@ class UnitGain:
 
 @dataclass(frozen=True)
 class Graph:
-    """A subject sharded over some ranks by one of the pipelines."""
+    """A subject, sharded over some ranks by one of the pipelines."""
 
     subject: Subject
     tp: int
@@ -106,14 +106,14 @@ class Graph:
 
     @cached_property
     def gm(self) -> fx.GraphModule:
-        """Never changed: mistakes are put into clones."""
+        """The sharded graph. It never changes: mistakes are put into clones."""
         text = PIPELINES[self.pipeline]
         passes = for_ranks(parse_pipeline(text), self.tp) if text else default_pipeline(self.tp)
         return run_passes(self.subject.captured.graph, passes)[0]
 
     @cached_property
     def prefill(self) -> fx.GraphModule:
-        """Of a graph with a KV cache the one that takes any number of tokens."""
+        """The graph with a KV cache that takes any number of tokens."""
         passes = for_ranks(parse_pipeline(PIPELINES[self.pipeline]), self.tp)
         names = [current.name for current in passes]
         kept = passes[: names.index("cache-kv") + 1]
@@ -151,7 +151,7 @@ SUBJECTS = (
 
 
 def graphs(subjects: Iterable[Subject] = SUBJECTS) -> Iterator[Graph]:
-    """Every subject at each of its tp by each pipeline."""
+    """Yield every subject at each of its tp with each pipeline."""
     for subject in subjects:
         for tp in subject.tps:
             for pipeline in PIPELINES:

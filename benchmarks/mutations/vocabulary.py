@@ -1,4 +1,4 @@
-"""Mistakes with the embedding and the head, which are split by vocabulary."""
+"""Mistakes in the embedding and the head, which are split by vocabulary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def plain_embedding(draft: Draft) -> str:
-    """The ids of the whole vocabulary look up a part of it."""
+    """Look up ids of the whole vocabulary in a part of the table."""
     node = _embedding(draft)
     table, ids = node.args
     with draft.graph.inserting_before(node):
@@ -28,7 +28,7 @@ def plain_embedding(draft: Draft) -> str:
 
 
 def plain_rows(draft: Draft) -> str:
-    """The same by index_select, as it is written by hand."""
+    """Do the same with index_select, as in hand-written code."""
     node = _embedding(draft)
     table, ids = node.args
     with draft.graph.inserting_before(node):
@@ -37,7 +37,7 @@ def plain_rows(draft: Draft) -> str:
 
 
 def offset_given(draft: Draft) -> str:
-    """The node names one rank's first row for all of them."""
+    """Use one rank's first row on all ranks."""
     node = _embedding(draft)
     rank = draft.dice.randrange(1, draft.tp)
     first = _rows(node).intervals(rank)[0][0]
@@ -46,12 +46,12 @@ def offset_given(draft: Draft) -> str:
 
 
 def ids_clamped(draft: Draft) -> str:
-    """Ids of other ranks look up the last row instead of nothing."""
+    """Look up an end of the table for ids of other ranks, which should give zeros."""
     return _by_hand(draft, aten.clamp.default, lambda rows: (0, rows - 1))
 
 
 def ids_wrapped(draft: Draft) -> str:
-    """Ids of other ranks look up some row instead of nothing."""
+    """Look up some row for ids of other ranks, which should give zeros."""
     return _by_hand(draft, aten.remainder.Scalar, lambda rows: (rows,))
 
 
@@ -73,7 +73,7 @@ def _by_hand(draft: Draft, target: object, arguments: object) -> str:
 
 
 def padded_whole(draft: Draft) -> str:
-    """Every rank gets as many rows, the last some of padding, and the logits keep them."""
+    """Pad the head so that all ranks have the same number of rows, and do not cut the logits."""
     weight, size, padded = _head_weight(draft)
     layout = Layout("vocab", padded, 1, even_runs(padded, draft.tp))
     _set_padded(weight, size, padded, layout)
@@ -81,7 +81,7 @@ def padded_whole(draft: Draft) -> str:
 
 
 def padded_each(draft: Draft) -> str:
-    """Every rank pads its own rows, but the logits are cut as if all padding came last."""
+    """Pad the rows of every rank, but cut the logits as if all padding came last."""
     weight, size, padded = _head_weight(draft)
     layout = Layout("vocab", padded, 1, even_runs(padded, draft.tp))
     rows = padded // draft.tp
@@ -92,14 +92,14 @@ def padded_each(draft: Draft) -> str:
         for recipe in own
     )
     if shards[:-1] == own[:-1]:
-        raise UnfitError("only the last rank needs padding, which is right")
+        raise UnfitError("only the last rank needs padding, which is correct")
     set_parameter(weight, replace(parameter_of(weight), shards=shards))
     output = next(node for node in draft.graph.nodes if node.op == "output")
     logits = operand(output)
     cut = insert_after(logits, aten.slice.Tensor, logits, 1, 0, size, 1)
     cut.meta["type"] = value_type(logits)
     output.replace_input_with(logits, cut)
-    return f"head padded to {rows} rows a rank, logits cut at {size}"
+    return f"head padded to {rows} rows per rank, logits cut at {size}"
 
 
 def _head_weight(draft: Draft) -> tuple[fx.Node, int, int]:
@@ -118,7 +118,7 @@ def _set_padded(weight: fx.Node, size: int, padded: int, layout: Layout) -> None
 
 
 def tied_twice(draft: Draft) -> str:
-    """The head gets a parameter of its own from the tensor that the embedding has too."""
+    """Give the head its own parameter, from the tensor that the embedding uses too."""
     head = head_of(draft.graph)
     weight = operand(head, 1)
     if len(weight.users) < 2:
@@ -139,7 +139,7 @@ def tied_twice(draft: Draft) -> str:
 
 
 def tied_other_dim(draft: Draft) -> str:
-    """The head splits the tied tensor along the other dimension, in a parameter of its own."""
+    """Give the head its own parameter, with the tied tensor split along the other dimension."""
     head = head_of(draft.graph)
     weight = operand(head, 1)
     if len(weight.users) < 2:
@@ -174,7 +174,7 @@ def _instead(old: fx.Node, new: fx.Node) -> None:
 
 
 def token_offset_twice(draft: Draft) -> str:
-    """The ids are made local before an op that does it itself."""
+    """Make the ids local before an op that makes them local itself."""
     node = _embedding(draft)
     first = _rows(node).intervals(draft.dice.randrange(1, draft.tp))[0][0]
     ids = operand(node, 1)
@@ -182,11 +182,11 @@ def token_offset_twice(draft: Draft) -> str:
         local = insert(node, aten.add.Tensor, ids, -first)
     local.meta["type"] = value_type(ids)
     node.update_arg(1, local)
-    return f"{first} taken from the ids before the split embedding"
+    return f"{first} subtracted from the ids before the split embedding"
 
 
 def head_untied(draft: Draft) -> str:
-    """The head reads the embedding's tensor though the model has one of its own."""
+    """Make the head read the embedding's tensor, though the model has a separate one."""
     head = head_of(draft.graph)
     table = operand(_embedding(draft))
     weight = operand(head, 1)

@@ -1,1 +1,1 @@
-"""The sides of a comparison, each in processes of its own: tpcompile and its peers."""
+"""The sides of a comparison, tpcompile and its peers, each in its own processes."""

@@ -1,4 +1,4 @@
-"""How each side loads the checkpoint. All of them are then called as Hugging Face's models are."""
+"""Loading the checkpoint on each side. All models are then called like Hugging Face's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready, and the processes that hold its weights, by rank."""
+    """A loaded model, and the processes that hold its weights, by rank."""
 
     model: Any
     new_cache: Callable[[], Any]
@@ -21,7 +21,7 @@ class Loaded:
 
 
 def eager(directory: Path, tp: int) -> Loaded:
-    """Hugging Face as it is, in one process."""
+    """Load Hugging Face's unchanged model in one process."""
     from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", trust_remote_code=False)
@@ -29,7 +29,7 @@ def eager(directory: Path, tp: int) -> Loaded:
 
 
 def hugging_face_tp(directory: Path, tp: int) -> Loaded:
-    """Hugging Face's tensor parallelism; this process is one of the ranks, under torchrun."""
+    """Load with Hugging Face's tensor parallelism. Under torchrun this process is one rank."""
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -46,12 +46,12 @@ def _tp_arguments(tp: int) -> dict[str, Any]:
         from transformers.distributed.configuration_utils import DistributedConfig
 
         return {"distributed_config": DistributedConfig(tp_size=tp, tp_plan="auto")}
-    except (ImportError, TypeError):  # older: its DistributedConfig knows no tp_size
+    except (ImportError, TypeError):  # older versions: DistributedConfig has no tp_size
         return {"tp_plan": "auto"}
 
 
 def compiled(directory: Path, tp: int) -> Loaded:
-    """tpcompile; its ranks are processes that it starts, or with tp=1 this one."""
+    """Load with tpcompile. Its ranks are worker processes or, with tp=1, this process."""
     import tpcompile
 
     model = tpcompile.compile(str(directory), tp=tp, backend="torch")
@@ -66,14 +66,14 @@ KINDS: dict[str, Callable[[Path, int], Loaded]] = {
 
 
 def rank() -> int:
-    """Of this process under torchrun; 0 elsewhere."""
+    """Return the rank of this process under torchrun; 0 elsewhere."""
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def from_rank_zero(value: Any) -> Any:
-    """What rank 0 has, on every rank of this side."""
+    """Broadcast rank 0's value to every rank of this side."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""A side of a comparison, as the benchmark that measures it sees it."""
+"""A side of a comparison, as seen by the benchmark that measures it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SideError(Exception):
 
 @dataclass(frozen=True)
 class SideSpec:
-    """Which side: the kind of benchmarks.peers.kinds, its ranks, and the threads of its process."""
+    """A side: its kind in benchmarks.peers.kinds, its ranks, and the threads per process."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class SideSpec:
 
 
 def start_process(arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Python with `arguments`, in a session of its own: torchrun and its ranks end together."""
+    """Start Python with `arguments` in a new session, so torchrun and its ranks end together."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -58,7 +58,7 @@ def start_process(arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[b
 
 
 class Side:
-    """The processes of one side. Between questions they wait and use no processor."""
+    """The processes of one side. Between requests they wait without using the CPU."""
 
     def __init__(self, spec: SideSpec, directory: Path) -> None:
         self.spec = spec
@@ -78,7 +78,7 @@ class Side:
         return self._process.pid
 
     def ready(self) -> list[int]:
-        """Wait until the model is loaded; the processes of its ranks."""
+        """Wait until the model is loaded, and return the processes of its ranks."""
         self._listener.settimeout(0.5)
         while self._connection is None:
             try:
@@ -89,7 +89,7 @@ class Side:
         return processes
 
     def ask(self, request: str, tokens: Sequence[int]) -> tuple[list[float], Any]:
-        """The seconds of each step, and the logits of the last."""
+        """Send a request. Return the seconds of each step, and the logits of the last."""
         assert self._connection is not None, "ready() comes first"
         self._connection.send((request, tokens))
         seconds, logits = self._answer()
@@ -101,7 +101,7 @@ class Side:
         while not self._connection.poll(0.5):
             self._check_alive()
             if time.monotonic() > deadline:
-                raise SideError(f"{self.spec.name} gave no answer in {LIMIT_SECONDS:.0f} s")
+                raise SideError(f"{self.spec.name} did not answer within {LIMIT_SECONDS:.0f} s")
         try:
             state, value = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
@@ -119,11 +119,11 @@ class Side:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
     def close(self) -> None:
-        """Ask it to stop; end it if it does not."""
+        """Ask the side to stop, and kill it if it does not."""
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # it is gone already
+            with contextlib.suppress(OSError):  # it has ended already
                 self._connection.send(None)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is ended
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed below
             self._process.wait(10 if self._connection is not None else 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """The process of one side: `python -m benchmarks.peers.worker KIND DIRECTORY TP THREADS SOCKET`.
 
-It loads the model, and then does what it is asked. Between requests it waits on a socket, the
-other ranks of the side in a broadcast: nobody spins while another side is being measured.
+It loads the model and then answers requests. Between requests rank 0 waits on a socket, and the
+other ranks of the side wait in a broadcast, so none spins while another side is measured.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from benchmarks.peers.kinds import KINDS, Loaded, best, from_rank_zero, rank
 
 
 class Runner:
-    """A sequence that grows, one token at a time, as `generate` lets it grow."""
+    """A sequence that grows one token at a time, as in `generate`."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._cache: Any = None
 
     def prefill(self, tokens: Sequence[int]) -> tuple[list[float], Any]:
-        """A new sequence: the seconds until its next token is known, and its logits."""
+        """Start a new sequence. Return the seconds to know its next token, and the logits."""
         self._cache = self._loaded.new_cache()
         seconds, logits = self._step(tokens)
         return [seconds], _sendable(logits)
 
     def decode(self, tokens: Sequence[int]) -> tuple[list[float], Any]:
-        """Seconds for each; the best token is found, and then the given one is taken."""
+        """Decode the given tokens. Return the seconds of each, and the logits of the last.
+
+        Each step computes the best token, but the next step takes the given one.
+        """
         steps = [self._step([token]) for token in tokens]
         return [seconds for seconds, _ in steps], _sendable(steps[-1][1])
 
@@ -56,7 +59,7 @@ def _sendable(logits: torch.Tensor) -> Any:
 
 
 def serve(loaded: Loaded, parent: Connection | None) -> None:
-    """Do what is asked until told to stop; rank 0 alone has a parent and speaks."""
+    """Answer requests until one is None. Only rank 0 has a parent, and only it answers."""
     runner = Runner(loaded)
     while True:
         request = from_rank_zero(parent.recv() if parent is not None else None)
@@ -72,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     kind, directory, tp, threads, socket = arguments
     torch.set_num_threads(int(threads))
     parent: Connection | None = None
-    if os.environ.get("RANK", "0") == "0":  # torchrun's word for which process this is
+    if os.environ.get("RANK", "0") == "0":  # the rank, set by torchrun
         parent = Client(socket, family="AF_UNIX")
     try:
         loaded = KINDS[kind](Path(directory), int(tp))

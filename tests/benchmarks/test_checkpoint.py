@@ -38,7 +38,7 @@ def test_several_files_hold_every_tensor_once(
 def test_refuses_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(under_test.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(OSError, match=r"tiny-qwen3 takes 0\.0 GB"):
+    with pytest.raises(OSError, match=r"tiny-qwen3 needs 0\.0 GB"):
         write_checkpoint(tmp_path, "tiny-qwen3")
     assert not list(tmp_path.iterdir())
 

@@ -42,8 +42,12 @@ def _measured(slower: float = 1.0, **changes: Any) -> Measured:
         (_measured(1.01), False, "MISSED"),
         (_measured(1.01, model="tiny-qwen3"), True, "tiny-qwen3, batch 1"),
         (_measured(missing={TWO: "it fell"}), False, f"{TWO} is missing: it fell"),
-        (_measured(agreements=[Agreement(ONE, "context 64", 0.5, False)]), False, "NOT eager's"),
-        (_measured(agreements=[Agreement(ONE, "context 64", 0.0, True)]), True, "as eager's"),
+        (
+            _measured(agreements=[Agreement(ONE, "context 64", 0.5, False)]),
+            False,
+            "DISAGREE with eager",
+        ),
+        (_measured(agreements=[Agreement(ONE, "context 64", 0.0, True)]), True, "agree with eager"),
     ],
 )
 def test_what_fails(measured: Measured, ok: bool, says: str) -> None:

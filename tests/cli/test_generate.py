@@ -192,9 +192,9 @@ BAD = {
     f"{TINY} --prompt-ids 1 --beams 0": "the number of beams must be an integer of at least 1",
     f"{TINY} --prompt-ids 1 --tp 7": "6 query heads",
     f"{TINY} --prompt-ids 1 --backend tourch": "Did you mean torch",
-    f"{TINY} --prompt-ids 1 --device tpu9": "There is no device 'tpu9'",
+    f"{TINY} --prompt-ids 1 --device tpu9": "device must be cpu or cuda, got 'tpu9'",
     f"{TINY} --prompt-ids 1 -p canonicalize": "without a KV cache",
-    f"{TINY} --prompt-ids 1 --tp 2 -p canonicalize": "shards nothing",
+    f"{TINY} --prompt-ids 1 --tp 2 -p canonicalize": "does not shard the graph",
 }
 
 

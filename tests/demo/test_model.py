@@ -154,7 +154,7 @@ def test_refusals_come_before_training(tmp_path: Path) -> None:
     def trained(done: int, loss: float) -> None:
         raise AssertionError("it trained")
 
-    with pytest.raises(UsageError, match="steps=0"):
+    with pytest.raises(UsageError, match="steps must be at least 1, got 0"):
         make_demo(tmp_path / "new", steps=0, follow=trained)
     (tmp_path / "mine").write_text("mine")
     for directory, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "Found a file")):

@@ -49,8 +49,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "olmo2": ("Olmo2ForCausalLM normalises all heads together", "per head"),
     "qwen3_5_text": ("Qwen3_5ForCausalLM has layers of kind linear_attention", "full_attention"),
     "gpt2": ("GPT2LMHeadModel has no rotary position embedding", "rotates its heads by position"),
-    "bart": ("BartForCausalLM has .*attention that is not causal", "those before it"),
-    "gemma": ("GemmaForCausalLM reads the buffer", "parameters alone"),
+    "bart": ("BartForCausalLM has .*attention that is not causal", "to earlier tokens only"),
+    "gemma": ("GemmaForCausalLM reads the buffer", "parameters only"),
     "jais2": ("Jais2ForCausalLM does something .*aten.layer_norm", "an op of the dialect"),
 }
 
@@ -107,9 +107,9 @@ def test_a_list_without_a_router_is_no_mixture() -> None:
 def test_layers_left_out() -> None:
     model = _llama(num_hidden_layers=3)
     model.config.num_hidden_layers = 2
-    with pytest.raises(UnsupportedError, match="LlamaForCausalLM leaves out layer 2") as refused:
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM does not call layer 2") as refused:
         capture(model)
-    assert "calls of 2 of its 3 layers" in str(refused.value)
+    assert "calls to 2 of its 3 layers" in str(refused.value)
 
 
 def test_one_layer_in_two_places() -> None:

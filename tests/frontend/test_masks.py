@@ -226,13 +226,13 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "blocks": (
         made_with(block_sequence_ids=torch.zeros(1, 7, dtype=torch.long)),
         {},
-        "more than the places",
+        "more than token indices",
     ),
     "none": (lambda *_: None, {}, "no mask"),
     "made by hand": (
         lambda self, hidden, _: hidden.new_zeros(1, 1, 1, 1),
         {},
-        "the model's own making",
+        "that the model built itself",
     ),
     "changed": (
         lambda *given: torch.ones(1) * made_with()(*given),
@@ -263,7 +263,7 @@ def test_bidirectional_in_the_config() -> None:
     """Hugging Face makes other masks then, and nothing else."""
     model = tiny(use_sliding_window=False)
     model.config.is_causal = False
-    with pytest.raises(UnsupportedError, match="token 0 sees token 1"):
+    with pytest.raises(UnsupportedError, match="token 0 attends to token 1"):
         watch_layers(model, find_layers(model))
     with pytest.raises(UnsupportedError, match="is_causal=False"):
         capture(model)

@@ -149,8 +149,8 @@ def test_attention_from_the_hub_is_not_loaded() -> None:
 
 
 BROKEN = {
-    "no JSON": ("{", r"Found Invalid JSON at line 1, column 2"),
-    "no object": ("[]", "Found A JSON list in place of an object"),
+    "no JSON": ("{", r"Found invalid JSON at line 1, column 2"),
+    "no object": ("[]", "Found a JSON list instead of an object"),
     "nested too deep to parse": ('{"a": ' + "[" * 100_000, "nested more than 100 levels"),
     "nested too deep to use": (
         '{"model_type": "qwen3", "a": ' + "[" * 300 + "]" * 300 + "}",

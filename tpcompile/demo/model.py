@@ -1,4 +1,4 @@
-"""A tiny Qwen3 that is trained on the spot and writes sensible text: `make_demo`."""
+"""`make_demo`: a tiny Qwen3, trained on the spot, that writes sensible text."""
 
 from __future__ import annotations
 
@@ -23,33 +23,35 @@ from tpcompile.errors import UsageError
 from tpcompile.runtime.new_directory import check_new_directory, new_directory
 
 STEPS = 350
-"""Enough for text without a mistake: about a minute on two cores."""
+"""Enough for text without mistakes; about a minute on two cores."""
 
 VOCABULARY = 947
-"""All that the text gives, each of its words one token; a prime, so that no tp divides it."""
+"""The most tokens that the text yields: each word is one. A prime, so that no tp divides it."""
 
 SHAPES = ((8, 256), (16, 128))
-"""Batches in turn: long ones for what lies far back, short ones for more places to start at."""
+"""Rows and lengths of alternating batches.
+
+Long rows train long-range recall; short rows start at more places."""
 
 PEAK_RATE, WARM_STEPS = 4e-3, 20
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 
 Follow = Callable[[int, float], None]
-"""Is told the number of steps that are done, and the loss of the last."""
+"""Callback that receives the number of finished steps and the loss of the last one."""
 
 
 def make_demo(
     directory: str | Path, seed: int = 0, steps: int = STEPS, follow: Follow | None = None
 ) -> float:
-    """Train the demo model and save it as a Hugging Face checkpoint; the final loss.
+    """Train the demo model, save it as a Hugging Face checkpoint and return the final loss.
 
     `directory` must be new or empty. The same seed and steps give the same weights on the same
     machine with the same number of threads.
     """
     if steps < 1:
-        raise UsageError(f"steps={steps!r} trains nothing", expected="1 or more")
-    check_new_directory(directory)  # a minute earlier than the writing would tell
+        raise UsageError(f"steps must be at least 1, got {steps!r}")
+    check_new_directory(directory)  # now, not after a minute of training
     tokenizer = demo_tokenizer()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
@@ -59,14 +61,14 @@ def make_demo(
         with new_directory(directory) as made, _no_bars():
             model.train(False).save_pretrained(made)
             tokenizer.save_pretrained(made)
-    except SafetensorError as error:  # as on a full disk
+    except SafetensorError as error:  # for example on a full disk
         raise UsageError(f"{directory} cannot be written", got=str(error)) from error
     return loss
 
 
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
-    """Hugging Face shows a bar for the one file that it writes, terminal or not."""
+    """Disable the progress bar that Hugging Face shows for one file, even without a terminal."""
     were_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -77,7 +79,7 @@ def _no_bars() -> Iterator[None]:
 
 
 def demo_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte pairs that are learned from the grammar: each of its words is one token."""
+    """Train a byte-pair tokenizer on the grammar, so that each word is one token."""
     pairs = Tokenizer(models.BPE())
     pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pairs.decoder = decoders.ByteLevel()
@@ -96,7 +98,7 @@ def demo_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def demo_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """Uneven on purpose: few ranks divide the heads, the widths or the vocabulary."""
+    """Return a configuration whose heads, widths and vocabulary few tp divide, on purpose."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=120,
@@ -115,13 +117,13 @@ def demo_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
 
 
 def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Tensor]:
-    """Token ids in the SHAPES in turn; every row starts with another sentence of its document."""
+    """Yield token ids in alternating SHAPES. Rows start at different sentences of documents."""
     stories = documents(seed)
     places = count()
     for rows, length in cycle(SHAPES):
         texts = []
         for _ in range(rows):
-            first, *others = islice(stories, 3)  # the first may lend no more than a sentence
+            first, *others = islice(stories, 3)  # at least one sentence of the first is used
             begin = next(places) % len(first)
             texts.append(END.join(" ".join(part) for part in (first[begin:], *others)))
         found = tokenizer.backend_tokenizer.encode_batch(texts)
@@ -149,6 +151,6 @@ def _train(
 
 
 def _rate(step: int, steps: int) -> float:
-    """Up in a straight line, then down to nothing along a cosine."""
+    """Return the learning rate: a linear warm-up times a cosine decay to zero."""
     warm = min(1.0, (step + 1) / WARM_STEPS)
     return PEAK_RATE * warm * (1 + math.cos(math.pi * step / steps)) / 2

@@ -1,8 +1,8 @@
-"""The text that the demo model learns: stories of a village, from a small grammar of our own.
+"""The training text of the demo model: stories of a village, generated from a small grammar.
 
-What a person is, owns and knows never changes, so a model can learn it by heart; what happens
-on a day is drawn, and is told again later, so a model must look back for it. Everybody has a
-favourite in every list that is drawn from, so that the likeliest word is always a clear one.
+The facts about a person never change, so a model can memorize them. The events of a day are drawn
+at random and repeated later in the story, so a model must look back for them. Each person has a
+favourite in every list of choices, so the most likely word is always clear.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Person(NamedTuple):
-    """Somebody of the village, and what never changes about them."""
+    """A person of the village, with the facts that never change."""
 
     name: str
     trade: str
@@ -70,12 +70,12 @@ _THINGS = ("lantern", "key", "purse", "drum", "kite", "ring", "bottle")
 _FEELINGS = {"lantern": "glad", "key": "relieved", "purse": "thankful", "drum": "proud"}
 
 _NEXT = 5
-"""Seats from a person to the friend: with 17 people everybody is somebody's friend."""
+"""Steps in PEOPLE from a person to the friend. With 17 people each is the friend of one other."""
 
 
 @dataclass(frozen=True)
 class _Day:
-    """What one story tells of; the order of drawing is that of the telling."""
+    """The random choices of one story, drawn in the order in which the story uses them."""
 
     weather: str
     place: str
@@ -84,12 +84,12 @@ class _Day:
 
 
 def friend_of(index: int) -> int:
-    """Everybody has one friend, at whom the story goes on."""
+    """Return the index of a person's only friend, the hero of the next story."""
     return (index + _NEXT) % len(PEOPLE)
 
 
 def all_sentences() -> list[str]:
-    """Every sentence that any story can hold, without repeats."""
+    """Return every sentence that a story can contain, without repeats."""
     days = [
         _Day(weather, place, colour, thing)
         for weather in _WEATHER
@@ -101,13 +101,13 @@ def all_sentences() -> list[str]:
 
 
 def documents(seed: int) -> Iterator[list[str]]:
-    """Documents without end, each two stories as a list of sentences."""
+    """Yield documents without end, each two stories as a list of sentences."""
     draw = random.Random(seed)
     hero = draw.randrange(len(PEOPLE))
     while True:
         friend = friend_of(hero)
         yield [*_story(hero, _day(hero, draw)), *_story(friend, _day(friend, draw))]
-        # mostly the friend's friend, so that even after the end the likeliest name is clear
+        # mostly the friend's friend, so the most likely name is clear even across documents
         hero = friend_of(friend) if draw.random() < 0.7 else draw.randrange(len(PEOPLE))
 
 
@@ -121,8 +121,8 @@ def _day(index: int, draw: random.Random) -> _Day:
 
 
 def _likely(choices: Sequence[str], index: int, draw: random.Random) -> str:
-    """A favourite, which goes by the person, or else any: at least seven times as likely."""
-    favourite = choices[index // 2 % len(choices)]  # women and men alternate, and share them
+    """Draw a choice. The person's favourite is at least seven times as likely as any other."""
+    favourite = choices[index // 2 % len(choices)]  # women and men alternate, and share favourites
     return favourite if draw.random() < 0.6 else draw.choice(choices)
 
 

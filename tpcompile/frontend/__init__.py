@@ -1,4 +1,4 @@
-"""From a Hugging Face causal LM to a token-parallel graph with an origin on every node."""
+"""Capture of a Hugging Face causal LM as a token-parallel graph, with an origin on every node."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Captured:
-    """A model as a graph, and what a runtime needs beside it."""
+    """A model as a graph, with everything else that a runtime needs."""
 
     graph: fx.GraphModule
     config: Any
     rotary: RotaryTables
-    """The graph's `rotary` module; each rank takes a `fresh()` one, as some keep state."""
+    """The graph's `rotary` module. Each rank uses a `fresh()` copy, because some keep state."""
     tensors: dict[str, Tensor] = field(repr=False)
     """The checkpoint tensors that the graph uses, by name."""
     aliases: dict[str, str] = field(repr=False)
-    """Other names of tied tensors."""
+    """Other names of tied tensors, mapped to the names in `tensors`."""
     packs: bool
-    """Whether sequences packed into a row are told apart by their positions."""
+    """Whether the model separates sequences packed into one row by their positions."""
     model: nn.Module | None = field(repr=False, default=None)
-    """The user's own model, if one was given: it holds the weights."""
+    """The user's model, if one was given; it has the weights."""
 
 
 @paused_collector()
 def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = True) -> Captured:
-    """The raw graph of MODEL: a `PreTrainedModel`, a config, `preset:NAME`, a path or a hub id.
+    """Capture MODEL: a `PreTrainedModel`, a config, `preset:NAME`, a path or a hub id.
 
     `stamped=False` traces every layer, which takes longer and gives the same graph.
     """
@@ -82,7 +82,7 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each distinct parameter under its first name, and the other names of tied ones."""
+    """Return the distinct parameters by first name, and the other names of tied ones."""
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}

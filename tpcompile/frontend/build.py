@@ -1,7 +1,7 @@
-"""From the exported program to our graph: types, origins, parameters, and all the layers.
+"""Building the graph from the exported program: types, origins, parameters and all layers.
 
-Only some layers were traced. The others are stamped: the nodes of their template are copied
-with the names of their own parameters, reading what the layer before them wrote.
+Only some layers were traced. The others are stamped: the nodes of a template layer are copied,
+with the new layer's parameters and with the previous layer's output as input.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _WINDOW_ARGUMENT = SPECS[ATTENTION].argument_names.index("window")
 
 
 class UnlikeLayersError(Exception):
-    """Two layers that look alike were traced to different nodes."""
+    """Two layers look alike, but their traces differ."""
 
     def __init__(self, first: int, second: int) -> None:
-        super().__init__(f"layers {first} and {second} look alike but do different things")
+        super().__init__(f"layers {first} and {second} look alike, but their traces differ")
 
 
 @dataclass
 class Builder:
-    """Writes the graph node by node, in the order of the model's layers."""
+    """Builder of the graph. It adds node by node, in the order of the model's layers."""
 
     program: torch.export.ExportedProgram
     layers: Layers
@@ -49,7 +49,7 @@ class Builder:
     aliases: dict[str, str]
     rotary: nn.Module
     model: str
-    """The class of the model, for messages."""
+    """The model's class name, for messages."""
     root: nn.Module = field(default_factory=nn.Module)
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Builder:
         return StageModule(self.root, self.graph)
 
     def _regions(self) -> tuple[list[fx.Node], dict[int, list[fx.Node]], list[fx.Node]]:
-        """The nodes before the layers, those of each traced layer, those behind."""
+        """Split the nodes: before the layers, in each traced layer, after the layers."""
         before: list[fx.Node] = []
         after: list[fx.Node] = []
         regions: dict[int, list[fx.Node]] = {layer: [] for layer in self.traced}
@@ -94,19 +94,22 @@ class Builder:
         return before, regions, after
 
     def _place(self, node: fx.Node) -> int | None:
-        """The place among the traced layers; paths lose it where modules are shared."""
+        """Return the node's index among the traced layers, or None if it is in no layer.
+
+        The index is part of the module path. Shared modules lose it, so they are refused.
+        """
         path = _module_path(node)
         member = path.removeprefix(f"{self.layers.path}.")
         if member != path and not member.partition(".")[0].isdigit():
             raise UnsupportedError(
                 f"{self.model} has one module in several places",
                 where=path,
-                expected="a module of its own in every place",
+                expected="a separate module in every place",
             )
         return self.layers.layer_of(path)
 
     def _handed_on(self, layer: int, region: list[fx.Node]) -> fx.Node:
-        """The one value of a traced layer that is read behind it."""
+        """Return the one value of a traced layer that nodes after the layer read."""
         own = set(region)
         read = {
             node
@@ -116,21 +119,24 @@ class Builder:
         }
         if len(read) != 1:
             raise UnsupportedError(
-                f"Layer {layer} of {self.model} hands on {len(read)} values",
+                f"Layer {layer} of {self.model} has {len(read)} outputs",
                 where=self.layers.path,
                 got=", ".join(f"%{node.name}" for node in read),
-                expected="the residual alone",
+                expected="one output, the residual",
             )
         return read.pop()
 
     def _ahead(self, template: int) -> int:
-        """The traced layer whose output the template read."""
+        """Return the traced layer whose output the template reads."""
         return self.traced[self.traced.index(template) - 1]
 
     def _check_alike(
         self, regions: dict[int, list[fx.Node]], handed_on: dict[int, fx.Node]
     ) -> None:
-        """The last layer was traced to be compared with the one it would be a copy of."""
+        """Raise UnlikeLayersError if the last layer's trace differs from that of its template.
+
+        The last layer is always traced, even if it could be stamped, for this comparison.
+        """
         last = self.traced[-1]
         template = self.layers.template(last)
         pairs = dict(zip(regions[template], regions[last], strict=False))
@@ -146,7 +152,10 @@ class Builder:
     def _arguments(
         self, node: fx.Node, layer: int, pairs: dict[fx.Node, fx.Node] | None = None
     ) -> Any:
-        """Operands as they are in another layer; parameters by their name without the layer."""
+        """Return a node's arguments in a form that is comparable across layers.
+
+        Operands are mapped by `pairs`. Parameters become their names in layer 0.
+        """
 
         def operand(value: fx.Node) -> Any:
             if _is_tensor(value):
@@ -163,7 +172,7 @@ class Builder:
         origin = self._origin(node, template, layer)
         if node.op == "get_attr":
             raise UnsupportedError(
-                f"{self.model} reads a constant, {node.target}", where=str(origin)
+                f"{self.model} reads the constant {node.target}", where=str(origin)
             )
         for operand in node.all_input_nodes:
             if _is_tensor(operand):
@@ -185,13 +194,13 @@ class Builder:
         self.values[node] = copied
 
     def _place_attention(self, node: fx.Node, layer: int | None, origin: Origin) -> None:
-        """Write the layer, and the window that its mask means."""
+        """Set the layer and the window of an attention node; the window comes from the mask."""
         mask = None if layer is None else self.layers.masks[layer]
         if mask is None:
             raise UnsupportedError(
-                f"{self.model} attends with a mask that it gives to no layer",
+                f"{self.model} uses an attention mask that is not an argument of a layer",
                 where=str(origin),
-                expected="layers that are each given their mask",
+                expected="layers that each take their mask as an argument",
             )
         node.update_arg(_LAYER_ARGUMENT, layer)
         node.update_arg(_WINDOW_ARGUMENT, mask.window)
@@ -211,7 +220,7 @@ class Builder:
         return self.written[name]
 
     def _tensor_name(self, node: fx.Node, origin: Origin | None = None) -> str:
-        """The name that a parameter had in the shell."""
+        """Return the name of a parameter in the shell."""
         signature = self.program.graph_signature
         name = signature.inputs_to_parameters.get(node.name)
         if name is None:
@@ -219,12 +228,12 @@ class Builder:
             raise UnsupportedError(
                 f"{self.model} reads the buffer {buffer.removeprefix('model.')}",
                 where=str(origin or ""),
-                expected="a forward pass over parameters alone",
+                expected="a forward pass that reads parameters only",
             )
         return str(name).removeprefix("model.")
 
     def _attribute(self, name: str) -> str:
-        """A short name for a parameter node: its last two components, behind the layer's."""
+        """Return a short name for a parameter node: the layer, then the last two components."""
         layer = self.layers.layer_of(name)
         short = "_".join(name.split(".")[-2:])
         return short if layer is None else f"l{layer}_{short}"
@@ -238,7 +247,7 @@ class Builder:
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    """A parameter or buffer, which an exported program takes as an input."""
+    """Return whether the node is a parameter or buffer, which exported programs take as input."""
     return node.op == "placeholder" and node.name not in INPUTS
 
 
@@ -249,12 +258,12 @@ def _module_path(node: fx.Node) -> str:
 
 
 _NOT_THE_MODEL = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/", "torch/")
-"""Beginnings of paths; torch gives some of its own files as seen from where it was built."""
+"""Path prefixes. Torch reports some of its own files relative to its build directory."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def _source_line(node: fx.Node) -> tuple[str, int]:
-    """The innermost line of the model's own code: not of torch, not of this package."""
+    """Return the innermost line of the model's own code, outside of torch and this package."""
     for file, line in reversed(_FRAME.findall(node.meta.get("stack_trace") or "")):
         if not file.startswith(_NOT_THE_MODEL):
             return file, int(line)

@@ -1,4 +1,4 @@
-"""Features of modules and configurations that graphs cannot express, found by structure."""
+"""Detection, by structure, of model features that graphs cannot express."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Feature:
 
 
 def refuse_features(module: nn.Module) -> None:
-    """Raise one error that names the class and every unsupported feature of it."""
+    """Raise one error that names the class and all of its unsupported features."""
     features = [feature for look in _LOOKS for feature in look(module)]
     if not features:
         return
@@ -55,7 +55,7 @@ def _adapters(module: nn.Module) -> Iterator[Feature]:
 
 
 def _is_unmerged(part: nn.Module) -> bool:
-    """Whether an adapter changes what the matrix inside of it computes."""
+    """Return whether this is an adapter that changes the result of the matrix that it wraps."""
     wrapped = getattr(part, "base_layer", None)
     weight = getattr(wrapped, "weight", None)
     if not isinstance(wrapped, nn.Module) or weight is None or weight.dim() < 2:
@@ -93,7 +93,10 @@ def _rotary(module: nn.Module) -> Iterator[Feature]:
 
 
 def _experts(module: nn.Module) -> Iterator[Feature]:
-    """Stacked or listed MLPs, with a router that reads the residual and has a row for each."""
+    """Yield a mixture of experts: stacked or listed MLPs and a router.
+
+    The router is a weight that reads the residual and has one row per MLP.
+    """
     width = getattr(_config(module), "hidden_size", None)
     for path, layer in _repeated(module):
         routers = {
@@ -111,7 +114,7 @@ def _experts(module: nn.Module) -> Iterator[Feature]:
 
 
 def _stacked(part: nn.Module) -> int:
-    """How many MLPs the weights of a module are made of; 0 if they are not stacked."""
+    """Return the number of MLPs whose weights a module stacks or lists; 0 without any."""
     if isinstance(part, nn.ModuleList):
         same = len({type(one) for one in part}) == 1
         return len(part) if same and any(True for _ in part.parameters()) else 0
@@ -123,7 +126,7 @@ def _stacked(part: nn.Module) -> int:
 
 
 def _repeated(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The members of every list of modules that is in no other list."""
+    """Yield the members of each outermost list of modules, with their paths."""
     for path, part in outermost_lists(module):
         for number, layer in enumerate(part):
             yield f"{path}.{number}", layer
@@ -144,7 +147,7 @@ def _cross_attention(module: nn.Module) -> Iterator[Feature]:
         if getattr(part, "is_causal", True) is False:
             yield Feature(
                 f"attention that is not causal ({path})",
-                "attention in which a token sees itself and those before it",
+                "attention of a token to itself and to earlier tokens only",
             )
             return
 
@@ -153,7 +156,7 @@ def _interface(module: nn.Module) -> Iterator[Feature]:
     if not getattr(module, "_supports_attention_backend", False):
         yield Feature(
             "no attention that goes through Hugging Face's attention interface",
-            "a decoder-only model whose attention can be replaced, as Qwen2's or Qwen3's",
+            "a decoder-only model whose attention can be replaced, such as Qwen2 or Qwen3",
         )
 
 

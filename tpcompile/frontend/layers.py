@@ -1,4 +1,4 @@
-"""Which layers of a model repeat, and which of them have to be traced."""
+"""Finding the repeated layers of a model, and choosing the layers to trace."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from tpcompile.frontend.masks import Meaning
 
 @dataclass(frozen=True)
 class Layers:
-    """The list of layers at `path`; layers of one kind are alike but for their weights."""
+    """The list of layers at `path`. Layers of one kind differ only in their weights."""
 
     path: str
     kinds: tuple[int, ...]
     masks: tuple[Meaning | None, ...] = ()
-    """What the attention mask of each layer means, once that is known."""
+    """The meaning of each layer's attention mask; empty until the layers have been watched."""
     mask_arguments: tuple[int | str | None, ...] = ()
-    """Which argument of each layer that mask is."""
+    """The argument that holds the mask, by layer: a position, a name, or None without a mask."""
 
     def traced(self) -> tuple[int, ...]:
-        """The first layer, then the first of every kind among the others, and the last.
+        """Return the layers to trace: the first, the first of every kind after it, and the last.
 
-        The first layer is never a template: its input comes from the embedding, so only in
-        those after it can the value that runs from layer to layer be told from the rest.
+        The first layer is never a template. Its input comes from the embedding, so only later
+        layers show which of the values is the one that passes from layer to layer.
         """
         later = {self.kinds.index(kind, 1) for kind in self.kinds[1:]}
         return tuple(sorted({0, *later, len(self.kinds) - 1}))
 
     def all_different(self) -> Layers:
-        """The same layers, none taken for a copy of another."""
+        """Return the same layers, each of its own kind."""
         return replace(self, kinds=tuple(range(len(self.kinds))))
 
     def told_apart(self, marks: Sequence[Any]) -> Layers:
-        """Layers stay of one kind only where their marks are equal too."""
+        """Split the kinds, so that the marks of all layers of a kind are equal."""
         known: dict[Any, int] = {}
         pairs = zip(self.kinds, marks, strict=True)
         return replace(self, kinds=tuple(known.setdefault(pair, len(known)) for pair in pairs))
 
     def template(self, layer: int) -> int:
-        """The traced layer that `layer` is a copy of."""
+        """Return the traced layer that `layer` is a copy of."""
         return self.kinds.index(self.kinds[layer], 1) if layer else 0
 
     def renamed(self, name: str, source: int, target: int) -> str:
-        """A module or tensor name of layer `source` as it is in layer `target`."""
+        """Translate a module or tensor name from layer `source` to layer `target`."""
         old, new = f"{self.path}.{source}", f"{self.path}.{target}"
         if name == old or name.startswith(old + "."):
             return new + name[len(old) :]
         return name
 
     def layer_of(self, name: str) -> int | None:
-        """The layer that a module or tensor belongs to."""
+        """Return the layer that a module or tensor belongs to, or None."""
         if not name.startswith(self.path + "."):
             return None
         return int(name[len(self.path) + 1 :].partition(".")[0])
 
 
 def find_layers(module: nn.Module) -> Layers:
-    """The longest list of modules in the model that is in no other list."""
+    """Return the layers: the longest of the model's outermost lists of modules."""
     lists = outermost_lists(module)
     if not lists:
         raise UnsupportedError(f"{type(module).__name__} has no list of layers")
@@ -75,7 +75,7 @@ def find_layers(module: nn.Module) -> Layers:
 
 
 def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """Lists of modules that are in no other list, by path: experts of a layer are not layers."""
+    """Return the lists of modules that are in no other list: a layer's experts are not layers."""
     found: list[tuple[str, nn.ModuleList]] = []
     for path, part in module.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer, _ in found)
@@ -85,7 +85,7 @@ def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
 
 
 def _signature(module: nn.Module) -> Any:
-    """Everything about a layer that its trace can depend on, but for its number and weights."""
+    """Return everything that a layer's trace can depend on, except its number and weights."""
     return tuple(
         (name, type(part), tuple(_tensors(part)), tuple(_settings(part)), _hooks(part))
         for name, part in module.named_modules()
@@ -106,10 +106,10 @@ def _settings(module: nn.Module) -> Iterable[Any]:
 
 
 def _hooks(module: nn.Module) -> tuple[int, ...]:
-    """What users hung on the module; it runs when the module does."""
+    """Return the identities of the user's hooks, which run when the module does."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     return tuple(map(id, hooks))
 
 
 _TORCH_OWN = frozenset(vars(nn.Module())) - {"training"}
-"""What torch itself keeps on every module."""
+"""Attributes that torch sets on every module."""

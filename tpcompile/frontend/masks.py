@@ -1,9 +1,10 @@
-"""What a model's attention masks mean, asked of the masks themselves.
+"""The meaning of a model's attention masks, found by evaluating the masks.
 
-Eager attention takes causality and sliding windows from the mask alone, so a graph must too.
-While layers are watched, Hugging Face's mask builders give a `Mask` in place of a tensor. It
-carries the function of positions that the builder would have tabulated, which is compared with
-what `tpc.attention` can express. Any other mask is refused, and so is any other use of one.
+Eager attention takes causality and sliding windows from the mask alone, so a graph must do the
+same. While layers are watched, Hugging Face's mask builders return a `Mask` instead of a tensor.
+It carries the function of positions that the builder would have tabulated. This function is
+compared with the masks that `tpc.attention` can express. Any other mask is refused, and so is
+any other use of a mask.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from torch import nn
 from tpcompile.errors import UnsupportedError
 
 ATTENTION_ONLY = "tpcompile"
-"""Our attention function in Hugging Face's registry; its mask builders give None for it."""
+"""Our attention function in Hugging Face's registry; mask builders return None for it."""
 WITH_MASKS = "tpcompile, with masks"
-"""The same function; Hugging Face's mask builders give a `Mask` for it."""
+"""The same function; mask builders return a `Mask` for it."""
 
 _EXPECTED = "a causal mask, with or without a sliding window"
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Stands for an attention mask; models may only hand it on."""
+    """Placeholder for an attention mask. Models may only pass it on."""
 
     function: Callable[..., torch.Tensor]
-    """`(batch, head, query, key)` indices to whether the query sees the key."""
+    """Maps `(batch, head, query, key)` indices to whether the query attends to the key."""
     custom: bool
-    """Whether the model gave a function of its own, which may hold only for scalar indices."""
+    """Whether the model passed its own function, which may be valid only for scalar indices."""
     sizes: tuple[tuple[str, int], ...]
-    """Settings that limit how far a token sees, by name."""
+    """Settings that limit how far back a token attends, by name."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -42,7 +43,7 @@ class Mask:
         raise _changed(name)
 
     def __getitem__(self, index: object) -> NoReturn:
-        raise _changed("a part")
+        raise _changed("indexing")
 
     @classmethod
     def __torch_function__(
@@ -53,16 +54,18 @@ class Mask:
 
 @dataclass(frozen=True)
 class Meaning:
-    """A mask as `tpc.attention` expresses it."""
+    """A mask in the terms of `tpc.attention`."""
 
     window: int | None
-    """How many tokens a token sees, itself included; all before it without one."""
+    """The number of tokens that a token attends to, itself included; None for all earlier ones."""
     splits: frozenset[bool]
-    """Whether sequences packed into a row are kept apart; both fit a window of one token."""
+    """Whether the mask separates sequences packed into one row.
+
+    With a window of one token both answers are possible."""
 
 
 def register(attention: Callable[..., Any]) -> None:
-    """Make our attention function and our masks known to Hugging Face."""
+    """Register our attention function and our masks with Hugging Face."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -72,9 +75,9 @@ def register(attention: Callable[..., Any]) -> None:
 
 
 def hand_in(layer: nn.Module, argument: int | str) -> None:
-    """Give a layer a `Mask` where it would be given None, to see what it does with it.
+    """Pass a layer a `Mask` where it would get None, so that any use of the mask raises.
 
-    A trace cannot make masks: it would record how Hugging Face looks for packed sequences.
+    A trace cannot build masks: it would record how Hugging Face searches for packed sequences.
     """
 
     def put(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -92,7 +95,7 @@ _TRACED = Mask(lambda *_: torch.empty(0), custom=True, sizes=())
 
 
 def masks_in(value: Any) -> Iterator[Mask]:
-    """Every mask in an argument of a layer."""
+    """Yield every mask in an argument of a layer."""
     if isinstance(value, Mask):
         yield value
     elif isinstance(value, dict):
@@ -103,7 +106,10 @@ def masks_in(value: Any) -> Iterator[Mask]:
 
 
 def meaning_of(plain: Mask, packed: Mask, positions: torch.Tensor, where: str) -> Meaning:
-    """What one mask means, seen with positions in order and with `positions` that start again."""
+    """Return the meaning of a mask.
+
+    `plain` was built for consecutive positions, `packed` for `positions`, which restart.
+    """
     window = _window_of(plain, where)
     places = torch.arange(len(positions), device=positions.device)
     alone = _causal(places, places, window)
@@ -114,12 +120,12 @@ def meaning_of(plain: Mask, packed: Mask, positions: torch.Tensor, where: str) -
         value for value, expected in ((False, alone), (True, apart)) if torch.equal(found, expected)
     )
     if not splits:
-        raise _refused("a mask that packs sequences in a way of its own", where)
+        raise _refused("a mask that treats packed sequences in an unknown way", where)
     return Meaning(window, splits)
 
 
 def agreed_split(meanings: Iterable[Meaning], where: str) -> bool:
-    """Whether packed sequences are kept apart, which all layers must agree on."""
+    """Return whether the masks separate packed sequences; all layers must agree."""
     splits = frozenset({True, False}).intersection(*(meaning.splits for meaning in meanings))
     if not splits:
         raise UnsupportedError(
@@ -138,7 +144,10 @@ def _make_mask(
     local_size: int | None = None,
     **_: Any,
 ) -> Mask:
-    """Take the place of `eager_mask`; shells run without padding, so nothing else matters."""
+    """Return a `Mask` in place of `eager_mask`.
+
+    Shells run without padding, so the other arguments have no effect.
+    """
     names = ("sliding_window", "attention_chunk_size")
     sizes = [(name, getattr(config, name, None)) for name in names]
     if local_size is not None and local_size not in [size for _, size in sizes]:
@@ -148,9 +157,9 @@ def _make_mask(
 
 
 def _window_of(mask: Mask, where: str) -> int | None:
-    """The window whose causal mask this mask equals."""
+    """Return the window whose causal mask equals this mask."""
     if mask.custom:
-        raise _refused("a mask function of its own (or_mask_function or and_mask_function)", where)
+        raise _refused("a custom mask function (or_mask_function or and_mask_function)", where)
     places = _sample([size for _, size in mask.sizes])
     found = _tabulated(mask, places, where)
     for window in (None, *(size for _, size in mask.sizes)):
@@ -160,14 +169,14 @@ def _window_of(mask: Mask, where: str) -> int | None:
 
 
 def _causal(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Which keys each query sees by the meaning of `tpc.attention`."""
+    """Return the boolean mask [queries, keys] of `tpc.attention` for this window."""
     distance = queries[:, None] - keys
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 
 
 def _sample(sizes: list[int]) -> torch.Tensor:
-    """Indices near the start, powers of two and multiples of sizes, and others far apart."""
+    """Return indices near 0, powers of two and multiples of `sizes`, and random others."""
     powers = [2**power for power in range(4, 22)]
     corners = [
         *powers,
@@ -181,7 +190,7 @@ def _sample(sizes: list[int]) -> torch.Tensor:
 
 
 def _tabulated(mask: Mask, places: torch.Tensor, where: str) -> torch.Tensor:
-    """Boolean [queries, keys] over these indices, as Hugging Face tabulates it."""
+    """Evaluate the mask at these indices to a boolean [queries, keys], as Hugging Face does."""
     first = torch.zeros(1, 1, 1, 1, dtype=torch.long, device="cpu")
     queries, keys = places[None, None, :, None], places[None, None, None, :]
     try:
@@ -189,13 +198,13 @@ def _tabulated(mask: Mask, places: torch.Tensor, where: str) -> torch.Tensor:
         values: torch.Tensor = found.expand(1, 1, len(places), len(places))[0, 0]
         if values.dtype == torch.bool and values.device == places.device:
             return values
-    except Exception as error:  # the function is the model's, and raises whatever it raises
+    except Exception as error:  # the model's function may raise anything
         raise _refused(_data_dependent(mask), where) from error
     raise _refused(_data_dependent(mask), where)
 
 
 def _data_dependent(mask: Mask) -> str:
-    return "a mask that depends on more than the places of tokens" + _settings(mask)
+    return "a mask that depends on more than token indices" + _settings(mask)
 
 
 def _counterexample(found: torch.Tensor, places: torch.Tensor, mask: Mask) -> str:
@@ -203,7 +212,7 @@ def _counterexample(found: torch.Tensor, places: torch.Tensor, mask: Mask) -> st
     later = found & ~causal
     differs = later if bool(later.any()) else found != causal
     query, key = (int(places[index]) for index in differs.nonzero()[0])
-    told = "sees" if bool(later.any()) else "does not see"
+    told = "attends to" if bool(later.any()) else "does not attend to"
     return f"a mask in which token {query} {told} token {key}" + _settings(mask)
 
 
@@ -225,5 +234,5 @@ def _changed(what: str) -> UnsupportedError:
     return UnsupportedError(
         "The model computes with its attention mask",
         got=f"a use of {what}",
-        expected="a mask that goes from Hugging Face's mask functions to attention as it is",
+        expected="a mask that is passed unchanged from Hugging Face's mask functions to attention",
     )

@@ -1,4 +1,4 @@
-"""The model's own rotary tables, as the module that graphs call."""
+"""The model's rotary tables, as the module that graphs call."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _FREQUENCIES = "inv_freq"
 
 
 def rotary_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """Hugging Face's rotary modules, by path: those that store inverse frequencies."""
+    """Return Hugging Face's rotary modules by path. They store inverse frequencies."""
     return {path: part for path, part in module.named_modules() if frequencies_of(part)}
 
 
 def frequencies_of(part: nn.Module) -> list[str]:
-    """The names of the inverse frequencies that a module stores; one per table."""
+    """Return the names of the inverse frequencies that a module stores, one per table."""
     if isinstance(getattr(part, _FREQUENCIES, None), torch.Tensor):
         return [_FREQUENCIES]
     per_type = (name for name in part._buffers if name.endswith(f"_{_FREQUENCIES}"))
@@ -25,14 +25,14 @@ def frequencies_of(part: nn.Module) -> list[str]:
 
 
 def table_feature(source: nn.Module, config: Any) -> str:
-    """What is unsupported about the tables that a rotary module returns; "" if nothing is."""
+    """Return the unsupported feature of the tables of a rotary module, or ""."""
     try:
         made: Any = RotaryTables(source, config).made()
         frequencies = made.inv_freq
         positions = torch.arange(2, device=frequencies.device).unsqueeze(0)
         found = made(torch.empty(0, device=frequencies.device), positions)
-    except Exception as error:  # Hugging Face's own code raises whatever it raises
-        return f"rotary tables that cannot be made of positions alone ({type(error).__name__})"
+    except Exception as error:  # Hugging Face's code may raise anything
+        return f"rotary tables that depend on more than positions ({type(error).__name__})"
     tables = found if isinstance(found, tuple) else (found,)
     if any(table.is_complex() for table in tables):
         return "rotary tables of complex numbers"
@@ -46,17 +46,17 @@ def table_feature(source: nn.Module, config: Any) -> str:
 
 
 class RotaryTables(nn.Module):
-    """`(positions, width, dtype)` to cos and sin, by Hugging Face's own module.
+    """Module that maps `(positions, width, dtype)` to cos and sin with Hugging Face's module.
 
-    Some rope types keep state from call to call, so each rank has its own copy. The module is
-    made when it is first called: a graph that is only looked at needs none.
+    Some rope types keep state between calls, so each rank has its own copy. Hugging Face's module
+    is created on the first call: a graph that is only printed or checked does not need it.
     """
 
     def __init__(self, source: nn.Module, config: Any) -> None:
         super().__init__()
         frequencies: Any = source.inv_freq
         kept = source if frequencies.is_meta else copy.deepcopy(source)
-        self._source = (kept,)  # in a tuple it is no submodule, so it is not moved or saved
+        self._source = (kept,)  # the tuple hides it from nn.Module, so it is not moved or saved
         self._config = config
         self._own: Any = None
 
@@ -69,16 +69,16 @@ class RotaryTables(nn.Module):
         batch = positions if positions.dim() == 2 else positions.unsqueeze(0)
         cos, sin = self._own(like, batch)
         if cos.shape[-1] != width:
-            raise ValueError(f"rotary tables of width {cos.shape[-1]}, the graph expects {width}")
+            raise ValueError(f"rotary tables must have width {width}, got {cos.shape[-1]}")
         shape = (*positions.shape, width)
         return cos.reshape(shape), sin.reshape(shape)
 
     def fresh(self) -> RotaryTables:
-        """One for another rank."""
+        """Return a copy for another rank."""
         return RotaryTables(self._source[0], self._config)
 
     def made(self) -> nn.Module:
-        """Hugging Face's module with numbers, which may keep state from call to call."""
+        """Return Hugging Face's module with real tensors. It may keep state between calls."""
         source: Any = self._source[0]
         if source.inv_freq.is_meta:
             made: nn.Module = type(source)(config=getattr(source, "config", self._config))

@@ -1,8 +1,8 @@
-"""What is traced: the user's modules over tensors without storage, attention and rotary ours.
+"""The shell to trace: the user's modules without storage, with our attention and rotary ops.
 
-The user's model is not touched. The shell is a deep copy whose memo already holds what must
-not be copied: parameters become empty, the list of layers keeps only those to trace, the
-rotary module becomes a leaf, and the configuration is a copy that names our attention.
+The user's model is not modified. The shell is a deep copy. Its memo already contains
+replacements: parameters without storage, a list of only the layers to trace, a leaf for the
+rotary module, and a configuration that names our attention.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.rotary import rotary_modules
 
 INPUTS = {"input_ids": "T", "positions": "T", "starts": "S", "logit_rows": "R"}
-"""The inputs of every graph, each with the symbol of its one extent.
+"""The inputs of every graph, each with the symbol of its only extent.
 
-`starts[i]` is the first token of sequence `i`, its last entry the number of tokens;
-`logit_rows` are the tokens whose logits are wanted."""
+`starts[i]` is the first token of sequence `i`, and its last entry is the number of tokens.
+`logit_rows` are the tokens whose logits are returned."""
 
 _EXAMPLE = {"T": 7, "S": 4, "R": 3}
-"""Lengths to trace with: all different, and none that an export takes for a constant (0, 1)."""
+"""Lengths to trace with: all different, and none of 0 and 1, which torch.export specializes."""
 
 
 def make_shell(
@@ -40,7 +40,7 @@ def make_shell(
     traced: tuple[int, ...],
     stand_in: Callable[[nn.Module], nn.Module] | None = None,
 ) -> nn.Module:
-    """The model with the `traced` layers only, or with something that stands in for each."""
+    """Copy the model with only the `traced` layers, or with a stand-in for each of them."""
     (rotary,) = rotary_modules(module).values()
     frequencies: Any = rotary.inv_freq
     memo: dict[int, Any] = {}
@@ -78,10 +78,11 @@ def example_inputs() -> tuple[torch.Tensor, ...]:
 
 @contextmanager
 def as_capture_errors(shell: nn.Module) -> Iterator[None]:
-    """The model's own code runs inside, and torch.export raises whatever that raises.
+    """Convert exceptions of the model's code and of torch.export to tpcompile's errors.
 
-    Fake tensors also log what they raise, with a traceback, and torch.export prints the graph as
-    far as it got; that would say it twice. What is printed without an error is passed on.
+    Fake tensors also log their exceptions, with a traceback, and torch.export prints the partial
+    graph. Both would repeat the error, so they are suppressed. If there is no error, the output
+    is passed on to stderr.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.addFilter(_no_record)
@@ -89,7 +90,7 @@ def as_capture_errors(shell: nn.Module) -> Iterator[None]:
     try:
         with redirect_stderr(printed):
             yield
-        if sys.stderr is not None:  # as where standard streams are closed
+        if sys.stderr is not None:  # None where standard streams are closed
             sys.stderr.write(printed.getvalue())
     except CompileError as error:
         if error.where:
@@ -98,7 +99,7 @@ def as_capture_errors(shell: nn.Module) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, GuardOnDataDependentSymNode) or _ITEM_OF_META in str(error):
             raise UnsupportedError(
-                f"{type(shell).__name__} branches on values that it computes, as experts do",
+                f"{type(shell).__name__} branches on values that it computes, like experts",
                 expected="the same operations for all values",
             ) from error
         raise CaptureError(
@@ -122,20 +123,20 @@ def _without_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _RotaryLeaf(nn.Module):
-    """Stands for the model's rotary module while it is traced."""
+    """Leaf that replaces the model's rotary module during a trace."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        if position_ids.device != x.device:  # real ones, which masks are made with
+        if position_ids.device != x.device:  # positions that are not on meta, for building masks
             position_ids = position_ids.to(x.device)
         return torch.ops.tpc.rotary(position_ids, self.width, x.dtype)
 
 
 class TokenParallel(nn.Module):
-    """The model over a flat run of tokens; only attention tells sequences apart."""
+    """The model over a flat run of tokens, in which only attention separates sequences."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -170,23 +171,24 @@ def _attention(
     starts: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Hugging Face's attention interface (heads in dimension 1) over `tpc.attention`.
+    """Implement Hugging Face's attention interface (heads in dimension 1) with `tpc.attention`.
 
-    `sliding_window` is ignored, as eager attention ignores it: the mask decides, and the window
-    that it means is written into the graph when that is built.
+    `sliding_window` is ignored, as in eager attention: the mask decides. The mask's window is
+    written into the graph when the graph is built.
     """
     name = type(module).__name__
     if not isinstance(attention_mask, masks.Mask):
         raise UnsupportedError(
-            f"{name} was given a mask of the model's own making"
+            f"{name} was given a mask that the model built itself"
             if attention_mask is not None
-            else f"{name} was given no mask, so a token sees those after it too",
-            expected="a decoder in which a token sees itself and those before it",
+            else f"{name} was given no mask, so tokens attend to later tokens too",
+            expected="a decoder in which a token attends to itself and to earlier tokens",
         )
     extra = [key for key in ("softcap", "s_aux", "position_bias") if options.get(key) is not None]
     if extra:
         raise UnsupportedError(
-            f"{name} puts {extra[0]} into its attention", expected="plain scaled dot products"
+            f"{name} uses {extra[0]} in its attention",
+            expected="plain scaled dot-product attention",
         )
     _refuse_two_widths(name, query, value)
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))

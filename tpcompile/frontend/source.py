@@ -1,4 +1,4 @@
-"""What MODEL means: a model in memory, a configuration, a preset, a directory or a hub id."""
+"""Resolving MODEL: a model in memory, a configuration, a preset, a directory or a hub id."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tpcompile.json_files import read_object, shortened
 from tpcompile.presets import check_model_name, preset
 
 _BUILT_IN = (None, "eager", "sdpa")
-"""Attention that Hugging Face has without code from elsewhere."""
+"""Attention implementations that Hugging Face has without code from elsewhere."""
 
 
 def module_of(model: Any, dtype: torch.dtype | None) -> Any:
-    """The user's own model, or one without storage from a configuration."""
+    """Return the user's model, or build a model without storage from a configuration."""
     if isinstance(model, nn.Module):
         if dtype is not None and dtype != next(model.parameters()).dtype:
             raise UsageError(
@@ -69,28 +69,28 @@ def config_of(model: Any) -> Any:
         return AutoConfig.from_pretrained(text, trust_remote_code=False)
     except CompileError:
         raise
-    except Exception as error:  # reading, parsing and validating each raise errors of their own
+    except Exception as error:  # reading, parsing and validating raise different errors
         raise CaptureError(
             f"The configuration of '{shortened(text)}' could not be read",
             got=_first_line(error),
-            hint="Give a directory with a config.json, a hub id that can be reached, "
+            hint="Pass a directory with a config.json, a hub id that can be reached, "
             "or preset:NAME, e.g. preset:tiny-qwen3",
         ) from error
 
 
 def _refuse_code(model: str, values: dict[str, Any]) -> None:
-    """Refuse a model that only code of its repository can load; it is neither run nor asked about.
+    """Refuse a model that needs code from its repository, without running it or prompting.
 
-    If Hugging Face has classes of its own for the type, these are used and the code is ignored.
+    If Hugging Face has its own classes for the model type, they are used and the code is ignored.
     """
     from transformers import CONFIG_MAPPING
 
     kind = values.get("model_type")
     if values.get("auto_map") and not (isinstance(kind, str) and kind in CONFIG_MAPPING):
         raise UnsupportedError(
-            f"{model} can be loaded only by code that comes with it, which tpcompile does not run",
+            f"{model} needs code from its repository, which tpcompile does not run",
             got=f"an auto_map, and model_type {shortened(repr(kind))}",
-            expected="a type of model that transformers itself has",
+            expected="a model type that transformers itself supports",
         )
 
 
@@ -110,19 +110,21 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
         )
     if _reads_more_than_text(config):
         raise UnsupportedError(
-            f"A model of type {kind!r} reads more than text", expected=_OVER_TOKENS
+            f"A model of type {kind!r} takes inputs other than text", expected=_OVER_TOKENS
         )
     wanted = dtype or getattr(config, "dtype", None) or torch.float32
     config = copy.deepcopy(config)
-    if config._attn_implementation not in _BUILT_IN:  # it may be code on the hub; ours replaces it
+    if (
+        config._attn_implementation not in _BUILT_IN
+    ):  # it may name code on the hub; ours replaces it
         config._attn_implementation = "eager"
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
         try:
             return make(config, dtype=wanted, trust_remote_code=False).eval()
-        except Exception as error:  # Hugging Face raises what the model's own code raises
+        except Exception as error:  # the model's code may raise anything
             raise CaptureError(
-                f"A model of type {kind!r} could not be made from this configuration",
+                f"A model of type {kind!r} could not be built from this configuration",
                 got=f"{type(error).__name__}: {_first_line(error)}",
                 expected="a configuration that Hugging Face accepts",
             ) from error
@@ -155,10 +157,10 @@ def _refuse_other_kinds(module: Any, name: str) -> None:
         )
     if module.config.is_encoder_decoder:
         raise UnsupportedError(
-            f"{name} is an encoder with a decoder", expected="a decoder-only language model"
+            f"{name} is an encoder-decoder model", expected="a decoder-only language model"
         )
     if _reads_more_than_text(module.config):
-        raise UnsupportedError(f"{name} reads more than text", expected=_OVER_TOKENS)
+        raise UnsupportedError(f"{name} takes inputs other than text", expected=_OVER_TOKENS)
     if getattr(module.config, "is_causal", True) is False:
         raise UnsupportedError(f"{name} is an encoder: is_causal=False", expected=_CAUSAL)
     causal = [part.is_causal for part in module.modules() if hasattr(part, "is_causal")]
@@ -168,7 +170,7 @@ def _refuse_other_kinds(module: Any, name: str) -> None:
         )
 
 
-_CAUSAL = "a decoder, in which a token sees itself and those before it"
+_CAUSAL = "a decoder, in which a token attends to itself and to earlier tokens"
 _OVER_TOKENS = "a causal LM over tokens, such as Qwen2, Qwen2.5 or Qwen3"
 
 

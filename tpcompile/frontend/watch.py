@@ -1,4 +1,4 @@
-"""How a model calls its layers: what makes it right to stamp one from another."""
+"""Recording how a model calls its layers, to check that one may be stamped from another."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tpcompile.frontend.shell import (
 
 
 def watch_layers(module: nn.Module, layers: Layers) -> Layers:
-    """See how the model calls its layers, and tell those apart that are given other things.
+    """Record how the model calls its layers, and separate layers with different arguments.
 
-    Each layer must take the value that the one before it gave, as it is: only then is a stamped
-    layer right. The layers themselves do nothing here, so this takes no time.
+    Each layer must take the output of the previous layer unchanged, otherwise a stamped layer
+    would be wrong. Stand-ins that compute nothing replace the layers, so this takes no time.
     """
     calls: list[_Call] = []
     every = tuple(range(len(layers.kinds)))
@@ -37,7 +37,7 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
         raise UnsupportedError(
             f"{type(module).__name__} computes something between its layers",
             where=layers.path,
-            expected="layers that each take what the one before gave",
+            expected="layers that each take the output of the previous layer",
         )
     packed = _calls_of(shell, calls, torch.tensor(_PACKED, device="cpu"))
     where = f"{type(module).__name__}.{layers.path}"
@@ -49,13 +49,13 @@ def watch_layers(module: nn.Module, layers: Layers) -> Layers:
 
 
 _PACKED = (0, 1, 2, 3, 0, 1, 2)
-"""Positions of two sequences in one row."""
+"""Positions of two sequences packed into one row."""
 
 
 def _calls_of(shell: nn.Module, calls: list[_Call], positions: torch.Tensor) -> list[_Call]:
-    """The calls of all layers, for tokens at these positions.
+    """Return the calls of all layers for tokens at these positions.
 
-    Positions are real numbers, not of the meta device: Hugging Face looks for packed sequences.
+    Positions are real tensors, not on meta: Hugging Face searches them for packed sequences.
     """
     calls.clear()
     ids, _, starts, rows = example_inputs()
@@ -65,7 +65,7 @@ def _calls_of(shell: nn.Module, calls: list[_Call], positions: torch.Tensor) -> 
 
 
 def _meanings(pairs: Iterable[tuple[_Call, _Call]], path: str) -> tuple[Meaning | None, ...]:
-    """What the mask of each layer means; each mask is read once, whatever layers share it."""
+    """Return the meaning of each layer's mask. A mask that layers share is evaluated once."""
     known: dict[Any, Meaning] = {}
     meanings = []
     for index, calls in enumerate(pairs):
@@ -78,24 +78,24 @@ def _meanings(pairs: Iterable[tuple[_Call, _Call]], path: str) -> tuple[Meaning 
 
 
 def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]:
-    """The attention mask that a layer was given and as which argument, if any."""
+    """Return the argument that holds the attention mask, and the mask; both None without one."""
     found = [(name, mask) for name, value in call.kept.items() for mask in masks_in(value)]
     if not found:
         return None, None
     name, mask = found[0]
     if len(found) > 1 or call.kept[name] is not mask:
         raise UnsupportedError(
-            "A layer is given several attention masks, or one in a collection",
+            "A layer is given several attention masks, or one inside a collection",
             where=where,
             got=", ".join(str(name) for name, _ in found),
-            expected="one argument that is the mask of its attention",
+            expected="one argument that is the attention mask",
         )
     return name, mask
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What a layer was given, and what it gave; values are told apart by identity."""
+    """The arguments and the result of a layer's call. Values are compared by identity."""
 
     layer: int
     hidden: Any
@@ -105,7 +105,7 @@ class _Call:
 
 
 class _Watched(nn.Module):
-    """Stands in for a layer: notes its arguments."""
+    """Stand-in for a layer that records its arguments."""
 
     def __init__(self, layer: nn.Module, number: int, calls: list[_Call]) -> None:
         super().__init__()
@@ -126,29 +126,32 @@ class _Watched(nn.Module):
 
 
 def _refuse_other_calls(name: str, layers: Layers, called: list[int]) -> None:
-    """Each layer must be called once, in order."""
+    """Refuse a model that does not call each layer once, in order."""
     every = range(len(layers.kinds))
     if called == list(every):
         return
     left_out = sorted(set(every) - set(called))
     if left_out:
         raise UnsupportedError(
-            f"{name} leaves out layer {left_out[0]}",
+            f"{name} does not call layer {left_out[0]}",
             where=layers.path,
-            got=f"calls of {len(set(called))} of its {len(every)} layers",
-            expected="every layer in the forward pass",
+            got=f"calls to {len(set(called))} of its {len(every)} layers",
+            expected="a forward pass that calls every layer",
             hint="Build the model with as many layers as it calls",
         )
     raise UnsupportedError(
         f"{name} does not call each of its layers once, in order",
         where=layers.path,
-        got=f"{len(called)} calls of {len(every)} layers",
-        expected="layers that each take what the one before gave",
+        got=f"{len(called)} calls to {len(every)} layers",
+        expected="layers that each take the output of the previous layer",
     )
 
 
 def _mark(value: Any) -> Any:
-    """Equal for the same value, and for equal settings; what masks mean is known elsewhere."""
+    """Return a mark that is equal for the same value and for equal settings.
+
+    All masks have the same mark, because `Layers.masks` stores their meanings.
+    """
     if isinstance(value, tuple | list):
         return tuple(map(_mark, value))
     if isinstance(value, Mask):

@@ -1,4 +1,4 @@
-"""One torch module a rank, as Python source that people can read."""
+"""One torch module per rank, as readable Python source."""
 
 from tpcompile.backends.torch_tp.emit import emit_source
 from tpcompile.backends.torch_tp.expressions import is_matrix

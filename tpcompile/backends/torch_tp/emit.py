@@ -1,4 +1,4 @@
-"""Writes a rank's module: a method for each layer, a line for each op."""
+"""Emitting a rank's module: one method per layer, one line per op."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tpcompile.ir.meta import (
     value_type,
 )
 
-_HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile; `group` joins the ranks."""
+_HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile. `group` runs the collectives."""
 
 import torch
 from torch.nn import functional as F
 
 from tpcompile.backends.torch_tp import functions as tpc
 
-# parameter: (shape on this rank, what it is made of)
+# parameter: (shape on this rank, recipe)
 PARAMETERS = {{
 {parameters}
 }}
@@ -48,7 +48,7 @@ class Rank{rank}(torch.nn.Module):
 
 @dataclass(frozen=True)
 class _Section:
-    """Nodes that become one method, and the values that go in and come out."""
+    """Nodes that become one method, with the values that it takes and returns."""
 
     method: str
     nodes: list[fx.Node]
@@ -58,7 +58,7 @@ class _Section:
 
 @dataclass(frozen=True)
 class _End:
-    """A result and the nodes that lead to it alone: they run when it is the one wanted."""
+    """A result and the nodes that only it depends on. They run if this result is requested."""
 
     name: str
     result: fx.Node
@@ -66,7 +66,7 @@ class _End:
 
 
 def emit_source(gm: fx.GraphModule, rank: int) -> str:
-    """The module of one rank, as Python."""
+    """Return the module of one rank as Python source."""
     info = info_of(gm)
     header = _HEADER.format(
         name=re.sub(r"[^\w .-]", "_", info.name),
@@ -177,7 +177,7 @@ def _body(nodes: list[fx.Node], rank: int) -> Iterator[str]:
             first = _item_names(operand(node))[int(node.args[1])]  # type: ignore[arg-type]
             if first != node.name:
                 yield f"        {node.name} = {first}"
-            continue  # the others are unpacked where the values are made
+            continue  # other results are named where their producer is emitted
         place = origin_of(node)
         yield f"        {_targets(node)} = {call_text(node, rank)}  # {place}".rstrip(" #")
 
@@ -187,7 +187,7 @@ def _targets(node: fx.Node) -> str:
 
 
 def _item_names(node: fx.Node) -> list[str]:
-    """What the several values of a node are called; `_` where nobody reads one."""
+    """Return the names of a node's results; `_` for a result without readers."""
     kind = type_of(node)
     assert isinstance(kind, tuple)
     names = ["_"] * len(kind)

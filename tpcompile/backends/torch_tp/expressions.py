@@ -1,4 +1,4 @@
-"""How each op is written in a rank's module: as torch where torch has it, else as its reference."""
+"""The Python expression of each op: the torch function if there is one, else the reference."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ aten = torch.ops.aten
 
 
 def call_text(node: fx.Node, rank: int) -> str:
-    """What computes a node on a rank."""
+    """Return the expression that computes a node on a rank."""
     spec = spec_of(node)
     if spec is None or node.target is REDISTRIBUTE or node.target in DECODE_OPS:
         decode = node.target in DECODE_OPS
         raise UnsupportedError(
-            f"%{node.name} has no form in torch",
+            f"%{node.name} cannot be emitted as torch code",
             where=str(origin_of(node)),
-            hint="Ops of a decode step are for programs: end the pipeline with cache-kv"
+            hint="Only programs support the ops of a decode step: end the pipeline with cache-kv"
             if decode
             else "End the pipeline with insert-collectives or later",
         )
@@ -58,16 +58,16 @@ def call_text(node: fx.Node, rank: int) -> str:
 
 
 AS_MATRIX = "_matrix"
-"""Ends the name of a weight that a linear reads, when another op reads it too, row by row."""
+"""Suffix of the reordered copy of a linear's weight that another op reads too, row by row."""
 
 
 def is_matrix(parameter: fx.Node) -> bool:
-    """Whether linears alone read a parameter, as their weight: then its layout is theirs."""
+    """Return whether only linears read a parameter, as their weight, so it may be reordered."""
     return all(_is_weight_of(parameter, user) for user in parameter.users)
 
 
 def is_also_matrix(parameter: fx.Node) -> bool:
-    """Whether it is the weight of a linear and something else besides, as in a tied head."""
+    """Return whether a linear and another op read a parameter, as with a tied head."""
     of_linear = any(_is_weight_of(parameter, user) for user in parameter.users)
     return of_linear and not is_matrix(parameter)
 
@@ -77,7 +77,7 @@ def _is_weight_of(parameter: fx.Node, user: fx.Node) -> bool:
 
 
 def value_text(arg: Any) -> str:
-    """An argument: a value by its name, a parameter of the module, or a number."""
+    """Return the source of an argument: a value's name, a parameter of the module, or a number."""
     if isinstance(arg, fx.Node):
         return f"self.{arg.target}" if arg.op == "get_attr" else arg.name
     if isinstance(arg, list | tuple):

@@ -1,4 +1,4 @@
-"""What emitted modules call beside torch itself: the dialect's references, and linears."""
+"""Functions that emitted modules call besides torch: the dialect's references, and linears."""
 
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
 from tpcompile.ir.ops.argmax import local_argmax

@@ -1,4 +1,4 @@
-"""From emitted source to a module that runs, and a run of all ranks in one process."""
+"""Loading emitted source as a module, and running all ranks in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.errors import RankError
 def load_rank(
     source: str, rank: int, parameters: Mapping[str, torch.Tensor], rotary: nn.Module, group: Group
 ) -> nn.Module:
-    """The module that `source` defines. Tracebacks show its lines."""
+    """Return the module that `source` defines. Tracebacks show its lines."""
     filename = f"<tpcompile rank {rank}, {hash(source) & 0xFFFFFFFF:08x}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": f"tpcompile_rank_{rank}"}
@@ -32,7 +32,7 @@ def run_simulated(
     group: SimulatedGroup,
     inputs: Sequence[Mapping[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """The result of every module on its inputs, given by name."""
+    """Run every module on its inputs, given by name, and return the results."""
 
     def run(module: nn.Module, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
         with torch.inference_mode():
@@ -47,7 +47,10 @@ def run_simulated(
 def run_together(
     ranks: Sequence[Callable[[], torch.Tensor]], group: SimulatedGroup
 ) -> list[torch.Tensor]:
-    """The result of every rank; several are threads. The first error is the one raised."""
+    """Run all ranks, in threads if there are several, and return the results.
+
+    If ranks fail, the first error is raised.
+    """
     results: list[Any] = [None] * len(ranks)
     errors: list[tuple[int, BaseException]] = []
 
@@ -55,8 +58,8 @@ def run_together(
         try:
             results[rank] = ranks[rank]()
         except threading.BrokenBarrierError:
-            pass  # another rank failed, and its error is kept
-        except BaseException as error:  # handed to the caller below
+            pass  # another rank failed and recorded its error
+        except BaseException as error:  # raised in the calling thread below
             errors.append((rank, error))
             group.abort()
 

@@ -1,8 +1,8 @@
 """Weights of linears in the layout that the matrix kernels of this machine prefer.
 
 On a CPU with bf16 instructions a reordered weight is read at about twice the speed. The kernels
-still add in fp32 and round once, but the order of the sum is the library's choice: on some CPUs
-(AMX is one) a few results differ in their last bit from those of the plain weight.
+still accumulate in fp32 and round once, but the library chooses the order of the sum. On some
+CPUs, such as those with AMX, a few results differ in the last bit from those of the plain weight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _mkldnn = torch.ops.mkldnn
 
 
 def as_matrix(weight: torch.Tensor) -> torch.Tensor:
-    """The weight reordered where that helps; else the weight itself."""
+    """Return the weight reordered if that is faster, otherwise the weight itself."""
     helps = (
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
@@ -29,7 +29,7 @@ def as_matrix(weight: torch.Tensor) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear`, of a weight that may be reordered."""
+    """Apply `torch.nn.functional.linear` to a weight that may be reordered."""
     if weight.is_mkldnn:
         found: torch.Tensor = _mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return found
@@ -37,5 +37,5 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def plain(weight: torch.Tensor) -> torch.Tensor:
-    """A weight as it was before it was reordered."""
+    """Return the weight in its original order."""
     return weight.to_dense() if weight.is_mkldnn else weight
