@@ -17,7 +17,7 @@ _NOBODY = -(2**31)
 """The value of integers that have not been written."""
 
 Seen = Callable[[StepInstruction], Probe]
-"""Return the probe that receives the intermediate values of an instruction."""
+"""A function from an instruction to the probe that receives its intermediate values."""
 
 
 class Machine:
@@ -54,7 +54,7 @@ class Machine:
             self.use_caches(caches)
 
     def _first(self, buffer: Buffer, parameter: Callable[[int, str], torch.Tensor]) -> torch.Tensor:
-        """Return the initial contents of a buffer. A cache that is given is not allocated twice."""
+        """Return the initial contents of a buffer. Caches from the caller are not allocated."""
         if buffer.kind == "weight":
             return _checked(parameter(buffer.rank, buffer.name), buffer)
         if buffer.kind == "cache" and not self._own_caches:
@@ -217,7 +217,7 @@ class Machine:
         return storage[2] // (sequences * most)
 
     def _check_blocks(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
-        """Raise if a token has no block in the cache. It would overwrite another sequence."""
+        """Raise if a token has no valid block. A wrong block would corrupt another sequence."""
         blocks = self.values("cache")[0].shape[2] // self._block
         for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
             held = table[: -(-length // self._block)]

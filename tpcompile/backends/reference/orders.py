@@ -13,7 +13,7 @@ Order = Callable[[Program], Iterator[int]]
 
 
 def in_program_order(program: Program) -> Iterator[int]:
-    """Return the sequential order, which defines the program. Ignore queues and counters."""
+    """Return the sequential order, which defines the result. Ignore queues and counters."""
     return iter(range(len(program.instructions)))
 
 

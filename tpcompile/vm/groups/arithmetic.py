@@ -45,7 +45,7 @@ def dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:
-    """Multiply as `dots` does, in `leaves` even runs of columns, and add these in a fixed tree."""
+    """Multiply like `dots`, as sums over `leaves` even runs of columns, added in a fixed tree."""
     sums: list[torch.Tensor] = []
     widths = [stop - start for ((start, stop),) in even_runs(x.shape[-1], leaves)]
     first = 0

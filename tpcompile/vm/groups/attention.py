@@ -195,7 +195,7 @@ class AttentionReduce(StepInstruction):
 
 @lowers(PARTIAL_ATTENTION)
 def partial_attention(to: Building, node: fx.Node) -> None:
-    """Lower to an instruction for each sequence, KV head and span."""
+    """Lower the node to an instruction for each sequence, KV head and span."""
     bound = to.bound(node)
     spans = bound["spans"]
     to.plan.check_spans(spans, bound["block"])
@@ -252,7 +252,7 @@ def _readers(to: Building, node: fx.Node, rank: int) -> Iterator[tuple[int, Rang
 
 @lowers(ATTENTION_REDUCE)
 def attention_reduce(to: Building, node: fx.Node) -> None:
-    """Lower to runs of heads per sequence, short enough to keep all workers busy."""
+    """Lower the merge to runs of heads per sequence, short enough to keep all workers busy."""
     bound = to.bound(node)
     columns = to.local_columns(node)
     width, dtype = width_of(node), value_type(node).dtype

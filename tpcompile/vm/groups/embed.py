@@ -92,7 +92,7 @@ class Embed(StepInstruction):
 
 @lowers(EMBEDDING, VOCAB_EMBEDDING)
 def embedding(to: Building, node: fx.Node) -> None:
-    """Lower to the rows that each rank has. If there are several ranks, a sum follows."""
+    """Lower the node to the table rows of each rank. If there are several ranks, a sum follows."""
     weight, ids = node.args[:2]
     assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node)
     kind = value_type(weight)

@@ -168,7 +168,7 @@ class Argmax(StepInstruction):
 
 @lowers(NORM_LINEAR, where=read_by(ARGMAX, ALL_GATHER))
 def norm_head(to: Building, node: fx.Node) -> None:
-    """Lower to blocks of the vocabulary, equally many per rank, so that `best` has one shape."""
+    """Lower the head to vocabulary blocks, equally many per rank, so that `best` has one shape."""
     bound = to.bound(node)
     kind, columns = value_type(node), to.local_columns(node)
     if not isinstance(kind.layout_of(1), Layout | None):
@@ -203,7 +203,7 @@ def _first_row(node: fx.Node, rank: int) -> int:
 
 @lowers(ARGMAX, where=read_by())
 def argmax(to: Building, node: fx.Node) -> None:
-    """Lower to one instruction per rank, each of which reads the best logits of all ranks."""
+    """Lower argmax to one instruction per rank, which reads the best logits of all ranks."""
     (logits,) = node.all_input_nodes
     to.where(logits, 0)  # raises if the logits are not from a head
     plan, batch = to.plan, to.plan.batch

@@ -81,7 +81,7 @@ class NormGateUpSwiglu(StepInstruction):
 
 @lowers(NORM_GATE_UP_SWIGLU)
 def norm_gate_up(to: Building, node: fx.Node) -> None:
-    """Lower to blocks of the width of the MLP."""
+    """Lower gate and up to blocks of the MLP's width."""
     bound = to.bound(node)
     columns = to.local_columns(node)
     out = to.declare(

@@ -1,4 +1,4 @@
-"""From the residual to queries, and to keys and values in the cache, by head or by block of rows.
+"""Projection, norm and rotation of Q, K and V, by whole heads or by blocks of a head's rows.
 
 Norms and rotations apply to whole heads, never to parts of one. An instruction computes either
 whole heads or a block of one head's rows. The last block of a head to arrive norms, rotates and
@@ -96,7 +96,7 @@ class QkvOperands:
 
     @cached_property
     def finishing(self) -> tuple[float, ...]:
-        """The operands that `finish` uses. The region of `kept` gives layer, part and `out`."""
+        """The operands that `finish` uses. The stored region identifies layer, part and `out`."""
         places = self.positions, self.lengths, self.tables, self.block
         return (self.head_norm, self.head_eps, self.cos, self.sin, self.interleaved, *places)
 
@@ -249,7 +249,7 @@ class NormQkvRows(StepInstruction):
 
 @lowers(NORM_QKV_ROPE_APPEND)
 def norm_qkv(to: Building, node: fx.Node) -> None:
-    """Lower to the queries, then the keys, then the values of each rank."""
+    """Lower the node to the queries, then the keys, then the values of each rank."""
     q = to.declare(
         "q", [(to.plan.batch, width) for width in to.local_columns(node)], value_type(node).dtype
     )

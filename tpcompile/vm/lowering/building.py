@@ -20,7 +20,7 @@ from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
 class Building:
-    """A program under construction. Buffers are numbered as declared, each name once per rank."""
+    """A program under construction. Buffers are numbered as declared, one per rank and name."""
 
     def __init__(self, gm: fx.GraphModule, plan: StepPlan) -> None:
         self.gm, self.plan = gm, plan
@@ -50,9 +50,9 @@ class Building:
         found = self.buffers[first : first + self.ranks]
         if [(one.shape, one.dtype) for one in found] != [(shape, dtype) for shape in shapes]:
             raise UnsupportedError(
-                f"All layers must use the buffer {name} with one shape and dtype",
+                f"All layers must use one shape and dtype for the buffer {name}",
                 got=f"{list(shapes)} of {dtype}",
-                expected=f"{[one.shape for one in found]} of {found[0].dtype}, as declared first",
+                expected=f"{[one.shape for one in found]} of {found[0].dtype}, as before",
             )
         return first
 
@@ -79,7 +79,7 @@ class Building:
         return widths
 
     def put(self, node: fx.Node, number: int) -> None:
-        """Place the value of `node` in this buffer of rank 0 and those of other ranks after it."""
+        """Place the value of `node` in this buffer on rank 0, and in those after it on others."""
         self._places[node] = number
 
     def where(self, node: fx.Node, rank: int) -> int:

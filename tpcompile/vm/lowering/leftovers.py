@@ -15,7 +15,7 @@ from tpcompile.vm.lowering.handlers import HANDLERS
 
 @dataclass(frozen=True)
 class Leftover:
-    """A node that is not part of an instruction group, and the reason."""
+    """A node that should be part of an instruction group, and the reason why it is not."""
 
     node: fx.Node
     reason: str
@@ -33,7 +33,7 @@ class Leftover:
 
 
 def leftovers(gm: fx.GraphModule) -> list[Leftover]:
-    """Return the nodes of a decode graph that are not instruction groups, in order."""
+    """Return the nodes that no instruction group contains, in order; a complete graph has none."""
     found = {
         node: None
         for node in gm.graph.nodes
@@ -53,7 +53,7 @@ def verify_nothing_left(gm: fx.GraphModule) -> None:
         f"%{first.node.name} is not part of any decode instruction: {first.reason}{more}",
         where=str(origin_of(first.node)),
         got=format_node(first.node),
-        expected="a graph whose nodes are instruction groups, as decode_pipeline returns",
+        expected="a graph of instruction groups, as decode_pipeline produces",
         hint=first.hint,
     )
 
@@ -73,7 +73,7 @@ def _leftover(node: fx.Node, left: dict[fx.Node, None]) -> Leftover:
         seen |= set(new)
     if not said:
         return Leftover(node, "no decode fusion considered it", refused=False)
-    _, nearest = max(reversed(said), key=lambda refusal: refusal[0])  # of equals the last
+    _, nearest = max(reversed(said), key=lambda refusal: refusal[0])  # of ties, the last one
     return Leftover(node, nearest)
 
 

@@ -1,4 +1,4 @@
-"""The lowering of each node of a decode graph to instructions, and of the views between them."""
+"""The lowering of a decode graph: its nodes become instructions, and its views aliases."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def _item(to: Building, node: fx.Node) -> None:
 
 @lowers(aten.index_select.default, where=read_by(ops.NORM_LINEAR))
 def _rows(to: Building, node: fx.Node) -> None:
-    """Alias the rows wanted as logits: in a decode step, those of all sequences in order."""
+    """Alias the rows requested as logits: in a decode step, the rows of all sequences in order."""
     _, dim, rows = node.args
     wanted = isinstance(rows, fx.Node) and rows.name == "logit_rows"
     if dim != 0 or not wanted:
-        raise to.refusal(node, "the rows are not those wanted as logits")
+        raise to.refusal(node, "it does not select the rows requested as logits")
     _same(to, node)

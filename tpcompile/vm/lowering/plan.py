@@ -1,4 +1,4 @@
-"""The plan of a lowering, which divides work into instructions, and the lowering's result."""
+"""The plan that divides a lowering's work into instructions, and the lowering's result."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class StepPlan:
     def blocks(self, extent: int, most: int | None = None) -> list[Range]:
         """Split an extent into one range per worker, or into `most` ranges.
 
-        The ranges are as even as multiples of the grain allow. There are fewer ranges if the
-        longest one does not become longer.
+        The ranges are as even as multiples of the grain allow. There are fewer of them if that
+        does not lengthen the longest one.
         """
         units = -(-extent // self.grain)
         longest = -(-units // (most or self.workers))

@@ -49,7 +49,7 @@ class EncodedProgram:
     signals: Lists
     """For each instruction, the counters that it signals."""
     totals: torch.Tensor
-    """`[counters]`: the signals of each counter in one step. In later steps waits grow by these."""
+    """`[counters]`: the signals of each counter per step, by which waits grow from step to step."""
 
 
 def encode_program(program: Program) -> EncodedProgram:

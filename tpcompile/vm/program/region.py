@@ -32,7 +32,7 @@ class Buffer:
 
 
 class Region(NamedTuple):
-    """A part of a buffer, which is given by its number."""
+    """A part of a buffer, which is identified by its number."""
 
     buffer: int
     box: Box

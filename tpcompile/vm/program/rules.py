@@ -85,7 +85,7 @@ class Number:
     least: int = 1
     most: str = ""
     multiple: str = ""
-    """The operand of which the number must be a multiple."""
+    """The operand that must divide the number."""
     optional: bool = False
     exactly: str = ""
     fits: Held | None = None

@@ -52,7 +52,7 @@ class Line:
         return int(digits)
 
     def begin(self, letter: str, expected: int, what: str) -> None:
-        """Check that the line's own number is the one after the last line's."""
+        """Check that the line's own number is the expected one."""
         number = self.reference(self.word(0, what), letter, what)
         if number != expected:
             comes = "is repeated" if number < expected else "is out of order"
