@@ -56,7 +56,7 @@ MakeQueues = Callable[[Work], Queues]
 
 
 def policy(name: str, dynamic: bool = False) -> Callable[[MakeQueues], MakeQueues]:
-    """Decorator: register the function that makes the queues of a policy."""
+    """Return a decorator that registers the function that makes the queues of a policy."""
 
     def add(queues: MakeQueues) -> MakeQueues:
         POLICIES.add(name, Policy(queues, dynamic))
