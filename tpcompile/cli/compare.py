@@ -49,7 +49,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="A",
         type=choice("eager"),
         default="eager",
-        help="what to compare with: eager",
+        help="model to compare with: eager",
     )
     parser.add_argument(
         "--backend",
