@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 import tpcompile
 
 LIMIT = 1e-5
-"""The relative error of fp32 if sums are added in another order."""
+"""The largest relative error allowed in fp32, where sums are added in another order."""
 
 
 def main() -> None:

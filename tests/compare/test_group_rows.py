@@ -126,7 +126,7 @@ def spoilt_token(change: Callable[[torch.Tensor], torch.Tensor]) -> GroupRow:
 
 def test_a_token_must_be_the_best_of_the_sides_own_logits() -> None:
     first = spoilt_token(lambda logits: logits.argmin(1, keepdim=True))
-    assert "of the side's own highest logits" in first.problem
+    assert "among the side's own highest logits" in first.problem
     assert first.sequences == (0, 1)
 
 

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments. Refuse unknown options first: often they explain missing ones."""
+        """Parse the arguments. Check for unknown options first: they often explain missing ones."""
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for word in argv:
             option = re.match(r"--[A-Za-z][^=]*", word)

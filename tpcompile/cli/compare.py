@@ -49,7 +49,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="A",
         type=choice("eager"),
         default="eager",
-        help="what to compare with: eager",
+        help="model to compare with: eager",
     )
     parser.add_argument(
         "--backend",
@@ -69,7 +69,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="L",
         type=lengths,
         default=(9, 17, 1),
-        help="tokens of each sequence in the batch, with reference including the first new one; "
+        help="tokens of each sequence in the batch; with reference, including the first new one; "
         "default: 9,17,1",
     )
     parser.add_argument("--seed", metavar="S", type=number(0, "the seed"), default=0,

@@ -114,7 +114,7 @@ def _check_options(args: argparse.Namespace) -> None:
     """Refuse invalid options before anything is loaded."""
     if args.rank is not None and args.rank >= args.tp:
         raise UsageError(
-            f"Rank {args.rank} does not exist with --tp {args.tp}",
+            f"--rank must be less than --tp, got {args.rank} and {args.tp}",
             expected=f"--rank 0 to {args.tp - 1}",
         )
     if args.diff and args.format != "text":

@@ -193,7 +193,7 @@ def _choosing(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.sample or given:
         return {"do_sample": True, "num_beams": args.beams, **given}
-    # Hugging Face's defaults, which greedy decoding ignores: a checkpoint's own cause a warning.
+    # Greedy decoding ignores these, but warns if a checkpoint changes Hugging Face's defaults.
     plain = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
     return {"do_sample": False, "num_beams": args.beams, **plain}
 

@@ -92,7 +92,7 @@ def _add_arguments(parser: Parser) -> None:
 def _add_sizes(parser: Parser) -> None:
     for option, name, what, help in (
         ("--batch", "B", "the batch size", "number of sequences; default: 1"),
-        ("--context", "C", "the context", "tokens per sequence for the times; default: 1024"),
+        ("--context", "C", "the context", "sequence length that times are for; default: 1024"),
         ("--max-seq-len", "L", "the length", "most tokens per sequence; default: the context, but "
                                              "at least 1024"),
         ("--spans", "S", "the number of spans", "parts of a sequence in attention; default: the "

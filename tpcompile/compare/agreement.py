@@ -1,4 +1,4 @@
-"""Whether real ranks agree: the results of all ranks are compared, not only read from rank 0."""
+"""Whether real ranks agree, by the results of all ranks instead of those of rank 0 alone."""
 
 from __future__ import annotations
 

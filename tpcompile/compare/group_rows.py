@@ -90,7 +90,7 @@ def _group_row(row: Row, side: Side, step: int, problem: str) -> GroupRow:
 def _finite(
     step: Step, group: Group, side: Side
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the values, with 0 where all are minus infinity, as for an empty span."""
+    """Return the values, with 0 where both sides are minus infinity, as for an empty span."""
     found, expected = side.values[group.key], step.eager.values[group.key]
     exact = step.exact.values[group.key] if step.exact else None
     if found.shape != expected.shape:
@@ -120,7 +120,7 @@ def _token_row(step: Step, side: Side, tolerance: float | None) -> tuple[Row, st
         if token != wanted:
             return (
                 row,
-                f"token {token}, expected {wanted}, the first of the side's own highest logits",
+                f"token {token}, expected {wanted}, the first among the side's own highest logits",
             )
     return row, ""
 
@@ -142,7 +142,7 @@ def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
 
 
 def _placed(row: GroupRow, step: Step, group: Group, side: Side) -> GroupRow:
-    """Add the position of values beyond the limit or, if judged beside fp32, of the worst ones."""
+    """Add the position of values beyond the limit or, if compared with fp32, of the worst ones."""
     wrong = _wrong(step, group, side, row)
     if not bool(wrong.any()):
         return row

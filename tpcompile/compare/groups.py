@@ -111,7 +111,7 @@ class _Part:
 
 @dataclass
 class Pieces:
-    """Collects the values that a side computes, piece by piece."""
+    """The values that a side computes, collected piece by piece."""
 
     name: str
     groups: Sequence[Group]

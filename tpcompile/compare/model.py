@@ -183,7 +183,7 @@ def _tokens(
 ) -> tuple[Packed, torch.Tensor, torch.Tensor]:
     if not lengths or min(lengths) < 1:
         raise UsageError(
-            "The batch is empty, or one of its sequences is",
+            "The batch or one of its sequences is empty",
             expected="one or more sequences of at least one token",
         )
     generator = torch.Generator().manual_seed(seed)

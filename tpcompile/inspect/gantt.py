@@ -40,7 +40,7 @@ class _Row:
 
 
 def gantt_svg(timeline: Timeline, title: str, critical: float) -> str:
-    """Draw the picture. For a long program, draw the first layers below an overview of it all.
+    """Draw the picture. For a long program, draw an overview and below it the first layers.
 
     `critical` is the time that the program takes with an unlimited number of workers.
     """

@@ -34,7 +34,7 @@ class Stats(Protocol):
 
 @dataclass
 class KeepStages:
-    """Stores the named stages, or all of them, as (name, formatted graph) in order."""
+    """An instrument that stores the named stages, or all, as (name, formatted graph) in order."""
 
     render: Render
     names: frozenset[str] | None = None
@@ -47,7 +47,7 @@ class KeepStages:
 
 @dataclass
 class PrintAfter:
-    """Writes the graph after the named passes, or after every pass, below a header line."""
+    """An instrument that writes the graph after the named passes or all, below a header line."""
 
     render: Render
     write: Callable[[str], object]
@@ -60,7 +60,7 @@ class PrintAfter:
 
 @dataclass
 class PrintDiff:
-    """Writes the changes of a pass as a unified diff of the text before and after it."""
+    """An instrument that writes each change as a unified diff of the text before and after it."""
 
     render: Render
     write: Callable[[str], object]
@@ -108,7 +108,7 @@ class PassRow:
 
 @dataclass
 class PassLog:
-    """Records the times and the effect of each pass. The captured graph is not a pass."""
+    """An instrument that records times and effects of passes. The captured graph is not a pass."""
 
     rows: list[PassRow] = field(default_factory=list)
 

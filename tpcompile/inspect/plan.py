@@ -84,7 +84,7 @@ class PlanReport:
                 *map(str, row), _size(share.weight_bytes), _size(share.kv_bytes_per_token)
             )
         crossing = Table(
-            title="sent by each rank around a ring, per token or row of logits",
+            title="bytes that a rank sends around a ring, per token or row of logits",
             title_justify="left",
             min_width=66,
         )

@@ -56,7 +56,7 @@ class ScheduleReport:
             whole.add_row(name, value)
         kinds = Table(title="instructions", title_justify="left")
         kinds.add_column("kind", min_width=20)
-        for column in ("count", "µs each", "µs total", "of the work"):
+        for column in ("count", "µs each", "µs total", "share"):
             kinds.add_column(column, justify="right")
         work = sum(self.found.costs) or 1.0
         for kind, count, us in self._kinds():

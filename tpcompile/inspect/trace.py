@@ -1,4 +1,4 @@
-"""A timed program as a Perfetto trace: tracks are workers, slices instructions, arrows waits."""
+"""A timed program as a Perfetto trace: a track per worker, a slice per instruction, arrows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_trace(timeline: Timeline, title: str, file: TextIO) -> None:
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
-    """Yield names, slices and arrows. An arrow must follow the slices that it connects."""
+    """Yield names, then slices, then arrows. A viewer needs the slices before their arrows."""
     yield from _names(timeline.tracks)
     for number in range(len(timeline.program.instructions)):
         yield _slice(timeline, number)

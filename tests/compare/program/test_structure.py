@@ -68,7 +68,8 @@ def test_pairs_side_by_side_are_in_what_was_projected_to_rotate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "expected"), [(SWIGLU, "an MLP in each layer"), (ROPE, "rotated last")]
+    ("target", "expected"),
+    [(SWIGLU, "an MLP in each layer"), (ROPE, "rope as the last op on queries and keys")],
 )
 def test_a_graph_with_other_layers_is_refused(target: object, expected: str) -> None:
     passes = decode_pipeline(1, 2, 4)

@@ -36,7 +36,7 @@ class Spot:
 
 @dataclass
 class _Watch:
-    """Records the values that are observed for one sequence."""
+    """A recorder of the values that are observed for one sequence."""
 
     pieces: Pieces
     structure: Structure

@@ -125,7 +125,9 @@ def _attention(node: fx.Node) -> dict[str, fx.Node]:
     bound = _bound(node)
     heads = {part: head_ops(bound[part]) for part in _HEADS}
     for part in ("q", "k"):
-        _expect(heads[part][0].target is ROPE, [bound[part]], "heads that are rotated last")
+        _expect(
+            heads[part][0].target is ROPE, [bound[part]], "rope as the last op on queries and keys"
+        )
     found = {"norm": _norm_before(bound["q"])}
     found |= {part: operand(chain[-1]) for part, chain in heads.items()}
     for part in ("q", "k"):
