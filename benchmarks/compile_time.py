@@ -1,7 +1,7 @@
 """`python -m benchmarks compile-time`: the time of a cold compilation and of its parts.
 
-Each case runs several times, in a fresh interpreter. Imports are timed separately and not counted,
-neither the imports at the start nor lazy imports during capture.
+Each case runs several times, in a fresh interpreter. Imports, both at the start and lazy ones
+during capture, are timed separately and not counted.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Benchmark:
     def _compare(self, what: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
         """Compare the logits with eager's, with the tolerance of `tpcompile compare`.
 
-        It allows for the rounding of every layer.
+        The tolerance allows for the rounding of every layer.
         """
         if EAGER not in results:
             return
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str]) -> int:
         default=os.cpu_count() or 1,
         help="threads of each side, in total",
     )
-    add("--sides", nargs="+", metavar="NAME", help="measure sides whose name contains a NAME")
+    add("--sides", nargs="+", metavar="NAME", help="measure only sides whose name has a NAME in it")
     options = parser.parse_args(arguments)
     chosen = [
         spec

@@ -12,7 +12,7 @@ MODEL = "qwen3-0.6b"
 
 @dataclass(frozen=True)
 class Target:
-    """The least speed of a side relative to a peer. `what` is a context length or `prefill`."""
+    """The required speed of a side relative to a peer. `what` is a context length or `prefill`."""
 
     side: str
     peer: str

@@ -1,4 +1,4 @@
-"""`capture` and `compile`: from a model and options to a graph and to a model that runs."""
+"""`compile` and `capture`. Options select a pipeline and a backend, which make a running model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def compile(
     passes = passes_for(pipeline, tp)
     if tp > 1 and not any(isinstance(current, PlanSharding) for current in passes):
         raise UsageError(
-            f"The pipeline does not shard the graph, but tp={tp} needs it sharded",
+            f"The pipeline does not shard the graph, which tp={tp} requires",
             hint="Add plan-sharding and the passes after it to the pipeline",
         )
     with starting(tp, group, place, simulate=simulate, timeout=rank_timeout) as load:

@@ -18,7 +18,7 @@ class JsonError(ValueError):
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in this file. Raise JsonError if it is invalid, or an OSError."""
+    """Return the object in this file; raise JsonError, or OSError if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

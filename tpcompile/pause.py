@@ -12,7 +12,7 @@ def paused_collector() -> Iterator[None]:
     """Disable the garbage collector inside the block.
 
     Graphs of deep models have tens of thousands of nodes, none of which is garbage. Full
-    collections would walk them, and all of torch and transformers, again and again. That is half
+    collections would walk them, and all of torch and transformers, again and again, which is half
     of the time that the passes of an 80-layer model take. The collector is enabled again only if
     it was enabled on entry, so blocks may be nested.
     """

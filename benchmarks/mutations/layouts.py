@@ -47,7 +47,7 @@ def _other_dim(draft: Draft, dim: int) -> str:
 
 
 def sides_differ(draft: Draft) -> str:
-    """Give the producer of a contraction's operand another layout than the contraction's weight."""
+    """Give the weight of a contraction and the producer of its operand different layouts."""
     axis = draft.pick(_SUMMED, "axis")
     node = draft.pick(draft.split_parameters(axis=axis), f"parameter split by {axis}")
     old = part_of(node, axis)

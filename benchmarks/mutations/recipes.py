@@ -118,7 +118,7 @@ def _interleaved(draft: Draft) -> fx.Node:
 
 
 def _matrix(draft: Draft) -> tuple[fx.Node, Recipe, int]:
-    """Pick a parameter of two dimensions; the scales of norms are initially all equal."""
+    """Pick a two-dimensional parameter. The scales of norms are all equal: no change would show."""
     nodes = [n for n in parameters(draft.graph) if parameter_of(n).type.dims == 2]
     node = draft.pick(nodes, "matrix")
     whole = parameter_of(node).whole

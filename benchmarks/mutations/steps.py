@@ -33,9 +33,8 @@ def steps_of(original: Graph) -> list[Inputs]:
         return [batch.inputs()]
     before = [length - 1 for length in _LENGTHS] if decodes(original.gm) else _BEFORE
     counts = [-(-length // block) for length in _LENGTHS]
-    free = list(
-        range(sum(counts), 0, -1)
-    )  # block 0 is unused: it starts at slot 0 for every block size
+    # without block 0: it starts at slot 0 for every block size, so a wrong size would not show
+    free = list(range(sum(counts), 0, -1))
     tables = torch.full((len(counts), max(counts)), -1)
     for row, count in enumerate(counts):
         tables[row, :count] = torch.tensor([free.pop() for _ in range(count)])

@@ -1,4 +1,4 @@
-"""The graphs that get mistakes: small real models, sharded in several ways."""
+"""The graphs to put mistakes into: small real models, sharded in several ways."""
 
 from __future__ import annotations
 

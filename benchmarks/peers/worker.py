@@ -28,7 +28,7 @@ class Runner:
         self._cache: Any = None
 
     def prefill(self, tokens: Sequence[int]) -> tuple[list[float], Any]:
-        """Start a new sequence. Return the seconds to know its next token, and the logits."""
+        """Start a new sequence. Return the seconds up to the next token, and the logits."""
         self._cache = self._loaded.new_cache()
         seconds, logits = self._step(tokens)
         return [seconds], _sendable(logits)

@@ -123,7 +123,7 @@ def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[torch.Te
     for rows, length in cycle(SHAPES):
         texts = []
         for _ in range(rows):
-            first, *others = islice(stories, 3)  # at least one sentence of the first is used
+            first, *others = islice(stories, 3)  # only one sentence of the first may be used
             begin = next(places) % len(first)
             texts.append(END.join(" ".join(part) for part in (first[begin:], *others)))
         found = tokenizer.backend_tokenizer.encode_batch(texts)

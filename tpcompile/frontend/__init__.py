@@ -34,7 +34,7 @@ class Captured:
     graph: fx.GraphModule
     config: Any
     rotary: RotaryTables
-    """The graph's `rotary` module. Each rank uses a `fresh()` copy, because some keep state."""
+    """The graph's `rotary` module. Each rank uses a `fresh()` copy: some rope types keep state."""
     tensors: dict[str, Tensor] = field(repr=False)
     """The checkpoint tensors that the graph uses, by name."""
     aliases: dict[str, str] = field(repr=False)

@@ -1,4 +1,4 @@
-"""Detection, by structure, of model features that graphs cannot express."""
+"""Detection of model features that graphs cannot express, by the structure of modules."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _cross_attention(module: nn.Module) -> Iterator[Feature]:
         if getattr(part, "is_causal", True) is False:
             yield Feature(
                 f"attention that is not causal ({path})",
-                "attention of a token to itself and to earlier tokens only",
+                "attention in which a token attends to itself and to earlier tokens only",
             )
             return
 

@@ -59,9 +59,7 @@ class Meaning:
     window: int | None
     """The number of tokens that a token attends to, itself included; None for all earlier ones."""
     splits: frozenset[bool]
-    """Whether the mask separates sequences packed into one row.
-
-    With a window of one token both answers are possible."""
+    """Whether packed sequences are separated. With a window of one token both answers fit."""
 
 
 def register(attention: Callable[..., Any]) -> None:

@@ -69,7 +69,7 @@ class RotaryTables(nn.Module):
         batch = positions if positions.dim() == 2 else positions.unsqueeze(0)
         cos, sin = self._own(like, batch)
         if cos.shape[-1] != width:
-            raise ValueError(f"rotary tables must have width {width}, got {cos.shape[-1]}")
+            raise ValueError(f"Rotary tables must have width {width}, got {cos.shape[-1]}")
         shape = (*positions.shape, width)
         return cos.reshape(shape), sin.reshape(shape)
 

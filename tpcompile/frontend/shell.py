@@ -99,7 +99,8 @@ def as_capture_errors(shell: nn.Module) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, GuardOnDataDependentSymNode) or _ITEM_OF_META in str(error):
             raise UnsupportedError(
-                f"{type(shell).__name__} branches on values that it computes, like experts",
+                f"{type(shell).__name__} branches on values that it computes, "
+                "as a mixture of experts does",
                 expected="the same operations for all values",
             ) from error
         raise CaptureError(

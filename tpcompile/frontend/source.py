@@ -114,9 +114,7 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
         )
     wanted = dtype or getattr(config, "dtype", None) or torch.float32
     config = copy.deepcopy(config)
-    if (
-        config._attn_implementation not in _BUILT_IN
-    ):  # it may name code on the hub; ours replaces it
+    if config._attn_implementation not in _BUILT_IN:  # may be code on the hub; ours replaces it
         config._attn_implementation = "eager"
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
