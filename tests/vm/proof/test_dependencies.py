@@ -10,13 +10,22 @@ from hypothesis import given
 from tests.vm.programs import MANY, Touch, programs
 from tpcompile.vm.program import Join, Program, Region
 from tpcompile.vm.proof.conflict import conflict, heads_of
-from tpcompile.vm.proof.dependencies import Group, dependencies, graph_of
+from tpcompile.vm.proof.dependencies import Group, dependencies
+
+
+def _graph_of(groups: list[tuple[Group, ...]]) -> nx.DiGraph:
+    """Return the dependencies with an edge from each instruction to its dependents."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(groups)))
+    for number, own in enumerate(groups):
+        graph.add_edges_from((early, number) for group in own for early in group.members)
+    return graph
 
 
 @MANY
 @given(programs())
 def test_every_conflicting_pair_is_ordered_and_no_other_edge_is_there(program: Program) -> None:
-    graph = graph_of(dependencies(program.instructions))
+    graph = _graph_of(dependencies(program.instructions))
     heads = heads_of(program.instructions)
     reached = nx.transitive_closure_dag(graph)
     for early, late in combinations(range(len(program.instructions)), 2):

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
 from tpcompile.vm.program import Instruction
 from tpcompile.vm.proof.cells import Parts
 
@@ -180,12 +178,3 @@ def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]
             groups += memory.join(part, join.arrivals, number)
         found.append(tuple(dict.fromkeys(groups) if len(groups) > 1 else groups))
     return found
-
-
-def graph_of(groups: Sequence[tuple[Group, ...]]) -> nx.DiGraph:
-    """Return the dependencies as a graph, with an edge from each instruction to its dependents."""
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(groups)))
-    for number, own in enumerate(groups):
-        graph.add_edges_from((early, number) for group in own for early in group.members)
-    return graph
