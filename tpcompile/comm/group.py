@@ -77,8 +77,10 @@ class _SimulatedRank:
     ) -> torch.Tensor:
         parts = self._group.exchange(self._rank, x)
         if extents is not None and [part.shape[dim] for part in parts] != list(extents):
-            shapes = [tuple(part.shape) for part in parts]
-            raise ValueError(f"sizes along dim {dim} must be {list(extents)}, got shapes {shapes}")
+            raise ValueError(
+                f"sizes along dim {dim} must be {list(extents)}, "
+                f"got shapes {[tuple(p.shape) for p in parts]}"
+            )
         return torch.cat(parts, dim)
 
     def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -27,7 +27,7 @@ _LOOK_S = 0.002
 
 
 class PeerError(RankError):
-    """The connection to another rank was lost, so this rank cannot continue."""
+    """An error in the communication with another rank; this rank cannot continue."""
 
 
 class Neighbours:

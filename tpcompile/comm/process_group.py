@@ -60,9 +60,9 @@ class ProcessGroupRank:
         """Concatenate every rank's `x` along `dim`; without `extents`, exchange the sizes first."""
         sizes = self._sizes(x, dim) if extents is None else list(extents)
         if x.shape[dim] != sizes[self._rank]:
-            own = tuple(x.shape)
             raise ValueError(
-                f"sizes along dim {dim} must be {sizes}, rank {self._rank} has shape {own}"
+                f"sizes along dim {dim} must be {sizes}, "
+                f"rank {self._rank} has shape {tuple(x.shape)}"
             )
         if not x.shape[dim] and not any(sizes):
             return x.clone()

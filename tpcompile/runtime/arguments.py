@@ -45,7 +45,7 @@ def checked(
 
 
 def refuse_options(options: dict[str, Any]) -> None:
-    """Raise for arguments that only Hugging Face's models accept; None and False are harmless."""
+    """Raise for arguments that only Hugging Face's models accept; None and False are ignored."""
     asked = [name for name, value in options.items() if value is not None and value is not False]
     if asked:
         raise UnsupportedError(

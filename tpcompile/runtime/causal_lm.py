@@ -1,4 +1,4 @@
-"""The methods beside `forward` that Hugging Face's code calls on a causal LM."""
+"""The methods in addition to `forward` that Hugging Face's code calls on a causal LM."""
 
 from __future__ import annotations
 

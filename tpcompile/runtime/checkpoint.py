@@ -186,12 +186,12 @@ class Checkpoint:
             )
 
     def _untied(self, name: str, twin: _Stored) -> CheckpointError:
-        """Return the error for different values; Hugging Face does not tie such tensors either."""
+        """Return the error for tied tensors that differ; Hugging Face does not tie them either."""
         return CheckpointError(
             f"The tensors {name} and {twin.name} are tied, but are stored with different values",
             where=str(self._where[twin.name]),
             expected="equal values, or only one of the two",
-            hint='If they are two tensors, set "tie_word_embeddings": false in the config.json',
+            hint='If they must not be tied, set "tie_word_embeddings": false in the config.json',
         )
 
     def _missing(self, name: str, names: tuple[str, ...]) -> CheckpointError:

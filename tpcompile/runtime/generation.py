@@ -27,7 +27,7 @@ class GreedyOutput(CausalLMOutputWithPast):
 
 
 def generation_config_of(captured: Captured, weights: Weights) -> GenerationConfig:
-    """Return the generation config of the model, else the checkpoint's, else the config's."""
+    """Return the model's generation config, else the checkpoint's, else the configuration's."""
     own: GenerationConfig | None = getattr(captured.model, "generation_config", None)
     if own is not None:
         return copy.deepcopy(own)
@@ -42,7 +42,7 @@ def _stored_config(directory: Path) -> GenerationConfig:
     try:
         read_object(file)
         return GenerationConfig.from_pretrained(directory)
-    except Exception as error:  # reading, parsing and validating each raise errors of their own
+    except Exception as error:  # reading, parsing and validating raise different errors
         raise CheckpointError(
             "The generation configuration cannot be read",
             where=str(file),

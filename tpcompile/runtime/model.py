@@ -73,9 +73,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
             captured.config
         )
         self.stages = list(stages)
-        self._graph = (
-            graph,
-        )  # in a tuple, so that it is no submodule: its parameters have no data
+        self._graph = (graph,)  # a tuple, since a submodule would add parameters without data
         self._rank_modules = rank_modules(graph)
         self.tp = len(self._rank_modules)
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
@@ -88,7 +86,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
         kept = self._rank_modules[0].cache
         self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
         self._open_calls = OpenCalls()
-        weakref.finalize(self, self._open_calls.end)  # at exit, before the ranks are ended
+        weakref.finalize(self, self._open_calls.end)  # also runs at exit, before the ranks end
         self.eval()
 
     def _enough(self, block: int) -> int:

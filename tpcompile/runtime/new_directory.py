@@ -16,7 +16,7 @@ def check_new_directory(directory: str | Path) -> Path:
     target = Path(os.path.realpath(directory))
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.stat(directory)  # raises for a loop of links
+            os.stat(directory)  # raises on a cycle of symbolic links
         if target.is_dir() and any(target.iterdir()):
             raise UsageError(
                 f"The directory {directory} is not empty",
@@ -32,7 +32,7 @@ def check_new_directory(directory: str | Path) -> Path:
 
 @contextlib.contextmanager
 def new_directory(directory: str | Path) -> Iterator[Path]:
-    """Yield a directory to write into; when the body is done it becomes `directory`.
+    """Yield a directory to write into; when the body is done its files are at `directory`.
 
     If the body raises, also on Ctrl-C, no files are left over.
     """

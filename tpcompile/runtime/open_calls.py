@@ -15,7 +15,7 @@ _LAST_S = 10.0
 
 
 class OpenCalls:
-    """Keeps daemon threads out of torch while the interpreter ends.
+    """A guard that keeps daemon threads out of torch while the interpreter exits.
 
     Python stops a daemon thread when it acquires the GIL. Inside torch this aborts the process
     with SIGABRT. Therefore a thread exits at its next call of the model, as if it called

@@ -41,7 +41,7 @@ class StepPrograms:
         max_seq_len: int,
         batch: int,
     ) -> None:
-        """Create the decode graph, and the program for `batch` to report lowering errors early.
+        """Create the decode graph and the program for `batch`, so that lowering errors come early.
 
         `passes` are the pipeline of the prompt graph, which shares its weights and KV cache with
         the programs.

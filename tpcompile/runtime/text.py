@@ -37,7 +37,7 @@ def tokenizer_of(model: str) -> Any:
     try:
         names_code = settings.is_file() and "auto_map" in read_object(settings)
         return load(model, trust_remote_code=False)
-    except Exception as error:  # reading and parsing each raise errors of their own
+    except Exception as error:  # reading and parsing raise different errors
         if names_code:
             raise UnsupportedError(
                 f"The tokenizer of {model} is custom code, which tpcompile does not run",

@@ -59,7 +59,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
     with _port(listening=False) as port:
         pass
     _launched(monkeypatch, 0, 1, port)
-    with pytest.raises(UsageError, match=r"tp=3 .* 1 processes.*--nproc-per-node 3.*tp=1"):
+    with pytest.raises(UsageError, match=r"tp=3\. Found 1\..*--nproc-per-node 3.*tp=1"):
         find_group(3, CPU)
     assert not dist.is_initialized()
 

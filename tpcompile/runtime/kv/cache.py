@@ -153,7 +153,7 @@ class PagedCache(Cache):
         self._choose(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row `repeats` times, next to each other."""
+        """Repeat each row `repeats` times; the copies of a row are adjacent."""
         self._choose(torch.arange(len(self._rows)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
@@ -179,7 +179,7 @@ class PagedCache(Cache):
             self.pool.free(row.blocks)
 
     def activate_past_recording(self) -> None:
-        """Nothing to do: the whole past is kept, so `crop` can always come back to it."""
+        """Do nothing: the whole past is kept, so `crop` can always return to it."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return True

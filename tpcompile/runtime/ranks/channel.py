@@ -19,7 +19,7 @@ _PARTS = 64
 """Buffers per system call. Systems allow at least 1,024; few messages have more than ten."""
 
 
-class ChannelClosed(Exception):  # noqa: N818 - a normal end too, not always an error
+class ChannelClosed(Exception):  # noqa: N818 - also a normal end, so no error
     """The process at the other end has ended or closed its end."""
 
 
@@ -40,7 +40,7 @@ class Channel:
         return self._connection.fileno()
 
     def set_timeout(self, seconds: float) -> None:
-        """Raise `TimeoutError` when a message makes no progress for this many seconds."""
+        """Set how long a message may make no progress before it raises `TimeoutError`."""
         self._connection.settimeout(seconds)
 
     def send(self, message: object) -> None:

@@ -30,9 +30,7 @@ class InProcessRanks(OneFront):
         self._group = SimulatedGroup(len(modules))
         weights: list[dict[str, torch.Tensor]] = [{} for _ in modules]
         names = list(modules[0].parameters)
-        for number, name in enumerate(
-            names
-        ):  # one by one, so that each tensor is read once for all ranks
+        for number, name in enumerate(names):  # in turn, so that all ranks share one read
             for module, own in zip(modules, weights, strict=True):
                 own[name] = make_parameter(module, name, read, device)
             loaded(number + 1, len(names))

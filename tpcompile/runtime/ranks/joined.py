@@ -254,7 +254,7 @@ def _check_size(size: int, tp: int | None) -> None:
     if tp is not None and size != tp:
         raise UsageError(
             f"The number of processes must be tp={tp}",
-            got=f"{size} processes",
+            got=str(size),
             expected="one process per rank",
             hint=f"Start them with torchrun --nproc-per-node {tp}, or compile with tp={size}",
         )
@@ -262,9 +262,5 @@ def _check_size(size: int, tp: int | None) -> None:
 
 def _backend(device: torch.device) -> str:
     if device.type not in _BACKENDS:
-        raise UsageError(
-            "The device of the ranks is not supported",
-            got=str(device),
-            expected=" or ".join(_BACKENDS),
-        )
+        raise UsageError(f"Ranks on {device} are not supported", expected=" or ".join(_BACKENDS))
     return _BACKENDS[device.type]

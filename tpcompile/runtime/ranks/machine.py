@@ -73,7 +73,7 @@ class MachineRanks(OneFront):
 
 
 def decodes(step: Step) -> bool:
-    """Return whether each sequence has one new token and returns logits for it."""
+    """Return whether each sequence has one new token, and all their logits are requested."""
     rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
     each = torch.arange(len(starts))
     keeps = "tables" in step.inputs and len(rows) > 0

@@ -56,7 +56,7 @@ class CacheShape:
 
 @dataclass(frozen=True)
 class Step:
-    """One run of all ranks."""
+    """The inputs and the requested output of one run of all ranks."""
 
     inputs: Mapping[str, torch.Tensor]
     """The inputs of the graph by name, except the cache, which each rank stores."""

@@ -23,7 +23,7 @@ from tpcompile.runtime.ranks.workers import Workers, cores
 from tpcompile.runtime.weights import RandomWeights
 
 _TOKENS_A_LIMIT = 256
-"""The timeout grows by itself once for each run of this many tokens: long prompts take longer."""
+"""The tokens per additional timeout of a step: a long prompt is not a hung rank."""
 
 
 class SpawnedRanks(OneFront):

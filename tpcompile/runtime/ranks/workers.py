@@ -38,7 +38,7 @@ class Workers:
         watched, lifeline = pipe()
         starter = _Starter()
         self.end = weakref.finalize(self, _end, Owner(), starter, lifeline)
-        """Ends all processes; also called when this object is deleted and when Python exits."""
+        """The finaliser that ends all processes; it also runs at deletion and when Python exits."""
         share = threads or max(1, cores() // tp)
         try:
             self._launcher = starter.run(partial(Launcher, tp, watched, share))
