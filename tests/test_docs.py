@@ -123,3 +123,23 @@ def test_the_dump_of_the_readme_is_what_the_tool_prints(capsys: pytest.CaptureFi
     for line in block.splitlines():
         pattern = ".*".join(re.escape(part) for part in line.split("…"))
         assert re.search(pattern, printed), line
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:tpcompile|tests|docs|benchmarks|examples)/[\w./]*)`", text)
+    linked = re.findall(r"\]\(((?!https?:)[^)#]+)\)", text)
+    assert named or linked
+    for path in named:
+        assert (ROOT / path).exists(), path
+    for path in linked:
+        assert ((ROOT / page).parent / path).exists(), path
+
+
+def test_every_room_is_described() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rooms = {path.parent for path in (ROOT / "tpcompile").rglob("__init__.py")}
+    described = {ROOT / path for path in re.findall(r"^\| `(tpcompile/[\w/]*)` \|", text, re.M)}
+    for room in rooms - {ROOT / "tpcompile"}:
+        assert any(room.is_relative_to(one) for one in described), room
