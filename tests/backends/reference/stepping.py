@@ -16,6 +16,7 @@ from torch import fx
 from transformers import AutoConfig
 
 from tests.models import Pair, padded, pair_of, preset_pair
+from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.ir.info import info_of
@@ -113,11 +114,17 @@ class Case:
 
     def machine(self) -> Machine:
         """With a cache of all but the tokens to come."""
+        return Machine(self.memory())
+
+    def memory(self, poison: bool = True) -> StepMemory:
+        """The same for any executor."""
         weights = _weights(self.model, self.tp, self.interleaved)
         kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved)
         rotary = self.pair.captured.rotary.fresh()
         caches = [cache.clone() for cache in kept]
-        return Machine(self.program, lambda rank, name: weights[name][rank], rotary, caches)
+        return StepMemory(
+            self.program, lambda rank, name: weights[name][rank], rotary, caches, poison=poison
+        )
 
 
 @lru_cache(maxsize=64)

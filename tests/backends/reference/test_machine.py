@@ -242,10 +242,10 @@ def test_steps_beyond_the_buffers() -> None:
 def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], said: str) -> None:
     case = Case("tiny-qwen3", lengths=(9,))
     machine = case.machine()
-    before = [cache.clone() for cache in machine.values("cache")]
+    before = [cache.clone() for cache in machine.memory.values("cache")]
     with pytest.raises(UsageError, match=said):
         machine.place(**_placed(case, **changes))
-    for kept, cache in zip(before, machine.values("cache"), strict=True):
+    for kept, cache in zip(before, machine.memory.values("cache"), strict=True):
         assert torch.equal(kept.nan_to_num(7.0), cache.nan_to_num(7.0))
 
 

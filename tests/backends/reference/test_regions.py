@@ -35,11 +35,11 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 def test_nothing_else_is_read_or_written(machine: Machine) -> None:
     with torch.inference_mode():
         for instruction in _steps(machine):
-            before = [tensor.clone() for tensor in machine.memory]
+            before = [tensor.clone() for tensor in machine.memory.tensors]
             elsewhere = spoilt_elsewhere(machine, instruction)
-            instruction.run(machine.memory)
+            instruction.run(machine.memory.tensors)
             instruction.run(elsewhere)
-            for number, found in enumerate(machine.memory):
+            for number, found in enumerate(machine.memory.tensors):
                 written = mask(machine, number, [*instruction.writes, *joined(instruction)])
                 _assert_same(found[~written], before[number][~written], instruction)
                 _assert_same(elsewhere[number][written], found[written], instruction)
@@ -47,7 +47,7 @@ def test_nothing_else_is_read_or_written(machine: Machine) -> None:
 
 def _steps(machine: Machine) -> list[Any]:
     """All but the last, which writes down one row of the history and says that it may any."""
-    return [one for one in machine.program.instructions if one.name != "argmax"]  # type: ignore[attr-defined]
+    return [one for one in machine.memory.program.instructions if one.name != "argmax"]  # type: ignore[attr-defined]
 
 
 def _assert_same(one: torch.Tensor, other: torch.Tensor, instruction: StepInstruction) -> None:

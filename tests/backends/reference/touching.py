@@ -14,8 +14,8 @@ from tpcompile.vm.program.instruction import StepInstruction
 
 def mask(machine: Machine, number: int, regions: Iterable[Region]) -> torch.Tensor:
     """The elements of a buffer that lie in some regions."""
-    buffer = machine.program.buffers[number]
-    found = torch.zeros(machine.memory[number].shape, dtype=torch.bool)
+    buffer = machine.memory.program.buffers[number]
+    found = torch.zeros(machine.memory.tensors[number].shape, dtype=torch.bool)
     for region in regions:
         if region.buffer != number:
             continue
@@ -31,7 +31,7 @@ def mask(machine: Machine, number: int, regions: Iterable[Region]) -> torch.Tens
 def _slots(machine: Machine, sequences: slice, ages: slice) -> list[int]:
     """Where the past of some sequences lies, or their new token, or both."""
     found = []
-    lengths, tables = machine.values("lengths")[0], machine.values("tables")[0]
+    lengths, tables = machine.memory.values("lengths")[0], machine.memory.values("tables")[0]
     for length, table in zip(lengths[sequences].tolist(), tables[sequences], strict=True):
         first, last = ((0, length - 1), (length - 1, length), (0, length))[
             0 if ages == slice(0, 1) else 1 if ages == slice(1, 2) else 2
@@ -48,7 +48,7 @@ def spoilt_elsewhere(machine: Machine, instruction: StepInstruction) -> list[tor
     """All memory, with nonsense wherever the instruction says that it does not read."""
     may = [*instruction.reads, *joined(instruction)]
     found = []
-    for number, tensor in enumerate(machine.memory):
+    for number, tensor in enumerate(machine.memory.tensors):
         wrong = torch.nan if tensor.is_floating_point() else -(2**30)
         found.append(tensor.where(mask(machine, number, may), torch.tensor(wrong).to(tensor)))
     return found

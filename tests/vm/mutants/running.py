@@ -101,11 +101,11 @@ def _result(case: Case, program: Program, order: Order) -> list[torch.Tensor]:
     machine.place(torch.stack(tokens), lengths, tables_of(case.lengths))
     heads = [i for i in case.program.instructions if isinstance(i, NormLmHead)]
     for weight in {head.at.normed.weight for head in heads}:
-        machine.memory[weight] = -machine.memory[weight]
-    machine.program = program
+        machine.memory.tensors[weight] = -machine.memory.tensors[weight]
+    machine.memory.program = program
     machine.run(1, order)
     kept = ("history", "tokens", "lengths", "cache")
-    return [machine.logits, *(value for name in kept for value in machine.values(name))]
+    return [machine.logits, *(value for name in kept for value in machine.memory.values(name))]
 
 
 def _same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:

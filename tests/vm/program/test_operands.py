@@ -14,7 +14,7 @@ import torch
 
 from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed
-from tpcompile.backends.reference import Machine
+from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UsageError, VerifyError
 from tpcompile.vm.program import Buffer, Program
 from tpcompile.vm.program.encoding import decode_program, encode_program
@@ -206,7 +206,7 @@ def test_the_machine_refuses_a_program_that_nobody_verified() -> None:
     """Before it asks for weights."""
     never = pytest.fail
     with pytest.raises(VerifyError, match="most_blocks"):
-        Machine(mistaken("attention most_blocks"), lambda rank, name: never(name), never)
+        StepMemory(mistaken("attention most_blocks"), lambda rank, name: never(name), never)
 
 
 @pytest.mark.parametrize("kind", ["sum", "argmax"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
@@ -47,9 +48,10 @@ class MachineRanks(OneFront):
     def _machine(self, batch: int, caches: list[torch.Tensor]) -> Machine:
         if batch not in self._machines:
             program = self._programs.for_batch(batch).program
-            self._machines[batch] = Machine(program, self.parameter, self._rotary, caches)
+            memory = StepMemory(program, self.parameter, self._rotary, caches)
+            self._machines[batch] = Machine(memory)
         machine = self._machines[batch]
-        machine.use_caches(caches)  # new tensors if they have grown
+        machine.memory.use_caches(caches)  # new tensors if they have grown
         return machine
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
@@ -63,6 +65,8 @@ class MachineRanks(OneFront):
 
     def close(self) -> None:
         """Free the memory."""
+        for machine in self._machines.values():
+            machine.close()
         self._machines = {}
         self._modules.close()
 

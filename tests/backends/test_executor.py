@@ -1,0 +1,120 @@
+"""What every executor does, whichever it is: the same tests for all that are registered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from tests.backends.reference.stepping import Case, eager_logits, steps_of, tables_of, texts
+from tests.models import TOLERANCE, relative_error
+from tpcompile.backends.executor import EXECUTORS, Executor
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.reference import Machine
+from tpcompile.errors import CompileError, UsageError
+from tpcompile.vm.program.abi import VERSION
+
+EACH = pytest.mark.parametrize("kind", EXECUTORS.values(), ids=list(EXECUTORS))
+CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3), spans=2)
+
+
+def _placed(executor: Executor, case: Case = CASE, step: int = 0, **options: list[int]) -> None:
+    rows, lengths = texts(case.model, case.lengths), torch.tensor(case.lengths) + step
+    tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
+    executor.place(torch.stack(tokens), lengths, tables_of(case.lengths), **options)
+
+
+@EACH
+@pytest.mark.parametrize("poison", [True, False])
+def test_steps_are_eager_s(kind: type[Executor], poison: bool) -> None:
+    executor = kind(CASE.memory(poison))
+    eager = eager_logits(CASE.model, CASE.lengths)
+    for step in range(3):
+        _placed(executor, step=step)
+        executor.run()
+        places = [length - 1 + step for length in CASE.lengths]
+        wanted = torch.stack([row[at] for row, at in zip(eager, places, strict=True)])
+        assert relative_error(executor.logits, wanted) < TOLERANCE
+
+
+@EACH
+def test_bits_are_the_reference_machine_s(kind: type[Executor]) -> None:
+    executor = kind(CASE.memory())
+    for step, wanted in enumerate(steps_of(CASE, 3)):
+        _placed(executor, step=step)
+        executor.run()
+        assert torch.equal(executor.logits, wanted)
+
+
+@EACH
+def test_a_launch_of_many_steps_is_as_many_launches(kind: type[Executor]) -> None:
+    one, many = kind(CASE.memory()), kind(CASE.memory())
+    for executor in (one, many):
+        _placed(executor)
+    assert torch.equal(many.run(5), torch.cat([one.run() for _ in range(5)]))
+
+
+@EACH
+def test_sequences_end_at_stops(kind: type[Executor]) -> None:
+    free, stopped = kind(CASE.memory()), kind(CASE.memory())
+    _placed(free)
+    tokens = free.run(4)
+    _placed(stopped, stops=sorted(set(tokens[1].tolist())))
+    found = stopped.run(4)
+    assert len(found) <= 2 and torch.equal(found[0], tokens[0])
+
+
+@EACH
+def test_bad_inputs_are_refused_before_a_step(kind: type[Executor]) -> None:
+    executor = kind(CASE.memory())
+    _placed(executor)
+    with pytest.raises(UsageError, match="steps"):
+        executor.run(0)
+    with pytest.raises(UsageError, match="steps"):
+        executor.run(1000)
+    assert len(executor.run(1)) == 1
+
+
+@EACH
+def test_a_closed_one_holds_no_memory(kind: type[Executor]) -> None:
+    executor = kind(CASE.memory())
+    executor.close()
+    assert executor.memory.tensors == []
+
+
+def test_one_built_for_another_interface_is_refused() -> None:
+    class Older(Machine):
+        name: ClassVar[str] = "older"
+        abi: ClassVar[int] = VERSION - 1
+
+    with pytest.raises(UsageError, match=rf"older .*version {VERSION - 1}"):
+        Older(CASE.memory())
+
+
+def test_a_weight_of_another_shape_is_refused() -> None:
+    rotary = CASE.pair.captured.rotary.fresh()
+    with pytest.raises(CompileError, match=r"\(1,\)"):
+        StepMemory(CASE.program, lambda rank, name: torch.ones(1), rotary)
+
+
+def test_tensors_of_another_dtype_are_refused() -> None:
+    """Before the first step: an executor would read bits of another meaning."""
+    rotary = CASE.pair.captured.rotary.fresh()
+    shapes = {(b.rank, b.name): b.shape for b in CASE.program.buffers}
+    with pytest.raises(CompileError, match=r"in torch\.bfloat16.*in torch\.float32"):
+        StepMemory(CASE.program, lambda *key: torch.ones(shapes[key]).bfloat16(), rotary)
+    memory = CASE.memory()
+    caches = [cache.bfloat16() for cache in memory.values("cache")]
+    with pytest.raises(UsageError, match=r"KV cache.*in torch\.bfloat16.*in torch\.float32"):
+        memory.use_caches(caches)
+
+
+def test_operands_that_disagree_with_buffers_are_refused() -> None:
+    first = CASE.program.instructions[0]
+    wrong = replace(first, at=replace(first.at, batch=7))  # type: ignore[type-var, attr-defined]
+    program = replace(CASE.program, instructions=(wrong, *CASE.program.instructions[1:]))
+    rotary = CASE.pair.captured.rotary.fresh()
+    with pytest.raises(CompileError, match=r"batch|tokens"):
+        StepMemory(program, lambda rank, name: torch.ones(1), rotary)

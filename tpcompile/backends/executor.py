@@ -1,0 +1,62 @@
+"""Executors: what runs the decode steps of a program."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from tpcompile.backends.memory import StepMemory
+from tpcompile.registry import Registry
+from tpcompile.vm.program.abi import VERSION, check_version
+
+EXECUTORS: Registry[type[Executor]] = Registry("executor")
+
+
+class Executor(ABC):
+    """An interpreter or a compiled kernel for one program, in the memory of that program.
+
+    A subclass implements `launch`. The checks of inputs and the results are the same for all.
+    """
+
+    name: ClassVar[str]
+    abi: ClassVar[int] = VERSION
+    """The version of the binary interface that it was built for."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        check_version(self.abi, self.name)
+        self.memory = memory
+
+    def place(
+        self,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        tables: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        stops: Sequence[int] = (),
+    ) -> None:
+        """Write the inputs of the next step: see `StepMemory.place`."""
+        self.memory.place(tokens, lengths, tables, positions, stops)
+
+    def run(self, steps: int = 1) -> torch.Tensor:
+        """Run `steps` steps, fewer if all sequences end; return the tokens, `[steps, batch]`.
+
+        A sequence that has already ended gets -1.
+        """
+        self.memory.begin(steps)
+        return self.memory.tokens(self.launch(steps))
+
+    @abstractmethod
+    def launch(self, steps: int) -> int:
+        """Run up to `steps` steps and return their number."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """The logits of the last step, `[batch, vocabulary]`."""
+        return self.memory.logits
+
+    def close(self) -> None:
+        """Release the memory. No step can be run afterwards."""
+        self.memory.tensors.clear()
