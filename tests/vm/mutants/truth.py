@@ -25,10 +25,12 @@ class Truth:
     def __init__(self, base: Base) -> None:
         self.base = base
         self._machine = self._placed(base.program)
-        before = {n: t.clone() for n, t in enumerate(self._machine.memory) if self._is_state(n)}
+        before = {
+            n: t.clone() for n, t in enumerate(self._machine.memory.tensors) if self._is_state(n)
+        }
         self._machine.run(1)
         for number, tensor in before.items():
-            self._machine.memory[number].copy_(tensor)
+            self._machine.memory.tensors[number].copy_(tensor)
 
     def _is_state(self, number: int) -> bool:
         return self.base.program.buffers[number].kind == "state"
@@ -39,7 +41,7 @@ class Truth:
         rows = texts(case.model, case.lengths)
         tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
         machine.place(torch.stack(tokens), lengths, tables_of(case.lengths))
-        machine.program = program
+        machine.memory.program = program
         return machine
 
     def told_by(self, instruction: Any) -> bool:
@@ -49,13 +51,13 @@ class Truth:
         for buffer, box in regions:
             if not 0 <= buffer < len(buffers) or refusal(box, buffers[buffer].shape):
                 return False
-        held = machine.memory
+        held = machine.memory.tensors
         try:
-            machine.memory = [tensor.clone() for tensor in held]
+            machine.memory.tensors = [tensor.clone() for tensor in held]
             for number, buffer in enumerate(buffers):
                 if buffer.name == "arrivals":
-                    machine.memory[number].fill_(getattr(instruction, "blocks", 1) - 1)
-            before = [tensor.clone() for tensor in machine.memory]
+                    machine.memory.tensors[number].fill_(getattr(instruction, "blocks", 1) - 1)
+            before = [tensor.clone() for tensor in machine.memory.tensors]
             elsewhere = spoilt_elsewhere(machine, instruction)
             spoilt = [tensor.clone() for tensor in elsewhere]
             masks = [
@@ -63,20 +65,20 @@ class Truth:
                 for number in range(len(held))
             ]
             with torch.inference_mode():
-                instruction.run(machine.memory)
+                instruction.run(machine.memory.tensors)
                 instruction.run(elsewhere)
             return all(
                 _same_where(~written, found, old)
                 and _same_where(~written, other, ruined)
                 and _same_where(written & _differ(found, old), found, other)
                 for written, found, old, other, ruined in zip(
-                    masks, machine.memory, before, elsewhere, spoilt, strict=True
+                    masks, machine.memory.tensors, before, elsewhere, spoilt, strict=True
                 )
             )
         except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
             return False
         finally:
-            machine.memory = held
+            machine.memory.tensors = held
 
     def comes_right(self, program: Program, number: int, seed: int) -> bool:
         """Whether orders that the program allows come to what it means in its own order."""
@@ -91,7 +93,7 @@ class Truth:
         machine.run(1, order)
         kinds = ("state", "cache")
         kept = [n for n, buffer in enumerate(program.buffers) if buffer.kind in kinds]
-        return [machine.logits, *(machine.memory[number] for number in kept)]
+        return [machine.logits, *(machine.memory.tensors[number] for number in kept)]
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
