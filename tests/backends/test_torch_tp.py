@@ -194,7 +194,7 @@ def test_parts_that_are_not_as_wide_as_planned_are_refused() -> None:
             return result
 
     group = SimulatedGroup(2)
-    with pytest.raises(RankError, match=r"not \(2, 3\)"):
+    with pytest.raises(RankError, match=r"must be \[2, 3\]"):
         run_simulated([Gather(group.rank(r)) for r in range(2)], group, [{"x": torch.ones(2)}] * 2)
 
 
