@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,13 +40,13 @@ class Executor(ABC):
         """Write the inputs of the next step: see `StepMemory.place`."""
         self.memory.place(tokens, lengths, tables, positions, stops)
 
-    def run(self, steps: int = 1) -> torch.Tensor:
+    def run(self, steps: int = 1, *options: Any) -> torch.Tensor:
         """Run `steps` steps, fewer if all sequences end; return the tokens, `[steps, batch]`.
 
-        A sequence that has already ended gets -1.
+        A sequence that has already ended gets -1. `options` are those of the executor's `launch`.
         """
         self.memory.begin(steps)
-        return self.memory.tokens(self.launch(steps))
+        return self.memory.tokens(self.launch(steps, *options))
 
     @abstractmethod
     def launch(self, steps: int) -> int:

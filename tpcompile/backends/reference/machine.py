@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 
 from tpcompile.backends.executor import EXECUTORS, Executor
-from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.vm.program.instruction import Probe, StepInstruction, unseen
 
@@ -21,36 +20,26 @@ class Machine(Executor):
 
     name: ClassVar[str] = "reference"
 
-    def __init__(self, memory: StepMemory) -> None:
-        super().__init__(memory)
-        self.order: Order = in_program_order
-        self.seen: Seen = _nothing
-
-    def run(
-        self, steps: int = 1, order: Order = in_program_order, seen: Seen | None = None
-    ) -> torch.Tensor:
-        """Run steps with the instructions in this order; `seen` returns their probes."""
-        self.order, self.seen = order, seen or _nothing
-        return super().run(steps)
-
-    def launch(self, steps: int) -> int:
+    def launch(
+        self,
+        steps: int,
+        order: Order = in_program_order,
+        seen: Seen = lambda instruction: unseen,
+    ) -> int:
+        """Interpret up to `steps` steps; `seen` returns the probes of the instructions."""
         done = 0
         while done < steps and not self.memory.finished:
-            self._step()
+            self._step(order, seen)
             done += 1
         return done
 
-    def _step(self) -> None:
+    def _step(self, order: Order, seen: Seen) -> None:
         memory = self.memory
         memory.forget()
         with torch.inference_mode():
-            for number in self.order(memory.program):
+            for number in order(memory.program):
                 instruction: Any = memory.program.instructions[number]
-                instruction.run(memory.tensors, self.seen(instruction))
-
-
-def _nothing(instruction: StepInstruction) -> Probe:
-    return unseen
+                instruction.run(memory.tensors, seen(instruction))
 
 
 EXECUTORS.add(Machine.name, Machine)
