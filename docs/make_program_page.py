@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tpcompile.cli import main as tpcompile
 from tpcompile.vm.program import Program, Region
-from tpcompile.vm.program.instruction import Range, StepInstruction
+from tpcompile.vm.program.instruction import Range, StepInstruction, operands_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.text import format_layer, parse_program
-from tpcompile.vm.program.text.values import operand_types, operands_of, own_types
+from tpcompile.vm.program.text.values import operand_types, own_types
 
 PAGE = Path(__file__).with_name("program.md")
 MACHINE = ("--target", "cpu", "--workers", "3", "--spans", "2", "--max-seq-len", "64")

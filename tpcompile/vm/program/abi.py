@@ -9,15 +9,15 @@ constants, and the documentation prints the same tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.vm.program.instruction import Range, field_types
+from tpcompile.vm.program.instruction import Range, flat_fields, operands_of, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 VERSION = 1
@@ -69,30 +69,20 @@ class Field:
 
     @property
     def words(self) -> int:
-        return 2 if self.kind is Range else 1
+        return word_count(self.kind)
 
 
 def layout(kind: Any) -> tuple[Field, ...]:
     """Return the operands of an instruction in the order of their words."""
-    operands: Any = dict(field_types(kind))["at"]
-    shared = dict(_flat("", field_types(operands)))
-    own = _flat("", [field for field in field_types(kind) if field[0] != "at"])
+    shared = dict(flat_fields(operands_of(kind)))
+    own = [(path, inner) for path, inner in flat_fields(kind) if not path.startswith("at.")]
     names = [*shared.items(), *((f"own_{n}" if n in shared else n, inner) for n, inner in own)]
     found: list[Field] = []
     offset = 1
     for name, inner in names:
-        found.append(Field(name, offset, inner))
+        found.append(Field(name.replace(".", "_"), offset, inner))
         offset += found[-1].words
     return tuple(found)
-
-
-def _flat(prefix: str, types: Any) -> Iterator[tuple[str, type]]:
-    for name, inner in types:
-        if is_dataclass(inner):
-            kind: Any = inner
-            yield from _flat(f"{prefix}{name}_", field_types(kind))
-        else:
-            yield prefix + name, inner
 
 
 def constants() -> dict[str, int]:

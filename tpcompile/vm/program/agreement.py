@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tpcompile.ir.types import dtype_name
-from tpcompile.vm.program.instruction import NONE, field_rules, field_types
+from tpcompile.vm.program.instruction import NONE, field_rules, field_types, operands_of
 from tpcompile.vm.program.names import Names
 from tpcompile.vm.program.region import Buffer
 from tpcompile.vm.program.rules import (
@@ -220,8 +220,7 @@ def _described(number: int, buffer: Buffer) -> str:
 @cache
 def _rules_of(kind: Any) -> tuple[_Named, ...]:
     """Return the rules of the operands that instructions of this kind share."""
-    shared: Any = dict(field_types(kind))["at"]
-    return tuple(_nested(shared, "", field_rules(kind).get("at", {})))
+    return tuple(_nested(operands_of(kind), "", field_rules(kind).get("at", {})))
 
 
 def _nested(kind: Any, prefix: str, instead: Any) -> Iterator[_Named]:

@@ -148,6 +148,23 @@ def field_types(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, hints[field.name]) for field in fields(kind))
 
 
+def operands_of(kind: Any) -> Any:
+    """Return the class of the operands that instructions of this kind share."""
+    return dict(field_types(kind))["at"]
+
+
+@cache
+def flat_fields(kind: Any) -> tuple[tuple[str, type], ...]:
+    """Return the fields of a dataclass in order; a nested field is named `outer.inner`."""
+    found: list[tuple[str, type]] = []
+    for name, inner in field_types(kind):
+        if _has_fields(inner):
+            found += [(f"{name}.{deeper}", last) for deeper, last in flat_fields(inner)]
+        else:
+            found.append((name, inner))
+    return tuple(found)
+
+
 @cache
 def field_rules(kind: Any) -> Mapping[str, Any]:
     """Return the rule in the `Annotated` type of each field that has one."""

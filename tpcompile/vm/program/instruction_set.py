@@ -11,6 +11,7 @@ from tpcompile.vm.program.instruction import (
     StepInstruction,
     field_types,
     from_words,
+    operands_of,
     own_fields,
     word_count,
     words_of,
@@ -90,7 +91,7 @@ def decode(words: Sequence[int], shared: dict[Any, Any] | None = None) -> StepIn
         raise UsageError(
             f"The words after the operands of {kind.name} must be zeros", got=str(spare)
         )
-    operands: Any = dict(field_types(kind))["at"]
+    operands = operands_of(kind)
     key = operands, tuple(rest[: word_count(operands)])
     own = iter(rest[word_count(operands) :])
     try:

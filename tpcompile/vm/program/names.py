@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
-from tpcompile.vm.program.instruction import field_types
+from tpcompile.vm.program.instruction import flat_fields
 from tpcompile.vm.program.rules import PROGRAM_RANKS
 
 
@@ -20,7 +19,7 @@ class Names:
     """
 
     def __init__(self, at: Any, ranks: int) -> None:
-        self._values: dict[str, Any] = {PROGRAM_RANKS: ranks, **dict(_flat(at))}
+        self._values: dict[str, Any] = {PROGRAM_RANKS: ranks, **_values_of(at)}
 
     def __getitem__(self, path: str) -> Any:
         return self._values[path]
@@ -78,10 +77,6 @@ def _terms(expression: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
     return ((1, tuple(first.split("*"))), *((-1, tuple(one.split("*"))) for one in rest))
 
 
-def _flat(at: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _values_of(at: Any) -> dict[str, Any]:
     kind: Any = type(at)
-    for name, inner in field_types(kind):
-        if is_dataclass(inner):
-            yield from _flat(getattr(at, name), f"{prefix}{name}.")
-        else:
-            yield prefix + name, getattr(at, name)
+    return {path: attrgetter(path)(at) for path, _ in flat_fields(kind)}

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from tpcompile.errors import UsageError
-from tpcompile.vm.program.instruction import StepInstruction, field_types
+from tpcompile.vm.program.instruction import StepInstruction, field_types, operands_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, disagreements
 from tpcompile.vm.program.program import Program, Wait
@@ -21,7 +21,6 @@ from tpcompile.vm.program.text.values import (
     operand_kinds,
     operand_types,
     operands_name,
-    operands_of,
     own_types,
     run_of,
     shaped,

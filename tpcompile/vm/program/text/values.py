@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
@@ -14,7 +13,14 @@ from typing import Any
 import torch
 
 from tpcompile.ir.types import dtype_name
-from tpcompile.vm.program.instruction import NONE, Range, field_types, fraction
+from tpcompile.vm.program.instruction import (
+    NONE,
+    Range,
+    field_types,
+    flat_fields,
+    fraction,
+    operands_of,
+)
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 SECTIONS = ("buffers", "operands", "instructions", "queues")
@@ -48,33 +54,14 @@ def operands_name(kind: type) -> str:
     return "_".join(words).lower()
 
 
-def _types_of(kind: Any) -> tuple[tuple[str, type], ...]:
-    return field_types(kind)
-
-
-def _flat_types(kind: Any) -> Iterator[tuple[str, type]]:
-    """Yield the fields of a dataclass; a nested field is named `outer.inner`."""
-    for name, inner in _types_of(kind):
-        if is_dataclass(inner):
-            yield from ((f"{name}.{deeper}", last) for deeper, last in _flat_types(inner))
-        else:
-            yield name, inner
-
-
 def own_types(kind: Any) -> Mapping[str, type]:
     """Return the fields of an instruction's own operands."""
-    return {name: inner for name, inner in _types_of(kind) if name != "at"}
-
-
-def operands_of(kind: Any) -> type:
-    """Return the class of an instruction's shared operands."""
-    found: type = dict(_types_of(kind))["at"]
-    return found
+    return {name: inner for name, inner in field_types(kind) if name != "at"}
 
 
 def operand_types(operands: Any) -> Mapping[str, type]:
     """Return the fields of shared operands; a nested field is named `outer.inner`."""
-    return dict(_flat_types(operands))
+    return dict(flat_fields(operands))
 
 
 def operand_kinds() -> Mapping[str, type]:
