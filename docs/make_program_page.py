@@ -36,9 +36,10 @@ A program means the sequential execution of its instructions. Workers run their 
 concurrently. The verifier proves that every execution order of the workers gives the sequential
 result.
 
-- **Buffers** have a number, a rank whose memory they are in, and a kind. `weight` and `input` come
-  from outside, `state` and `cache` persist between steps, and `scratch` is undefined before a step.
-  Buffers of one name are consecutive, one per rank.
+- **Buffers** have a number, a rank whose memory they are in, and a role by which executors find
+  them; their names are for readers. Contents of weights, `tables`, `stops`, `cos` and `sin` come
+  from outside. `logits` and `scratch` are undefined before a step. All others, the cache among
+  them, persist between steps. Buffers of one name are consecutive, one per rank.
 - **Regions** are parts of buffers: an interval in each dimension. The regions that an instruction
   reads and writes follow from its operands. All dependencies are derived from the regions, so no
   signal count is written by hand.
@@ -74,7 +75,7 @@ Buffer names omit the layer. `x0` and `x1` are the residual, before and after ea
     program      := "program" name "ranks="n "sharing="n "repeats="bool "counters="n sections
     sections     := "buffers" buffer* "operands" operands* "instructions" instruction*
                     "queues" queue*
-    buffer       := "b"n name "rank="n "kind="kind "dtype="dtype "shape="shape ["storage="shape]
+    buffer       := "b"n name "rank="n "role="role "dtype="dtype "shape="shape ["storage="shape]
     operands     := "a"n kind (field "=" value)*       shared by several instructions
     instruction  := "i"n name "a"n (field "=" value)*  with its own operands
                     ["wait" ("c"n ">=" n)*] ["signal" ("c"n)*]
@@ -88,11 +89,11 @@ buffer is given by its number; `none` is an absent buffer, such as the bias of a
 ## Operands and buffers
 
 Each operand has a rule in its type annotation (`tpcompile.vm.program.rules`). The rule of a buffer
-gives its kind, its shape in terms of other operands, its dtype and its rank. The rule of a number
-gives its range. Executors find a `state`, an `input` or a `cache` by its name, so its name is its
-role: `lengths` in place of `positions` is refused, although both have the same shape. The storage
-of the cache determines the tokens per block: it has `batch * most_blocks * block` slots. An
-instruction whose operands agree with its buffers touches only its regions.
+gives its role, its shape in terms of other operands, its dtype and its rank. The rule of a number
+gives its range. Executors find buffers by role, so `lengths` in place of `positions` is refused,
+although both have the same shape. The storage of the cache determines the tokens per block: it has
+`batch * most_blocks * block` slots. An instruction whose operands agree with its buffers touches
+only its regions.
 
 The verifier checks the rules before it computes a region. `parse_program` and `decode_program` also
 check them, and their errors name the line or the instruction. `check=False` turns the check off, to

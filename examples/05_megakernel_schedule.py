@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import tpcompile
-from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.memory import StepMemory, rotation_of
 from tpcompile.backends.reference import Machine, shuffled
 from tpcompile.frontend import capture
 from tpcompile.inspect.gantt import gantt_svg
@@ -96,8 +96,8 @@ def small_machine(tp: int) -> tuple[Program, Machine, torch.nn.Module]:
     program = scheduled(graph, target_of("cpu", WORKERS), plan).program
     tensors = eager.state_dict()
     weights = materialise(graph, lambda name, part: tensors[name][part])
-    rotary = captured.rotary.fresh()
-    machine = Machine(StepMemory(program, lambda rank, name: weights[name][rank], rotary))
+    rotation = rotation_of(program, captured.rotary.fresh())
+    machine = Machine(StepMemory(program, lambda rank, name: weights[name][rank], rotation))
     return program, machine, eager
 
 

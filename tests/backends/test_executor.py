@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import CompileError, UsageError
+from tpcompile.vm.program import Role, abi
 from tpcompile.vm.program.abi import VERSION
 
 EACH = pytest.mark.parametrize("kind", EXECUTORS.values(), ids=list(EXECUTORS))
@@ -94,27 +95,51 @@ def test_one_built_for_another_interface_is_refused() -> None:
 
 
 def test_a_weight_of_another_shape_is_refused() -> None:
-    rotary = CASE.pair.captured.rotary.fresh()
     with pytest.raises(CompileError, match=r"\(1,\)"):
-        StepMemory(CASE.program, lambda rank, name: torch.ones(1), rotary)
+        StepMemory(CASE.program, lambda rank, name: torch.ones(1), CASE.rotation)
 
 
 def test_tensors_of_another_dtype_are_refused() -> None:
     """Before the first step: an executor would read bits of another meaning."""
-    rotary = CASE.pair.captured.rotary.fresh()
     shapes = {(b.rank, b.name): b.shape for b in CASE.program.buffers}
     with pytest.raises(CompileError, match=r"in torch\.bfloat16.*in torch\.float32"):
-        StepMemory(CASE.program, lambda *key: torch.ones(shapes[key]).bfloat16(), rotary)
+        StepMemory(CASE.program, lambda *key: torch.ones(shapes[key]).bfloat16(), CASE.rotation)
     memory = CASE.memory()
-    caches = [cache.bfloat16() for cache in memory.values("cache")]
+    caches = [cache.bfloat16() for cache in memory.values(Role.CACHE)]
     with pytest.raises(UsageError, match=r"KV cache.*in torch\.bfloat16.*in torch\.float32"):
         memory.use_caches(caches)
+
+
+def test_tensors_of_another_layout_are_refused() -> None:
+    """An executor computes addresses from contiguous rows, and from slots side by side."""
+    shapes = {(b.rank, b.name): b.shape for b in CASE.program.buffers}
+
+    def columns(*key: Any) -> torch.Tensor:
+        return torch.ones(shapes[key][::-1]).T
+
+    with pytest.raises(CompileError, match=r"parameter .*another layout .*strides \(1, "):
+        StepMemory(CASE.program, columns, CASE.rotation)
+    memory = replace(CASE, tp=1).memory()  # with two heads, whose order matters
+    with pytest.raises(UsageError, match=r"KV cache of rank 0 has another layout"):
+        memory.use_caches([cache.contiguous() for cache in memory.values(Role.CACHE)])
+
+
+def test_the_table_of_buffers_tells_where_everything_is() -> None:
+    memory = CASE.memory()
+    table, columns = memory.table(), abi.column_offsets()
+    assert table.shape == (len(CASE.program.buffers), sum(abi.COLUMNS.values()))
+    for row, buffer, tensor in zip(table, CASE.program.buffers, memory.tensors, strict=True):
+        assert row[columns["address"]] == tensor.data_ptr()
+        assert row[columns["role"]] == buffer.role and row[columns["rank"]] == buffer.rank
+        strides = row[columns["strides"] :][: tensor.dim()]
+        assert strides.tolist() == list(tensor.stride())
+    (block,) = {int(row[columns["block"]]) for row in table if row[columns["role"]] == Role.CACHE}
+    assert block == 4
 
 
 def test_operands_that_disagree_with_buffers_are_refused() -> None:
     first = CASE.program.instructions[0]
     wrong = replace(first, at=replace(first.at, batch=7))  # type: ignore[type-var, attr-defined]
     program = replace(CASE.program, instructions=(wrong, *CASE.program.instructions[1:]))
-    rotary = CASE.pair.captured.rotary.fresh()
     with pytest.raises(CompileError, match=r"batch|tokens"):
-        StepMemory(program, lambda rank, name: torch.ones(1), rotary)
+        StepMemory(program, lambda rank, name: torch.ones(1), CASE.rotation)

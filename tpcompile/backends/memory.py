@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tpcompile.backends.share import RankShare
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.vm.program import Buffer, Program
+from tpcompile.vm.program import Buffer, Program, Role
+from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.operands import verify_operands
 
@@ -16,8 +18,15 @@ _UNWRITTEN = -(2**31)
 """The value of integers that have not been written."""
 
 
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""The cosines and sines of every position, `[positions, width]`."""
+
+
 class StepMemory:
-    """The buffers of a program on one or several ranks, and the inputs and results in them.
+    """The buffers of a program, and the inputs and results in them.
+
+    They are those of all ranks in one process, or with `share` those of one rank: its own, and the
+    ones that ranks share.
 
     With `poison`, memory that has not been written is NaN: if an instruction reads a value too
     early, or a token outside the sequence, the result is visibly wrong.
@@ -27,72 +36,91 @@ class StepMemory:
         self,
         program: Program,
         parameter: Callable[[int, str], torch.Tensor],
-        rotary: Callable[..., Any],
+        rotation: Rotation,
         caches: Sequence[torch.Tensor] | None = None,
         *,
+        share: RankShare | None = None,
         poison: bool = True,
     ) -> None:
         """Allocate the buffers of a program.
 
-        `parameter` returns a rank's tensors by name. `caches` is the KV cache of each rank, in
-        blocks; empty caches are allocated if it is not given.
+        `parameter` returns a rank's tensors by name. `rotation` is the result of `rotation_of`.
+        `caches` is the KV cache of each rank here, in blocks; empty caches are allocated if it is
+        not given.
 
         The program need not be verified. Operands that do not agree with its buffers are refused
         here, because regions and the checks of inputs depend on them.
         """
         verify_operands(program)
-        self.program = program
-        self._numbers: dict[str, list[int]] = {}
-        for number, buffer in enumerate(program.buffers):
-            self._numbers.setdefault(buffer.name, []).append(number)
+        self.program, self.share = program, share
+        self.ranks = range(program.ranks) if share is None else (share.rank,)
+        """The ranks whose buffers are here."""
         self._own_caches, self._poisons = caches is None, poison
-        self.tensors = [self._first(buffer, parameter) for buffer in program.buffers]
-        """The tensor of each buffer."""
-        self._make_tables(rotary)
+        self.tensors = [self._first(number, parameter) for number in range(len(program.buffers))]
+        """The tensor of each buffer, empty for buffers of ranks that are not here."""
+        for role, table in zip((Role.COS, Role.SIN), rotation, strict=True):
+            for number in self._numbers(role):
+                buffer = program.buffers[number]
+                self.tensors[number] = _checked(table, buffer, buffer.extents)
         if caches is not None:
             self.use_caches(caches)
 
-    def _first(self, buffer: Buffer, parameter: Callable[[int, str], torch.Tensor]) -> torch.Tensor:
+    def _first(self, number: int, parameter: Callable[[int, str], torch.Tensor]) -> torch.Tensor:
         """Return the initial contents of a buffer. Caches from the caller are not allocated."""
-        if buffer.kind == "weight":
-            return _checked(parameter(buffer.rank, buffer.name), buffer)
-        if buffer.kind == "cache" and not self._own_caches:
-            return torch.empty(0)
-        found = torch.zeros(buffer.storage or buffer.shape, dtype=buffer.dtype)
-        return found if buffer.kind in ("state", "input") else self._poison(found)
+        buffer = self.program.buffers[number]
+        if buffer.rank not in self.ranks or buffer.role in (Role.COS, Role.SIN):
+            return self._shared.get(number, torch.empty(0, dtype=buffer.dtype))
+        if number in self._shared:
+            return self._poison(self._shared[number])
+        if buffer.role == Role.WEIGHT:
+            return _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
+        if buffer.role == Role.CACHE and not self._own_caches:
+            return torch.empty(0, dtype=buffer.dtype)
+        extents = buffer.extents
+        found = torch.empty_strided(extents, buffer.strides(extents), dtype=buffer.dtype).zero_()
+        return found if buffer.role.kind in ("state", "input") else self._poison(found)
+
+    @property
+    def _shared(self) -> Mapping[int, torch.Tensor]:
+        return {} if self.share is None else self.share.tensors
+
+    def _numbers(self, role: Role) -> list[int]:
+        """Return the buffers of this role on the ranks that are here."""
+        each = self.program.one_per_rank(role)
+        return [each[rank] for rank in self.ranks]
 
     def use_caches(self, caches: Sequence[torch.Tensor]) -> None:
         """Store K and V in these caches from now on. The caches may have any number of slots."""
-        for number, cache in zip(self._numbers["cache"], caches, strict=True):
+        for number, cache in zip(self._numbers(Role.CACHE), caches, strict=True):
             buffer = self.program.buffers[number]
             assert buffer.storage is not None
-            wanted = buffer.storage[:2] + buffer.storage[3:]
-            if (tuple(cache.shape[:2] + cache.shape[3:]), cache.dtype) != (wanted, buffer.dtype):
-                raise UsageError(
-                    "The KV cache does not fit this program",
-                    got=f"{tuple(cache.shape)} in {cache.dtype}",
-                    expected=f"{buffer.storage} in {buffer.dtype}, with any number of slots",
-                )
-            self.tensors[number] = cache
+            slots = cache.shape[2] if cache.dim() == len(buffer.storage) else buffer.storage[2]
+            extents = (*buffer.storage[:2], slots, *buffer.storage[3:])
+            self.tensors[number] = _checked(cache, buffer, extents)
 
-    def values(self, name: str) -> list[torch.Tensor]:
-        """Return the buffers of this name, by rank."""
-        return [self.tensors[number] for number in self._numbers[name]]
+    def values(self, role: Role) -> list[torch.Tensor]:
+        """Return the tensor of this role on each rank that is here."""
+        return [self.tensors[number] for number in self._numbers(role)]
+
+    def table(self) -> torch.Tensor:
+        """Return the table of buffers for executors outside of Python: see `abi.COLUMNS`."""
+        each = zip(self.program.buffers, self.tensors, strict=True)
+        return torch.tensor([buffer_row(buffer, own, self._block) for buffer, own in each])
 
     @property
     def batch(self) -> int:
         """The maximum number of sequences."""
-        return self._extent("tokens", 0)
+        return self._extent(Role.TOKENS, 0)
 
     @property
     def longest(self) -> int:
         """The maximum number of tokens per sequence."""
-        return self._extent("cos", 0)
+        return self._extent(Role.COS, 0)
 
     @property
     def logits(self) -> torch.Tensor:
-        """The logits of the last step, `[batch, vocabulary]`."""
-        return torch.cat(self.values("logits"), 1)
+        """The logits of the last step, `[batch, vocabulary]`; of one rank, its columns."""
+        return torch.cat(self.values(Role.LOGITS), 1)
 
     def place(
         self,
@@ -109,27 +137,31 @@ class StepMemory:
         """
         positions = lengths - 1 if positions is None else positions
         self._check(tokens, lengths, tables, positions, stops)
-        given = {"tokens": tokens, "lengths": lengths, "positions": positions}
-        for name, value in given.items():
-            self._set(name, value, NONE if name == "tokens" else 0)
-        self._set("tables", tables, NONE)
-        self._set("stops", torch.tensor(stops, dtype=torch.int32), NONE)
-        for name in ("clock", "finished"):
-            self._set(name, torch.tensor([], dtype=torch.int32), 0)
+        given = {Role.TOKENS: tokens, Role.LENGTHS: lengths, Role.POSITIONS: positions}
+        for role, value in given.items():
+            self._set(role, value, NONE if role == Role.TOKENS else 0)
+        self._set(Role.TABLES, tables, NONE)
+        self._set(Role.STOPS, torch.tensor(stops, dtype=torch.int32), NONE)
+        for role in (Role.CLOCK, Role.FINISHED):
+            self._set(role, torch.tensor([], dtype=torch.int32), 0)
         if self._own_caches and self._poisons:
             self._poison_caches(lengths, tables)
 
     def begin(self, steps: int) -> None:
         """Check that there is room for `steps` steps, and start counting them."""
         self._check_steps(steps)
-        self._set("clock", torch.tensor([], dtype=torch.int32), 0)
+        self._set(Role.CLOCK, torch.tensor([], dtype=torch.int32), 0)
 
     def forget(self) -> None:
-        """Poison the scratch buffers, whose contents no step may take from the one before."""
-        if self._poisons:
-            for buffer, tensor in zip(self.program.buffers, self.tensors, strict=True):
-                if buffer.kind == "scratch":
-                    self._poison(tensor)
+        """Poison the scratch buffers, whose contents no step may take from the one before.
+
+        Shared buffers stay as they are, because other ranks may still be reading them.
+        """
+        for number, (buffer, tensor) in enumerate(
+            zip(self.program.buffers, self.tensors, strict=True)
+        ):
+            if buffer.role.kind == "scratch" and number not in self._shared:
+                self._poison(tensor)
 
     @property
     def finished(self) -> bool:
@@ -138,16 +170,21 @@ class StepMemory:
 
     def tokens(self, steps: int) -> torch.Tensor:
         """Return the tokens of the first steps of a launch, `[steps, batch]`."""
-        return self.values("history")[0][:steps].clone()
+        return self.values(Role.HISTORY)[0][:steps].clone()
 
     def _ended(self) -> torch.Tensor:
-        return (self.values("finished")[0] != 0) | (self.values("lengths")[0] == 0)
+        return (self.values(Role.FINISHED)[0] != 0) | (self.values(Role.LENGTHS)[0] == 0)
 
-    def _extent(self, name: str, dim: int) -> int:
-        return self.program.buffers[self._numbers[name][0]].shape[dim]
+    def _extent(self, role: Role, dim: int) -> int:
+        return self._buffer(role).shape[dim]
 
-    def _set(self, name: str, value: torch.Tensor, rest: int) -> None:
-        for held in self.values(name):
+    def _buffer(self, role: Role) -> Buffer:
+        """Return rank 0's buffer of a role."""
+        return self.program.buffers[self.program.one_per_rank(role)[0]]
+
+    def _set(self, role: Role, value: torch.Tensor, rest: int) -> None:
+        """Write the first elements of a buffer on every rank, and `rest` to the others."""
+        for held in self.values(role):
             held.fill_(rest)
             held[tuple(slice(0, extent) for extent in value.shape)] = value.to(held.dtype)
 
@@ -171,17 +208,18 @@ class StepMemory:
         _at_most(
             "number of blocks per sequence",
             tables.shape[1],
-            self._extent("tables", 1),
+            self._extent(Role.TABLES, 1),
             "most_blocks",
         )
-        _at_most("number of stop tokens", len(stops), self._extent("stops", 0), "stops")
+        _at_most("number of stop tokens", len(stops), self._extent(Role.STOPS, 0), "stops")
         if int(lengths.min()) < 1 or int(positions.min()) < 0:
             raise UsageError(
                 "A sequence has no tokens, or a position is negative",
                 got=f"lengths {lengths.tolist()}, positions {positions.tolist()}",
                 expected="lengths of at least 1 and positions of at least 0",
             )
-        vocabulary = sum(logits.shape[1] for logits in self.values("logits"))
+        logits = self.program.one_per_rank(Role.LOGITS)
+        vocabulary = sum(self.program.buffers[number].shape[1] for number in logits)
         if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise UsageError(
                 "A token is not in the model's vocabulary",
@@ -193,25 +231,25 @@ class StepMemory:
     def _check_steps(self, steps: int) -> None:
         if steps < 1:
             raise UsageError(f"steps must be at least 1, got {steps}")
-        _at_most("number of steps in one launch", steps, self._extent("history", 0), "steps")
+        _at_most("number of steps in one launch", steps, self._extent(Role.HISTORY, 0), "steps")
         going = ~self._ended()
-        last = (self.values("lengths")[0] + steps - 1) * going
+        last = (self.values(Role.LENGTHS)[0] + steps - 1) * going
         _at_most("final length of a sequence", int(last.max()), self.longest, "max_seq_len")
-        places = (self.values("positions")[0] + steps - 1) * going
+        places = (self.values(Role.POSITIONS)[0] + steps - 1) * going
         _at_most("final position", int(places.max()), self.longest - 1, "max_seq_len - 1")
-        self._check_blocks(last, self.values("tables")[0])
+        self._check_blocks(last, self.values(Role.TABLES)[0])
 
     @property
     def _block(self) -> int:
         """The tokens per block of the KV cache."""
-        sequences, most = self.program.buffers[self._numbers["tables"][0]].shape
-        storage = self.program.buffers[self._numbers["cache"][0]].storage
+        sequences, most = self._buffer(Role.TABLES).shape
+        storage = self._buffer(Role.CACHE).storage
         assert storage is not None
         return storage[2] // (sequences * most)
 
     def _check_blocks(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
         """Raise if a token has no valid block. A wrong block would corrupt another sequence."""
-        blocks = self.values("cache")[0].shape[2] // self._block
+        blocks = self.values(Role.CACHE)[0].shape[2] // self._block
         for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
             held = table[: -(-length // self._block)]
             if len(held) * self._block < length or not all(0 <= one < blocks for one in held):
@@ -221,26 +259,10 @@ class StepMemory:
                     expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
                 )
 
-    def _make_tables(self, rotary: Callable[..., Any]) -> None:
-        """Compute the rotation of every position. Raise if it depends on the sequence length."""
-        buffer = self.program.buffers[self._numbers["cos"][0]]
-        longest, width = buffer.shape
-        tables = rotary(torch.arange(longest), width, buffer.dtype)
-        alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
-        if not all(torch.equal(one, whole[:1]) for one, whole in zip(alone, tables, strict=True)):
-            raise UnsupportedError(
-                "The rotation tables of the model depend on the sequence length",
-                expected="the same tables for every length up to max_seq_len",
-                hint="Choose a max_seq_len below the length at which its rope type changes",
-            )
-        for name, table in zip(("cos", "sin"), tables, strict=True):
-            for number in self._numbers[name]:
-                self.tensors[number] = table
-
     def _poison_caches(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
         """Fill unused slots with NaN, including those of the new tokens."""
         block = self._block
-        for cache in self.values("cache"):
+        for cache in self.values(Role.CACHE):
             free = torch.ones(cache.shape[2], dtype=torch.bool)
             for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
                 for place in range(length - 1):
@@ -253,6 +275,21 @@ class StepMemory:
         return tensor.fill_(torch.nan if tensor.is_floating_point() else _UNWRITTEN)
 
 
+def rotation_of(program: Program, rotary: Callable[..., Any]) -> Rotation:
+    """Compute the rotation of every position. Raise if it depends on the sequence length."""
+    buffer = program.buffers[program.one_per_rank(Role.COS)[0]]
+    longest, width = buffer.shape
+    cos, sin = rotary(torch.arange(longest), width, buffer.dtype)
+    alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
+    if not all(map(torch.equal, alone, (cos[:1], sin[:1]))):
+        raise UnsupportedError(
+            "The rotation tables of the model depend on the sequence length",
+            expected="the same tables for every length up to max_seq_len",
+            hint="Choose a max_seq_len below the length at which its rope type changes",
+        )
+    return cos.contiguous(), sin.contiguous()
+
+
 def _at_most(what: str, found: int, most: int, name: str) -> None:
     if found > most:
         raise UsageError(
@@ -262,11 +299,22 @@ def _at_most(what: str, found: int, most: int, name: str) -> None:
         )
 
 
-def _checked(value: torch.Tensor, buffer: Buffer) -> torch.Tensor:
-    if (tuple(value.shape), value.dtype) != (buffer.shape, buffer.dtype):
+def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:
+    if (tuple(value.shape), value.dtype) != (extents, buffer.dtype):
         raise UsageError(
-            f"The parameter {buffer.name} of rank {buffer.rank} does not fit this program",
+            f"The {_what(buffer)} does not fit this program",
             got=f"{tuple(value.shape)} in {value.dtype}",
-            expected=f"{buffer.shape} in {buffer.dtype}",
+            expected=f"{extents} in {buffer.dtype}",
+        )
+    if not buffer.has_strides(value):
+        raise UsageError(
+            f"The {_what(buffer)} has another layout than programs read",
+            got=f"strides {value.stride()} of {tuple(value.shape)}",
+            expected=f"strides {buffer.strides(extents)}",
         )
     return value
+
+
+def _what(buffer: Buffer) -> str:
+    named = "KV cache" if buffer.role == Role.CACHE else f"parameter {buffer.name}"
+    return f"{named} of rank {buffer.rank}"

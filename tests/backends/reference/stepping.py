@@ -16,17 +16,17 @@ from torch import fx
 from transformers import AutoConfig
 
 from tests.models import Pair, padded, pair_of, preset_pair
-from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.memory import Rotation, StepMemory, rotation_of
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.ir.info import info_of
-from tpcompile.ir.meta import value_type
 from tpcompile.ir.simulate import materialise, run_ranks
 from tpcompile.passes import run_passes
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
 from tpcompile.rewriting.manager import clone
+from tpcompile.runtime.ranks.rank import cache_shape
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.scheduled import scheduled
@@ -120,11 +120,19 @@ class Case:
         """The same for any executor."""
         weights = _weights(self.model, self.tp, self.interleaved)
         kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved)
-        rotary = self.pair.captured.rotary.fresh()
         caches = [cache.clone() for cache in kept]
         return StepMemory(
-            self.program, lambda rank, name: weights[name][rank], rotary, caches, poison=poison
+            self.program,
+            lambda rank, name: weights[name][rank],
+            self.rotation,
+            caches,
+            poison=poison,
         )
+
+    @property
+    def rotation(self) -> Rotation:
+        """The cosines and sines of every position that the program has room for."""
+        return rotation_of(self.program, self.pair.captured.rotary.fresh())
 
 
 @lru_cache(maxsize=64)
@@ -178,12 +186,12 @@ def _prefilled(
     pair = pair_named(model)
     gm = clone(_graphs(model, tp, 1, interleaved)[0])
     node = next(node for node in gm.graph.nodes if node.name == CACHE)
-    kind = value_type(node)
-    slots = (int(tables_of(lengths).max()) + 1) * BLOCK
+    blocks = int(tables_of(lengths).max()) + 1
     caches = []
     for rank in range(info_of(gm).tp):
-        shape = [extent if isinstance(extent, int) else slots for extent in kind.local_shape(rank)]
-        caches.append(torch.full(shape, torch.nan, dtype=kind.dtype))
+        shape = cache_shape(gm, rank)
+        assert shape is not None and shape.block == BLOCK
+        caches.append(shape.empty(blocks, torch.device("cpu")).fill_(torch.nan))
     inputs = _prompt(model, lengths)
     if len(inputs["input_ids"]):
         weights = materialise(gm, pair.read) | {str(node.target): caches}

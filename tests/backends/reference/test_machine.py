@@ -22,6 +22,7 @@ from tests.models import TOLERANCE
 from tpcompile.backends.reference import held_back, shuffled
 from tpcompile.errors import UsageError
 from tpcompile.presets import PRESETS
+from tpcompile.vm.program import Role
 from tpcompile.vm.schedule.policies import POLICIES
 
 TINY = ("tiny-qwen2", "tiny-qwen3")
@@ -242,10 +243,10 @@ def test_steps_beyond_the_buffers() -> None:
 def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], said: str) -> None:
     case = Case("tiny-qwen3", lengths=(9,))
     machine = case.machine()
-    before = [cache.clone() for cache in machine.memory.values("cache")]
+    before = [cache.clone() for cache in machine.memory.values(Role.CACHE)]
     with pytest.raises(UsageError, match=said):
         machine.place(**_placed(case, **changes))
-    for kept, cache in zip(before, machine.memory.values("cache"), strict=True):
+    for kept, cache in zip(before, machine.memory.values(Role.CACHE), strict=True):
         assert torch.equal(kept.nan_to_num(7.0), cache.nan_to_num(7.0))
 
 

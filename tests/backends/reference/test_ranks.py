@@ -11,6 +11,7 @@ from tpcompile.backends.reference import Machine, shuffled
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
 from tpcompile.passes.cache_kv import CACHE
+from tpcompile.vm.program import Role
 
 STEPS = 3
 
@@ -34,8 +35,9 @@ def _on(case: Case, whole: torch.Tensor) -> tuple[list[torch.Tensor], list[torch
     layout = kind.layout_of(3)
     held = [list(range(8))] if layout is None else _heads(layout, case.tp)
     machine = case.machine()
-    machine.memory.use_caches([whole[:, :, :, heads] for heads in held])
-    return _ran(machine, case), machine.memory.values("cache")
+    for own, heads in zip(machine.memory.values(Role.CACHE), held, strict=True):
+        own.copy_(whole[:, :, :, heads])
+    return _ran(machine, case), machine.memory.values(Role.CACHE)
 
 
 def _heads(layout: object, tp: int) -> list[list[int]]:
@@ -46,7 +48,7 @@ def _heads(layout: object, tp: int) -> list[list[int]]:
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 def test_bits_do_not_depend_on_the_ranks(lowering: str) -> None:
     alone = Case(EVEN, lowering=lowering, spans=3)
-    whole = alone.machine().memory.values("cache")[0]
+    whole = alone.machine().memory.values(Role.CACHE)[0]
     wanted, kept = _on(alone, whole.clone())
     assert worst_error(alone, wanted) < TOLERANCE
     for tp in (2, 4, 8):

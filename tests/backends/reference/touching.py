@@ -8,7 +8,7 @@ import torch
 
 from tests.backends.reference.stepping import BLOCK
 from tpcompile.backends.reference import Machine
-from tpcompile.vm.program import Region
+from tpcompile.vm.program import Region, Role
 from tpcompile.vm.program.instruction import StepInstruction
 
 
@@ -19,7 +19,7 @@ def mask(machine: Machine, number: int, regions: Iterable[Region]) -> torch.Tens
     for region in regions:
         if region.buffer != number:
             continue
-        if buffer.kind != "cache":
+        if buffer.role.kind != "cache":
             found[tuple(slice(*interval) for interval in region.box)] = True
             continue
         layers, sides, sequences, heads, ages = (slice(*interval) for interval in region.box)
@@ -31,7 +31,7 @@ def mask(machine: Machine, number: int, regions: Iterable[Region]) -> torch.Tens
 def _slots(machine: Machine, sequences: slice, ages: slice) -> list[int]:
     """Where the past of some sequences lies, or their new token, or both."""
     found = []
-    lengths, tables = machine.memory.values("lengths")[0], machine.memory.values("tables")[0]
+    lengths, tables = machine.memory.values(Role.LENGTHS)[0], machine.memory.values(Role.TABLES)[0]
     for length, table in zip(lengths[sequences].tolist(), tables[sequences], strict=True):
         first, last = ((0, length - 1), (length - 1, length), (0, length))[
             0 if ages == slice(0, 1) else 1 if ages == slice(1, 2) else 2

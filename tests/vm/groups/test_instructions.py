@@ -117,7 +117,7 @@ def test_lowering_makes_it_and_what_it_touches_is_there(kind: type[StepInstructi
             assert not refusal(region.box, buffer.shape), (instruction.label, buffer.name)
         for region in (*instruction.writes, *joined):
             assert buffers[region.buffer].rank == instruction.rank, "it writes on its own rank"
-            assert buffers[region.buffer].kind not in ("weight", "input")
+            assert buffers[region.buffer].role.kind not in ("weight", "input")
 
 
 @KINDS
@@ -132,7 +132,7 @@ def test_trap_27_what_others_may_still_read_is_not_written_over(
     for buffers, instruction in made(kind):
         read = {region.buffer for region in instruction.reads}
         for region in instruction.writes:
-            assert region.buffer not in read or buffers[region.buffer].kind == "state"
+            assert region.buffer not in read or buffers[region.buffer].role.kind == "state"
 
 
 @KINDS

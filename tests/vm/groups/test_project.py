@@ -15,6 +15,7 @@ from tpcompile.vm.groups.arithmetic import LEAVES, leaves_of
 from tpcompile.vm.groups.project import ProjectOperands
 from tpcompile.vm.groups.reduce import SumOperands
 from tpcompile.vm.groups.residual import Site
+from tpcompile.vm.program import DType
 from tpcompile.vm.program.instruction import Range
 
 BATCH, ROWS, COLUMNS = 2, 11, 27
@@ -49,7 +50,7 @@ class Work:
             batch=BATCH,
             width=COLUMNS,
             leaves=LEAVES,
-            item=4,
+            dtype=DType.F32,
         )
         desk.run([LinearResidual(at, part) for part in rows or [Range(0, ROWS)]])
         found = desk.tensors[at.out]
@@ -85,7 +86,7 @@ class Work:
                 batch=BATCH,
                 width=stop - start,
                 leaves=leaves,
-                item=4,
+                dtype=DType.F32,
             )
             edges = [run[0] for (run,) in even_runs(stop - start, leaves)] + [stop - start]
             each = leaves // splits

@@ -16,6 +16,7 @@ from tpcompile.ir.ops.decode.norm_qkv import norm_qkv_rope_append
 from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows, qkv
 from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.groups.qkv import Part, QkvOperands
+from tpcompile.vm.program import DType
 from tpcompile.vm.program.instruction import Range, StepInstruction, fraction
 
 HIDDEN, WIDTH, LAYERS, LAYER, BLOCK, MOST, LONGEST = 10, 8, 2, 1, 2, 4, 9
@@ -119,7 +120,7 @@ class Work:
                 block=BLOCK,
                 width=WIDTH,
                 out=self.q if part == Part.Q else self.cache,
-                item=4,
+                dtype=DType.F32,
                 **shared,  # type: ignore[arg-type]
             )
             for part, first in firsts.items()

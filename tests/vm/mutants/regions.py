@@ -115,7 +115,7 @@ def _buffers_in_one(base: Base, dice: Random) -> tuple[dict[int, int], str]:
     buffers, ranks = base.program.buffers, base.program.ranks
     alike: dict[object, list[int]] = {}
     for number in range(0, len(buffers), ranks):
-        if buffers[number].kind == "scratch":
+        if buffers[number].role.kind == "scratch":
             key = tuple((b.shape, b.dtype) for b in buffers[number : number + ranks])
             alike.setdefault(key, []).append(number)
     old, new = dice.sample(dice.choice([same for same in alike.values() if len(same) > 1]), 2)
@@ -146,7 +146,7 @@ def part_reused(base: Base, dice: Random) -> Made:
     written = {region for _, region in _writes(base)}
     alike: dict[object, list[Region]] = {}
     for region in sorted(written):
-        if base.program.buffers[region.buffer].kind == "scratch":
+        if base.program.buffers[region.buffer].role.kind == "scratch":
             lengths = tuple(stop - start for start, stop in region.box)
             alike.setdefault((region.buffer, lengths), []).append(region)
     several = [same for same in alike.values() if len(same) > 1]

@@ -14,7 +14,7 @@ from tests.vm.mutants.table import Mutant
 from tpcompile.backends.reference import held_back, in_program_order, shuffled
 from tpcompile.errors import VerifyError
 from tpcompile.vm.groups import NormLmHead
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.proof.execution import unrolled
 from tpcompile.vm.proof.oracle import STEPS, deadlocked
 
@@ -104,8 +104,8 @@ def _result(case: Case, program: Program, order: Order) -> list[torch.Tensor]:
         machine.memory.tensors[weight] = -machine.memory.tensors[weight]
     machine.memory.program = program
     machine.run(1, order)
-    kept = ("history", "tokens", "lengths", "cache")
-    return [machine.logits, *(value for name in kept for value in machine.memory.values(name))]
+    kept = (Role.HISTORY, Role.TOKENS, Role.LENGTHS, Role.CACHE)
+    return [machine.logits, *(value for role in kept for value in machine.memory.values(role))]
 
 
 def _same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ from tests.backends.reference.stepping import tables_of, texts
 from tests.backends.reference.touching import joined, mask, spoilt_elsewhere
 from tests.vm.mutants.bases import Base
 from tpcompile.backends.reference import Machine, held_back, in_program_order, shuffled
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.region import refusal
 
 
@@ -33,7 +33,7 @@ class Truth:
             self._machine.memory.tensors[number].copy_(tensor)
 
     def _is_state(self, number: int) -> bool:
-        return self.base.program.buffers[number].kind == "state"
+        return self.base.program.buffers[number].role.kind == "state"
 
     def _placed(self, program: Program) -> Machine:
         case = self.base.case
@@ -55,7 +55,7 @@ class Truth:
         try:
             machine.memory.tensors = [tensor.clone() for tensor in held]
             for number, buffer in enumerate(buffers):
-                if buffer.name == "arrivals":
+                if buffer.role == Role.ARRIVALS:
                     machine.memory.tensors[number].fill_(getattr(instruction, "blocks", 1) - 1)
             before = [tensor.clone() for tensor in machine.memory.tensors]
             elsewhere = spoilt_elsewhere(machine, instruction)
@@ -92,7 +92,7 @@ class Truth:
         machine = self._placed(program)
         machine.run(1, order)
         kinds = ("state", "cache")
-        kept = [n for n, buffer in enumerate(program.buffers) if buffer.kind in kinds]
+        kept = [n for n, buffer in enumerate(program.buffers) if buffer.role.kind in kinds]
         return [machine.logits, *(machine.memory.tensors[number] for number in kept)]
 
 

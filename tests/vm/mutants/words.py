@@ -22,7 +22,7 @@ from tests.vm.mutants.table import Count, all_bases
 from tests.vm.mutants.truth import truth_of
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.vm.groups.residual import Site
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types
 from tpcompile.vm.program.text import format_program, parse_program
@@ -33,7 +33,7 @@ BIASED = (0, 33, 34)
 FEW, MANY = (0, 4, 12, 13), (*range(8), *range(11, 19), *BIASED[1:])
 """A few small bases with all kinds of instructions, and more."""
 
-_SIZES = ("batch", "width", "rows", "ffn", "item", "longest", "most_blocks", "block", "spans")
+_SIZES = ("batch", "width", "rows", "ffn", "dtype", "longest", "most_blocks", "block", "spans")
 FIXED = frozenset((*_SIZES, "rank", "ranks", "slots", "most_stops", "steps", "first_row"))
 """Shared numbers that a buffer, or the program, determines: any other value disagrees with it."""
 
@@ -228,7 +228,7 @@ def _disagrees(mutant: WordMutant, program: Program) -> bool:
 def _out_of_range(wrong: Any, word: Word, new: int, buffers: Any) -> bool:
     """Whether no instruction of these buffers can have this number."""
     if word.name == "layer" and hasattr(wrong.at, "tables"):
-        cache = next(buffer for buffer in buffers if buffer.kind == "cache")
+        cache = next(buffer for buffer in buffers if buffer.role == Role.CACHE)
         return not 0 <= new < cache.shape[0]
     if word.name == "site":  # the embedding has one term on each rank
         return new == Site.EMBEDDING and getattr(wrong.at, "slots", 1) > 1
@@ -244,12 +244,11 @@ _NUMBERS = FIXED | {*_PLACES, "layer", "first", "window", "planned", "leaves"}
 
 
 def _look(buffers: Any, number: int) -> object:
-    """What tells one buffer from another: a name where executors go by it."""
+    """What tells one buffer from another."""
     if not 0 <= number < len(buffers):
         return number
     one = buffers[number]
-    role = one.name if one.kind in ("state", "input", "cache") else ""
-    return one.kind, one.shape, one.dtype, one.rank, one.storage, role
+    return one.role, one.shape, one.dtype, one.rank, one.storage
 
 
 def _value(instruction: Any, word: Word) -> Any:

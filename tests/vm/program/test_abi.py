@@ -13,7 +13,7 @@ import torch
 from tests.vm.groups.lowered import CASES, lowered
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.groups import LinearTerms, NormLmHead
-from tpcompile.vm.program import abi
+from tpcompile.vm.program import Buffer, DType, Role, abi
 from tpcompile.vm.program.instruction import Range, StepInstruction, word_count, words_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS, encode
 
@@ -70,7 +70,9 @@ def test_constants_are_numbers_of_the_interface() -> None:
     assert found["NORM_LM_HEAD_NORMED_EPS"] == eps.offset
     fields = sum(len(abi.layout(kind)) for kind in INSTRUCTIONS.values())
     members = sum(len(one) for one in abi.enumerations().values())
-    assert len(found) == 2 + len(INSTRUCTIONS) + members + fields, "two numbers have one name"
+    names = 2 + len(INSTRUCTIONS) + len(abi.COLUMNS) + members + fields
+    assert len(found) == names, "two numbers have one name"
+    assert found["BUFFER_ROLE"] == 1 and found["ROLE_LOGITS"] == 3
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
@@ -93,13 +95,45 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         lines.append(f'  printf("%d\\n", {at}->opcode == TPC_OP_{one.name.upper()});')
         expected.append(1)
     lines += ["  return 0;", "}"]
-    (tmp_path / "rows.c").write_text("\n".join(lines))
-    program = str(tmp_path / "rows")
+    assert _printed_by(lines, tmp_path) == expected
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+def test_c_reads_the_table_of_buffers(tmp_path: Path) -> None:
+    """Every column by name, for a cache and a weight, through the struct of the header."""
+    cache = Buffer("cache", (1, 2, 2, 3, 2), torch.bfloat16, 1, Role.CACHE, (1, 2, 64, 3, 8))
+    weight = Buffer("w", (5, 7), role=Role.WEIGHT)
+    held = torch.empty(1, 2, 3, 64, 8, dtype=torch.bfloat16).transpose(2, 3)
+    rows = [abi.buffer_row(cache, held, 16), abi.buffer_row(weight, torch.empty(5, 7), 16)]
+    (tmp_path / "tpc_abi.h").write_text(abi.c_header())
+    lines = ['#include "tpc_abi.h"', "#include <stdio.h>", "int main(void) {"]
+    lines += [f"  static const int64_t rows[][{len(rows[0])}] = {{"]
+    lines += [f"    {{{','.join(map(str, row))}}}," for row in rows]
+    lines += ["  };", f'  _Static_assert(sizeof(tpc_buffer) == {8 * len(rows[0])}, "size");']
+    expected: list[int] = []
+    for number, row in enumerate(rows):
+        lines.append(f"  const tpc_buffer *b{number} = (const tpc_buffer *)rows[{number}];")
+        for name, offset in abi.column_offsets().items():
+            width = abi.COLUMNS[name]
+            each = [name] if width == 1 else [f"{name}[{dim}]" for dim in range(width)]
+            lines += [f'  printf("%lld\\n", (long long)b{number}->{one});' for one in each]
+            expected += row[offset : offset + width]
+    lines += ["  return 0;", "}"]
+    assert _printed_by(lines, tmp_path) == expected
+    assert rows[0][1:6] == [Role.CACHE, 1, DType.BF16, 16, 5]
+    assert rows[0][6:] == [1, 2, 64, 3, 8, 3072, 1536, 8, 512, 1]
+    assert rows[1][4:] == [0, 2, 5, 7, 0, 0, 0, 7, 1, 0, 0, 0]
+
+
+def _printed_by(lines: list[str], directory: Path) -> list[int]:
+    """Compile a C program, run it, and return the numbers that it prints."""
     assert COMPILER is not None
+    source, program = directory / "rows.c", str(directory / "rows")
+    source.write_text("\n".join(lines))
     command = [COMPILER, "-Wall", "-Werror", "-fno-strict-aliasing", "-std=c11", "-o", program]
-    subprocess.run([*command, str(tmp_path / "rows.c")], check=True)
+    subprocess.run([*command, str(source)], check=True)
     done = subprocess.run([program], check=True, capture_output=True, text=True)
-    assert list(map(int, done.stdout.split())) == expected
+    return list(map(int, done.stdout.split()))
 
 
 def _braced(one: StepInstruction) -> str:
@@ -108,14 +142,14 @@ def _braced(one: StepInstruction) -> str:
 
 def test_enumerations_have_names_of_their_own() -> None:
     found = abi.enumerations()
-    assert set(found) == {"DType", "Part", "Site"}
+    assert set(found) == {"DType", "Part", "Role", "Site"}
     assert all(issubclass(one, IntEnum) for one in found.values())
 
 
 def test_dtypes() -> None:
-    assert abi.DType.of(torch.bfloat16) == abi.DType.BF16
+    assert DType.of(torch.bfloat16) == DType.BF16
     with pytest.raises(UnsupportedError, match=r"torch\.float64.*torch\.float32"):
-        abi.DType.of(torch.float64)
+        DType.of(torch.float64)
 
 
 def test_another_version_is_refused() -> None:

@@ -16,7 +16,7 @@ from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed
 from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UsageError, VerifyError
-from tpcompile.vm.program import Buffer, Program
+from tpcompile.vm.program import Buffer, DType, Program, Role
 from tpcompile.vm.program.encoding import decode_program, encode_program
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_rules, field_types
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -64,7 +64,7 @@ MISTAKES = {
         TWO, "all_reduce", "at.slots", lambda n: n + 1, "slots must be .*, got 2"
     ),
     "longest": Mistake(
-        ONE, "norm_qkv_rope_append", "at.longest", _half, "cos must be an input buffer .*longest=32"
+        ONE, "norm_qkv_rope_append", "at.longest", _half, "cos must be a cos buffer .*longest=32"
     ),
     "qkv most_blocks": Mistake(
         ONE, "norm_qkv_rope_append", "at.most_blocks", _half, r"tables must be .*most_blocks=8"
@@ -76,7 +76,9 @@ MISTAKES = {
     "attention block": Mistake(ONE, "partial_attention", "at.block", _half, "stored as"),
     "head width of qkv": Mistake(ONE, "norm_qkv_rope_append", "at.width", _half, "width=8"),
     "head width of attention": Mistake(ONE, "partial_attention", "at.width", _half, "width=8"),
-    "item": Mistake(ONE, "norm_lm_head", "at.item", _half, "item must be 4, the bytes .*, got 2"),
+    "dtype": Mistake(
+        ONE, "norm_lm_head", "at.dtype", lambda _: DType.F16, "dtype must be f32, .*, got f16"
+    ),
     "window of nothing": Mistake(
         ONE, "partial_attention", "at.window", lambda _: 0, "window must be at least 1, got 0"
     ),
@@ -204,7 +206,7 @@ def test_programs_that_lowering_makes_agree(case: Case) -> None:
 
 def test_the_machine_refuses_a_program_that_nobody_verified() -> None:
     """Before it asks for weights."""
-    never = pytest.fail
+    never: Any = pytest.fail
     with pytest.raises(VerifyError, match="most_blocks"):
         StepMemory(mistaken("attention most_blocks"), lambda rank, name: never(name), never)
 
@@ -227,11 +229,11 @@ def test_the_list_of_faults_ends() -> None:
     """And says how many more there are."""
     program = Case("tiny-qwen2", 2, lengths=(9,), lowering="rows", workers=6).program
     own = [
-        replace(one, at=replace(one.at, item=1))  # each has its own operands
+        replace(one, at=replace(one.at, dtype=DType.F16))  # each has its own operands
         for one in program.instructions
-        if isinstance(one, StepInstruction) and hasattr(one.at, "item")
+        if isinstance(one, StepInstruction) and hasattr(one.at, "dtype")
     ]
-    others = [one for one in program.instructions if not hasattr(one.at, "item")]  # type: ignore[attr-defined]
+    others = [one for one in program.instructions if not hasattr(one.at, "dtype")]  # type: ignore[attr-defined]
     count = len(program.instructions)
     alone = replace(
         program,
@@ -257,25 +259,24 @@ def test_the_list_of_faults_ends() -> None:
 
 def test_two_buffers_of_one_role() -> None:
     program = ONE.program
-    lengths = next(b for b in program.buffers if b.name == "lengths")
+    lengths = next(b for b in program.buffers if b.role == Role.LENGTHS)
     faults = check_program(replace(program, buffers=(*program.buffers, lengths)))
-    assert "the only buffer lengths@0" in faults[0].said
+    assert "the only buffer of role lengths" in faults[0].said
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"dtype": torch.int64},
-        {"kind": "input"},
+        {"role": Role.POSITIONS},
         {"shape": (2, 1)},
-        {"name": "length"},
         {"shape": (3,)},
     ],
     ids=str,
 )
 def test_a_buffer_of_another_look(change: dict[str, Any]) -> None:
     program = ONE.program
-    buffers = [replace(b, **change) if b.name == "lengths" else b for b in program.buffers]
+    buffers = [replace(b, **change) if b.role == Role.LENGTHS else b for b in program.buffers]
     faults = check_program(replace(program, buffers=tuple(buffers)))
     assert any(re.search("lengths must be .*, got buffer", fault.said) for fault in faults), faults
 

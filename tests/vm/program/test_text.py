@@ -22,10 +22,10 @@ from tpcompile.vm.groups import Embed, NormGateUpSwiglu
 from tpcompile.vm.groups.embed import EmbedOperands
 from tpcompile.vm.groups.mlp import GateUpOperands
 from tpcompile.vm.groups.normed import Normed
-from tpcompile.vm.program import Buffer, Program, Wait
+from tpcompile.vm.program import Buffer, DType, Program, Role, Wait
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types, fraction
 from tpcompile.vm.program.text import format_layer, format_program, parse_program
-from tpcompile.vm.program.text.values import DTYPES, KINDS, run_of, runs_of
+from tpcompile.vm.program.text.values import DTYPES, run_of, runs_of
 from tpcompile.vm.schedule.policies import POLICIES
 
 SMALL = Case(batch=1)
@@ -51,16 +51,16 @@ def test_operands_that_are_equal_are_one_object() -> None:
 
 def test_the_text_of_a_small_program() -> None:
     buffers = (
-        Buffer("tokens", (2,), torch.int32, kind="state"),
-        Buffer("the table", (9, 8), torch.bfloat16, kind="weight"),
+        Buffer("tokens", (2,), torch.int32, role=Role.TOKENS),
+        Buffer("the table", (9, 8), torch.bfloat16, role=Role.WEIGHT),
         Buffer("x", (2, 8), torch.bfloat16),
-        Buffer("cache", (1, 2, 2, 1, 2), kind="cache", storage=(1, 2, 64, 1, 4)),
+        Buffer("cache", (1, 2, 2, 1, 2), role=Role.CACHE, storage=(1, 2, 64, 1, 4)),
     )
     at = EmbedOperands(
-        0, NONE, tokens=0, table=1, out=2, batch=2, first=0, rows=9, item=2, summed=False
+        0, NONE, tokens=0, table=1, out=2, batch=2, first=0, rows=9, dtype=DType.BF16, summed=False
     )
     norm = Normed(2, 4, 2, 8, fraction(1e-6))
-    gate = GateUpOperands(0, 3, norm, 5, NONE, 6, 16, 2)
+    gate = GateUpOperands(0, 3, norm, 5, NONE, 6, 16, DType.BF16)
     instructions = (
         Embed(at, Range(0, 4)),
         Embed(at, Range(4, 8)),
@@ -78,15 +78,15 @@ SAID = """\
 program two ranks=1 sharing=1 repeats=true counters=2
 
 buffers
-  b0 tokens rank=0 kind=state dtype=i32 shape=[2]
-  b1 "the table" rank=0 kind=weight dtype=bf16 shape=[9,8]
-  b2 x rank=0 kind=scratch dtype=bf16 shape=[2,8]
-  b3 cache rank=0 kind=cache dtype=f32 shape=[1,2,2,1,2] storage=[1,2,64,1,4]
+  b0 tokens rank=0 role=tokens dtype=i32 shape=[2]
+  b1 "the table" rank=0 role=weight dtype=bf16 shape=[9,8]
+  b2 x rank=0 role=scratch dtype=bf16 shape=[2,8]
+  b3 cache rank=0 role=cache dtype=f32 shape=[1,2,2,1,2] storage=[1,2,64,1,4]
 
 operands
-  a0 embed rank=0 layer=none tokens=0 table=1 out=2 batch=2 first=0 rows=9 item=2 summed=false
+  a0 embed rank=0 layer=none tokens=0 table=1 out=2 batch=2 first=0 rows=9 dtype=bf16 summed=false
   a1 gate_up rank=0 layer=3 normed.x=2 normed.weight=4 normed.batch=2 normed.width=8 \
-normed.eps=1e-06 weight=5 bias=none out=6 ffn=16 item=2
+normed.eps=1e-06 weight=5 bias=none out=6 ffn=16 dtype=bf16
 
 instructions
   i0 embed a0 columns=0:4 signal c0
@@ -136,10 +136,7 @@ def test_what_has_no_text() -> None:
     program = Program((), (Touch(),), ((0,),), ((),), ((),))
     with pytest.raises(UsageError, match="Touch has no text form"):
         format_program(program)
-    for buffer, said in (
-        (Buffer("b", (1,), kind="scrach"), "Did you mean scratch"),
-        (Buffer("b", (1,), torch.complex64), "complex64"),
-    ):
+    for buffer, said in ((Buffer("b", (1,), torch.complex64), "complex64"),):
         with pytest.raises(UsageError, match=said):
             format_program(Program((buffer,), (), (), (), ()))
 
@@ -155,7 +152,7 @@ def any_program(draw: Any) -> Program:
         shape=extents,
         dtype=st.sampled_from(list(DTYPES.values())),
         rank=st.integers(0, ranks - 1),
-        kind=st.sampled_from(KINDS),
+        role=st.sampled_from(Role),
         storage=st.none() | extents,
     )
     count = draw(st.integers(0, 9))
@@ -271,7 +268,7 @@ REFUSALS = [
     ("  b1 ", "  b0 ", r"The buffer b0 is repeated.*Expected b1"),
     ("  b1 ", "  b2 ", r"The buffer b2 is out of order.*Expected b1"),
     ("dtype=i32", "dtype=i33", r"no dtype 'i33'.*Did you mean i32"),
-    ("kind=state", "kind=stat", r"Did you mean state"),
+    ("role=tokens", "role=token", r"Did you mean tokens"),
     ("shape=[1]", "shape=1", r"a shape such as \[4,64\]"),
     ("shape=[1]", "shap=[1]", r"no buffer field 'shap'.*Did you mean shape"),
     (" shape=[1]", "", r"Buffer fields are missing.*shape"),

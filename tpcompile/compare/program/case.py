@@ -73,7 +73,7 @@ class Case:
         machine = ProgramSide(
             program,
             self.structure,
-            lambda rank, name: self.weights[name][rank],
+            lambda rank, name: self.weights[name][rank].contiguous(),
             self.rotary,
             self.caches,
             order,

@@ -13,10 +13,10 @@ from tpcompile.compare.program.structure import Layer, Structure
 from tpcompile.compare.program.texts import Texts
 from tpcompile.compare.source import Source
 from tpcompile.ir.info import info_of
-from tpcompile.ir.meta import value_type
 from tpcompile.ir.simulate import Values, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.rewriting.manager import clone
+from tpcompile.runtime.ranks.rank import cache_shape
 
 
 class Module:
@@ -32,11 +32,11 @@ class Module:
     def fill(self, texts: Texts) -> None:
         """Run all tokens but the new ones. Fill unused slots with NaN."""
         node = self._nodes[CACHE]
-        kind = value_type(node)
         for rank in range(info_of(self._gm).tp):
-            extents = kind.local_shape(rank)
-            shape = [texts.slots if isinstance(extent, str) else extent for extent in extents]
-            self.caches.append(torch.full(shape, torch.nan, dtype=kind.dtype))
+            shape = cache_shape(self._gm, rank)
+            assert shape is not None
+            empty = shape.empty(texts.slots // shape.block, torch.device("cpu"))
+            self.caches.append(empty.fill_(torch.nan))
         node.op = "get_attr"  # each rank holds its own cache, like a weight
         self.weights[str(node.target)] = self.caches
         before = texts.before()

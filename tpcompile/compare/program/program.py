@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.memory import StepMemory, rotation_of
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order
 from tpcompile.compare.groups import Group, Pieces, Side
@@ -32,7 +32,8 @@ class ProgramSide:
     ) -> None:
         self._structure = structure
         self._caches = [cache.clone() for cache in caches]
-        self._machine = Machine(StepMemory(program, parameter, rotary, self._caches))
+        rotation = rotation_of(program, rotary)
+        self._machine = Machine(StepMemory(program, parameter, rotation, self._caches))
         self._order = order
 
     def step(self, texts: Texts, groups: Sequence[Group]) -> Side:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.memory import StepMemory, rotation_of
 from tpcompile.backends.reference import Machine
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
@@ -48,7 +48,8 @@ class MachineRanks(OneFront):
     def _machine(self, batch: int, caches: list[torch.Tensor]) -> Machine:
         if batch not in self._machines:
             program = self._programs.for_batch(batch).program
-            memory = StepMemory(program, self.parameter, self._rotary, caches)
+            rotation = rotation_of(program, self._rotary)
+            memory = StepMemory(program, self.parameter, rotation, caches)
             self._machines[batch] = Machine(memory)
         machine = self._machines[batch]
         machine.memory.use_caches(caches)  # new tensors if they have grown

@@ -151,14 +151,15 @@ def rank_modules(graph: fx.GraphModule) -> list[RankModule]:
             },
             frozenset(str(node.target) for node in nodes if is_matrix(node)),
             OUTPUTS[: len(info_of(graph).outputs)],
-            _cache_shape(graph, rank),
+            cache_shape(graph, rank),
             tuple(dict.fromkeys(rotary)),
         )
         for rank in range(info_of(graph).tp)
     ]
 
 
-def _cache_shape(graph: fx.GraphModule, rank: int) -> CacheShape | None:
+def cache_shape(graph: fx.GraphModule, rank: int) -> CacheShape | None:
+    """Return the KV cache of a rank, or None if the graph has no cache."""
     cache = next((n for n in graph.graph.nodes if n.op == "placeholder" and n.name == CACHE), None)
     if cache is None:
         return None

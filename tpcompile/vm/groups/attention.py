@@ -20,7 +20,7 @@ from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program import DType, Region, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -41,8 +41,8 @@ class AttentionOperands:
     layer: Annotated[int, rules.Number(0, "layers - 1")]
     q: Annotated[int, rules.scratch("batch", "heads*width", dtype="T")]
     cache: Annotated[int, rules.cache("kv_heads", dtype="T")]
-    lengths: Annotated[int, rules.state("lengths", "batch")]
-    tables: Annotated[int, rules.given("tables", "batch", "most_blocks")]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch")]
+    tables: Annotated[int, rules.sole(Role.TABLES, "batch", "most_blocks")]
     most_blocks: Annotated[int, rules.COUNT]
     values: Annotated[int, rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)]
     lse: Annotated[int, rules.scratch("batch", "heads", "spans", dtype=rules.F32)]
@@ -53,7 +53,7 @@ class AttentionOperands:
     spans: Annotated[int, rules.COUNT]
     planned: Annotated[int, rules.COUNT]
     """The tokens per span that the cost assumes. The result is correct for any number."""
-    item: Annotated[int, rules.ItemOf("cache")]
+    dtype: Annotated[DType, rules.DTypeOf("cache")]
 
 
 @instruction
@@ -95,7 +95,7 @@ class PartialAttention(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return 2 * self.at.planned * self.at.width * self.at.item
+        return 2 * self.at.planned * self.at.width * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at, row = self.at, self.sequence
@@ -231,7 +231,7 @@ def _attention_operands(
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
         planned=-(-held // spans) * block,
-        item=value_type(bound["q"]).dtype.itemsize,
+        dtype=DType.of(value_type(bound["q"]).dtype),
         **places(to, block, rank),
     )
 

@@ -14,7 +14,7 @@ from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program import DType, Region, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -33,7 +33,7 @@ class EmbedOperands:
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
-    tokens: Annotated[int, rules.state("tokens", "batch")]
+    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch")]
     table: Annotated[int, rules.weight("rows", "width")]
     out: Annotated[
         int,
@@ -48,7 +48,7 @@ class EmbedOperands:
     batch: Annotated[int, rules.COUNT]
     first: Annotated[int, rules.Number(0, "2147483647 - rows")]
     rows: Annotated[int, rules.COUNT]
-    item: Annotated[int, rules.ItemOf("table")]
+    dtype: Annotated[DType, rules.DTypeOf("table")]
     summed: bool
     """Whether `out` is this rank's term of a sum, because other ranks have the other rows."""
 
@@ -77,7 +77,7 @@ class Embed(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self.at.batch * self.columns.extent * self.at.item
+        return self.at.batch * self.columns.extent * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Add zero to every row, as a sum across ranks does, so that -0.0 becomes 0.0."""
@@ -111,7 +111,7 @@ def embedding(to: Building, node: fx.Node) -> None:
             batch=to.plan.batch,
             first=to.bound(node, rank).get("first_row", 0),
             rows=rows,
-            item=kind.dtype.itemsize,
+            dtype=DType.of(kind.dtype),
             summed=summed,
         )
         to.instructions += [Embed(at, columns) for columns in to.plan.sums(width_of(node))]

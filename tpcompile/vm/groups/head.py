@@ -15,7 +15,7 @@ from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers, read_by
-from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program import DType, Region, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -37,12 +37,12 @@ class HeadOperands:
     normed: Normed
     weight: Annotated[int, rules.weight("vocabulary", "normed.width")]
     bias: Annotated[int, rules.maybe(rules.weight("vocabulary"))]
-    logits: Annotated[int, rules.scratch("normed.batch", "vocabulary")]
+    logits: Annotated[int, rules.sole(Role.LOGITS, "normed.batch", "vocabulary", dtype="float")]
     best: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.F32)]
     """`[batch, slots]`: the highest logit of each instruction; `ids` has the token of each."""
     ids: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.I32)]
     first: Annotated[int, rules.Number(0, "2147483647 - vocabulary")]
-    item: Annotated[int, rules.ItemOf("weight")]
+    dtype: Annotated[DType, rules.DTypeOf("weight")]
 
 
 @instruction
@@ -72,7 +72,7 @@ class NormLmHead(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self.rows.extent * self.at.normed.width * self.at.item
+        return self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction. The best of equal logits is the one of the lowest row."""
@@ -97,16 +97,16 @@ class ArgmaxOperands:
     ranks: Annotated[int, rules.RANKS]
     slots: Annotated[int, rules.COUNT]
     batch: Annotated[int, rules.COUNT]
-    tokens: Annotated[int, rules.state("tokens", "batch")]
-    positions: Annotated[int, rules.state("positions", "batch")]
-    lengths: Annotated[int, rules.state("lengths", "batch")]
-    finished: Annotated[int, rules.state("finished", "batch")]
-    stops: Annotated[int, rules.given("stops", "most_stops")]
+    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch")]
+    positions: Annotated[int, rules.sole(Role.POSITIONS, "batch")]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch")]
+    finished: Annotated[int, rules.sole(Role.FINISHED, "batch")]
+    stops: Annotated[int, rules.sole(Role.STOPS, "most_stops")]
     """The tokens that end a sequence. An entry that is not a token is unused."""
     most_stops: Annotated[int, rules.COUNT]
-    clock: Annotated[int, rules.state("clock", "1")]
+    clock: Annotated[int, rules.sole(Role.CLOCK, "1")]
     """The number of steps that this launch has run."""
-    history: Annotated[int, rules.state("history", "steps", "batch")]
+    history: Annotated[int, rules.sole(Role.HISTORY, "steps", "batch")]
     steps: Annotated[int, rules.COUNT]
 
 
@@ -174,7 +174,9 @@ def norm_head(to: Building, node: fx.Node) -> None:
     if not isinstance(kind.layout_of(1), Layout | None):
         raise to.refusal(node, "the rows of the head are in several parts on each rank")
     batch = to.plan.batch
-    logits = to.declare("logits", [(batch, width) for width in columns], kind.dtype)
+    logits = to.declare(
+        Role.LOGITS.word, [(batch, width) for width in columns], kind.dtype, Role.LOGITS
+    )
     to.put(node, logits)
     slots = min(len(to.plan.blocks(width)) for width in columns)
     best = to.alike("best_logits", (batch, slots), torch.float32)
@@ -190,7 +192,7 @@ def norm_head(to: Building, node: fx.Node) -> None:
             best=best + rank,
             ids=ids + rank,
             first=_first_row(node, rank),
-            item=value_type(bound["weight"]).dtype.itemsize,
+            dtype=DType.of(value_type(bound["weight"]).dtype),
         )
         blocks = to.plan.pieces(columns[rank], slots)
         to.instructions += [NormLmHead(at, rows, slot) for slot, rows in enumerate(blocks)]
@@ -209,13 +211,13 @@ def argmax(to: Building, node: fx.Node) -> None:
     plan, batch = to.plan, to.plan.batch
     best, ids = to.number("best_logits"), to.number("best_ids")
     numbers = {
-        "tokens": to.alike("tokens", (batch,), torch.int32, "state"),
-        "positions": to.alike("positions", (batch,), torch.int32, "state"),
-        "lengths": to.alike("lengths", (batch,), torch.int32, "state"),
-        "finished": to.alike("finished", (batch,), torch.int32, "state"),
-        "stops": to.alike("stops", (plan.stops,), torch.int32, "input"),
-        "clock": to.alike("clock", (1,), torch.int32, "state"),
-        "history": to.alike("history", (plan.steps, batch), torch.int32, "state"),
+        "tokens": to.sole(Role.TOKENS, (batch,)),
+        "positions": to.sole(Role.POSITIONS, (batch,)),
+        "lengths": to.sole(Role.LENGTHS, (batch,)),
+        "finished": to.sole(Role.FINISHED, (batch,)),
+        "stops": to.sole(Role.STOPS, (plan.stops,)),
+        "clock": to.sole(Role.CLOCK, (1,)),
+        "history": to.sole(Role.HISTORY, (plan.steps, batch)),
     }
     to.put(node, numbers["tokens"])
     for rank in range(to.ranks):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.vm.lowering.building import Building
+from tpcompile.vm.program import Role
 
 
 def cache_of(to: Building, node: fx.Node, block: int) -> int:
@@ -20,15 +20,15 @@ def cache_of(to: Building, node: fx.Node, block: int) -> int:
         assert isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)
         regions.append((layers, 2, to.plan.batch, heads, 2))
         storages.append((layers, 2, slots, heads, width))
-    return to.declare("cache", regions, kind.dtype, "cache", storages)
+    return to.declare(Role.CACHE.word, regions, kind.dtype, Role.CACHE, storages)
 
 
 def places(to: Building, block: int, rank: int) -> dict[str, int]:
     """Return the operands that locate the sequences in the cache."""
     batch, most = to.plan.batch, to.plan.most_blocks(block)
     return {
-        "lengths": to.alike("lengths", (batch,), torch.int32, "state") + rank,
-        "tables": to.alike("tables", (batch, most), torch.int32, "input") + rank,
+        "lengths": to.sole(Role.LENGTHS, (batch,)) + rank,
+        "tables": to.sole(Role.TABLES, (batch, most)) + rank,
         "most_blocks": most,
         "block": block,
     }

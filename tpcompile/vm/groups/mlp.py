@@ -14,7 +14,7 @@ from tpcompile.vm.groups.arithmetic import swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program import DType, Region, rules
 from tpcompile.vm.program.instruction import (
     Memory,
     Probe,
@@ -37,7 +37,7 @@ class GateUpOperands:
     bias: Annotated[int, rules.maybe(rules.weight("2*ffn"))]
     out: Annotated[int, rules.scratch("normed.batch", "ffn")]
     ffn: Annotated[int, rules.COUNT]
-    item: Annotated[int, rules.ItemOf("weight")]
+    dtype: Annotated[DType, rules.DTypeOf("weight")]
 
 
 @instruction
@@ -68,7 +68,7 @@ class NormGateUpSwiglu(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return 2 * self.rows.extent * self.at.normed.width * self.at.item
+        return 2 * self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
@@ -97,6 +97,6 @@ def norm_gate_up(to: Building, node: fx.Node) -> None:
             bias=to.where_if(bound["bias"], rank),
             out=out + rank,
             ffn=columns[rank],
-            item=value_type(bound["weight"]).dtype.itemsize,
+            dtype=DType.of(value_type(bound["weight"]).dtype),
         )
         to.instructions += [NormGateUpSwiglu(at, rows) for rows in to.plan.blocks(columns[rank])]

@@ -21,7 +21,7 @@ from tpcompile.vm.groups.reduce import sum_terms
 from tpcompile.vm.groups.residual import Site, residual_buffer, site_of, terms_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
 from tpcompile.vm.lowering.handlers import lowers, read_by
-from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program import DType, Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -51,7 +51,7 @@ class ProjectOperands:
     batch: Annotated[int, rules.COUNT]
     width: Annotated[int, rules.COUNT]
     leaves: Annotated[int, rules.Number(1, "width")]
-    item: Annotated[int, rules.ItemOf("weight")]
+    dtype: Annotated[DType, rules.DTypeOf("weight")]
 
 
 @instruction
@@ -87,7 +87,7 @@ class LinearResidual(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self.rows.extent * self.at.width * self.at.item
+        return self.rows.extent * self.at.width * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
@@ -137,7 +137,7 @@ class LinearTerms(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self.rows.extent * self.columns.extent * self.at.item
+        return self.rows.extent * self.columns.extent * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         x = memory[self.at.x][:, self.columns.slice]
@@ -219,7 +219,7 @@ def _terms_operands(
         batch=to.plan.batch,
         width=width,
         leaves=leaves_of(to.ranks),
-        item=value_type(weight).dtype.itemsize,
+        dtype=DType.of(value_type(weight).dtype),
     )
 
 

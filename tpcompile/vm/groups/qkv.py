@@ -24,7 +24,7 @@ from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import Join, Region, rules
+from tpcompile.vm.program import DType, Join, Region, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -63,20 +63,20 @@ class QkvOperands:
     first_row: Annotated[int, rules.Number(0, "all_heads*width - heads*width", multiple="width")]
     head_norm: Annotated[int, rules.maybe(rules.weight("width"))]
     head_eps: Annotated[float, rules.Fraction(0.0)]
-    cos: Annotated[int, rules.given("cos", "longest", "width", dtype="float")]
-    sin: Annotated[int, rules.given("sin", "longest", "width", dtype="float")]
+    cos: Annotated[int, rules.sole(Role.COS, "longest", "width", dtype="float")]
+    sin: Annotated[int, rules.sole(Role.SIN, "longest", "width", dtype="float")]
     longest: Annotated[int, rules.COUNT]
     interleaved: bool
-    positions: Annotated[int, rules.state("positions", "normed.batch")]
-    lengths: Annotated[int, rules.state("lengths", "normed.batch")]
-    tables: Annotated[int, rules.given("tables", "normed.batch", "most_blocks")]
+    positions: Annotated[int, rules.sole(Role.POSITIONS, "normed.batch")]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "normed.batch")]
+    tables: Annotated[int, rules.sole(Role.TABLES, "normed.batch", "most_blocks")]
     most_blocks: Annotated[int, rules.COUNT]
     block: Annotated[int, rules.Number(1, fits=rules.cache("kv_heads", "normed.batch"))]
     width: Annotated[int, rules.COUNT]
     """The width of a head."""
     out: Annotated[int, rules.Chosen("part", {Part.Q: _QUERIES, Part.K: _SIDE, Part.V: _SIDE})]
     """The buffer of the queries, or the cache."""
-    item: Annotated[int, rules.ItemOf("weight")]
+    dtype: Annotated[DType, rules.DTypeOf("weight")]
 
     @cached_property
     def shared_reads(self) -> tuple[Region, ...]:
@@ -178,7 +178,7 @@ class NormQkvRopeAppend(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self._rows.extent * self.at.normed.width * self.at.item
+        return self._rows.extent * self.at.normed.width * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
@@ -191,7 +191,7 @@ class NormQkvRows(StepInstruction):
 
     at: QkvOperands
     raw: Annotated[int, rules.scratch("normed.batch", "all_heads*width")]
-    arrivals: Annotated[int, rules.state("arrivals", "all_heads")]
+    arrivals: Annotated[int, rules.sole(Role.ARRIVALS, "all_heads")]
     head: Annotated[int, rules.Number(0, "heads - 1")]
     rows: Annotated[Range, rules.Within("width")]
     blocks: Annotated[int, rules.Number(1, "width")]
@@ -235,7 +235,7 @@ class NormQkvRows(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self.rows.extent * self.at.normed.width * self.at.item
+        return self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         brought = self.at.project(memory, self._weight_rows, probe)
@@ -282,14 +282,14 @@ def _qkv_operands(
         first_row=first_row,
         head_norm=to.where_if(head_norm, rank),
         head_eps=fraction(bound["head_eps"]),
-        cos=to.alike("cos", (longest, width), dtype, "input") + rank,
-        sin=to.alike("sin", (longest, width), dtype, "input") + rank,
+        cos=to.sole(Role.COS, (longest, width), dtype) + rank,
+        sin=to.sole(Role.SIN, (longest, width), dtype) + rank,
         longest=longest,
         interleaved=bound["interleaved"],
-        positions=to.alike("positions", (to.plan.batch,), torch.int32, "state") + rank,
+        positions=to.sole(Role.POSITIONS, (to.plan.batch,)) + rank,
         width=width,
         out=out,
-        item=value_type(bound["weight"]).dtype.itemsize,
+        dtype=DType.of(value_type(bound["weight"]).dtype),
         **places(to, bound["block"], rank),
     )
 
@@ -305,7 +305,7 @@ def _heads(
     wide = [(to.plan.batch, rows) for rows in _weight_rows(to, at)]
     raw = to.declare("raw_qkv", wide, to.buffers[at.normed.x].dtype) + at.rank
     counts = [(rows // at.width,) for _, rows in wide]
-    arrivals = to.declare("arrivals", counts, torch.int32, "state") + at.rank
+    arrivals = to.declare(Role.ARRIVALS.word, counts, torch.int32, Role.ARRIVALS) + at.rank
     for head in range(heads):
         for rows in blocks:
             yield NormQkvRows(at, raw, arrivals, head, rows, len(blocks))

@@ -15,7 +15,7 @@ from tpcompile.ir.ops.spec import SPECS
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.text import format_node
 from tpcompile.vm.lowering.plan import StepPlan
-from tpcompile.vm.program import Buffer
+from tpcompile.vm.program import Buffer, Role
 from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
@@ -35,7 +35,7 @@ class Building:
         name: str,
         shapes: Sequence[tuple[int, ...]],
         dtype: torch.dtype,
-        kind: str = "scratch",
+        role: Role = Role.SCRATCH,
         storages: Sequence[tuple[int, ...]] | None = None,
     ) -> int:
         """Return the number of rank 0's buffer of this name. Declare it if it is new."""
@@ -43,7 +43,7 @@ class Building:
             self._numbers[name] = len(self.buffers)
             lies: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
             self.buffers += [
-                Buffer(name, shape, dtype, rank, kind, storage)
+                Buffer(name, shape, dtype, rank, role, storage)
                 for rank, (shape, storage) in enumerate(zip(shapes, lies, strict=True))
             ]
         first = self._numbers[name]
@@ -60,11 +60,13 @@ class Building:
         """Return the number of rank 0's buffer of a declared name."""
         return self._numbers[name]
 
-    def alike(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: str = "scratch"
-    ) -> int:
-        """Declare a buffer that has the same shape on every rank."""
-        return self.declare(name, [shape] * self.ranks, dtype, kind)
+    def alike(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Declare a scratch buffer that has the same shape on every rank."""
+        return self.declare(name, [shape] * self.ranks, dtype)
+
+    def sole(self, role: Role, shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> int:
+        """Declare the buffer of this role on every rank; its name is that of the role."""
+        return self.declare(role.word, [shape] * self.ranks, dtype, role)
 
     def local_columns(self, node: fx.Node) -> list[int]:
         """Return the width of a value on each rank, with heads side by side."""
@@ -114,7 +116,7 @@ class Building:
     def _parameter(self, node: fx.Node) -> int:
         kind = value_type(node)
         shapes = [tuple(map(int, kind.local_shape(rank))) for rank in range(self.ranks)]
-        return self.declare(str(node.target), shapes, kind.dtype, "weight")
+        return self.declare(str(node.target), shapes, kind.dtype, Role.WEIGHT)
 
 
 def width_of(node: fx.Node) -> int:

@@ -14,6 +14,7 @@ from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import HANDLERS, lowers, read_by, reads
 from tpcompile.vm.lowering.leftovers import verify_nothing_left
 from tpcompile.vm.lowering.plan import Lowered, StepPlan
+from tpcompile.vm.program import Role
 
 aten = torch.ops.aten
 
@@ -34,7 +35,7 @@ def lower(gm: fx.GraphModule, plan: StepPlan) -> Lowered:
 
 def _input(to: Building, node: fx.Node) -> None:
     if node.name == "input_ids":
-        to.put(node, to.alike("tokens", (to.plan.batch,), torch.int32, "state"))
+        to.put(node, to.sole(Role.TOKENS, (to.plan.batch,)))
 
 
 def _check_ends(to: Building) -> None:

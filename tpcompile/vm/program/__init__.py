@@ -1,15 +1,18 @@
 """The program: instructions over buffers, their operands, their int32 words and their text."""
 
+from tpcompile.vm.program.buffer import Box, Buffer, DType, Role
 from tpcompile.vm.program.program import Instruction, Program, Wait, queue_by_instruction
-from tpcompile.vm.program.region import Box, Buffer, Join, Region, overlap
+from tpcompile.vm.program.region import Join, Region, overlap
 
 __all__ = [
     "Box",
     "Buffer",
+    "DType",
     "Instruction",
     "Join",
     "Program",
     "Region",
+    "Role",
     "Wait",
     "overlap",
     "queue_by_instruction",

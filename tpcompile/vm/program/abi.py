@@ -12,48 +12,37 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate
 from typing import Any
 
 import torch
 
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UsageError
+from tpcompile.vm.program.buffer import Buffer, DType, Role
 from tpcompile.vm.program.instruction import Range, flat_fields, operands_of, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
-VERSION = 1
+VERSION = 2
 """Incremented whenever a word, a column or a number changes its meaning."""
 
 
-class DType(IntEnum):
-    """The element types of buffers."""
+MOST_DIMS = 5
+"""The most dimensions of a buffer in memory."""
 
-    F32 = 1
-    BF16 = 2
-    F16 = 3
-    I32 = 4
-    I64 = 5
-    BOOL = 6
-
-    @staticmethod
-    def of(dtype: torch.dtype) -> DType:
-        """Return the number of a torch dtype."""
-        if dtype not in _DTYPES:
-            raise UnsupportedError(
-                "A buffer has a dtype that executors do not have",
-                got=str(dtype),
-                expected=", ".join(map(str, _DTYPES)),
-            )
-        return _DTYPES[dtype]
-
-
-_DTYPES = {
-    torch.float32: DType.F32,
-    torch.bfloat16: DType.BF16,
-    torch.float16: DType.F16,
-    torch.int32: DType.I32,
-    torch.int64: DType.I64,
-    torch.bool: DType.BOOL,
+COLUMNS = {
+    "address": 1,
+    "role": 1,
+    "rank": 1,
+    "dtype": 1,
+    "block": 1,
+    "dims": 1,
+    "shape": MOST_DIMS,
+    "strides": MOST_DIMS,
 }
+"""The columns of the table of buffers, which has a row of int64 per buffer, and their widths.
+
+`block` is the tokens per block of the KV cache, and 0 for other buffers. Strides count elements.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,15 +81,31 @@ def constants() -> dict[str, int]:
         found[f"OP_{kind.name.upper()}"] = kind.opcode
     for one in enumerations().values():
         found |= {f"{_upper(one.__name__)}_{member.name}": int(member) for member in one}
+    for name, offset in column_offsets().items():
+        found[f"BUFFER_{name.upper()}"] = offset
     for kind in INSTRUCTIONS.values():
         for field in layout(kind):
             found[f"{kind.name.upper()}_{field.name.upper()}"] = field.offset
     return found
 
 
+def column_offsets() -> Mapping[str, int]:
+    """Return the place of each column in a row of the table of buffers."""
+    return dict(zip(COLUMNS, accumulate(COLUMNS.values(), initial=0), strict=False))
+
+
+def buffer_row(buffer: Buffer, tensor: torch.Tensor, block: int) -> list[int]:
+    """Return the row of a buffer, whose memory is that of `tensor`."""
+    row = [tensor.data_ptr(), buffer.role, buffer.rank, DType.of(buffer.dtype)]
+    row += [block if buffer.role == Role.CACHE else 0, tensor.dim()]
+    for extents in (tensor.shape, tensor.stride()):
+        row += [*extents, *[0] * (MOST_DIMS - tensor.dim())]
+    return row
+
+
 def enumerations() -> Mapping[str, type[IntEnum]]:
     """Return the enumerations that operands and buffers are made of, by name."""
-    found: dict[str, type[IntEnum]] = {"DType": DType}
+    found: dict[str, type[IntEnum]] = {"DType": DType, "Role": Role}
     for kind in INSTRUCTIONS.values():
         for field in layout(kind):
             if issubclass(field.kind, IntEnum):
@@ -138,6 +143,10 @@ def c_header() -> str:
     for one in enumerations().values():
         name = _upper(one.__name__)
         lines += _c_enum(name.lower(), name, {member.name: int(member) for member in one})
+    lines += ["typedef struct {"]
+    for name, width in COLUMNS.items():
+        lines.append(f"  int64_t {name}{f'[{width}]' if width > 1 else ''};")
+    lines += ["} tpc_buffer;", ""]
     for kind in INSTRUCTIONS.values():
         lines += ["typedef struct {", "  int32_t opcode;"]
         lines += [f"  {_c_type(field.kind)} {field.name};" for field in layout(kind)]

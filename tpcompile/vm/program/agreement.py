@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from tpcompile.ir.types import dtype_name
+from tpcompile.vm.program.buffer import Buffer, DType, Role
 from tpcompile.vm.program.instruction import NONE, field_rules, field_types, operands_of
 from tpcompile.vm.program.names import Names
-from tpcompile.vm.program.region import Buffer
 from tpcompile.vm.program.rules import (
     Chosen,
+    DTypeOf,
     Fraction,
     Held,
-    ItemOf,
     Missing,
     Number,
     Rule,
@@ -45,14 +45,14 @@ class Buffers:
 
     all: Sequence[Buffer]
     ranks: int
-    roles: dict[tuple[str, int], list[int]]
-    """Buffer numbers by name and rank."""
+    roles: dict[tuple[Role, int], list[int]]
+    """Buffer numbers by role and rank."""
 
     @classmethod
     def of(cls, buffers: Sequence[Buffer], ranks: int) -> Buffers:
-        roles: dict[tuple[str, int], list[int]] = {}
+        roles: dict[tuple[Role, int], list[int]] = {}
         for number, buffer in enumerate(buffers):
-            roles.setdefault((buffer.name, buffer.rank), []).append(number)
+            roles.setdefault((buffer.role, buffer.rank), []).append(number)
         return cls(buffers, ranks, roles)
 
 
@@ -120,12 +120,11 @@ class Agreement:
 
     def _check_limits(self, path: str, prefix: str, rule: Rule) -> None:
         value = self.names[path]
-        if isinstance(rule, ItemOf):
+        if isinstance(rule, DTypeOf):
             dtype = self._buffers.all[self.names[prefix + rule.operand]].dtype
-            if value != dtype.itemsize:
-                element = f"{dtype_name(dtype)} element of {rule.operand}"
-                said = f"{dtype.itemsize}, the bytes per {element}"
-                self._refuse(path, value, said)
+            if value != DType.of(dtype):
+                got = DType(value).word
+                self._refuse(path, got, f"{dtype_name(dtype)}, the dtype of {rule.operand}")
         if not isinstance(rule, Number):
             return
         if rule.exactly and value != self.names.number(rule.exactly, prefix):
@@ -141,7 +140,7 @@ class Agreement:
             rank = self.names["rank"]
             held = self._buffers.roles.get((rule.fits.role, rank), [])
             if len(held) != 1:
-                role = f"{rule.fits.role}@{rank}"
+                role = f"{rule.fits.role.word}@{rank}"
                 got = f"{self.names[path]} with {len(held)} buffers {role}"
                 self._refuse(path, got, f"a value for exactly one buffer {role}")
             else:
@@ -162,15 +161,15 @@ class Agreement:
         buffer = self._buffers.all[number]
         if not self._fits(buffer, rule, prefix):
             self._refuse(path, _described(number, buffer), self._wanted(rule, prefix))
-        elif rule.role and len(self._buffers.roles[buffer.name, buffer.rank]) > 1:
-            only = f"the only buffer {rule.role}@{buffer.rank}"
+        elif rule.role.sole and len(self._buffers.roles[rule.role, buffer.rank]) > 1:
+            only = f"the only buffer of role {rule.role.word} of rank {buffer.rank}"
             self._refuse(path, _described(number, buffer), only)
         elif buffer.rank != rank:
             self._refuse(path, _described(number, buffer), f"a buffer of rank {rank}", "rank")
 
     def _fits(self, buffer: Buffer, rule: Held, prefix: str) -> bool:
         """Return whether kind, role, dtype and shape agree. Bind the free names if all do."""
-        if buffer.kind != rule.kind or rule.role not in ("", buffer.name):
+        if buffer.role != rule.role:
             return False
         if not self._has_dtype(buffer.dtype, rule.dtype):
             return False
@@ -204,15 +203,13 @@ class Agreement:
         dtype = dtype_name(self._dtypes[dtype]) if dtype in self._dtypes else dtype
         dtype = "float" if len(dtype) == 1 else dtype
         stored = "" if rule.storage is None else f", stored as {shown(rule.storage)}"
-        article = "an" if rule.kind == "input" else "a"
-        named = f"buffer {rule.role}".rstrip()
-        return f"{article} {rule.kind} {named} {dtype}{shown(rule.shape)}{stored}"
+        return f"a {rule.role.word} buffer {dtype}{shown(rule.shape)}{stored}"
 
 
 def _described(number: int, buffer: Buffer) -> str:
     stored = "" if buffer.storage is None else f", stored as {list(buffer.storage)}"
     return (
-        f"buffer {number} ({buffer.kind} {buffer.name}@{buffer.rank} "
+        f"buffer {number} ({buffer.role.word} buffer {buffer.name}@{buffer.rank} "
         f"{dtype_name(buffer.dtype)}{list(buffer.shape)}{stored})"
     )
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 
+from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.region import Join, Region
 from tpcompile.vm.targets import Target
 
@@ -124,7 +125,12 @@ class StepInstruction:
     @property
     def label(self) -> str:
         """A one-line description: the instruction, its layer and rank, and its own operands."""
-        kinds = [v.name.lower() for v in vars(self.at).values() if isinstance(v, IntEnum)]
+        shared = vars(self.at).values()
+        kinds = [
+            value.name.lower()
+            for value in shared
+            if isinstance(value, IntEnum) and not isinstance(value, DType)
+        ]
         where = [] if self.layer < 0 else [f"layer {self.layer}"]
         own = [f"{name}={_shown(value)}" for name, value in own_fields(self)]
         return " ".join([self.name, *kinds, *where, f"rank {self.rank}", *own])

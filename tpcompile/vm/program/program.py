@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from tpcompile.vm.program.region import Buffer, Join, Region
+from tpcompile.errors import UsageError
+from tpcompile.vm.program.buffer import Buffer, Role
+from tpcompile.vm.program.region import Join, Region
 
 
 class Instruction(Protocol):
@@ -88,6 +90,26 @@ class Program:
             for counter in own:
                 found[counter].append(number)
         return tuple(map(tuple, found))
+
+    @cached_property
+    def _roles(self) -> Mapping[Role, tuple[int, ...]]:
+        found: dict[Role, list[int]] = {}
+        for number, buffer in enumerate(self.buffers):
+            found.setdefault(buffer.role, []).append(number)
+        return {
+            role: tuple(sorted(own, key=lambda number: self.buffers[number].rank))
+            for role, own in found.items()
+        }
+
+    def one_per_rank(self, role: Role) -> tuple[int, ...]:
+        """Return the buffer of this role on each rank; raise if a rank has none or several."""
+        found = self._roles.get(role, ())
+        if [self.buffers[number].rank for number in found] != list(range(self.ranks)):
+            raise UsageError(
+                f"Each rank must have one buffer of role {role.word}",
+                got=f"buffers {[*found]} for {self.ranks} ranks",
+            )
+        return found
 
 
 def queue_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:

@@ -1,34 +1,10 @@
-"""Buffers, and the parts of them that instructions read and write."""
+"""Regions: the parts of buffers that instructions read and write."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
-Box = tuple[tuple[int, int], ...]
-"""An interval in each dimension of a buffer."""
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor that a program uses; it is in the memory of `rank`."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
-    rank: int = 0
-    kind: str = "scratch"
-    """`weight` and `input` come from outside, `state` and `cache` persist between steps, and
-    `scratch` is undefined before a step."""
-    storage: tuple[int, ...] | None = None
-    """The shape of the tensor in memory, if its dimensions are not those of regions."""
-
-    @property
-    def box(self) -> Box:
-        """The whole buffer."""
-        return tuple((0, extent) for extent in self.shape)
+from tpcompile.vm.program.buffer import Box
 
 
 class Region(NamedTuple):

@@ -1,6 +1,6 @@
 """The rules of operands, declared with each field of an instruction.
 
-A field is `Annotated[int, rule]`. A buffer's rule gives its kind, its shape in terms of other
+A field is `Annotated[int, rule]`. A buffer's rule gives its role, its shape in terms of other
 operands, and its dtype. A number's rule gives its range. `operands.py` checks the rules.
 
 A dimension is a product of names: `"heads*width"`. A name is either an operand or free. The first
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tpcompile.vm.program.buffer import Role
+
 F32, I32 = torch.float32, torch.int32
 
 PROGRAM_RANKS = "ranks_of"
@@ -24,14 +26,10 @@ PROGRAM_RANKS = "ranks_of"
 
 @dataclass(frozen=True)
 class Held:
-    """A buffer of this kind and shape.
+    """A buffer of this role and shape."""
 
-    Executors find a state, an input or a cache by its name, so its name is its role.
-    """
-
-    kind: str
+    role: Role
     shape: tuple[str, ...]
-    role: str = ""
     dtype: torch.dtype | str = "float"
     """A dtype, `float` for any floating-point dtype, or a letter: same letter, same dtype."""
     storage: tuple[str, ...] | None = None
@@ -41,28 +39,23 @@ class Held:
 
 
 def weight(*shape: str, dtype: str = "float", optional: bool = False) -> Held:
-    return Held("weight", shape, dtype=dtype, optional=optional)
+    return Held(Role.WEIGHT, shape, dtype, optional=optional)
 
 
 def scratch(*shape: str, dtype: torch.dtype | str = "float", each_rank: bool = False) -> Held:
-    return Held("scratch", shape, dtype=dtype, each_rank=each_rank)
+    return Held(Role.SCRATCH, shape, dtype, each_rank=each_rank)
 
 
-def state(role: str, *shape: str) -> Held:
-    return Held("state", shape, role, I32)
-
-
-def given(role: str, *shape: str, dtype: torch.dtype | str = I32) -> Held:
-    """Return the rule of an input."""
-    return Held("input", shape, role, dtype)
+def sole(role: Role, *shape: str, dtype: torch.dtype | str = I32) -> Held:
+    """Return the rule of the rank's only buffer of a role."""
+    return Held(role, shape, dtype)
 
 
 def cache(heads: str, batch: str = "batch", dtype: str = "float") -> Held:
     """Return the rule of the KV cache, whose storage determines the tokens per block."""
     return Held(
-        "cache",
+        Role.CACHE,
         ("layers", "2", batch, heads, "2"),
-        "cache",
         dtype,
         ("layers", "2", f"{batch}*most_blocks*block", heads, "width"),
     )
@@ -101,8 +94,8 @@ class Fraction:
 
 
 @dataclass(frozen=True)
-class ItemOf:
-    """The bytes per element of a buffer."""
+class DTypeOf:
+    """The dtype of a buffer."""
 
     operand: str
 
@@ -124,7 +117,7 @@ class Chosen:
     rules: Mapping[Any, Rule]
 
 
-Rule = Held | Missing | Number | Fraction | ItemOf | Within | Chosen
+Rule = Held | Missing | Number | Fraction | DTypeOf | Within | Chosen
 
 COUNT = Number(1)
 RANKS = Number(1, exactly=PROGRAM_RANKS)

@@ -1,7 +1,7 @@
 """The text form of a program, which round-trips.
 
     program  := "program" name "ranks="n "sharing="n "repeats="bool "counters="n section*
-    buffers  := "b"n name "rank="n "kind="kind "dtype="dtype "shape="shape ["storage="shape]
+    buffers  := "b"n name "rank="n "role="role "dtype="dtype "shape="shape ["storage="shape]
     operands := "a"n name (field"="value)*              shared by instructions
     instructions := "i"n name "a"n (field"="value)* ["wait" ("c"n">="n)*] ["signal" ("c"n)*]
     queues   := "w"n (n | start":"stop[":"step])*       one line per queue

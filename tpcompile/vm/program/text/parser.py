@@ -7,15 +7,15 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from tpcompile.errors import UsageError
+from tpcompile.vm.program.buffer import Buffer
 from tpcompile.vm.program.instruction import StepInstruction, field_types, operands_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, disagreements
 from tpcompile.vm.program.program import Program, Wait
-from tpcompile.vm.program.region import Buffer
 from tpcompile.vm.program.text.line import Line, lines_of
 from tpcompile.vm.program.text.values import (
     DTYPES,
-    KINDS,
+    ROLES,
     SECTIONS,
     named,
     operand_kinds,
@@ -152,7 +152,7 @@ class _Parser:
             shape=line.read("shape", words["shape"], shaped),
             dtype=line.known("dtype", words["dtype"], DTYPES),
             rank=rank,
-            kind=line.known("buffer kind", words["kind"], {kind: kind for kind in KINDS}),
+            role=line.known("buffer role", words["role"], ROLES),
             storage=line.read("storage", words["storage"], shaped) if "storage" in words else None,
         )
 
@@ -240,7 +240,7 @@ class _Parser:
         return tuple(queues)
 
 
-_BUFFER = {name: name for name in ("rank", "kind", "dtype", "shape", "storage")}
+_BUFFER = {name: name for name in ("rank", "role", "dtype", "shape", "storage")}
 
 
 def _placed(line: Line, placed: list[bool]) -> Iterator[int]:

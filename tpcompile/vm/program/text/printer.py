@@ -7,14 +7,14 @@ from dataclasses import is_dataclass
 from operator import attrgetter
 from typing import Any
 
-from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.errors import UsageError
 from tpcompile.ir.types import dtype_name
+from tpcompile.vm.program.buffer import Buffer
 from tpcompile.vm.program.instruction import StepInstruction, own_fields
 from tpcompile.vm.program.program import Program, queue_by_instruction
-from tpcompile.vm.program.region import Buffer, Join, Region, box_text
+from tpcompile.vm.program.region import Join, Region, box_text
 from tpcompile.vm.program.text.values import (
     DTYPES,
-    KINDS,
     name_word,
     operand_types,
     operands_name,
@@ -73,18 +73,13 @@ def format_layer(program: Program, layer: int, rank: int | None = None) -> str:
 
 def buffer_line(number: int, buffer: Buffer) -> str:
     """Format a buffer with all its fields."""
-    if buffer.kind not in KINDS:
-        raise UsageError(
-            f"The buffer {buffer.name} has the unknown kind {buffer.kind!r}",
-            hint=did_you_mean(buffer.kind, KINDS),
-        )
     dtype = dtype_name(buffer.dtype)
     if dtype not in DTYPES:
         raise UsageError(
             f"The buffer {buffer.name} has the unsupported dtype {dtype}",
             expected=f"one of {', '.join(DTYPES)}",
         )
-    line = f"b{number} {name_word(buffer.name)} rank={buffer.rank} kind={buffer.kind}"
+    line = f"b{number} {name_word(buffer.name)} rank={buffer.rank} role={buffer.role.word}"
     line += f" dtype={dtype} shape={shape_word(buffer.shape)}"
     return line if buffer.storage is None else f"{line} storage={shape_word(buffer.storage)}"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tpcompile.ir.types import dtype_name
+from tpcompile.vm.program.buffer import DType, Role
 from tpcompile.vm.program.instruction import (
     NONE,
     Range,
@@ -26,20 +26,9 @@ from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 SECTIONS = ("buffers", "operands", "instructions", "queues")
 """The sections, in order, after the line of the program."""
 
-KINDS = ("weight", "input", "state", "cache", "scratch")
-"""The kinds of buffers."""
+ROLES: Mapping[str, Role] = {role.word: role for role in Role}
 
-DTYPES: Mapping[str, torch.dtype] = {
-    dtype_name(dtype): dtype
-    for dtype in (
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-        torch.int64,
-        torch.int32,
-        torch.bool,
-    )
-}
+DTYPES: Mapping[str, torch.dtype] = {dtype.word: dtype.torch for dtype in DType}
 
 INT32 = range(-(2**31), 2**31)
 """The values that fit in a word of the encoding."""

@@ -1,0 +1,113 @@
+"""The memory that ranks share when each runs its part of a program in a process of its own.
+
+It holds the buffers that instructions of several ranks touch, and the counters. Python cannot add
+to an integer atomically, so each rank has its own row of counters, and who waits sums the rows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from tpcompile.vm.program import Program
+
+_ALIGN = 64
+"""The bytes of a cache line, at which buffers and rows of counters begin."""
+
+_LOOKS = 1000
+"""How often to look at a counter before sleeping between looks."""
+
+_REST_S = 50e-6
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """The places of shared buffers and counters, in bytes."""
+
+    buffers: Mapping[int, int]
+    """The place of each shared buffer, by number."""
+    counters: int
+    """The place of rank 0's row of counters. The rows of the other ranks follow."""
+    row: int
+    """The size of a row."""
+    size: int
+
+    @classmethod
+    def of(cls, program: Program) -> SharedLayout:
+        """Lay out the buffers that several ranks touch, then the counters of each rank."""
+        places, end = {}, 0
+        for number in _shared_buffers(program):
+            places[number] = end
+            buffer = program.buffers[number]
+            end += _aligned(math.prod(buffer.extents) * buffer.dtype.itemsize)
+        row = _aligned(8 * program.counters)
+        return cls(places, end, row, max(1, end + row * program.ranks))
+
+
+class RankShare:
+    """A rank's view of shared memory."""
+
+    def __init__(self, program: Program, rank: int, memory: Any) -> None:
+        """Attach to `memory`, a writable buffer of `SharedLayout.size` bytes, zero at first."""
+        layout = SharedLayout.of(program)
+        self.rank = rank
+        self.tensors: dict[int, torch.Tensor] = {}
+        """The shared buffers by number."""
+        for number, start in layout.buffers.items():
+            buffer = program.buffers[number]
+            count = math.prod(buffer.extents)
+            flat = torch.frombuffer(memory, dtype=buffer.dtype, count=count, offset=start)
+            self.tensors[number] = flat.view(buffer.extents)
+        whole = memoryview(memory)[layout.counters :][: layout.row * program.ranks]
+        self._counters = whole.cast("B").cast("q")
+        self._row = layout.row // 8
+        self._steps = 0
+
+    def order(self, program: Program) -> Iterator[int]:
+        """Yield this rank's instructions in sequential order, each when its waits are met.
+
+        An instruction counts as done when the next one is requested. Counters are never cleared,
+        neither between steps nor between launches, so thresholds grow with the steps of all
+        launches.
+        """
+        for number, instruction in enumerate(program.instructions):
+            if instruction.rank != self.rank:
+                continue
+            for wait in program.waits[number]:
+                signals = len(program.signallers[wait.counter])
+                self._wait(wait.counter, wait.until + self._steps * signals)
+            yield number
+            for counter in program.signals[number]:
+                self._counters[self.rank * self._row + counter] += 1
+        self._steps += 1
+
+    def _wait(self, counter: int, until: int) -> None:
+        looks = 0
+        while sum(self._counters[counter :: self._row]) < until:
+            looks += 1
+            if looks < _LOOKS:
+                os.sched_yield()
+            else:
+                time.sleep(_REST_S)
+
+
+def _shared_buffers(program: Program) -> list[int]:
+    """Return the buffers that an instruction of another rank touches."""
+    found = {
+        region.buffer
+        for one in program.instructions
+        for region in chain(one.reads, one.writes, (join.region for join in one.joins))
+        if program.buffers[region.buffer].rank != one.rank
+    }
+    return sorted(found)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

@@ -1,0 +1,156 @@
+"""Buffers: the tensors of a program, their roles and their element types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from tpcompile.errors import UnsupportedError
+
+Box = tuple[tuple[int, int], ...]
+"""An interval in each dimension of a buffer."""
+
+
+class Role(IntEnum):
+    """What a buffer is for. Executors find buffers by role; their names are for readers.
+
+    The numbers are part of the binary interface.
+    """
+
+    SCRATCH = 0
+    WEIGHT = 1
+    CACHE = 2
+    LOGITS = 3
+    TOKENS = 4
+    POSITIONS = 5
+    LENGTHS = 6
+    FINISHED = 7
+    CLOCK = 8
+    HISTORY = 9
+    ARRIVALS = 10
+    TABLES = 11
+    STOPS = 12
+    COS = 13
+    SIN = 14
+
+    @property
+    def word(self) -> str:
+        """The name in text: `lengths` for LENGTHS."""
+        return self.name.lower()
+
+    @property
+    def kind(self) -> str:
+        """How long the contents last.
+
+        `weight` and `input` come from outside, `state` and `cache` persist between steps, and
+        `scratch` is undefined before a step.
+        """
+        return _KINDS.get(self, "state")
+
+    @property
+    def sole(self) -> bool:
+        """Whether each rank has one buffer of this role."""
+        return self not in (Role.SCRATCH, Role.WEIGHT)
+
+
+_KINDS = {
+    Role.SCRATCH: "scratch",
+    Role.LOGITS: "scratch",
+    Role.WEIGHT: "weight",
+    Role.CACHE: "cache",
+    **dict.fromkeys((Role.TABLES, Role.STOPS, Role.COS, Role.SIN), "input"),
+}
+
+
+class DType(IntEnum):
+    """The element types of buffers. The numbers are part of the binary interface."""
+
+    F32 = 1
+    BF16 = 2
+    F16 = 3
+    I32 = 4
+    I64 = 5
+    I1 = 6
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> DType:
+        """Return the element type of a torch dtype."""
+        for found, known in _TORCH.items():
+            if known == dtype:
+                return found
+        raise UnsupportedError(
+            "Programs have no buffers of this dtype",
+            got=str(dtype),
+            expected=", ".join(map(str, _TORCH.values())),
+        )
+
+    @property
+    def word(self) -> str:
+        """The name in text: `bf16` for BF16."""
+        return self.name.lower()
+
+    @property
+    def torch(self) -> torch.dtype:
+        return _TORCH[self]
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes per element."""
+        return self.torch.itemsize
+
+
+_TORCH = {
+    DType.F32: torch.float32,
+    DType.BF16: torch.bfloat16,
+    DType.F16: torch.float16,
+    DType.I32: torch.int32,
+    DType.I64: torch.int64,
+    DType.I1: torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor that a program uses; it is in the memory of `rank`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    rank: int = 0
+    role: Role = Role.SCRATCH
+    storage: tuple[int, ...] | None = None
+    """The shape of the tensor in memory, if its dimensions are not those of regions."""
+
+    @property
+    def box(self) -> Box:
+        """The whole buffer."""
+        return tuple((0, extent) for extent in self.shape)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of the tensor in memory."""
+        return self.shape if self.storage is None else self.storage
+
+    def strides(self, extents: Sequence[int]) -> tuple[int, ...]:
+        """Return the strides, in elements, that the tensor must have if these are its extents.
+
+        Rows are contiguous. In the cache the slots of a head are, in the order in which attention
+        reads them: `[layers, 2, slots, heads, width]` has the strides of a contiguous
+        `[layers, 2, heads, slots, width]`.
+        """
+        order = [0, 1, 3, 2, 4] if self.role == Role.CACHE else range(len(extents))
+        found = [1] * len(extents)
+        step = 1
+        for dim in reversed(order):
+            found[dim] = step
+            step *= extents[dim]
+        return tuple(found)
+
+    def has_strides(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor has these strides; those of extents of 1 mean nothing."""
+        wanted = self.strides(tensor.shape)
+        each = zip(tensor.shape, tensor.stride(), wanted, strict=True)
+        return all(extent == 1 or got == stride for extent, got, stride in each)
