@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.distributed import is_torchelastic_launched
 
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
@@ -19,8 +18,8 @@ from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.joined import find_group
-from tpcompile.runtime.ranks.machine import MachineRanks
-from tpcompile.runtime.ranks.rank import rank_modules
+from tpcompile.runtime.ranks.program import ProgramRanks
+from tpcompile.runtime.ranks.rank import Ranks, rank_modules
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
 from tpcompile.vm.targets import target_of
@@ -57,8 +56,8 @@ def compile(
     larger `tp` run in worker processes. `simulate` keeps all ranks in this process.
 
     `backend` selects what runs decode steps. "torch" runs one torch module per rank. "reference"
-    interprets the verified program instruction by instruction, slowly, with all ranks in this
-    process. "auto" selects "torch".
+    interprets the verified program instruction by instruction, slowly; torch modules run prompts.
+    "auto" selects "torch".
 
     `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache.
     `pipeline` is a pass pipeline as text or as a sequence of passes (default: the standard
@@ -72,8 +71,7 @@ def compile(
     _check_seconds(rank_timeout)
     place = _device_of(device)
     if backend == "reference":
-        _check_machine(place, simulate)
-        simulate = True
+        _check_machine(place)
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
@@ -89,9 +87,10 @@ def compile(
         graph, stages = run_passes(captured.graph, passes)
         longest = max_seq_len or captured.config.max_position_embeddings
         programs = _programs(backend, captured.graph, passes, longest, max_batch or 1)
-        ranks = load(rank_modules(graph), weights, captured.rotary.fresh)
+        modules = load(rank_modules(graph), weights, captured.rotary.fresh)
+        ranks: Ranks = modules
         if programs is not None:
-            ranks = MachineRanks(ranks, programs, captured.rotary.fresh)
+            ranks = ProgramRanks(modules, programs, captured.rotary.fresh, backend)
         return CompiledModel(
             captured,
             graph,
@@ -105,14 +104,7 @@ def compile(
         )
 
 
-def _check_machine(place: torch.device, simulate: bool) -> None:
-    """Refuse torchrun and other devices: the reference machine is one process on the CPU."""
-    if is_torchelastic_launched() and not simulate:
-        raise UnsupportedError(
-            "The reference machine does not run under torchrun",
-            expected="one process, which runs all ranks",
-            hint="Start the script without torchrun and pass tp",
-        )
+def _check_machine(place: torch.device) -> None:
     if place.type != "cpu":
         raise UnsupportedError(f"The reference machine does not run on {place}", expected="the CPU")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from tests.backends.processes import Processes
 from tests.backends.reference.stepping import Case, eager_logits, steps_of, tables_of, texts
 from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import EXECUTORS, Executor
@@ -17,20 +20,43 @@ from tpcompile.errors import CompileError, UsageError
 from tpcompile.vm.program import Role, abi
 from tpcompile.vm.program.abi import VERSION
 
-EACH = pytest.mark.parametrize("kind", EXECUTORS.values(), ids=list(EXECUTORS))
 CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3), spans=2)
+Made = Executor | Processes
+Make = Callable[..., Made]
 
 
-def _placed(executor: Executor, case: Case = CASE, step: int = 0, **options: list[int]) -> None:
+def _in_one_process(name: str) -> Make:
+    return lambda case=CASE, poison=True: EXECUTORS[name](case.memory(poison))
+
+
+MAKERS = {name: _in_one_process(name) for name in EXECUTORS} | {
+    f"{name} in processes": partial(Processes, name) for name in EXECUTORS
+}
+
+
+@pytest.fixture(params=MAKERS.values(), ids=list(MAKERS))
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """What makes an executor for a case, in one process and with one per rank."""
+    made: list[Made] = []
+
+    def keeps(case: Case = CASE, poison: bool = True) -> Made:
+        made.append(request.param(case=case, poison=poison))
+        return made[-1]
+
+    yield keeps
+    for one in made:
+        one.close()
+
+
+def _placed(executor: Made, case: Case = CASE, step: int = 0, **options: list[int]) -> None:
     rows, lengths = texts(case.model, case.lengths), torch.tensor(case.lengths) + step
     tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
     executor.place(torch.stack(tokens), lengths, tables_of(case.lengths), **options)
 
 
-@EACH
 @pytest.mark.parametrize("poison", [True, False])
-def test_steps_are_eager_s(kind: type[Executor], poison: bool) -> None:
-    executor = kind(CASE.memory(poison))
+def test_steps_are_eager_s(make: Make, poison: bool) -> None:
+    executor = make(poison=poison)
     eager = eager_logits(CASE.model, CASE.lengths)
     for step in range(3):
         _placed(executor, step=step)
@@ -40,26 +66,26 @@ def test_steps_are_eager_s(kind: type[Executor], poison: bool) -> None:
         assert relative_error(executor.logits, wanted) < TOLERANCE
 
 
-@EACH
-def test_bits_are_the_reference_machine_s(kind: type[Executor]) -> None:
-    executor = kind(CASE.memory())
-    for step, wanted in enumerate(steps_of(CASE, 3)):
-        _placed(executor, step=step)
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("lowering", ["heads", "rows"])
+def test_bits_are_the_reference_machine_s(make: Make, tp: int, lowering: str) -> None:
+    case = replace(CASE, tp=tp, lowering=lowering)
+    executor = make(case)
+    for step, wanted in enumerate(steps_of(case, 3)):
+        _placed(executor, case, step=step)
         executor.run()
         assert torch.equal(executor.logits, wanted)
 
 
-@EACH
-def test_a_launch_of_many_steps_is_as_many_launches(kind: type[Executor]) -> None:
-    one, many = kind(CASE.memory()), kind(CASE.memory())
+def test_a_launch_of_many_steps_is_as_many_launches(make: Make) -> None:
+    one, many = make(), make()
     for executor in (one, many):
         _placed(executor)
     assert torch.equal(many.run(5), torch.cat([one.run() for _ in range(5)]))
 
 
-@EACH
-def test_sequences_end_at_stops(kind: type[Executor]) -> None:
-    free, stopped = kind(CASE.memory()), kind(CASE.memory())
+def test_sequences_end_at_stops(make: Make) -> None:
+    free, stopped = make(), make()
     _placed(free)
     tokens = free.run(4)
     _placed(stopped, stops=sorted(set(tokens[1].tolist())))
@@ -67,9 +93,8 @@ def test_sequences_end_at_stops(kind: type[Executor]) -> None:
     assert len(found) <= 2 and torch.equal(found[0], tokens[0])
 
 
-@EACH
-def test_bad_inputs_are_refused_before_a_step(kind: type[Executor]) -> None:
-    executor = kind(CASE.memory())
+def test_bad_inputs_are_refused_before_a_step(make: Make) -> None:
+    executor = make()
     _placed(executor)
     with pytest.raises(UsageError, match="steps"):
         executor.run(0)
@@ -78,7 +103,7 @@ def test_bad_inputs_are_refused_before_a_step(kind: type[Executor]) -> None:
     assert len(executor.run(1)) == 1
 
 
-@EACH
+@pytest.mark.parametrize("kind", EXECUTORS.values(), ids=list(EXECUTORS))
 def test_a_closed_one_holds_no_memory(kind: type[Executor]) -> None:
     executor = kind(CASE.memory())
     executor.close()

@@ -73,6 +73,14 @@ def test_ranks_of_their_own_and_json(cli: Cli, demo: Path, expected: tuple[list[
     assert found["decode_tokens_per_s"] > 0
 
 
+def test_steps_of_the_program_are_counted(cli: Cli) -> None:
+    """The prompt is run by modules. Ranks are processes, and the tokens are those of modules."""
+    options = "--tp 2 --prompt-ids 5,9 --max-new-tokens 6 --max-seq-len 64"
+    ran, plain = (cli(f"generate {TINY} {options} --backend {b}") for b in ("reference", "torch"))
+    assert ran.err.endswith(" tokens per second; 5 of 6 steps by the program\n")
+    assert ran.out == plain.out
+
+
 def test_one_token_has_no_rate(cli: Cli) -> None:
     ran = cli(f"generate {TINY} --prompt-ids 5 --max-new-tokens 1 --json")
     assert json.loads(ran.out)["decode_tokens_per_s"] is None

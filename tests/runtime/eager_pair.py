@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tpcompile.presets import preset
-from tpcompile.runtime.ranks.rank import Step
+from tpcompile.runtime.ranks.step import Step
 
 PAD = 3
 """A token that pads; the models know nothing of it."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tpcompile.errors import RankError
 from tpcompile.vm.program import Program
 
 _ALIGN = 64
@@ -54,8 +55,11 @@ class SharedLayout:
 class RankShare:
     """A rank's view of shared memory."""
 
-    def __init__(self, program: Program, rank: int, memory: Any) -> None:
-        """Attach to `memory`, a writable buffer of `SharedLayout.size` bytes, zero at first."""
+    def __init__(self, program: Program, rank: int, memory: Any, timeout: float = 60.0) -> None:
+        """Attach to `memory`, a writable buffer of `SharedLayout.size` bytes, zero at first.
+
+        An instruction that waits longer than `timeout` seconds raises a RankError.
+        """
         layout = SharedLayout.of(program)
         self.rank = rank
         self.tensors: dict[int, torch.Tensor] = {}
@@ -68,6 +72,7 @@ class RankShare:
         whole = memoryview(memory)[layout.counters :][: layout.row * program.ranks]
         self._counters = whole.cast("B").cast("q")
         self._row = layout.row // 8
+        self._timeout = timeout
         self._steps = 0
 
     def order(self, program: Program) -> Iterator[int]:
@@ -82,20 +87,35 @@ class RankShare:
                 continue
             for wait in program.waits[number]:
                 signals = len(program.signallers[wait.counter])
-                self._wait(wait.counter, wait.until + self._steps * signals)
+                reached = wait.until + self._steps * signals
+                if not self._comes(wait.counter, reached):
+                    raise RankError(
+                        f"Rank {self.rank} waited {self._timeout:g} s for other ranks",
+                        where=instruction.label,
+                        got=f"counter {wait.counter} at {self.count(wait.counter)}",
+                        expected=f"at least {reached}",
+                    )
             yield number
             for counter in program.signals[number]:
                 self._counters[self.rank * self._row + counter] += 1
         self._steps += 1
 
-    def _wait(self, counter: int, until: int) -> None:
-        looks = 0
-        while sum(self._counters[counter :: self._row]) < until:
+    def _comes(self, counter: int, until: int) -> bool:
+        """Wait until a counter has a value; return whether it got there in time."""
+        looks, end = 0, time.monotonic() + self._timeout
+        while self.count(counter) < until:
             looks += 1
             if looks < _LOOKS:
                 os.sched_yield()
+            elif time.monotonic() > end:
+                return False
             else:
                 time.sleep(_REST_S)
+        return True
+
+    def count(self, counter: int) -> int:
+        """Return the value of a counter: the sum of all ranks' rows."""
+        return sum(self._counters[counter :: self._row])
 
 
 def _shared_buffers(program: Program) -> list[int]:

@@ -22,6 +22,7 @@ from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
+    from tpcompile.runtime.ranks.step import StepCounts
     from tpcompile.runtime.text import Generated
 
 NEW_TOKENS = 64
@@ -135,7 +136,7 @@ def _run(args: argparse.Namespace) -> Result:
         found = text.generate_timed(model, ids, writer, max_new_tokens=room, **_choosing(args))
     if not prints:
         return Result("")
-    sys.stderr.write(_times(found))
+    sys.stderr.write(_times(found, model.steps))
     said = _said(args, tokenizer, found)
     return Result(_json(found, said) if args.json else "" if streamed else said + "\n")
 
@@ -217,12 +218,13 @@ def _said(args: argparse.Namespace, tokenizer: Any | None, found: Generated) -> 
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _times(found: Generated) -> str:
+def _times(found: Generated, steps: StepCounts) -> str:
     rate = found.decode_tokens_per_s
     then = "" if rate is None else f", then {rate:.1f} tokens per second"
+    by = f"; {steps.program} of {sum(steps)} steps by the program" if steps.program else ""
     return (
         f"{found.prompt_tokens} prompt tokens, first token after {found.prefill_s:.2f} s, "
-        f"{found.new_tokens} new tokens{then}\n"
+        f"{found.new_tokens} new tokens{then}{by}\n"
     )
 
 

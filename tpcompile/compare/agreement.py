@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tpcompile.runtime.ranks.rank import Ranks, Step
+from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.ranks.step import Step
 
 
 class WatchedRanks:

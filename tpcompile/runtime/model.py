@@ -35,7 +35,8 @@ from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
-from tpcompile.runtime.ranks.rank import Ranks, Step, rank_modules
+from tpcompile.runtime.ranks.rank import Ranks, rank_modules
+from tpcompile.runtime.ranks.step import Step, StepCounts
 from tpcompile.runtime.weights_out import WeightsOut
 
 _UNTRACED = ("forward", "generate")
@@ -83,6 +84,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
         self._name_weights(captured, graph)
         self._device = device or torch.device("cpu")
         self._programs = programs
+        self._steps = 0
         kept = self._rank_modules[0].cache
         self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
         self._open_calls = OpenCalls()
@@ -145,6 +147,15 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
             )
         return self._programs.for_batch(self._programs.batch)
 
+    @property
+    def steps(self) -> StepCounts:
+        """The numbers of steps run so far by programs and by modules.
+
+        A program takes one new token per sequence. Modules run prompts, and steps that mix both.
+        """
+        ran = self._programs.steps if self._programs is not None else 0
+        return StepCounts(ran, self._steps - ran)
+
     def source(self, rank: int = 0) -> str:
         """Return the generated Python module of a rank."""
         if not isinstance(rank, int) or not 0 <= rank < self.tp:
@@ -199,6 +210,7 @@ class CompiledModel(WeightsOut, CausalLM, nn.Module):
         return CausalLMOutputWithPast(logits=found, past_key_values=kept)
 
     def _run(self, packed: Packed, cache: PagedCache | None, output: str) -> torch.Tensor:
+        self._steps += 1
         if cache is None:
             return self._ranks.run(Step(packed.inputs(), output))
         with cache.append(packed.sequences, batch=len(packed.real)) as placed:

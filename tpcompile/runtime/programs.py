@@ -49,9 +49,21 @@ class StepPrograms:
         self._graph, _ = run_passes(captured, decoding(passes, target.spans))
         self._target, self._longest = target, max_seq_len
         self._made: dict[int, StepProgram] = {}
-        self.batch = batch
-        """The batch size that the model was compiled for."""
-        self.for_batch(batch)
+        self.batch = self.batch_for(batch)
+        """The batch size of the program for the batch that the model was compiled for."""
+        self.steps = 0
+        """The number of steps that the programs have run."""
+        self.for_batch(self.batch)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return info_of(self._graph).tp
+
+    @staticmethod
+    def batch_for(sequences: int) -> int:
+        """Return the batch size of the program for so many sequences: the next power of two."""
+        return 1 << (sequences - 1).bit_length()
 
     def for_batch(self, batch: int) -> StepProgram:
         """Return the verified program for `batch` sequences."""

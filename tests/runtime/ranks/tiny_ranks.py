@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from tpcompile.ir.recipe import Recipe, Tensor, take
-from tpcompile.runtime.ranks.rank import RankModule, Step
+from tpcompile.runtime.ranks.rank import RankModule
+from tpcompile.runtime.ranks.step import Step
 
 WEIGHT = Tensor("model.weight", (6, 4))
 ACTS = """

@@ -23,10 +23,16 @@ class Machine(Executor):
     def launch(
         self,
         steps: int,
-        order: Order = in_program_order,
+        order: Order | None = None,
         seen: Seen = lambda instruction: unseen,
     ) -> int:
-        """Interpret up to `steps` steps; `seen` returns the probes of the instructions."""
+        """Interpret up to `steps` steps; `seen` returns the probes of the instructions.
+
+        The default order is the sequential one. The instructions of a rank whose other ranks are
+        in other processes wait for those of the others.
+        """
+        share = self.memory.share
+        order = order or (in_program_order if share is None else share.order)
         done = 0
         while done < steps and not self.memory.finished:
             self._step(order, seen)

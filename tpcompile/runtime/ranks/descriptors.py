@@ -43,6 +43,13 @@ def _moved(end: socket.socket) -> socket.socket:
     return socket.socket(fileno=after_standard(end.detach()))
 
 
+def memory_file(name: str) -> int:
+    """Create a file in memory if the system supports it, else an unlinked temporary file."""
+    if hasattr(os, "memfd_create"):
+        return after_standard(os.memfd_create(name))
+    return nameless_file()
+
+
 def nameless_file() -> int:
     """Create a temporary file that is already unlinked."""
     with tempfile.TemporaryFile() as file:

@@ -11,8 +11,10 @@ from torch import nn
 from tpcompile.backends.torch_tp import run_together
 from tpcompile.comm import SimulatedGroup
 from tpcompile.ir.pieces import Read
+from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule, Step, make_parameter
+from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule, make_parameter
+from tpcompile.runtime.ranks.step import Step, StepCode
 
 
 class InProcessRanks(OneFront):
@@ -38,6 +40,7 @@ class InProcessRanks(OneFront):
             Rank(module, own, rotary(), self._group.rank(module.rank), device)
             for module, own in zip(modules, weights, strict=True)
         ]
+        self._executors = StepExecutors(self.parameter)
 
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
@@ -48,10 +51,16 @@ class InProcessRanks(OneFront):
         check_open(self.closed)
         return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
-    def caches_for(self, step: Step) -> list[torch.Tensor]:
-        """Return each rank's KV cache, grown and with blocks copied as a step requires."""
+    def load_program(self, code: StepCode) -> None:
+        """Load a program. One executor runs it for all ranks."""
         check_open(self.closed)
-        return [rank.cache_for(step) for rank in self._ranks]
+        self._executors.load(code, [rank.cache for rank in self._ranks])
+
+    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+        """Run a step by the program for this batch size."""
+        check_open(self.closed)
+        caches = [rank.cache_for(step) for rank in self._ranks]
+        return self._executors.run(batch, step, caches)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""
@@ -65,6 +74,7 @@ class InProcessRanks(OneFront):
 
     def close(self) -> None:
         """Free the memory."""
+        self._executors.close()
         self._ranks = []
 
     @property

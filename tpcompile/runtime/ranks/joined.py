@@ -18,14 +18,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
+from tpcompile.backends.share import RankShare
 from tpcompile.comm import ProcessGroupRank
 from tpcompile.errors import RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import Rank, RankModule, Step
+from tpcompile.runtime.ranks.rank import Rank, RankModule
+from tpcompile.runtime.ranks.shared_memory import shared_memory
+from tpcompile.runtime.ranks.step import Step, StepCode
 from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
+from tpcompile.vm.program import Role
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The environment variables that torch's `env://` reads; torchrun sets them."""
@@ -84,6 +88,7 @@ class JoinedRanks:
         group: Any,
         device: torch.device,
         loaded: Callable[[int, int], None] = lambda done, of: None,
+        timeout: float = 60.0,
     ) -> None:
         self._closed = ""
         self._device = device
@@ -92,6 +97,9 @@ class JoinedRanks:
         weakref.finalize(self, _rest, self._owner, self._group)
         os.register_at_fork(after_in_child=partial(_keep, weakref.ref(group)))
         self._tp = len(modules)
+        self._timeout = timeout
+        self._columns: dict[int, list[int]] = {}
+        """The columns of the logits on each rank, by the batch size of a program."""
         self._front: int = group.rank()
         module = modules[self._front]
         count = 0
@@ -127,6 +135,25 @@ class JoinedRanks:
                 self._group.broadcast(result, root, self._device)
                 for root, result in enumerate(results)
             ]
+
+    def load_program(self, code: StepCode) -> None:
+        """Load a program, with memory that the processes share. They must be on one machine."""
+        with self._working() as rank:
+            memory = shared_memory(self._group, self._front, self._tp, code.memory)
+            share = RankShare(code.program, self._front, memory, self._timeout)
+            rank.load_program(code, share)
+            buffers = code.program.buffers
+            each = code.program.one_per_rank(Role.LOGITS)
+            self._columns[code.batch] = [buffers[number].shape[1] for number in each]
+
+    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+        """Run a step by the program for this batch size; return the result of all ranks."""
+        with self._working() as rank:
+            self._check_alike(step)
+            own = rank.run_program(batch, step)
+            if step.output == "tokens":
+                return own
+            return self._group.all_gather(own, 1, self._columns[batch])
 
     def _check_alike(self, step: Step) -> None:
         """Raise if the processes pass different steps: their sums would mix different inputs."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
+from tpcompile.backends.share import RankShare
 from tpcompile.backends.torch_tp import as_matrix, emit_source, is_matrix, load_rank, plain
 from tpcompile.comm import Group
 from tpcompile.ir.info import info_of
@@ -17,6 +18,8 @@ from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Recipe
 from tpcompile.passes.cache_kv import CACHE, block_size
+from tpcompile.runtime.ranks.executors import StepExecutors
+from tpcompile.runtime.ranks.step import Step, StepCode
 
 
 @dataclass(frozen=True)
@@ -52,20 +55,6 @@ class CacheShape:
         """Allocate an uninitialised cache of `blocks` blocks."""
         shape = (self.layers, 2, self.heads, blocks * self.block, self.width)
         return torch.empty(shape, dtype=self.dtype, device=device).transpose(2, 3)
-
-
-@dataclass(frozen=True)
-class Step:
-    """The inputs and the requested output of one run of all ranks."""
-
-    inputs: Mapping[str, torch.Tensor]
-    """The inputs of the graph by name, except the cache, which each rank stores."""
-    output: str
-    """The result to return: `logits` or `tokens`."""
-    blocks: int = 0
-    """The number of KV cache blocks that each rank must have."""
-    copies: Sequence[tuple[int, int]] = field(default=())
-    """Blocks to copy before the step, as pairs (source, target)."""
 
 
 class Ranks(Protocol):
@@ -113,6 +102,18 @@ class Ranks(Protocol):
     @property
     def closed(self) -> str:
         """Why the ranks cannot run; empty while they can."""
+        ...
+
+
+class ModuleRanks(Ranks, Protocol):
+    """Ranks that run modules, and programs that share the modules' weights and KV caches."""
+
+    def load_program(self, code: StepCode) -> None:
+        """Load a program on every rank, which then runs steps of its batch size."""
+        ...
+
+    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+        """Run a step by the program for this batch size; return its result."""
         ...
 
 
@@ -198,6 +199,7 @@ class Rank:
         self._loaded = load_rank(module.source, module.rank, weights, rotary, group)
         self._device = device
         self._cache = module.cache.empty(0, device) if module.cache else None
+        self._executors = StepExecutors(lambda rank, name: self.parameter(name))
 
     def run(self, step: Step) -> torch.Tensor:
         """Run the module on a step; K and V of the step's tokens are stored in the cache."""
@@ -213,12 +215,25 @@ class Rank:
             result: torch.Tensor = self._loaded(**inputs)
         return result
 
+    def load_program(self, code: StepCode, share: RankShare) -> None:
+        """Load a program, of which this rank runs its own instructions."""
+        self._executors.load(code, [self.cache], share)
+
+    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+        """Run a step by the program for this batch size; return the tokens or own logits."""
+        return self._executors.run(batch, step, [self.cache_for(step)])
+
+    @property
+    def cache(self) -> torch.Tensor:
+        """The KV cache as it is."""
+        assert self._cache is not None
+        return self._cache
+
     def cache_for(self, step: Step) -> torch.Tensor:
         """Return the KV cache, grown and with blocks copied as a step requires."""
         self._make_room(step.blocks)
         self._copy(step.copies)
-        assert self._cache is not None
-        return self._cache
+        return self.cache
 
     def _make_room(self, blocks: int) -> None:
         assert self.module.cache is not None and self._cache is not None

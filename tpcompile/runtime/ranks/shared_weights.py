@@ -15,7 +15,7 @@ from tpcompile.errors import RankError
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import shape_of
 from tpcompile.runtime.ranks.channel import tensor_bytes
-from tpcompile.runtime.ranks.descriptors import after_standard, nameless_file
+from tpcompile.runtime.ranks.descriptors import memory_file
 from tpcompile.runtime.ranks.rank import RankModule, laid_out
 
 _ALIGN = mmap.PAGESIZE
@@ -61,7 +61,7 @@ def places_of(module: RankModule) -> SharedWeights:
 
 def fill(module: RankModule, shared: SharedWeights, read: Read, loaded: Callable[[], None]) -> int:
     """Write the parameters to an unnamed file and return it; evaluate one parameter at a time."""
-    file = _nameless_file()
+    file = memory_file("tpcompile-weights")
     try:
         with _room(module.rank, shared.size):
             os.truncate(file, shared.size)
@@ -87,13 +87,6 @@ def _room(rank: int, size: int) -> Iterator[None]:
             got=f"the error: {error.strerror or error}",
             expected=f"{size / 1e6:,.0f} MB of free memory, or of free space for temporary files",
         ) from error
-
-
-def _nameless_file() -> int:
-    """Create a file in memory if the system supports it, else an unlinked temporary file."""
-    if hasattr(os, "memfd_create"):
-        return after_standard(os.memfd_create("tpcompile-weights"))
-    return nameless_file()
 
 
 def _write(file: int, data: memoryview, start: int) -> None:

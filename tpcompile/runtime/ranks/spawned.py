@@ -15,10 +15,22 @@ from tpcompile.errors import CompileError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.ranks.channel import encode
+from tpcompile.runtime.ranks.descriptors import memory_file
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import OneFront, RankModule, Step
+from tpcompile.runtime.ranks.rank import OneFront, RankModule
 from tpcompile.runtime.ranks.shared_weights import fill, places_of
-from tpcompile.runtime.ranks.worker import Done, Fetch, Load, Ready, Run, Tables, Weights
+from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.worker import (
+    Done,
+    Fetch,
+    Load,
+    LoadProgram,
+    Ready,
+    Run,
+    RunProgram,
+    Tables,
+    Weights,
+)
 from tpcompile.runtime.ranks.workers import Workers, cores
 from tpcompile.runtime.weights import RandomWeights
 
@@ -39,6 +51,7 @@ class SpawnedRanks(OneFront):
         self._closed = ""
         self._modules: Sequence[RankModule] = ()
         self._rotary: nn.Module | None = None
+        self._timeout = timeout
         self._workers = Workers(tp, threads, timeout)
 
     @property
@@ -92,6 +105,30 @@ class SpawnedRanks(OneFront):
             answers = self._workers.answers(Done, patience=patience)
             results = [done.result for done in answers]
         return [result for result in results if result is not None]
+
+    def load_program(self, code: StepCode) -> None:
+        """Load a program on every rank, with memory that they share."""
+        with self._working():
+            message = encode(LoadProgram(code.encoded(), self._timeout))
+            file = memory_file("tpcompile-step")
+            try:
+                os.truncate(file, code.memory)
+                for rank in range(len(self._modules)):
+                    self._workers.send(rank, message)
+                    self._workers.send_file(rank, file)
+            finally:
+                os.close(file)
+            self._workers.answers(Done)
+
+    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+        """Run a step by the program for this batch size; return the result of all ranks."""
+        check_open(self.closed)
+        message = encode(RunProgram(batch, step))
+        with self._working():
+            for rank in range(len(self._modules)):
+                self._workers.send(rank, message)
+            answers = self._workers.answers(Done)
+        return torch.cat([done.result for done in answers if done.result is not None], -1)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""

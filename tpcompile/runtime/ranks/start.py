@@ -16,11 +16,13 @@ from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.progress import loading_bar
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.joined import JoinedRanks
-from tpcompile.runtime.ranks.rank import RankModule, Ranks
+from tpcompile.runtime.ranks.rank import ModuleRanks, RankModule
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.weights import opened
 
-Load = Callable[[Sequence[RankModule], CheckpointFiles | Read, Callable[[], nn.Module]], Ranks]
+Load = Callable[
+    [Sequence[RankModule], CheckpointFiles | Read, Callable[[], nn.Module]], ModuleRanks
+]
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def starting(
     if simulate or (tp == 1 and group is None):
         yield _in_process(device)
     elif group is not None:
-        yield _joined(group, device)
+        yield _joined(group, device, timeout)
     elif device.type != "cpu":
         raise UnsupportedError(
             f"Without a launcher, tp={tp} ranks must be on the CPU",
@@ -51,23 +53,23 @@ def starting(
 
 
 def _in_process(device: torch.device) -> Load:
-    def load(modules: Any, weights: Any, rotary: Any) -> Ranks:
+    def load(modules: Any, weights: Any, rotary: Any) -> ModuleRanks:
         with opened(weights) as read, loading_bar() as loaded, returned_at_once():
             return InProcessRanks(modules, read, rotary, device, loaded)
 
     return load
 
 
-def _joined(group: Any, device: torch.device) -> Load:
-    def load(modules: Any, weights: Any, rotary: Any) -> Ranks:
+def _joined(group: Any, device: torch.device, timeout: float) -> Load:
+    def load(modules: Any, weights: Any, rotary: Any) -> ModuleRanks:
         with loading_bar(shown=group.rank() == 0) as loaded, returned_at_once():
-            return JoinedRanks(modules, weights, rotary, group, device, loaded)
+            return JoinedRanks(modules, weights, rotary, group, device, loaded, timeout)
 
     return load
 
 
 def _spawned(ranks: SpawnedRanks) -> Load:
-    def load(modules: Any, weights: Any, rotary: Any) -> Ranks:
+    def load(modules: Any, weights: Any, rotary: Any) -> ModuleRanks:
         with loading_bar() as loaded:
             ranks.load(modules, weights, rotary, loaded)
         return ranks

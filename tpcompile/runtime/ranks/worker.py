@@ -16,14 +16,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from tpcompile.backends.share import RankShare
 from tpcompile.comm import Neighbours, PeerError, ProcessGroupRank
 from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.ranks.channel import Channel, ChannelClosed
-from tpcompile.runtime.ranks.rank import Rank, RankModule, Step, make_parameter
+from tpcompile.runtime.ranks.rank import Rank, RankModule, make_parameter
 from tpcompile.runtime.ranks.shared_weights import SharedWeights
+from tpcompile.runtime.ranks.step import EncodedCode, Step
 from tpcompile.runtime.weights import RandomWeights
 
 HOST = "127.0.0.1"
@@ -75,6 +77,34 @@ class Run:
     def answer(self, worker: Worker) -> torch.Tensor | None:
         """Run the step; return this rank's result if it is requested."""
         return worker.run(self)
+
+
+@dataclass(frozen=True)
+class LoadProgram:
+    """The request to load a program; after it comes the file of the memory that ranks share."""
+
+    code: EncodedCode
+    timeout: float
+
+    def answer(self, worker: Worker) -> None:
+        """Load the program."""
+        worker.load_program(self)
+
+
+@dataclass(frozen=True)
+class RunProgram:
+    """The request to run a step by a program; every rank answers with its columns of the logits.
+
+    All ranks have the same tokens, so only rank 0 answers with them.
+    """
+
+    batch: int
+    step: Step
+
+    def answer(self, worker: Worker) -> torch.Tensor | None:
+        """Run the step; return this rank's part of the result."""
+        result = worker.loaded().run_program(self.batch, self.step)
+        return result if worker.rank == 0 or self.step.output == "logits" else None
 
 
 @dataclass(frozen=True)
@@ -150,6 +180,16 @@ class Worker:
         self._tables.tables = run.tables
         result = self.loaded().run(run.step)
         return result if self.rank == 0 or run.all_answer else None
+
+    def load_program(self, load: LoadProgram) -> None:
+        """Decode a program, and attach to the memory that ranks share."""
+        code = load.code.decoded()
+        file = self._channel.receive_file()
+        try:
+            share = RankShare(code.program, self.rank, mmap.mmap(file, 0), load.timeout)
+        finally:
+            os.close(file)
+        self.loaded().load_program(code, share)
 
     def loaded(self) -> Rank:
         """Return the rank, or raise if it is not loaded."""

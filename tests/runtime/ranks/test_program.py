@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tpcompile
-from tests.models import TOLERANCE
+from tests import scripts
+from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.ranks.machine import decodes
-from tpcompile.runtime.ranks.rank import Step
+from tpcompile.runtime.ranks.program import decodes
+from tpcompile.runtime.ranks.step import Step
 from tpcompile.vm.program.text import parse_program
 
 IDS = torch.tensor([[5, 9, 2, 7, 1, 3], [8, 8, 4, 6, 2, 9]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 
 
-def _compiled(backend: str, model: str = "preset:tiny-qwen3", **options: object) -> CompiledModel:
-    return tpcompile.compile(
-        model, backend=backend, random_weights=0, simulate=True, max_seq_len=64, **options
-    )
+def _compiled(backend: str, model: str = "preset:tiny-qwen3", **options: Any) -> CompiledModel:
+    given = {"simulate": True, "max_seq_len": 64, **options}
+    return tpcompile.compile(model, backend=backend, random_weights=0, **given)
 
 
 @pytest.mark.parametrize("pipeline", [None, "standard{block=4,interleaved=true}"])
@@ -62,8 +64,64 @@ def test_program() -> None:
         program = model.program
         assert program is model.program
         found = program.schedule.to_json()
-        assert found["verified"] and found["tp"] == 2 and found["batch"] == 3
+        assert found["verified"] and found["tp"] == 2
+        assert found["batch"] == 4, "a program has room for a power of two"
         assert parse_program(program.text()) == program.program
+
+
+@pytest.mark.parametrize(("tp", "model"), [(2, "preset:tiny-qwen3"), (3, "preset:tiny-qwen2")])
+def test_ranks_that_are_processes_give_the_same_bits(tp: int, model: str) -> None:
+    """Tokens and logits, over caches that grow, and with sequences that come and go."""
+    found = []
+    for simulate in (True, False):
+        with _compiled("reference", model, tp=tp, simulate=simulate) as ranks:
+            texts = ranks.generate(IDS, attention_mask=MASK, max_new_tokens=40)
+            past = ranks(IDS[:, :5], use_cache=True).past_key_values
+            logits = ranks(IDS[:, 5:], past_key_values=past, use_cache=True).logits
+            past.batch_select_indices(torch.tensor([1, 0, 1]))
+            three = ranks(IDS[:1, :1].repeat(3, 1), past_key_values=past, use_cache=True).logits
+            assert ranks.steps == (41, 2)
+            found.append((texts, logits, three))
+    assert all(map(torch.equal, *found))
+
+
+_JOINED = """
+import sys, torch, tpcompile
+found = []
+for simulate in (True, False):
+    with tpcompile.compile("preset:tiny-qwen3", tp=2, backend="reference", random_weights=0,
+                           simulate=simulate, max_seq_len=64) as model:
+        ids = torch.tensor([[5, 9, 2, 7], [8, 8, 4, 6]])
+        past = model(ids, use_cache=True).past_key_values
+        logits = model(ids[:, :1], past_key_values=past, use_cache=True).logits
+        found.append((model.generate(ids, max_new_tokens=12), logits))
+        ran = tuple(model.steps)
+sys.stdout.write(f"{ran} {all(map(torch.equal, *found))}" + chr(10))
+"""
+
+
+def test_joined_ranks_give_the_same_bits(tmp_path: Path) -> None:
+    """Under a launcher each process runs its part, and no file stays behind in memory."""
+    script = tmp_path / "script.py"
+    script.write_text(_JOINED)
+    done = scripts.run([str(script)], ranks=2, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["(12, 2) True"] * 2
+
+
+def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
+    """Its empty rows write no keys and values, and are no tokens of the result."""
+    ids = torch.tensor([[5, 9, 2], [8, 8, 4], [1, 2, 3]])
+    with _compiled("reference", tp=2) as machine, _compiled("torch", tp=2) as modules:
+        found = []
+        for each in (machine, modules):
+            past = each(ids, use_cache=True).past_key_values
+            for _ in range(3):
+                logits = each(ids[:, :1], past_key_values=past, use_cache=True).logits
+            found.append(logits)
+        assert found[0].shape == found[1].shape
+        assert relative_error(*found) < TOLERANCE
+        assert list(machine._programs._made) == [1, 4]  # type: ignore[union-attr]
 
 
 def test_modules_have_no_program() -> None:
@@ -88,8 +146,8 @@ def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Step] = []
     with _compiled("reference") as model:
         ranks, own = model._ranks, os.getpid()
-        run_all = ranks.run_all
-        monkeypatch.setattr(ranks, "run_all", lambda step: steps.append(step) or run_all(step))
+        run = ranks.run
+        monkeypatch.setattr(ranks, "run", lambda step: steps.append(step) or run(step))
         past = model(IDS, use_cache=True).past_key_values
         before = model(IDS[:, :1], past_key_values=past).logits
         assert [decodes(step) for step in steps] == [False, True]

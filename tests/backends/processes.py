@@ -1,0 +1,105 @@
+"""The executor of each rank in a process of its own, behind the interface of one executor."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tests.backends.reference.stepping import Case
+from tests.launches import CONTEXT, File
+from tpcompile.backends.executor import EXECUTORS
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.share import RankShare
+from tpcompile.runtime.ranks.channel import Channel
+from tpcompile.runtime.ranks.descriptors import memory_file, socket_pair
+from tpcompile.runtime.ranks.step import EncodedCode, StepCode
+from tpcompile.vm.program import Role
+
+
+class Processes:
+    """What it is asked to do, all ranks do at once; an error of one of them is raised here."""
+
+    def __init__(self, executor: str, case: Case, poison: bool = True) -> None:
+        memory = case.memory(poison)
+        code = StepCode(case.program, len(case.lengths), case.rotation, executor)
+        file = memory_file("tests")
+        os.truncate(file, code.memory)
+        self._channels, self._processes = [], []
+        for rank, cache in enumerate(memory.values(Role.CACHE)):
+            own, other = socket_pair()
+            process = CONTEXT.Process(
+                target=_serve, args=(rank, File(other.fileno()), File(file)), daemon=True
+            )
+            process.start()
+            other.close()
+            self._channels.append(Channel(own))
+            self._processes.append(process)
+            weights = {
+                buffer.name: tensor
+                for buffer, tensor in zip(case.program.buffers, memory.tensors, strict=True)
+                if buffer.role == Role.WEIGHT and buffer.rank == rank
+            }
+            self._channels[rank].send((code.encoded(), weights, cache, poison))
+        os.close(file)
+
+    def place(self, *args: Any, **options: Any) -> None:
+        self._all("place", args, options)
+
+    def run(self, steps: int = 1) -> torch.Tensor:
+        found = self._all("run", (steps,), {})
+        assert all(torch.equal(one, found[0]) for one in found)
+        tokens: torch.Tensor = found[0]
+        return tokens
+
+    @property
+    def logits(self) -> torch.Tensor:
+        return torch.cat(self._all("logits", (), {}), 1)
+
+    def close(self) -> None:
+        for channel, process in zip(self._channels, self._processes, strict=True):
+            channel.close()
+            process.join(30)
+            assert process.exitcode == 0
+
+    def _all(self, name: str, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
+        for channel in self._channels:
+            channel.send((name, args, options))
+        found = [channel.receive() for channel in self._channels]
+        errors = [one for one in found if isinstance(one, Exception)]
+        if errors:
+            raise errors[0]
+        return found
+
+
+def _serve(rank: int, connection: File, file: File) -> None:
+    torch.set_num_threads(1)
+    channel = Channel(socket.socket(fileno=connection.number))
+    sent: tuple[EncodedCode, dict[str, torch.Tensor], torch.Tensor, bool] = channel.receive()
+    code, weights, cache, poison = sent[0].decoded(), *sent[1:]
+    share = RankShare(code.program, rank, mmap.mmap(file.number, 0))
+    held = code.program.buffers[code.program.one_per_rank(Role.CACHE)[rank]]
+    placed = torch.empty_strided(cache.shape, held.strides(cache.shape)).copy_(cache)
+    memory = StepMemory(
+        code.program,
+        lambda _, name: weights[name],
+        code.rotation,
+        [placed],
+        share=share,
+        poison=poison,
+    )
+    executor = EXECUTORS[code.executor](memory)
+    while True:
+        try:
+            name, args, options = channel.receive()
+        except Exception:  # the other end is closed
+            return
+        try:
+            found = getattr(executor, name)
+            channel.send(found(*args, **options) if callable(found) else found)
+        except Exception as error:  # raised by the test's process
+            channel.send(error)

@@ -1,0 +1,48 @@
+"""The executors of decode steps in one process, by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+import tpcompile.backends.reference  # noqa: F401 - registers its executor
+from tpcompile.backends.executor import EXECUTORS, Executor
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.share import RankShare
+from tpcompile.runtime.ranks.step import Step, StepCode
+
+
+class StepExecutors:
+    """The executors of the ranks in this process, which share weights and caches with modules."""
+
+    def __init__(self, parameter: Callable[[int, str], torch.Tensor]) -> None:
+        self._parameter = parameter
+        self._executors: dict[int, Executor] = {}
+
+    def load(
+        self, code: StepCode, caches: Sequence[torch.Tensor], share: RankShare | None = None
+    ) -> None:
+        """Load a program. With `share` it is run for one rank, else for all of them."""
+        memory = StepMemory(code.program, self._parameter, code.rotation, caches, share=share)
+        self._executors[code.batch] = EXECUTORS[code.executor](memory)
+
+    def run(self, batch: int, step: Step, caches: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Run a step; return its tokens, or the columns of its logits that are in this process.
+
+        The step may have fewer sequences than the program, whose other rows stay empty.
+        """
+        executor, inputs = self._executors[batch], step.inputs
+        executor.memory.use_caches(caches)  # new tensors if they have grown
+        executor.place(
+            inputs["input_ids"], inputs["lengths"], inputs["tables"], inputs["positions"]
+        )
+        tokens = executor.run()[0]
+        found = tokens.long() if step.output == "tokens" else executor.logits
+        return found[: len(inputs["lengths"])]
+
+    def close(self) -> None:
+        """Free the memory of all programs."""
+        for executor in self._executors.values():
+            executor.close()
+        self._executors.clear()

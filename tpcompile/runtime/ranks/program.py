@@ -1,0 +1,98 @@
+"""Ranks that run decode steps by a program, and all other steps by modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tpcompile.backends.memory import rotation_of
+from tpcompile.runtime.programs import StepPrograms
+from tpcompile.runtime.ranks.rank import ModuleRanks
+from tpcompile.runtime.ranks.step import Step, StepCode
+
+
+class ProgramRanks:
+    """Ranks that run a step with one new token per sequence by a program.
+
+    Modules run all other steps. Both share each rank's weights and KV cache, so they may alternate.
+    """
+
+    def __init__(
+        self,
+        modules: ModuleRanks,
+        programs: StepPrograms,
+        rotary: Callable[[], nn.Module],
+        executor: str,
+    ) -> None:
+        self._modules, self._programs, self._rotary = modules, programs, rotary()
+        self._executor = executor
+        self._loaded: set[int] = set()
+
+    def run(self, step: Step) -> torch.Tensor:
+        """Run a step; return its result, which is the same on every rank."""
+        if not decodes(step):
+            return self._modules.run(step)
+        return self._run_program(step)
+
+    def run_all(self, step: Step) -> list[torch.Tensor]:
+        """Run a step; return the result of every rank. A program has one result for all."""
+        if not decodes(step):
+            return self._modules.run_all(step)
+        return [self._run_program(step)] * self._programs.ranks
+
+    def _run_program(self, step: Step) -> torch.Tensor:
+        batch = self._programs.batch_for(len(step.inputs["lengths"]))
+        if batch not in self._loaded:
+            program = self._programs.for_batch(batch).program
+            rotation = rotation_of(program, self._rotary)
+            self._modules.load_program(StepCode(program, batch, rotation, self._executor))
+            self._loaded.add(batch)
+        found = self._modules.run_program(batch, step)
+        self._programs.steps += 1
+        return found
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """Return a rank's local parameter."""
+        return self._modules.parameter(rank, name)
+
+    def agree(self) -> None:
+        """Make all fronts draw the same random numbers."""
+        self._modules.agree()
+
+    def same(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the `x` of the first front on every front."""
+        return self._modules.same(x)
+
+    @property
+    def front(self) -> int:
+        """The index of this process among those that call the model."""
+        return self._modules.front
+
+    @property
+    def fronts(self) -> int:
+        """The number of processes that call the model."""
+        return self._modules.fronts
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the ranks' processes, by rank."""
+        return self._modules.processes
+
+    def close(self) -> None:
+        """End the ranks and free their memory."""
+        self._modules.close()
+
+    @property
+    def closed(self) -> str:
+        """Why the ranks cannot run; empty while they can."""
+        return self._modules.closed
+
+
+def decodes(step: Step) -> bool:
+    """Return whether each sequence has one new token, and all their logits are requested."""
+    rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
+    each = torch.arange(len(starts))
+    keeps = "tables" in step.inputs and len(rows) > 0
+    return keeps and torch.equal(starts, each) and torch.equal(rows, each[:-1])

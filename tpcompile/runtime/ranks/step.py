@@ -1,0 +1,70 @@
+"""What ranks are asked to run: a step, and the program of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+
+from tpcompile.backends.memory import Rotation
+from tpcompile.backends.share import SharedLayout
+from tpcompile.vm.program import Program
+from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
+
+
+@dataclass(frozen=True)
+class Step:
+    """The inputs and the requested output of one run of all ranks."""
+
+    inputs: Mapping[str, torch.Tensor]
+    """The inputs of the graph by name, except the cache, which each rank stores."""
+    output: str
+    """The result to return: `logits` or `tokens`."""
+    blocks: int = 0
+    """The number of KV cache blocks that each rank must have."""
+    copies: Sequence[tuple[int, int]] = field(default=())
+    """Blocks to copy before the step, as pairs (source, target)."""
+
+
+class StepCounts(NamedTuple):
+    """The numbers of steps that programs and modules have run."""
+
+    program: int
+    modules: int
+
+
+@dataclass(frozen=True)
+class StepCode:
+    """A program for steps of up to `batch` sequences, and what runs it."""
+
+    program: Program
+    batch: int
+    rotation: Rotation
+    executor: str
+    """The name of the executor."""
+
+    @property
+    def memory(self) -> int:
+        """The bytes that ranks share if each is a process."""
+        return SharedLayout.of(self.program).size
+
+    def encoded(self) -> EncodedCode:
+        """Return the same with the program as words, to be sent."""
+        words = encode_program(self.program)
+        bare = replace(self.program, instructions=(), queues=(), waits=(), signals=())
+        return EncodedCode(words, replace(self, program=bare))
+
+
+@dataclass(frozen=True)
+class EncodedCode:
+    """A program for steps, as words."""
+
+    words: EncodedProgram
+    rest: StepCode
+    """The same without instructions, queues and counters."""
+
+    def decoded(self) -> StepCode:
+        """Decode the words. Raise if operands do not agree with buffers."""
+        return replace(self.rest, program=decode_program(self.words, self.rest.program))
