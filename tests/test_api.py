@@ -16,8 +16,6 @@ from torch import fx
 
 import tpcompile
 from tests.models import TOLERANCE, padded, preset_pair, relative_error
-from tpcompile import api
-from tpcompile.errors import UnsupportedError
 from tpcompile.passes import default_pipeline
 from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.ranks import start
@@ -326,10 +324,3 @@ def test_another_kind_of_cache_is_refused(kind: str) -> None:
     ids = torch.tensor([[1, 2]])
     with _compiled(tp=1) as model, pytest.raises(tpcompile.UnsupportedError, match=kind):
         model.generate(ids, max_new_tokens=2, cache_implementation=kind)
-
-
-def test_the_reference_machine_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun each process would run all ranks, and say the same."""
-    monkeypatch.setattr(api, "is_torchelastic_launched", lambda: True)
-    with pytest.raises(UnsupportedError, match="without torchrun"):
-        tpcompile.compile("preset:tiny-qwen3", backend="reference", random_weights=0)
