@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tpcompile.cli import main as tpcompile
-from tpcompile.passes import ALL_PASSES
+from tpcompile.passes import PASSES
 
 PAGE = Path(__file__).with_name("ir.md")
 MODEL = ("preset:tiny-qwen3", "--tp", "4")
@@ -82,8 +82,8 @@ def page() -> str:
     parts = [GRAMMAR.format(model=MODEL[0].removeprefix("preset:"))]
     for name, text in _stages():
         sentence = (
-            (ALL_PASSES[name].__doc__ or "").split("\n")[0]
-            if name in ALL_PASSES
+            (PASSES[name].__doc__ or "").split("\n")[0]
+            if name in PASSES
             else (
                 "The model as torch.export sees it, one operation of Hugging Face's code per line."
             )

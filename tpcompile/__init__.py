@@ -1,7 +1,8 @@
 """A graph rewriting compiler for Hugging Face Qwen models.
 
-`tpcompile.compile(model, tp=2)` returns a model that runs, and `tpcompile.capture(model)` returns
-its raw graph. Heavy modules such as torch and transformers are imported on first use.
+`tpcompile.compile(model, tp=2)` returns a model that runs, `tpcompile.schedule(model)` the program
+of a decode step, and `tpcompile.capture(model)` the raw graph. Heavy modules such as torch and
+transformers are imported on first use.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tpcompile.frontend import Captured
     from tpcompile.rewriting.manager import Stage
     from tpcompile.runtime.model import CompiledModel
+    from tpcompile.scheduling import ScheduledStep, schedule
 
 __version__ = "0.1.0"
 
@@ -34,7 +36,9 @@ _LAZY = {
     "capture": "tpcompile.api",
     "Captured": "tpcompile.frontend",
     "CompiledModel": "tpcompile.runtime.model",
+    "ScheduledStep": "tpcompile.scheduling",
     "Stage": "tpcompile.rewriting.manager",
+    "schedule": "tpcompile.scheduling",
 }
 _ROOMS = ("passes", "ir", "vm", "inspect", "backends", "runtime")
 
@@ -46,6 +50,7 @@ __all__ = [
     "CompiledModel",
     "PassError",
     "RankError",
+    "ScheduledStep",
     "ShardingError",
     "Stage",
     "UnsupportedError",
@@ -54,6 +59,7 @@ __all__ = [
     "__version__",
     "capture",
     "compile",
+    "schedule",
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.backends.executor import EXECUTORS
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
@@ -16,15 +17,15 @@ from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.plugins import load_plugins
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.programs import StepPrograms
+from tpcompile.runtime.programs import ProgramOptions, StepPrograms
 from tpcompile.runtime.ranks.joined import find_group
 from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.rank import Ranks, rank_modules
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
-from tpcompile.vm.targets import target_of
 
-BACKENDS = ("auto", "torch", "reference")
+MODULES = ("auto", "torch")
+"""The backends that run modules only. All others are executors of programs."""
 _LONGEST_S = 7 * 24 * 3600
 PLANNED = ("native", "triton")
 
@@ -47,6 +48,10 @@ def compile(
     random_weights: int | None = None,
     simulate: bool = False,
     rank_timeout: float = 60.0,
+    target: str | None = None,
+    policy: str | None = None,
+    lowering: str | None = None,
+    spans: int | None = None,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -63,14 +68,24 @@ def compile(
     `pipeline` is a pass pipeline as text or as a sequence of passes (default: the standard
     pipeline). `random_weights` is a seed for the weights of a model that has none. A rank that
     does not respond for `rank_timeout` seconds is considered dead.
+
+    Backends that run programs also take the `target` that programs are scheduled for (default:
+    "cpu"), the scheduling `policy`, the `lowering` ("heads", "rows" or "auto") and the number of
+    attention `spans`.
     """
     load_plugins()
     _check_backend(backend)
+    how = ProgramOptions(target, policy, lowering, spans)
+    if backend in MODULES and how != ProgramOptions():
+        raise UsageError(
+            f"backend={backend!r} runs modules, which have no target, policy, lowering or spans",
+            hint='Compile with backend="reference"',
+        )
     _check_limit("max_seq_len", max_seq_len)
     _check_limit("max_batch", max_batch)
     _check_seconds(rank_timeout)
     place = _device_of(device)
-    if backend == "reference":
+    if backend not in MODULES:
         _check_machine(place)
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
@@ -86,7 +101,9 @@ def compile(
         weights = weights_of(captured, model, random_weights)
         graph, stages = run_passes(captured.graph, passes)
         longest = max_seq_len or captured.config.max_position_embeddings
-        programs = _programs(backend, captured.graph, passes, longest, max_batch or 1)
+        programs = None
+        if backend not in MODULES:
+            programs = StepPrograms(captured.graph, passes, how, longest, max_batch or 1)
         modules = load(rank_modules(graph), weights, captured.rotary.fresh)
         ranks: Ranks = modules
         if programs is not None:
@@ -106,16 +123,7 @@ def compile(
 
 def _check_machine(place: torch.device) -> None:
     if place.type != "cpu":
-        raise UnsupportedError(f"The reference machine does not run on {place}", expected="the CPU")
-
-
-def _programs(
-    backend: str, captured: fx.GraphModule, passes: Sequence[Pass], longest: int, batch: int
-) -> StepPrograms | None:
-    """Return the programs that the reference machine runs, or None for torch modules."""
-    if backend != "reference":
-        return None
-    return StepPrograms(captured, passes, target_of("cpu"), longest, batch)
+        raise UnsupportedError(f"Programs do not run on {place} yet", expected="the CPU")
 
 
 def _check_backend(backend: str) -> None:
@@ -123,10 +131,9 @@ def _check_backend(backend: str) -> None:
         raise UnsupportedError(
             f"backend={backend!r} is not implemented yet", expected="auto, torch or reference"
         )
-    if backend not in BACKENDS:
-        raise UsageError(
-            f"There is no backend {backend!r}", hint=did_you_mean(str(backend), BACKENDS)
-        )
+    known = (*MODULES, *EXECUTORS)
+    if backend not in known:
+        raise UsageError(f"There is no backend {backend!r}", hint=did_you_mean(str(backend), known))
 
 
 def _check_limit(name: str, limit: int | None) -> None:

@@ -14,7 +14,7 @@ from transformers import BertConfig, CLIPConfig, PreTrainedConfig, T5Config, ViT
 
 from tpcompile.cli import main
 from tpcompile.ir.ops import ALL_REDUCE
-from tpcompile.passes import ALL_PASSES, Report
+from tpcompile.passes import PASSES, Report
 from tpcompile.rewriting.rewrite import calls
 
 UNSUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -82,7 +82,7 @@ class DropCollective:
 @pytest.fixture
 def broken_pipeline(monkeypatch: pytest.MonkeyPatch) -> str:
     """A pipeline whose last but one pass leaves an invalid graph behind."""
-    monkeypatch.setitem(ALL_PASSES, "drop-collective", DropCollective)
+    monkeypatch.setitem(PASSES._entries, "drop-collective", DropCollective)
     return (
         "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
         "shard-linears,kv-heads,vocab-parallel,insert-collectives,drop-collective,fuse-qkv"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from tests.cli.conftest import Cli
-from tpcompile.passes import ALL_PASSES, ALL_PIPELINES, default_pipeline
+from tpcompile.passes import PASSES, PIPELINES, default_pipeline
 
 
 def test_text(cli: Cli, golden: Callable[[str, str], None]) -> None:
@@ -19,12 +19,12 @@ def test_text(cli: Cli, golden: Callable[[str, str], None]) -> None:
 
 def test_json_has_every_pass_and_option(cli: Cli) -> None:
     found = json.loads(cli("passes --json").out)["passes"]
-    assert [entry["name"] for entry in found] == list(ALL_PASSES)
+    assert [entry["name"] for entry in found] == list(PASSES)
     standard = [entry["name"] for entry in found if entry["standard"]]
     assert standard == [current.name for current in default_pipeline()]
     for entry in found:
         assert entry["doc"].endswith(".")
-        kind = ALL_PASSES[entry["name"]]
+        kind = PASSES[entry["name"]]
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         assert {option["name"]: option["default"] for option in entry["options"]} == defaults
         for option in entry["options"]:
@@ -33,10 +33,10 @@ def test_json_has_every_pass_and_option(cli: Cli) -> None:
 
 def test_json_has_every_pipeline(cli: Cli) -> None:
     found = json.loads(cli("passes --json").out)["pipelines"]
-    assert [entry["name"] for entry in found] == list(ALL_PIPELINES)
+    assert [entry["name"] for entry in found] == list(PIPELINES)
     for entry in found:
         assert entry["doc"].endswith(".")
-        kind = ALL_PIPELINES[entry["name"]]
+        kind = PIPELINES[entry["name"]]
         assert entry["passes"] == [current.name for current in kind().passes()]
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
         assert {option["name"]: option["default"] for option in entry["options"]} == defaults

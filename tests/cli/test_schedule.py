@@ -205,7 +205,7 @@ REFUSED = {
     "--target cpu --lowering head": "Did you mean heads",
     "--target cpu --rotary full": "'full' is not a valid value. Known: half, interleaved",
     "--target cpu --batch 0": "the batch size must be an integer of at least 1, got '0'",
-    "--target cpu --context 600 --max-seq-len 512": "--max-seq-len, got 600 and 512 tokens",
+    "--target cpu --context 600 --max-seq-len 512": "max_seq_len, got 600 and 512 tokens",
     "--target cpu --tp 7": "Expected a tp from 1 to 6",
     "--target cpu --svg none/a.svg": "There is no directory none for a.svg",
     "--target cpu --svg . --trace a.json": ". is a directory",

@@ -22,8 +22,8 @@ from tests.passes.decoding import DECODE
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
 from tpcompile.errors import CompileError, PassError, ShardingError, UsageError
 from tpcompile.passes import (
-    ALL_PASSES,
-    ALL_PIPELINES,
+    PASSES,
+    PIPELINES,
     Pass,
     decode_pipeline,
     default_pipeline,
@@ -40,7 +40,7 @@ from tpcompile.passes.raise_norm import RaiseNorm
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 
-_OPTIONLESS = [kind for kind in ALL_PASSES.values() if kind is not PlanSharding]
+_OPTIONLESS = [kind for kind in PASSES.values() if kind is not PlanSharding]
 _PASSES = st.one_of(
     st.sampled_from(_OPTIONLESS).map(lambda kind: kind()),
     st.builds(
@@ -92,15 +92,15 @@ def test_the_standard_pipeline_in_order() -> None:
 
 def test_all_passes_are_the_standard_ones_and_the_optional() -> None:
     optional = ["sequence-parallel", "interleave-rotary", *DECODE]
-    assert list(ALL_PASSES) == [*STANDARD[1:], *optional]
+    assert list(PASSES) == [*STANDARD[1:], *optional]
 
 
-@pytest.mark.parametrize("name", ALL_PIPELINES)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_has_a_name(name: str) -> None:
     made = {"standard": default_pipeline, "decode": decode_pipeline}[name]
     assert for_ranks(parse_pipeline(name), 3) == made(3)
     assert parse_pipeline(name) == parse_pipeline(f" {name} ") == parse_pipeline(f"{name}{{}}")
-    assert name not in ALL_PASSES
+    assert name not in PASSES
     assert parse_pipeline(f"canonicalize,{name},raise-norm") == [
         Canonicalize(),
         *parse_pipeline(name),
@@ -123,9 +123,9 @@ def test_a_pipeline_has_options() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ALL_PASSES)
+@pytest.mark.parametrize("name", PASSES)
 def test_a_pass_is_a_frozen_dataclass_in_a_file_of_its_name(name: str) -> None:
-    kind = ALL_PASSES[name]
+    kind = PASSES[name]
     assert kind.name == name
     assert kind.__module__ == "tpcompile.passes." + name.replace("-", "_")
     assert kind.__module__ in sys.modules

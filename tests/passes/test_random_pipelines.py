@@ -15,7 +15,7 @@ from tests.models import TOLERANCE, Pair, batch, pair_of, relative_error, stage_
 from tpcompile.errors import CompileError
 from tpcompile.ir.ops import CACHED_ATTENTION, NORM_QKV_ROPE_APPEND, PARTIAL_ATTENTION
 from tpcompile.passes import (
-    ALL_PASSES,
+    PASSES,
     decode_pipeline,
     default_pipeline,
     for_ranks,
@@ -64,7 +64,7 @@ def pipelines(count: int, seed: int) -> Iterator[tuple[str, int, str]]:
     dice = random.Random(seed)
     wholes = [[p.name for p in made()] for made in (default_pipeline, decode_pipeline)]
     for _ in range(count):
-        names = list(dice.choice([*wholes, *wholes, list(ALL_PASSES)]))
+        names = list(dice.choice([*wholes, *wholes, list(PASSES)]))
         for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 5])):
             _disturb(names, dice)
         if dice.random() < 0.1:
@@ -79,7 +79,7 @@ def _disturb(names: list[str], dice: random.Random) -> None:
         case 0 if len(names) > 1:
             names.pop(one)
         case 1:
-            names.insert(one, dice.choice(list(ALL_PASSES)))
+            names.insert(one, dice.choice(list(PASSES)))
         case 2:
             names.insert(other, names.pop(one))
         case _:

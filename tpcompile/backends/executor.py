@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -13,6 +13,13 @@ from tpcompile.registry import Registry
 from tpcompile.vm.program.abi import VERSION, check_version
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor")
+_Kind = TypeVar("_Kind", bound="type[Executor]")
+
+
+def executor(kind: _Kind) -> _Kind:
+    """Class decorator: register an executor, whose name is then a backend."""
+    EXECUTORS.add(kind.name, kind)
+    return kind
 
 
 class Executor(ABC):

@@ -90,6 +90,16 @@ def choice(*known: str) -> Callable[[str], str]:
     return read
 
 
+def backend_name(text: str) -> str:
+    """Argument type: the name of a backend. Plugins are asked only for names of theirs."""
+    own = ("auto", "torch", "reference")
+    if text in own:
+        return text
+    from tpcompile.backends.executor import EXECUTORS
+
+    return choice(*dict.fromkeys((*own, *EXECUTORS)))(text)
+
+
 def number(least: int, what: str) -> Callable[[str], int]:
     """Return an argument type that accepts integers of at least `least`."""
 

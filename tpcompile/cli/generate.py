@@ -11,7 +11,7 @@ from tpcompile.cli.command import (
     Parser,
     Result,
     add_model_arguments,
-    choice,
+    backend_name,
     json_text,
     number,
     printable,
@@ -44,9 +44,10 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--backend",
         metavar="B",
-        type=choice("auto", "torch", "reference"),
+        type=backend_name,
         default="auto",
-        help="torch, or reference, which interprets the program and is slow; default: torch",
+        help="torch, reference, which interprets the program and is slow, or an executor of a "
+        "plugin; default: torch",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
     prompt = parser.add_mutually_exclusive_group(required=True)

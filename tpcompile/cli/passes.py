@@ -46,7 +46,7 @@ _HOW_TO = (
 
 
 def _passes() -> list[dict[str, Any]]:
-    from tpcompile.passes import ALL_PASSES, default_pipeline
+    from tpcompile.passes import PASSES, default_pipeline
 
     standard = {current.name for current in default_pipeline()}
     return [
@@ -56,12 +56,12 @@ def _passes() -> list[dict[str, Any]]:
             "doc": _first_sentence(inspect.getdoc(kind) or ""),
             "options": _options(kind),
         }
-        for name, kind in ALL_PASSES.items()
+        for name, kind in PASSES.items()
     ]
 
 
 def _pipelines() -> list[dict[str, Any]]:
-    from tpcompile.passes import ALL_PIPELINES
+    from tpcompile.passes import PIPELINES
 
     return [
         {
@@ -70,7 +70,7 @@ def _pipelines() -> list[dict[str, Any]]:
             "options": _options(kind),
             "passes": [current.name for current in kind().passes()],
         }
-        for name, kind in ALL_PIPELINES.items()
+        for name, kind in PIPELINES.items()
     ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TextIO
 
 from tpcompile.cli.command import (
     Command,
@@ -17,7 +17,6 @@ from tpcompile.cli.command import (
     choice,
     json_text,
     number,
-    refuse_unknown,
 )
 from tpcompile.cli.compiling import lower_model, progress
 from tpcompile.errors import UsageError
@@ -25,9 +24,7 @@ from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
     from tpcompile.inspect.schedule import ScheduleReport
-    from tpcompile.passes import Pass
-    from tpcompile.vm.lowering import StepPlan
-    from tpcompile.vm.targets import Target
+    from tpcompile.scheduling import Choices
 
 _EXAMPLES = """\
   tpcompile schedule preset:qwen3-8b --target h200
@@ -42,7 +39,6 @@ The exit status is 0 if the program is proved free of races and deadlocks, 1 if
 it is not, 2 for bad input."""
 
 _ROTARY = ("half", "interleaved")
-_CONTEXT = 1024
 
 
 def _add_arguments(parser: Parser) -> None:
@@ -106,14 +102,15 @@ def _run(args: argparse.Namespace) -> Result:
     check_model_name(args.model)
     _check_files(args)
     with progress() as say:
-        target, plan, passes = _choices(args)
+        choices = _choices(args)
         from tpcompile.inspect.schedule import ScheduleReport
         from tpcompile.vm.schedule.scheduled import scheduled
 
-        graph = lower_model(args, passes, [], say)
-        say(f"scheduling for {target.name}")
-        found = scheduled(graph, target, plan, args.policy)
-        report = ScheduleReport(_asked(args, plan, passes), found)
+        graph = lower_model(args, choices.passes, [], say)
+        say(f"scheduling for {choices.target.name}")
+        found = scheduled(graph, choices.target, choices.plan, choices.policy)
+        asked = choices.asked(args.model, args.tp) | {"target": args.target}
+        report = ScheduleReport(asked, found)
         say("writing")
         _write_files(args, report)
         return Result(_text(args, report), status=1 if found.faults else 0)
@@ -144,103 +141,44 @@ def _check_files(args: argparse.Namespace) -> None:
             check_file(path)
 
 
-def _choices(args: argparse.Namespace) -> tuple[Target, StepPlan, Sequence[Pass]]:
+def _choices(args: argparse.Namespace) -> Choices:
     """Resolve the options. Refuse invalid ones before the model is captured."""
-    from tpcompile.vm.lowering import StepPlan
-    from tpcompile.vm.schedule.policies import POLICIES
-    from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY
-    from tpcompile.vm.targets import target_of
+    from tpcompile.scheduling import choose
 
-    target = target_of(args.target, args.workers)
-    args.policy = args.policy or DEFAULT_POLICY
-    refuse_unknown("policy", args.policy, POLICIES, "See tpcompile schedule --help")
-    longest = args.max_seq_len or max(args.context or 0, _CONTEXT)
-    context = args.context or min(longest, _CONTEXT)
-    if context > longest:
-        raise UsageError(
-            f"--context must be at most --max-seq-len, got {context:,} and {longest:,} tokens",
-            hint="Raise --max-seq-len, or lower --context",
-        )
-    plan = StepPlan(
-        target.workers,
+    return choose(
+        tp=args.tp,
+        target=args.target,
+        policy=args.policy,
+        workers=args.workers,
         batch=args.batch or 1,
-        max_seq_len=longest,
-        context=context,
+        context=args.context,
+        max_seq_len=args.max_seq_len,
         lowering=args.lowering,
-        grain=target.grain,
+        spans=args.spans,
+        interleaved=args.rotary == "interleaved",
+        pipeline=args.pipeline,
     )
-    passes = _passes(args, target, plan)
-    spans, block = _spans_and_block(passes)
-    plan.check_room(block)
-    plan.check_spans(spans, block)
-    return target, plan, passes
-
-
-def _passes(args: argparse.Namespace, target: Target, plan: StepPlan) -> Sequence[Pass]:
-    """Return the passes of `-p`, or the decode pipeline."""
-    from tpcompile.api import passes_for
-    from tpcompile.passes import decode_pipeline
-    from tpcompile.passes.cache_kv import CacheKv
-
-    if args.pipeline is None:
-        spans = args.spans or min(target.spans, plan.most_blocks(CacheKv.block))
-        return decode_pipeline(args.tp, spans, interleaved=args.rotary == "interleaved")
-    if args.spans or args.rotary != _ROTARY[0]:
-        raise UsageError(
-            "--spans and --rotary are options of the default pipeline, but -p replaces it",
-            hint='Put them into the pipeline, as in -p "decode{spans=4,interleaved=true}"',
-        )
-    return passes_for(args.pipeline, args.tp)
-
-
-def _spans_and_block(passes: Sequence[Pass]) -> tuple[int, int]:
-    """Return the spans of attention and the block of the KV cache, each 1 without such a pass."""
-    spans, block = (
-        max((getattr(current, name, 1) for current in passes), default=1)
-        for name in ("spans", "block")
-    )
-    return spans, block
-
-
-def _asked(args: argparse.Namespace, plan: StepPlan, passes: Sequence[Pass]) -> dict[str, Any]:
-    return {
-        "model": args.model,
-        "tp": args.tp,
-        "target": args.target,
-        "workers": plan.workers,
-        "policy": args.policy,
-        "lowering": plan.lowering,
-        "spans": _spans_and_block(passes)[0],
-        "batch": plan.batch,
-        "context": plan.context,
-        "max_seq_len": plan.max_seq_len,
-    }
 
 
 def _write_files(args: argparse.Namespace, report: ScheduleReport) -> None:
     """Write the requested trace and picture."""
     from tpcompile.inspect.files import write_file
-    from tpcompile.inspect.gantt import gantt_svg
-    from tpcompile.inspect.timeline import Timeline
-    from tpcompile.inspect.trace import write_trace
+    from tpcompile.scheduling import ScheduledStep
 
-    wanted = [path for path in (args.trace, args.svg) if path is not None]
+    wanted = {path: form for path, form in ((args.trace, "trace"), (args.svg, "svg")) if path}
     if report.found.timing is None:
         for path in wanted:
             sys.stderr.write(f"warning: {path} is not written: the program is not valid\n")
         return
-    timeline = Timeline(report.found.program, report.found.timing)
-    title = (
-        f"{args.model}, tp={args.tp}, batch {report.asked['batch']}, "
-        f"{report.asked['context']:,} tokens, on {args.target}: {args.policy}"
-    )
-    if args.trace:
-        write_file(args.trace, lambda file: write_trace(timeline, title, file))
-    if args.svg:
-        picture = gantt_svg(timeline, title, report.found.critical_us)
-        write_file(args.svg, lambda file: file.write(picture))
-    for path in wanted:
+    step = ScheduledStep(report)
+    for path, form in wanted.items():
+        text = step.svg() if form == "svg" else step.trace()
+        write_file(path, partial(_write_text, text))
         sys.stderr.write(f"wrote {path}\n")
+
+
+def _write_text(text: str, file: TextIO) -> None:
+    file.write(text)
 
 
 COMMAND = Command(

@@ -34,6 +34,7 @@ class CacheKv:
     """
 
     name: ClassVar[str] = "cache-kv"
+    after: ClassVar[tuple[str, ...]] = ("canonicalize", "raise-attention")
     block: int = 32
     """Number of tokens per block."""
 

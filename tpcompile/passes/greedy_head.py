@@ -31,6 +31,7 @@ class GreedyHead:
     """
 
     name: ClassVar[str] = "greedy-head"
+    after: ClassVar[tuple[str, ...]] = ("canonicalize",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         if calls(gm, ARGMAX):

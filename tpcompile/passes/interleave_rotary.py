@@ -37,6 +37,13 @@ class InterleaveRotary:
     """
 
     name: ClassVar[str] = "interleave-rotary"
+    after: ClassVar[tuple[str, ...]] = (
+        "canonicalize",
+        "raise-norm",
+        "raise-rope",
+        "raise-attention",
+    )
+    before: ClassVar[tuple[str, ...]] = ("fuse-qkv", "fuse-norm-qkv")
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

@@ -28,6 +28,16 @@ class KvHeads:
     """
 
     name: ClassVar[str] = "kv-heads"
+    after: ClassVar[tuple[str, ...]] = ("plan-sharding", "shard-linears")
+    before: ClassVar[tuple[str, ...]] = (
+        "fuse-qkv",
+        "fuse-gate-up",
+        "cache-kv",
+        "fuse-norm-qkv",
+        "fuse-norm-gate-up",
+        "fuse-norm-linear",
+        "fuse-residual",
+    )
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

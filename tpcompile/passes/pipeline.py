@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
@@ -34,7 +34,8 @@ from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.passes.split_attention import SplitAttention
 from tpcompile.passes.vocab_parallel import VocabParallel
-from tpcompile.rewriting.manager import Pass, describe
+from tpcompile.registry import Registry
+from tpcompile.rewriting.manager import PASSES, Pass, check_options, describe, graph_pass
 
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,
@@ -66,9 +67,30 @@ _DECODE: tuple[type[Pass], ...] = (
 )
 _OPTIONAL: tuple[type[Pass], ...] = (SequenceParallel, InterleaveRotary, *_STEP)
 
-ALL_PASSES: dict[str, type[Pass]] = {kind.name: kind for kind in (*_STANDARD, *_OPTIONAL)}
+for _kind in (*_STANDARD, *_OPTIONAL):
+    graph_pass(_kind)
 
 
+class Pipeline(Protocol):
+    """Protocol of a pipeline: a frozen dataclass whose fields are its options."""
+
+    name: ClassVar[str]
+
+    def passes(self) -> list[Pass]: ...
+
+
+PIPELINES: Registry[type[Pipeline]] = Registry("pipeline")
+_Kind = TypeVar("_Kind", bound=type[Pipeline])
+
+
+def pipeline(kind: _Kind) -> _Kind:
+    """Class decorator: register a pipeline under its name."""
+    check_options("pipeline", kind, "passes")
+    PIPELINES.add(kind.name, kind)
+    return kind
+
+
+@pipeline
 @dataclass(frozen=True)
 class Standard:
     """Lower the captured graph to one that runs any mix of prompts and new tokens."""
@@ -83,6 +105,7 @@ class Standard:
         return list(_made(_STANDARD, self.interleaved, CacheKv(self.block)))
 
 
+@pipeline
 @dataclass(frozen=True)
 class Decode:
     """Lower the captured graph to instruction groups for steps with one new token per sequence."""
@@ -98,9 +121,6 @@ class Decode:
     def passes(self) -> list[Pass]:
         options = CacheKv(self.block), SplitAttention(self.spans)
         return list(_made(_DECODE, self.interleaved, *options))
-
-
-ALL_PIPELINES: dict[str, type[Standard | Decode]] = {kind.name: kind for kind in (Standard, Decode)}
 
 
 def _made(kinds: Sequence[type[Pass]], interleaved: bool, *given: Pass) -> Iterator[Pass]:
@@ -184,13 +204,13 @@ def _unreadable(text: str, place: int, problem: str) -> UsageError:
 
 
 def _make(name: str, options: str) -> list[Pass]:
-    if name in ALL_PIPELINES:
-        pipeline = ALL_PIPELINES[name]
-        return pipeline(**_values(f"pipeline {name}", pipeline, options)).passes()
-    kind = ALL_PASSES.get(name)
-    if kind is None:
-        known = did_you_mean(name, [*ALL_PASSES, *ALL_PIPELINES])
+    if name in PIPELINES:
+        whole = PIPELINES[name]
+        return whole(**_values(f"pipeline {name}", whole, options)).passes()
+    if name not in PASSES:
+        known = did_you_mean(name, [*PASSES, *PIPELINES])
         raise UsageError(f"Unknown pass {name!r}", hint=known)
+    kind: Any = PASSES[name]
     return [kind(**_values(f"pass {name}", kind, options))]
 
 

@@ -28,6 +28,21 @@ class PlanSharding:
     """
 
     name: ClassVar[str] = "plan-sharding"
+    after: ClassVar[tuple[str, ...]] = (
+        "canonicalize",
+        "raise-norm",
+        "raise-rope",
+        "raise-attention",
+    )
+    before: ClassVar[tuple[str, ...]] = (
+        "fuse-qkv",
+        "fuse-gate-up",
+        "cache-kv",
+        "fuse-norm-qkv",
+        "fuse-norm-gate-up",
+        "fuse-norm-linear",
+        "fuse-residual",
+    )
     tp: int = 0
     """Number of ranks; 0 means the tp of the compilation, or 1."""
     ffn_grain: int = 0

@@ -33,6 +33,8 @@ class RaiseAttention:
     """
 
     name: ClassVar[str] = "raise-attention"
+    after: ClassVar[tuple[str, ...]] = ("canonicalize", "raise-norm", "raise-rope")
+    before: ClassVar[tuple[str, ...]] = ("cache-kv",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

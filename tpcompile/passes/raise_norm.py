@@ -33,6 +33,8 @@ class RaiseNorm:
     """
 
     name: ClassVar[str] = "raise-norm"
+    after: ClassVar[tuple[str, ...]] = ("canonicalize",)
+    before: ClassVar[tuple[str, ...]] = ("fuse-add-norm", "fuse-norm-linear")
 
     def apply(self, gm: fx.GraphModule) -> Report:
         return rewrite(gm, PATTERN, _replacement).require(gm, "RMS norm", RMS_NORM)

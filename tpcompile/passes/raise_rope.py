@@ -36,6 +36,8 @@ class RaiseRope:
     """
 
     name: ClassVar[str] = "raise-rope"
+    after: ClassVar[tuple[str, ...]] = ("canonicalize",)
+    before: ClassVar[tuple[str, ...]] = ("fuse-norm-qkv",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         return rewrite(gm, PATTERN, _replacement).require(gm, "rotation of heads", ROPE)

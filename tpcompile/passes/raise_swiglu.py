@@ -32,6 +32,7 @@ class RaiseSwiglu:
     """
 
     name: ClassVar[str] = "raise-swiglu"
+    before: ClassVar[tuple[str, ...]] = ("fuse-norm-gate-up",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = rewrite(gm, PATTERN, _replacement)

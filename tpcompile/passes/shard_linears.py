@@ -33,6 +33,16 @@ class ShardLinears:
     """
 
     name: ClassVar[str] = "shard-linears"
+    after: ClassVar[tuple[str, ...]] = ("plan-sharding",)
+    before: ClassVar[tuple[str, ...]] = (
+        "fuse-qkv",
+        "fuse-gate-up",
+        "cache-kv",
+        "fuse-norm-qkv",
+        "fuse-norm-gate-up",
+        "fuse-norm-linear",
+        "fuse-residual",
+    )
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

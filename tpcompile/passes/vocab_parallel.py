@@ -28,6 +28,8 @@ class VocabParallel:
     """
 
     name: ClassVar[str] = "vocab-parallel"
+    after: ClassVar[tuple[str, ...]] = ("plan-sharding",)
+    before: ClassVar[tuple[str, ...]] = ("fuse-norm-linear",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

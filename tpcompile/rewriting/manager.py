@@ -6,9 +6,9 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import fx
@@ -22,6 +22,7 @@ from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph
 from tpcompile.pause import paused_collector
+from tpcompile.registry import Registry
 from tpcompile.rewriting.order import order_refusal
 from tpcompile.rewriting.rewrite import Report
 
@@ -34,6 +35,37 @@ class Pass(Protocol):
     def apply(self, gm: fx.GraphModule) -> Report:
         """Change the graph in place. The input is valid; the result must be valid too."""
         ...
+
+
+PASSES: Registry[type[Pass]] = Registry("pass")
+_Kind = TypeVar("_Kind", bound=type[Pass])
+
+
+def graph_pass(kind: _Kind) -> _Kind:
+    """Class decorator: register a pass under its name.
+
+    `after` and `before` of the class name passes that make and absorb the nodes that it looks for.
+    They explain refusals; they do not restrict the order.
+    """
+    check_options("pass", kind, "apply")
+    PASSES.add(kind.name, kind)
+    return kind
+
+
+def check_options(what: str, kind: Any, method: str) -> None:
+    """Raise unless a pass or a pipeline can be written as text: its options are fields."""
+    whole = dataclasses.is_dataclass(kind) and callable(getattr(kind, method, None))
+    if not whole or not isinstance(getattr(kind, "name", None), str):
+        raise UsageError(
+            f"{kind.__name__} is not a valid {what}",
+            expected=f"a dataclass with a class variable name and a method {method}",
+        )
+    bare = [field.name for field in dataclasses.fields(kind) if field.default is MISSING]
+    if bare:
+        raise UsageError(
+            f"The option {bare[0]} of the {what} {kind.name} has no default",
+            expected="a default for every option, so that the name alone is valid",
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +165,7 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
     try:
         report = current.apply(gm)
     except CompileError as error:
-        order = order_refusal(current.name, [before.name for before in done])
+        order = order_refusal(current, [before.name for before in done])
         place = f"(In the pass {describe(current)}, {_history(done)}.)"
         error.args = (" ".join(filter(None, (str(error), order, place))),)
         raise

@@ -10,12 +10,15 @@ from torch import fx
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.ir.info import info_of
 from tpcompile.passes import Pass, run_passes
+from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import decoding
 from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_program
+from tpcompile.vm.schedule.policies import POLICIES
 from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY, scheduled
-from tpcompile.vm.targets import Target
+from tpcompile.vm.targets import target_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,16 @@ class StepProgram:
         return format_program(self.program)
 
 
+@dataclass(frozen=True)
+class ProgramOptions:
+    """How programs are made; None is the default of a machine."""
+
+    target: str | None = None
+    policy: str | None = None
+    lowering: str | None = None
+    spans: int | None = None
+
+
 class StepPrograms:
     """The programs by batch size, each created on first use."""
 
@@ -37,7 +50,7 @@ class StepPrograms:
         self,
         captured: fx.GraphModule,
         passes: Sequence[Pass],
-        target: Target,
+        options: ProgramOptions,
         max_seq_len: int,
         batch: int,
     ) -> None:
@@ -46,8 +59,13 @@ class StepPrograms:
         `passes` are the pipeline of the prompt graph, which shares its weights and KV cache with
         the programs.
         """
-        self._graph, _ = run_passes(captured, decoding(passes, target.spans))
-        self._target, self._longest = target, max_seq_len
+        self._target, self._longest = target_of(options.target or "cpu"), max_seq_len
+        self._policy, self._lowering = options.policy or DEFAULT_POLICY, options.lowering or AUTO
+        _ = POLICIES[self._policy]  # raises for an unknown name
+        block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)
+        most = -(-max_seq_len // block)
+        spans = options.spans or min(self._target.spans, most)
+        self._graph, _ = run_passes(captured, decoding(passes, spans))
         self._made: dict[int, StepProgram] = {}
         self.batch = self.batch_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""
@@ -73,14 +91,20 @@ class StepPrograms:
 
     def _make(self, batch: int) -> StepProgram:
         target = self._target
-        plan = StepPlan(target.workers, batch, self._longest, grain=target.grain)
-        found = scheduled(self._graph, target, plan)
+        plan = StepPlan(
+            target.workers,
+            batch,
+            self._longest,
+            lowering=self._lowering,
+            grain=target.grain,
+        )
+        found = scheduled(self._graph, target, plan, self._policy)
         asked = {
             "model": info_of(self._graph).name,
             "target": target.name,
             "tp": info_of(self._graph).tp,
             "workers": target.workers,
-            "policy": DEFAULT_POLICY,
+            "policy": self._policy,
             "batch": batch,
         }
         return StepProgram(found.proved, ScheduleReport(asked, found))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.registry import Registry
 
 INT32_MAX = 2**31 - 1
 """The limit of every count except workers, because executors read int32."""
@@ -42,17 +43,14 @@ class Target:
         return self.bytes_per_us / self.workers
 
 
-TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        # bandwidths as the vendors publish them, per microsecond; a worker is a core or an SM
-        Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1),
-        Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 8),
-        Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 8),
-        Target("h200", 132, 4_800_000, 1.2, 2.5, 450_000, 16, 8),
-        Target("b200", 148, 8_000_000, 1.0, 2.0, 900_000, 16, 8),
-    )
-}
+TARGETS: Registry[Target] = Registry("target")
+
+
+def add_target(target: Target) -> Target:
+    """Register a target under its name, and return it."""
+    _check(target)
+    TARGETS.add(target.name, target)
+    return target
 
 
 def target_of(name: str, workers: int | None = None) -> Target:
@@ -60,18 +58,22 @@ def target_of(name: str, workers: int | None = None) -> Target:
 
     A CPU has one worker per core unless `workers` is given.
     """
-    found = _from_file(Path(name)) if name.endswith(".json") else TARGETS.get(name)
-    if found is None:
-        raise UsageError(
-            f"There is no target {name!r}",
-            hint=f"{did_you_mean(name, TARGETS)} Or give a JSON file with the fields of a target",
-        )
+    found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
     if workers is None and name == "cpu":
         workers = os.cpu_count()
     if workers is not None:
         found = replace(found, workers=workers)
     _check(found)
     return found
+
+
+def _named(name: str) -> Target:
+    if name not in TARGETS:
+        raise UsageError(
+            f"There is no target {name!r}",
+            hint=f"{did_you_mean(name, TARGETS)} Or give a JSON file with the fields of a target",
+        )
+    return TARGETS[name]
 
 
 def _from_file(path: Path) -> Target:
@@ -108,3 +110,11 @@ def _check(target: Target) -> None:
         most = MOST_WORKERS if name == "workers" else INT32_MAX
         if whole and value > most:
             raise UsageError(f"The target has {name}={value:,}", expected=f"at most {most:,}")
+
+
+# Bandwidths are those that vendors publish, per microsecond. A worker is a core or an SM.
+add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1))
+add_target(Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 8))
+add_target(Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 8))
+add_target(Target("h200", 132, 4_800_000, 1.2, 2.5, 450_000, 16, 8))
+add_target(Target("b200", 148, 8_000_000, 1.0, 2.0, 900_000, 16, 8))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tpcompile.backends.executor import EXECUTORS, Executor
+from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.vm.program.instruction import Probe, StepInstruction, unseen
 
@@ -15,6 +15,7 @@ Seen = Callable[[StepInstruction], Probe]
 """A function from an instruction to the probe that receives its intermediate values."""
 
 
+@executor
 class Machine(Executor):
     """An executor that runs the instructions one after the other, in any order that it is given."""
 
@@ -46,6 +47,3 @@ class Machine(Executor):
             for number in order(memory.program):
                 instruction: Any = memory.program.instructions[number]
                 instruction.run(memory.tensors, seen(instruction))
-
-
-EXECUTORS.add(Machine.name, Machine)

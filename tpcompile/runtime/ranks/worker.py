@@ -20,6 +20,7 @@ from tpcompile.backends.share import RankShare
 from tpcompile.comm import Neighbours, PeerError, ProcessGroupRank
 from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.ir.pieces import Read
+from tpcompile.plugins import load_plugins
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.ranks.channel import Channel, ChannelClosed
@@ -227,6 +228,7 @@ def evaluate_all(
 def serve(rank: int, connection: int, threads: int) -> None:
     """Answer the requests from the connection until the parent closes it."""
     torch.set_num_threads(threads)
+    load_plugins()  # their ops and instructions
     channel = Channel(socket.socket(fileno=connection))
     store = _make_store() if rank == 0 else None
     worker = Worker(rank, channel, store)

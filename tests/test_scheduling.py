@@ -1,0 +1,98 @@
+"""`tpcompile.schedule`: the program of a decode step, from Python as from the command line."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+import tpcompile
+from tpcompile.cli import main
+from tpcompile.errors import UsageError, VerifyError
+from tpcompile.vm.program.text import parse_program
+
+SMALL: dict[str, Any] = {"tp": 2, "target": "cpu", "workers": 3, "max_seq_len": 64}
+
+
+def test_a_schedule_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    step = tpcompile.schedule("preset:tiny-qwen3", policy="zigzag", spans=2, **SMALL)
+    options = "--tp 2 --target cpu --workers 3 --max-seq-len 64 --policy zigzag --spans 2 --text"
+    assert main(["schedule", "preset:tiny-qwen3", *options.split()]) == 0
+    assert step.text() == capsys.readouterr().out
+    assert step.verified is True
+    assert parse_program(step.text()) == step.program
+
+
+def test_a_schedule_is_shown() -> None:
+    step = tpcompile.schedule("preset:tiny-qwen3", batch=2, context=32, lowering="rows", **SMALL)
+    assert ElementTree.fromstring(step.svg()).tag.endswith("svg")
+    assert json.loads(step.trace())["traceEvents"]
+    found = step.report.to_json()
+    assert found["model"] == "preset:tiny-qwen3" and found["verified"] is True
+    assert {name: found[name] for name in ("tp", "workers", "batch", "context", "lowering")} == {
+        "tp": 2,
+        "workers": 3,
+        "batch": 2,
+        "context": 32,
+        "lowering": "rows",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "h201"}, "Did you mean h200"),
+        ({"policy": "zigzig"}, "Did you mean zigzag"),
+        ({"lowering": "row"}, "Did you mean rows"),
+        ({"context": 99, "max_seq_len": 64}, "context must be at most max_seq_len, got 99 and 64"),
+        ({"spans": 2, "pipeline": "decode"}, r"decode\{spans=4"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    """Before a model is captured: there is none of this name."""
+    with pytest.raises(UsageError, match=message):
+        tpcompile.schedule("no-such-directory", **options)
+
+
+def test_a_program_with_faults_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpcompile import scheduling
+
+    def broken(*args: Any) -> Any:
+        found = scheduled(*args)
+        waits = tuple(() for _ in found.program.waits)
+        faults = tuple(check_program(replace(found.program, waits=waits)))
+        return replace(found, faults=faults, timing=None)
+
+    from dataclasses import replace
+
+    from tpcompile.vm.proof.verify import check_program
+    from tpcompile.vm.schedule.scheduled import scheduled
+
+    monkeypatch.setattr(scheduling, "scheduled", broken)
+    with pytest.raises(VerifyError):
+        tpcompile.schedule("preset:tiny-qwen3", **SMALL)
+
+
+def test_compile_takes_the_same_choices() -> None:
+    options: dict[str, Any] = {"random_weights": 0, "max_seq_len": 64}
+    own = {"target": "cpu", "policy": "wave", "lowering": "rows", "spans": 2}
+    with tpcompile.compile("preset:tiny-qwen3", backend="reference", **own, **options) as model:
+        found = model.program.schedule.to_json()
+        assert found["policy"] == "wave"
+        names = {one.name for one in model.program.program.instructions}
+        assert "norm_qkv_rows" in names
+        values = next(b for b in model.program.program.buffers if b.name == "partial_values")
+        assert values.shape[2] == 2
+    with tpcompile.compile(
+        "preset:tiny-qwen3", backend="reference", target="h200", **options
+    ) as one:
+        spans = next(b for b in one.program.program.buffers if b.name == "partial_values").shape[2]
+        assert spans == 2, "as many as there are blocks, and not the eight of the target"
+    for name, value in own.items():
+        with pytest.raises(UsageError, match="runs modules, which have no target, policy"):
+            tpcompile.compile("preset:tiny-qwen3", **{name: value}, **options)
+    with pytest.raises(UsageError, match="Did you mean wave"):
+        tpcompile.compile("preset:tiny-qwen3", backend="reference", policy="wav", **options)

@@ -1,0 +1,182 @@
+"""`schedule`: the program of a decode step of a model, on the workers of a machine."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpcompile.api import dtype_of, passes_for
+from tpcompile.errors import UsageError
+from tpcompile.frontend import capture
+from tpcompile.inspect.gantt import gantt_svg
+from tpcompile.inspect.schedule import ScheduleReport
+from tpcompile.inspect.timeline import Timeline
+from tpcompile.inspect.trace import write_trace
+from tpcompile.passes import Pass, decode_pipeline, run_passes
+from tpcompile.passes.cache_kv import CacheKv
+from tpcompile.plugins import load_plugins
+from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.lowering.plan import AUTO
+from tpcompile.vm.program import Program
+from tpcompile.vm.program.text import format_program
+from tpcompile.vm.schedule.policies import POLICIES
+from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY, scheduled
+from tpcompile.vm.targets import Target, target_of
+
+DEFAULT_TARGET = "h200"
+_CONTEXT = 1024
+"""The tokens per sequence that costs assume by default."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The machine, the division of work and the passes of a schedule."""
+
+    target: Target
+    plan: StepPlan
+    passes: Sequence[Pass]
+    policy: str
+
+    @property
+    def spans(self) -> int:
+        """The number of spans of attention."""
+        return _most(self.passes, "spans")
+
+    def asked(self, model: str, tp: int) -> dict[str, Any]:
+        """Return the choices by name, for reports."""
+        return {
+            "model": model,
+            "tp": tp,
+            "target": self.target.name,
+            "workers": self.plan.workers,
+            "policy": self.policy,
+            "lowering": self.plan.lowering,
+            "spans": self.spans,
+            "batch": self.plan.batch,
+            "context": self.plan.context,
+            "max_seq_len": self.plan.max_seq_len,
+        }
+
+
+def choose(
+    *,
+    tp: int = 1,
+    target: str = DEFAULT_TARGET,
+    policy: str | None = None,
+    workers: int | None = None,
+    batch: int = 1,
+    context: int | None = None,
+    max_seq_len: int | None = None,
+    lowering: str | None = None,
+    spans: int | None = None,
+    interleaved: bool = False,
+    pipeline: str | Sequence[Pass] | None = None,
+) -> Choices:
+    """Resolve the options of `schedule`. Invalid ones are refused before a model is captured."""
+    machine = target_of(target, workers)
+    policy = policy or DEFAULT_POLICY
+    _ = POLICIES[policy]  # raises for an unknown name
+    longest = max_seq_len or max(context or 0, _CONTEXT)
+    context = context or min(longest, _CONTEXT)
+    if context > longest:
+        raise UsageError(
+            f"context must be at most max_seq_len, got {context:,} and {longest:,} tokens",
+            hint="Raise max_seq_len, or lower the context",
+        )
+    plan = StepPlan(
+        machine.workers,
+        batch=batch,
+        max_seq_len=longest,
+        context=context,
+        lowering=lowering or AUTO,
+        grain=machine.grain,
+    )
+    if pipeline is None:
+        spans = spans or min(machine.spans, plan.most_blocks(CacheKv.block))
+        passes = decode_pipeline(tp, spans, interleaved=interleaved)
+    elif spans or interleaved:
+        raise UsageError(
+            "Spans and the rotary order are options of the default pipeline, but another is given",
+            hint='Put them into the pipeline, as in "decode{spans=4,interleaved=true}"',
+        )
+    else:
+        passes = passes_for(pipeline, tp)
+    found = Choices(machine, plan, passes, policy)
+    block = _most(passes, "block")
+    plan.check_room(block)
+    plan.check_spans(found.spans, block)
+    return found
+
+
+def _most(passes: Sequence[Pass], option: str) -> int:
+    """Return the largest value of an option of passes, 1 if none has it."""
+    return max((getattr(current, option, 1) for current in passes), default=1)
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A verified program of a decode step, and its simulated execution."""
+
+    report: ScheduleReport
+
+    @property
+    def verified(self) -> bool:
+        """Whether the program is proved: `schedule` raises a VerifyError if it is not."""
+        return not self.report.found.faults
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return self.report.found.program
+
+    @property
+    def title(self) -> str:
+        """One line on the model and the choices."""
+        asked = self.report.asked
+        return (
+            f"{asked['model']}, tp={asked['tp']}, batch {asked['batch']}, "
+            f"{asked['context']:,} tokens, on {asked['target']}: {asked['policy']}"
+        )
+
+    def text(self) -> str:
+        """Return the text of the program, which can be parsed again."""
+        return format_program(self.program)
+
+    def svg(self) -> str:
+        """Return a picture of the workers over time."""
+        return gantt_svg(self._timeline, self.title, self.report.found.critical_us)
+
+    def trace(self) -> str:
+        """Return a trace in Chrome's format, which Perfetto opens."""
+        file = io.StringIO()
+        write_trace(self._timeline, self.title, file)
+        return file.getvalue()
+
+    @property
+    def _timeline(self) -> Timeline:
+        found = self.report.found
+        assert found.timing is not None
+        return Timeline(found.program, found.timing)
+
+
+def schedule(
+    model: Any, *, tp: int = 1, target: str = DEFAULT_TARGET, dtype: Any = None, **options: Any
+) -> ScheduledStep:
+    """Return the program of a decode step of MODEL, scheduled on a target and verified.
+
+    No weights are read. `target` is a name or a JSON file. `options` are those of `choose`:
+    `policy`, `workers`, `batch`, `context`, `max_seq_len`, `lowering`, `spans`, `interleaved` and
+    `pipeline`.
+    """
+    load_plugins()
+    choices = choose(tp=tp, target=target, **options)
+    graph, _ = run_passes(capture(model, dtype=dtype_of(dtype)).graph, choices.passes)
+    found = scheduled(graph, choices.target, choices.plan, choices.policy)
+    _ = found.proved  # raises if it has faults
+    return ScheduledStep(ScheduleReport(choices.asked(_named(model), tp), found))
+
+
+def _named(model: Any) -> str:
+    return model if isinstance(model, str) else type(model).__name__
