@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,7 +105,7 @@ class StepMemory:
     def table(self) -> torch.Tensor:
         """Return the table of buffers for executors outside of Python: see `abi.COLUMNS`."""
         each = zip(self.program.buffers, self.tensors, strict=True)
-        return torch.tensor([buffer_row(buffer, own, self._block) for buffer, own in each])
+        return torch.tensor([buffer_row(buffer, own, self.block) for buffer, own in each])
 
     @property
     def batch(self) -> int:
@@ -162,6 +162,16 @@ class StepMemory:
         ):
             if buffer.role.kind == "scratch" and number not in self._shared:
                 self._poison(tensor)
+
+    def turns(self) -> Iterator[int]:
+        """Yield the instructions of the ranks that are here, in sequential order.
+
+        If other ranks are in other processes, each instruction comes when its waits are met, and
+        counts as done when the next one is requested.
+        """
+        if self.share is not None:
+            return self.share.order(self.program)
+        return iter(range(len(self.program.instructions)))
 
     @property
     def finished(self) -> bool:
@@ -240,7 +250,7 @@ class StepMemory:
         self._check_blocks(last, self.values(Role.TABLES)[0])
 
     @property
-    def _block(self) -> int:
+    def block(self) -> int:
         """The tokens per block of the KV cache."""
         sequences, most = self._buffer(Role.TABLES).shape
         storage = self._buffer(Role.CACHE).storage
@@ -249,19 +259,19 @@ class StepMemory:
 
     def _check_blocks(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
         """Raise if a token has no valid block. A wrong block would corrupt another sequence."""
-        blocks = self.values(Role.CACHE)[0].shape[2] // self._block
+        blocks = self.values(Role.CACHE)[0].shape[2] // self.block
         for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
-            held = table[: -(-length // self._block)]
-            if len(held) * self._block < length or not all(0 <= one < blocks for one in held):
+            held = table[: -(-length // self.block)]
+            if len(held) * self.block < length or not all(0 <= one < blocks for one in held):
                 raise UsageError(
                     f"Sequence {row} lacks blocks for its {length} tokens",
-                    got=f"blocks {held} of {self._block} tokens each",
+                    got=f"blocks {held} of {self.block} tokens each",
                     expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
                 )
 
     def _poison_caches(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
         """Fill unused slots with NaN, including those of the new tokens."""
-        block = self._block
+        block = self.block
         for cache in self.values(Role.CACHE):
             free = torch.ones(cache.shape[2], dtype=torch.bool)
             for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):

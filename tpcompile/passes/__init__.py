@@ -2,7 +2,9 @@
 
 from tpcompile.passes.pipeline import (
     PIPELINES,
+    Decode,
     Pipeline,
+    Standard,
     decode_pipeline,
     default_pipeline,
     for_ranks,
@@ -24,11 +26,13 @@ from tpcompile.rewriting.rewrite import Report, insert, insert_after, rewrite
 __all__ = [
     "PASSES",
     "PIPELINES",
+    "Decode",
     "Instrument",
     "Pass",
     "Pipeline",
     "Report",
     "Stage",
+    "Standard",
     "Stats",
     "decode_pipeline",
     "default_pipeline",

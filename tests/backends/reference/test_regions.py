@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.backends.reference.stepping import Case, tables_of, texts
-from tests.backends.reference.touching import joined, mask, spoilt_elsewhere
 from tpcompile.backends.reference import Machine
-from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.backends.reference.regions import verify_regions
+from tpcompile.errors import VerifyError
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 CASES = {
     "heads": Case("tiny-qwen3", lengths=(3, 9), lowering="heads"),
@@ -23,7 +24,10 @@ CASES = {
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())
 def machine(request: pytest.FixtureRequest) -> Machine:
-    case: Case = request.param
+    return _placed(request.param)
+
+
+def _placed(case: Case) -> Machine:
     found = case.machine()
     lengths = torch.tensor(case.lengths)
     rows = texts(case.model, case.lengths)
@@ -33,23 +37,26 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def test_nothing_else_is_read_or_written(machine: Machine) -> None:
-    with torch.inference_mode():
-        for instruction in _steps(machine):
-            before = [tensor.clone() for tensor in machine.memory.tensors]
-            elsewhere = spoilt_elsewhere(machine, instruction)
-            instruction.run(machine.memory.tensors)
-            instruction.run(elsewhere)
-            for number, found in enumerate(machine.memory.tensors):
-                written = mask(machine, number, [*instruction.writes, *joined(instruction)])
-                _assert_same(found[~written], before[number][~written], instruction)
-                _assert_same(elsewhere[number][written], found[written], instruction)
+    verify_regions(machine.memory)
 
 
-def _steps(machine: Machine) -> list[Any]:
-    """All but the last, which writes down one row of the history and says that it may any."""
-    return [one for one in machine.memory.program.instructions if one.name != "argmax"]  # type: ignore[attr-defined]
-
-
-def _assert_same(one: torch.Tensor, other: torch.Tensor, instruction: StepInstruction) -> None:
-    same = torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
-    assert same, instruction.label
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("linear_residual", {"reads": lambda own: own[1:]}, "from what it does not declare"),
+        ("partial_attention", {"writes": lambda own: own[:1]}, "partial_lse outside of its"),
+        ("argmax", {"reads": lambda own: own[:-1]}, "raises IndexError without what it does"),
+    ],
+    ids=["read", "write", "last read"],
+)
+def test_untrue_regions_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, change: dict[str, Any], message: str
+) -> None:
+    case = CASES["heads"]
+    machine = _placed(case)
+    kind = INSTRUCTIONS[name]
+    for what, less in change.items():
+        true = getattr(kind, what).func
+        monkeypatch.setattr(kind, what, property(lambda one: less(true(one))))
+    with pytest.raises(VerifyError, match=rf"The regions of {name} are untrue: .* {message}"):
+        verify_regions(machine.memory)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from tests.backends.reference.stepping import tables_of, texts
-from tests.backends.reference.touching import joined, mask, spoilt_elsewhere
 from tests.vm.mutants.bases import Base
 from tpcompile.backends.reference import Machine, held_back, in_program_order, shuffled
+from tpcompile.backends.reference.regions import joined, mask, spoilt_elsewhere
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.region import refusal
 
@@ -58,10 +58,10 @@ class Truth:
                 if buffer.role == Role.ARRIVALS:
                     machine.memory.tensors[number].fill_(getattr(instruction, "blocks", 1) - 1)
             before = [tensor.clone() for tensor in machine.memory.tensors]
-            elsewhere = spoilt_elsewhere(machine, instruction)
+            elsewhere = spoilt_elsewhere(machine.memory, instruction)
             spoilt = [tensor.clone() for tensor in elsewhere]
             masks = [
-                mask(machine, number, [*instruction.writes, *joined(instruction)])
+                mask(machine.memory, number, [*instruction.writes, *joined(instruction)])
                 for number in range(len(held))
             ]
             with torch.inference_mode():

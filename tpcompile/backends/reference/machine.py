@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from tpcompile.backends.executor import Executor, executor
-from tpcompile.backends.reference.orders import Order, in_program_order
+from tpcompile.backends.reference.orders import Order
 from tpcompile.vm.program.instruction import Probe, StepInstruction, unseen
 
 Seen = Callable[[StepInstruction], Probe]
@@ -29,21 +29,19 @@ class Machine(Executor):
     ) -> int:
         """Interpret up to `steps` steps; `seen` returns the probes of the instructions.
 
-        The default order is the sequential one. The instructions of a rank whose other ranks are
-        in other processes wait for those of the others.
+        The default order is `StepMemory.turns`.
         """
-        share = self.memory.share
-        order = order or (in_program_order if share is None else share.order)
         done = 0
         while done < steps and not self.memory.finished:
             self._step(order, seen)
             done += 1
         return done
 
-    def _step(self, order: Order, seen: Seen) -> None:
+    def _step(self, order: Order | None, seen: Seen) -> None:
         memory = self.memory
         memory.forget()
+        turns = memory.turns() if order is None else order(memory.program)
         with torch.inference_mode():
-            for number in order(memory.program):
+            for number in turns:
                 instruction: Any = memory.program.instructions[number]
                 instruction.run(memory.tensors, seen(instruction))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.backends.torch_tp import functions
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, origin_of, value_type
@@ -53,7 +54,8 @@ def call_text(node: fx.Node, rank: int) -> str:
     ]
     if node.op == "call_module":
         return f"self.{node.target}({', '.join(values)})"
-    function = spec.name if spec.name.startswith("tpc.") else f"torch.ops.{spec.target}"
+    own = spec.name.startswith("tpc.") and hasattr(functions, spec.name.removeprefix("tpc."))
+    function = spec.name if own else f"torch.ops.{spec.target}"
     return f"{function}({', '.join(values)})"
 
 

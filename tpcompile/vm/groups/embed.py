@@ -90,7 +90,7 @@ class Embed(StepInstruction):
             probe("embedding", Range(0, self.at.batch), self.columns, found)
 
 
-@lowers(EMBEDDING, VOCAB_EMBEDDING)
+@lowers(EMBEDDING, VOCAB_EMBEDDING, terms=True)
 def embedding(to: Building, node: fx.Node) -> None:
     """Lower the node to the table rows of each rank. If there are several ranks, a sum follows."""
     weight, ids = node.args[:2]

@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import fx
 
-from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, VOCAB_EMBEDDING
+from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.vm.groups.residual import TERMS_SITE, Site, residual_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
-from tpcompile.vm.lowering.handlers import lowers, reads
+from tpcompile.vm.lowering.handlers import lowers, reads_terms
 from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,
@@ -106,7 +106,7 @@ class AllReduce(StepInstruction):
         probe(at.site.group, Range(0, at.batch), self.columns, found)
 
 
-@lowers(ALL_REDUCE, where=reads(VOCAB_EMBEDDING))
+@lowers(ALL_REDUCE, where=reads_terms)
 def all_reduce(to: Building, node: fx.Node) -> None:
     """Lower the sum of all ranks' embedding rows."""
     (terms,) = node.all_input_nodes

@@ -39,13 +39,24 @@ class Handler:
 
     lower: Lower
     fits: Fits
+    terms: bool = False
+    """Whether each rank may have a term of the result, which a sum over ranks must follow."""
 
 
 HANDLERS: dict[Any, Handler] = {}
 
 
-def lowers(*targets: Any, where: Fits = always) -> Callable[[_Lower], _Lower]:
-    """Register the decorated function to lower calls of `targets`."""
+def reads_terms(node: fx.Node) -> bool:
+    """Accept nodes whose first operand is a call that may leave terms of a sum."""
+    handler = HANDLERS.get(operand(node).target)
+    return handler is not None and handler.terms
+
+
+def lowers(*targets: Any, where: Fits = always, terms: bool = False) -> Callable[[_Lower], _Lower]:
+    """Register the decorated function to lower calls of `targets`.
+
+    With `terms`, it may leave terms in `terms_buffer`, for a sum over ranks.
+    """
 
     def add(lower: _Lower) -> _Lower:
         for target in targets:
@@ -54,7 +65,7 @@ def lowers(*targets: Any, where: Fits = always) -> Callable[[_Lower], _Lower]:
                     f"{target} is lowered by two functions",
                     got=f"{lower.__module__} and {HANDLERS[target].lower.__module__}",
                 )
-            HANDLERS[target] = Handler(lower, where)
+            HANDLERS[target] = Handler(lower, where, terms)
         return lower
 
     return add

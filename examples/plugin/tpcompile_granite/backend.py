@@ -1,0 +1,32 @@
+"""A toy backend: it runs a program from its int32 words alone, as a kernel would."""
+
+from typing import ClassVar
+
+import torch
+
+from tpcompile.backends.executor import Executor, executor
+from tpcompile.backends.memory import StepMemory
+from tpcompile.vm.program.encoding import encode_program
+from tpcompile.vm.program.instruction_set import decode
+
+
+@executor
+class WordMachine(Executor):
+    """An executor that decodes each row of words, and runs it in the memory of the program."""
+
+    name: ClassVar[str] = "words"
+
+    def __init__(self, memory: StepMemory) -> None:
+        super().__init__(memory)
+        self._rows = encode_program(memory.program).words.tolist()
+
+    def launch(self, steps: int) -> int:
+        """Run up to `steps` steps in the sequential order, or when other ranks let them."""
+        done = 0
+        while done < steps and not self.memory.finished:
+            self.memory.forget()
+            with torch.inference_mode():
+                for number in self.memory.turns():
+                    decode(self._rows[number]).run(self.memory.tensors)
+            done += 1
+        return done

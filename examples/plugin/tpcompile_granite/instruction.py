@@ -1,0 +1,118 @@
+"""The instruction of an embedding with a scale: operands, regions, meaning and lowering."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+from torch import fx
+
+from tpcompile.ir.meta import value_type
+from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
+from tpcompile.vm.lowering.building import Building, width_of
+from tpcompile.vm.lowering.handlers import lowers
+from tpcompile.vm.program import DType, Region, Role, rules
+from tpcompile.vm.program.instruction import (
+    NONE,
+    Memory,
+    Probe,
+    Range,
+    StepInstruction,
+    columns_of,
+    fraction,
+    unseen,
+)
+from tpcompile.vm.program.instruction_set import instruction
+from tpcompile_granite.ops import SCALED_EMBEDDING
+
+
+@dataclass(frozen=True)
+class ScaledEmbedOperands:
+    """The new `tokens[batch]`, a rank's rows of the table, and the number that multiplies them."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.LABEL]
+    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch")]
+    table: Annotated[int, rules.weight("rows", "width")]
+    out: Annotated[
+        int,
+        rules.Chosen(
+            "summed",
+            {
+                True: rules.scratch("slots*batch", "width", dtype=rules.F32),
+                False: rules.scratch("batch", "width"),
+            },
+        ),
+    ]
+    batch: Annotated[int, rules.COUNT]
+    first: Annotated[int, rules.Number(0, "2147483647 - rows")]
+    rows: Annotated[int, rules.COUNT]
+    dtype: Annotated[DType, rules.DTypeOf("table")]
+    scale: Annotated[float, rules.Fraction()]
+    summed: bool
+    """Whether `out` is this rank's term of a sum, because other ranks have the other rows."""
+
+
+@instruction
+@dataclass(frozen=True)
+class ScaledEmbed(StepInstruction):
+    """Some columns of the tokens' embedding rows, times a number."""
+
+    at: ScaledEmbedOperands
+    columns: Annotated[Range, rules.Within("width")]
+    name: ClassVar[str] = "scaled_embed"
+    opcode: ClassVar[int] = 256
+
+    @cached_property
+    def reads(self) -> tuple[Region, ...]:
+        """The tokens, and these columns of the table."""
+        return (
+            Region(self.at.tokens, ((0, self.at.batch),)),
+            Region(self.at.table, ((0, self.at.rows), self.columns)),
+        )
+
+    @cached_property
+    def writes(self) -> tuple[Region, ...]:
+        """These columns of the result."""
+        return (columns_of(self.at.out, self.at.batch, self.columns),)
+
+    @property
+    def traffic(self) -> int:
+        """The bytes of the rows."""
+        return self.at.batch * self.columns.extent * self.at.dtype.itemsize
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        """Look up the rows. Tokens of other ranks, and those of empty rows, become zero."""
+        at = self.at
+        rows = memory[at.tokens].long() - at.first
+        held = (rows >= 0) & (rows < at.rows)
+        found = memory[at.table][rows.where(held, 0), self.columns.slice] * at.scale
+        found = found.where(held[:, None], 0)
+        memory[at.out][: at.batch, self.columns.slice] = found
+        if not at.summed:
+            probe("embedding", Range(0, at.batch), self.columns, found)
+
+
+@lowers(SCALED_EMBEDDING, terms=True)
+def scaled_embedding(to: Building, node: fx.Node) -> None:
+    """Divide the columns over instructions. If ranks have parts of the table, a sum follows."""
+    weight, ids, scale = node.args
+    assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node) and isinstance(scale, float)
+    kind = value_type(weight)
+    summed = kind.layout_of(0) is not None
+    out = terms_buffer(to, Site.EMBEDDING, node) if summed else residual_buffer(to, node, None)
+    to.put(node, out)
+    for rank in range(to.ranks):
+        at = ScaledEmbedOperands(
+            rank=rank,
+            layer=NONE,
+            tokens=to.where(ids, rank),
+            table=to.where(weight, rank),
+            out=out + rank,
+            batch=to.plan.batch,
+            first=to.bound(node, rank).get("first_row", 0),
+            rows=int(kind.local_shape(rank)[0]),
+            dtype=DType.of(kind.dtype),
+            scale=fraction(scale),
+            summed=summed,
+        )
+        to.instructions += [ScaledEmbed(at, columns) for columns in to.plan.sums(width_of(node))]

@@ -1,0 +1,13 @@
+"""A scheduling policy: like round-robin, but the last worker of a rank begins."""
+
+from tpcompile.vm.schedule.policies import Queues, Work, policy
+
+
+@policy("mirrored")
+def mirrored(work: Work) -> Queues:
+    """Deal the instructions of each rank out to its workers, from the last worker to the first."""
+    return tuple(
+        tuple(own[work.workers - 1 - worker :: work.workers])
+        for own in work.by_rank()
+        for worker in range(work.workers)
+    )

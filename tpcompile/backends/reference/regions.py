@@ -1,0 +1,109 @@
+"""A check that instructions touch only the regions that they declare, by running them.
+
+The verifier proves orders from regions, so untrue regions make its proofs void. This check is for
+people who write instructions: it copies the memory for each one, so use it with small models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import torch
+
+from tpcompile.backends.memory import StepMemory
+from tpcompile.errors import VerifyError
+from tpcompile.vm.program import Region, Role
+from tpcompile.vm.program.instruction import StepInstruction
+
+_NONSENSE = -(2**30)
+"""What integers are replaced by where an instruction does not read."""
+
+
+def verify_regions(memory: StepMemory) -> None:
+    """Run one step, after `place` and in sequential order; raise at the first untrue instruction.
+
+    An instruction is untrue if it writes outside of its regions, or if its results change when
+    everything that it does not declare to read is replaced by nonsense.
+    """
+    with torch.inference_mode():
+        for instruction in memory.program.instructions:
+            assert isinstance(instruction, StepInstruction)
+            _verify(memory, instruction)
+
+
+def _verify(memory: StepMemory, instruction: StepInstruction) -> None:
+    elsewhere = spoilt_elsewhere(memory, instruction)
+    before = [[tensor.clone() for tensor in side] for side in (memory.tensors, elsewhere)]
+    instruction.run(memory.tensors)
+    try:
+        instruction.run(elsewhere)
+    except Exception as error:
+        how = f"raises {type(error).__name__} without what it does not declare to read"
+        raise _untrue(instruction, how) from error
+    writes = [*instruction.writes, *joined(instruction)]
+    for number, (now, spoilt) in enumerate(zip(memory.tensors, elsewhere, strict=True)):
+        named = memory.program.buffers[number].name
+        touched = ~same(now, before[0][number]) | ~same(spoilt, before[1][number])
+        if bool((touched & ~mask(memory, number, writes)).any()):
+            raise _untrue(instruction, f"writes {named} outside of its regions")
+        if not bool(same(now, spoilt)[touched].all()):
+            raise _untrue(instruction, f"writes {named} from what it does not declare to read")
+
+
+def _untrue(memory: StepMemory, instruction: StepInstruction, number: int, how: str) -> VerifyError:
+    named = memory.program.buffers[number].name
+    return VerifyError(
+        f"The regions of {instruction.name} are untrue: it writes {named} {how}",
+        where=instruction.label,
+        hint="Declare all that `run` touches in `reads`, `writes` and `joins`",
+    )
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return which elements are equal; NaN is equal to NaN."""
+    return (one == other) | (one.isnan() & other.isnan())
+
+
+def mask(memory: StepMemory, number: int, regions: Iterable[Region]) -> torch.Tensor:
+    """Return which elements of a buffer are in some regions."""
+    buffer = memory.program.buffers[number]
+    found = torch.zeros(memory.tensors[number].shape, dtype=torch.bool)
+    for region in regions:
+        if region.buffer != number:
+            continue
+        if buffer.role != Role.CACHE:
+            found[tuple(slice(*interval) for interval in region.box)] = True
+            continue
+        layers, sides, sequences, heads, ages = (slice(*interval) for interval in region.box)
+        for slot in _slots(memory, sequences, ages):
+            found[layers, sides, slot, heads] = True
+    return found
+
+
+def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:
+    """Return the slots of the past of some sequences, of their new token, or of both."""
+    lengths, tables = memory.values(Role.LENGTHS)[0], memory.values(Role.TABLES)[0]
+    block = memory.block
+    found: list[int] = []
+    for length, table in zip(lengths[sequences].tolist(), tables[sequences], strict=True):
+        edges = (0, max(length - 1, 0), length)
+        places = range(edges[ages.start], edges[ages.stop])
+        found += [int(table[at // block]) * block + at % block for at in places]
+    return found
+
+
+def joined(instruction: StepInstruction) -> list[Region]:
+    """Return the regions of heads that the instruction computes with others."""
+    return [join.region for join in instruction.joins]
+
+
+def spoilt_elsewhere(memory: StepMemory, instruction: StepInstruction) -> list[torch.Tensor]:
+    """Return a copy of all memory, with nonsense where the instruction does not declare to read."""
+    may = list(chain(instruction.reads, joined(instruction)))
+    found = []
+    for number, tensor in enumerate(memory.tensors):
+        wrong = torch.nan if tensor.is_floating_point() else _NONSENSE
+        kept = mask(memory, number, may)
+        found.append(tensor.where(kept, torch.tensor(wrong).to(tensor)))
+    return found
