@@ -8,7 +8,7 @@ from torch import fx
 
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import ALL_REDUCE, EMBEDDING, VOCAB_EMBEDDING
-from tpcompile.passes import Pass, Pipeline, Standard, graph_pass, pipeline, rewrite
+from tpcompile.passes import Pass, Pipeline, Standard, decoding, graph_pass, pipeline, rewrite
 from tpcompile.rewriting.pattern import Bindings, Call, Value, check
 from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
 from tpcompile_granite.ops import DIV, SCALED_EMBEDDING
@@ -78,3 +78,17 @@ class Granite(Pipeline):
         """Return the passes in order."""
         first, *rest, last = Standard().passes()
         return [first, DropUnitScales(), *rest, FuseScaledEmbedding(), last]
+
+
+@pipeline
+@dataclass(frozen=True)
+class GraniteDecode(Pipeline):
+    """Lower a Granite model to the instruction groups of decode steps."""
+
+    name: ClassVar[str] = "granite-decode"
+    spans: int = 1
+    """Number of spans into which attention splits a sequence."""
+
+    def passes(self) -> list[Pass]:
+        """Return the passes in order."""
+        return decoding(Granite().passes(), self.spans)

@@ -51,10 +51,9 @@ def _verify(memory: StepMemory, instruction: StepInstruction) -> None:
             raise _untrue(instruction, f"writes {named} from what it does not declare to read")
 
 
-def _untrue(memory: StepMemory, instruction: StepInstruction, number: int, how: str) -> VerifyError:
-    named = memory.program.buffers[number].name
+def _untrue(instruction: StepInstruction, how: str) -> VerifyError:
     return VerifyError(
-        f"The regions of {instruction.name} are untrue: it writes {named} {how}",
+        f"The regions of {instruction.name} are untrue: it {how}",
         where=instruction.label,
         hint="Declare all that `run` touches in `reads`, `writes` and `joins`",
     )

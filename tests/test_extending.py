@@ -1,0 +1,196 @@
+"""The plugin under examples/: installed as a package, all that it adds works by name."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import tpcompile
+from tests import scripts
+from tpcompile.errors import UnsupportedError
+
+ROOT = Path(__file__).parents[1]
+PLUGIN = ROOT / "examples" / "plugin"
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory into which pip has installed a copy of the plugin."""
+    source = tmp_path_factory.mktemp("source") / "plugin"
+    shutil.copytree(
+        PLUGIN, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+    )
+    target = tmp_path_factory.mktemp("installed")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)],
+        check=True,
+        timeout=300,
+    )
+    return target
+
+
+@pytest.fixture(scope="module")
+def granite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that scales its embeddings."""
+    config = AutoConfig.for_model(
+        "granite",
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.25,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("granite")
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+_START = """
+import os, sys
+sys.path[:0] = [{installed!r}, {root!r}]
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # for the interpreters of ranks
+"""
+_MAIN = """
+from tpcompile.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def python(installed: Path, tmp_path: Path) -> Run:
+    """Run a script where the plugin is installed; return its output after checking its status."""
+
+    def started(script: str, *command: str, status: int = 0) -> str:
+        path = tmp_path / "script.py"
+        path.write_text(_START.format(installed=str(installed), root=str(ROOT)) + script)
+        done = scripts.run([str(path), *command], timeout=300)
+        assert done.returncode == status, done.stderr
+        return done.stderr if status else done.stdout
+
+    return started
+
+
+@pytest.fixture
+def run(python: Run) -> Run:
+    """Run a command line of tpcompile where the plugin is installed."""
+    return lambda command, *more, status=0: python(_MAIN, *command.split(), *more, status=status)
+
+
+def test_passes_and_pipelines_are_listed(run: Run) -> None:
+    listed = run("passes")
+    for name in ("drop-unit-scales", "fuse-scaled-embedding", "granite", "granite-decode"):
+        assert re.search(rf"^  {name} ", listed, re.MULTILINE), listed
+
+
+def test_a_program_has_the_instruction_policy_and_target(run: Run, granite: Path) -> None:
+    options = "--tp 2 --target server-64 --policy mirrored --max-seq-len 64 --text"
+    made = run(f"schedule {granite} {options} -p", "granite-decode{spans=2}")
+    assert len(re.findall(r"^  i\d+ scaled_embed ", made, re.MULTILINE)) == 2
+    assert "scale=12" in made
+    misspelt = run(f"schedule {granite} --target cpu --policy mirrord -p granite-decode", status=2)
+    assert "Did you mean mirrored" in misspelt
+    misspelt = run(f"schedule {granite} --target server-46 -p granite-decode", status=2)
+    assert "Did you mean server-64" in misspelt
+
+
+def test_the_backend_generates_what_hugging_face_does(run: Run, granite: Path) -> None:
+    """On two processes, whose workers import the plugin too."""
+    ids = torch.tensor([[5, 9, 2]])
+    eager = AutoModelForCausalLM.from_pretrained(granite).eval()
+    wanted = eager.generate(ids, max_new_tokens=6, do_sample=False)[0].tolist()
+    for backend in ("words", "torch"):
+        options = f"--tp 2 --prompt-ids 5,9,2 --max-new-tokens 6 -p granite --backend {backend}"
+        done = run(f"generate {granite} {options}")
+        assert done == ",".join(map(str, wanted)) + "\n", backend
+    misspelt = run(f"generate {granite} --prompt-ids 1 --backend wrods", status=2)
+    assert "Did you mean words" in misspelt
+
+
+def test_the_model_is_refused_without_the_plugin(granite: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"aten\.div"):
+        tpcompile.schedule(str(granite))
+
+
+_PLACE = """
+import torch
+from transformers import AutoModelForCausalLM
+import tpcompile
+from tpcompile.backends.memory import StepMemory, rotation_of
+from tpcompile.backends.reference.regions import verify_regions
+from tpcompile.errors import CompileError
+from tpcompile.frontend import capture
+from tpcompile.ir.simulate import materialise
+from tpcompile.passes import run_passes
+from tpcompile.plugins import load_plugins
+
+load_plugins()
+from tpcompile_granite.instruction import ScaledEmbed
+from tpcompile_granite.passes import GraniteDecode
+
+eager = AutoModelForCausalLM.from_pretrained({model!r})
+captured = capture(eager)
+passes = GraniteDecode().passes()
+step = tpcompile.schedule(eager, target="server-64", pipeline=passes, max_seq_len=64, batch=2)
+graph, _ = run_passes(captured.graph, passes)
+tensors = eager.state_dict()
+weights = materialise(graph, lambda name, part: tensors[name][part])
+rotation = rotation_of(step.program, captured.rotary.fresh())
+memory = StepMemory(step.program, lambda rank, name: weights[name][rank].contiguous(), rotation)
+memory.place(torch.tensor([5]), torch.tensor([1]), torch.tensor([[0]]))
+{change}
+try:
+    verify_regions(memory)
+except CompileError as error:
+    print(error)
+else:
+    print("true")
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("", "true"),
+        (
+            "ScaledEmbed.reads = property(lambda one: ())",
+            "The regions of scaled_embed are untrue: it writes x0 from what it does not declare",
+        ),
+    ],
+    ids=["as it is", "reads forgotten"],
+)
+def test_the_regions_of_the_instruction_are_checked(
+    python: Run, granite: Path, change: str, said: str
+) -> None:
+    assert python(_PLACE.format(model=str(granite), change=change)).startswith(said)
+
+
+_BREAKS = """
+from tpcompile.plugins import load_plugins
+load_plugins()
+from tpcompile_granite import passes
+insert = passes.insert
+passes.insert = lambda like, op, table, ids, *rest: insert(like, op, table, table, *rest)
+"""
+
+
+def test_a_pass_that_breaks_types_is_named(python: Run, granite: Path) -> None:
+    """It looks up rows in the table by the table."""
+    command = ["dump", str(granite), "--tp", "1", "-p", "granite"]
+    said = python(_BREAKS + _MAIN, *command, status=1)
+    assert "The pass fuse-scaled-embedding left an invalid graph" in said
