@@ -122,6 +122,14 @@ def test_one_layer_in_two_places() -> None:
         capture(model)
 
 
+def test_attention_that_cannot_be_replaced_is_refused() -> None:
+    model = _llama()
+    model._supports_attention_backend = False
+    said = "LlamaForCausalLM has no attention that goes through Hugging Face's attention interface"
+    with pytest.raises(UnsupportedError, match=said):
+        capture(model)
+
+
 def test_bidirectional_attention_is_refused() -> None:
     """Hugging Face masks nothing then, and says so nowhere but in the configuration."""
     with pytest.raises(UnsupportedError, match="LlamaForCausalLM is an encoder: is_causal=False"):

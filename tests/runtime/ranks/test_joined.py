@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from tests.runtime.ranks.left_behind import FAULT_S
 from tests.runtime.ranks.tiny_ranks import Doubled, modules
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.ir.recipe import Tensor
+from tpcompile.runtime.ranks import joined
 from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
+from tpcompile.runtime.ranks.owner import Owner
 
 ROOT = Path(__file__).parents[3]
 SCRIPT_S = 300
@@ -132,7 +135,9 @@ import torch
 import torch.distributed as dist
 from tests.runtime.ranks.tiny_ranks import Doubled, halves, modules, step
 from tpcompile.errors import CompileError, UsageError
+from tpcompile.runtime.ranks import joined
 from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
+from tpcompile.runtime.ranks.owner import Owner
 
 {before}
 cpu = torch.device("cpu")
@@ -241,6 +246,27 @@ def test_torchrun(tmp_path: Path) -> None:
     first, second = (line for line in found if isinstance(line, dict))
     assert first == second == {**_EXPECTED, "drawn": first["drawn"]}
     assert [line for line in found if isinstance(line, list)] == [[True, 0, True, 0]] * 2
+
+
+def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads are not in the fork: waiting for them, or ending the group, could hang."""
+    done: list[str] = []
+
+    class Group:
+        def rest(self) -> None:
+            done.append("waited")
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
+    owner, group, own = Owner(), cast(Any, Group()), os.getpid()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: own + 1)
+        joined._rest(owner, group)
+        joined._leave(owner)
+        assert not done
+    joined._rest(owner, group)
+    joined._leave(owner)
+    assert done == ["waited", "left"]
 
 
 def test_a_rank_that_is_killed_is_missed_by_the_other(tmp_path: Path) -> None:

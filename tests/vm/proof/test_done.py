@@ -82,13 +82,18 @@ def test_waits_for_some_signals_are_walked_a_few_times(sharing: int) -> None:
         done = Counted(replace(program, waits=lowered, sharing=sharing), list(run_order(program)))
         assert len(list(done.walk())) == len(steps)
         rounds.append(done.rounds)
+        assert done.met == done.rounds * len(done._partial), "each wait once a round"
     assert rounds[1] <= rounds[0] + 1
 
 
 class Counted(Done):
-    """How often the program is walked."""
+    """How often the program is walked, and what is complete after a wait is computed."""
 
-    rounds = 0
+    rounds = met = 0
+
+    def _once_met(self, wait: Wait) -> Known:
+        self.met += 1
+        return super()._once_met(wait)
 
     def _round(self) -> Iterator[tuple[int, Known]]:
         self.rounds += 1
