@@ -257,6 +257,21 @@ def test_the_list_of_faults_ends() -> None:
         verify_program(alone)
 
 
+def test_a_sum_is_added_to_the_residual_unless_it_is_the_embedding() -> None:
+    program = TWO.program
+    sums = [n for n, one in enumerate(program.instructions) if _name(one) == "all_reduce"]
+    for number in (sums[0], sums[-1]):
+        one: Any = program.instructions[number]
+        of = NONE if one.at.residual != NONE else one.at.out
+        wrong = replace(one, at=replace(one.at, residual=of))
+        faults = check_program(
+            replace(program, instructions=changed(program.instructions, number, wrong))
+        )
+        wanted = "a scratch buffer" if of == NONE else "none, because"
+        assert any(f"residual must be {wanted}" in fault.said for fault in faults), faults
+    assert program.instructions[sums[0]].at.residual == NONE  # type: ignore[attr-defined]
+
+
 def test_two_buffers_of_one_role() -> None:
     program = ONE.program
     lengths = next(b for b in program.buffers if b.role == Role.LENGTHS)

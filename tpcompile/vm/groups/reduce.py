@@ -36,6 +36,7 @@ def _by_site(embedding: rules.Rule, half: rules.Rule) -> dict[Site, rules.Rule]:
 
 _FIRST_TERMS = rules.scratch("held*batch", "width", dtype=rules.F32, each_rank=True)
 """The embedding has one term per rank. It is in the MLP's buffer, which may hold more terms."""
+_RESIDUAL = rules.scratch("batch", "width", dtype="T")
 _ALL_TERMS = rules.scratch("slots*batch", "width", dtype=rules.F32, each_rank=True)
 
 
@@ -50,7 +51,7 @@ class SumOperands:
     ranks: Annotated[int, rules.RANKS]
     slots: Annotated[int, rules.Chosen("site", _by_site(rules.Number(1, "1"), rules.COUNT))]
     bias: Annotated[int, rules.maybe(rules.weight("width"))]
-    residual: Annotated[int, rules.maybe(rules.scratch("batch", "width", dtype="T"))]
+    residual: Annotated[int, rules.Chosen("site", _by_site(rules.Missing(), _RESIDUAL))]
     out: Annotated[int, rules.scratch("batch", "width", dtype="T")]
     batch: Annotated[int, rules.COUNT]
 
