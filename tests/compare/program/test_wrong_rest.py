@@ -133,7 +133,7 @@ WRONG = [
         wrong.instructions(LinearTerms, plus_residual(1.0), MLP),
     ),
     Wrong(
-        "residual not added", "attention_residual", operands(AllReduce, ATTENTION, residual=NONE)
+        "residual not added", "attention_residual", runs_with(AllReduce, ATTENTION, residual=NONE)
     ),
     Wrong(
         "bias on every rank",
