@@ -86,7 +86,7 @@ def compile(
     _check_seconds(rank_timeout)
     place = _device_of(device)
     if backend not in MODULES:
-        _check_machine(place)
+        _check_place_of_programs(place)
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
@@ -121,7 +121,7 @@ def compile(
         )
 
 
-def _check_machine(place: torch.device) -> None:
+def _check_place_of_programs(place: torch.device) -> None:
     if place.type != "cpu":
         raise UnsupportedError(f"Programs do not run on {place} yet", expected="the CPU")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TextIO
 
 from tpcompile.api import dtype_of, passes_for
 from tpcompile.errors import UsageError
@@ -94,7 +95,7 @@ def choose(
         grain=machine.grain,
     )
     if pipeline is None:
-        spans = spans or min(machine.spans, plan.most_blocks(CacheKv.block))
+        spans = spans or plan.most_spans(machine.spans, CacheKv.block)
         passes = decode_pipeline(tp, spans, interleaved=interleaved)
     elif spans or interleaved:
         raise UsageError(
@@ -151,10 +152,14 @@ class ScheduledStep:
     def trace(self) -> str:
         """Return a trace in Chrome's format, which Perfetto opens."""
         file = io.StringIO()
-        write_trace(self._timeline, self.title, file)
+        self.write_trace(file)
         return file.getvalue()
 
-    @property
+    def write_trace(self, file: TextIO) -> None:
+        """Write the trace event by event: that of a large model is larger than its program."""
+        write_trace(self._timeline, self.title, file)
+
+    @cached_property
     def _timeline(self) -> Timeline:
         found = self.report.found
         assert found.timing is not None

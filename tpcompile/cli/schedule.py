@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from tpcompile.cli.command import (
     Command,
@@ -165,20 +164,19 @@ def _write_files(args: argparse.Namespace, report: ScheduleReport) -> None:
     from tpcompile.inspect.files import write_file
     from tpcompile.scheduling import ScheduledStep
 
-    wanted = {path: form for path, form in ((args.trace, "trace"), (args.svg, "svg")) if path}
+    wanted = [path for path in (args.trace, args.svg) if path is not None]
     if report.found.timing is None:
         for path in wanted:
             sys.stderr.write(f"warning: {path} is not written: the program is not valid\n")
         return
     step = ScheduledStep(report)
-    for path, form in wanted.items():
-        text = step.svg() if form == "svg" else step.trace()
-        write_file(path, partial(_write_text, text))
+    if args.trace:
+        write_file(args.trace, step.write_trace)
+    if args.svg:
+        picture = step.svg()
+        write_file(args.svg, lambda file: file.write(picture))
+    for path in wanted:
         sys.stderr.write(f"wrote {path}\n")
-
-
-def _write_text(text: str, file: TextIO) -> None:
-    file.write(text)
 
 
 COMMAND = Command(

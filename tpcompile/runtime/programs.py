@@ -62,13 +62,12 @@ class StepPrograms:
         self._target, self._longest = target_of(options.target or "cpu"), max_seq_len
         self._policy, self._lowering = options.policy or DEFAULT_POLICY, options.lowering or AUTO
         _ = POLICIES[self._policy]  # raises for an unknown name
-        block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)
-        most = -(-max_seq_len // block)
-        spans = options.spans or min(self._target.spans, most)
-        self._graph, _ = run_passes(captured, decoding(passes, spans))
-        self._made: dict[int, StepProgram] = {}
         self.batch = self.batch_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""
+        block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)
+        spans = options.spans or self._plan(self.batch).most_spans(self._target.spans, block)
+        self._graph, _ = run_passes(captured, decoding(passes, spans))
+        self._made: dict[int, StepProgram] = {}
         self.steps = 0
         """The number of steps that the programs have run."""
         self.for_batch(self.batch)
@@ -89,16 +88,15 @@ class StepPrograms:
             self._made[batch] = self._make(batch)
         return self._made[batch]
 
+    def _plan(self, batch: int) -> StepPlan:
+        target = self._target
+        return StepPlan(
+            target.workers, batch, self._longest, lowering=self._lowering, grain=target.grain
+        )
+
     def _make(self, batch: int) -> StepProgram:
         target = self._target
-        plan = StepPlan(
-            target.workers,
-            batch,
-            self._longest,
-            lowering=self._lowering,
-            grain=target.grain,
-        )
-        found = scheduled(self._graph, target, plan, self._policy)
+        found = scheduled(self._graph, target, self._plan(batch), self._policy)
         asked = {
             "model": info_of(self._graph).name,
             "target": target.name,

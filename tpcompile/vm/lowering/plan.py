@@ -66,6 +66,10 @@ class StepPlan:
         """Return the number of blocks of the longest sequence, given the tokens per block."""
         return -(-self.max_seq_len // block)
 
+    def most_spans(self, wanted: int, block: int) -> int:
+        """Return the number of spans that a target wants, or one per block if they are fewer."""
+        return min(wanted, self.most_blocks(block))
+
     def check_room(self, block: int) -> None:
         """Raise if the cache has more slots than int32 can count."""
         slots = self.batch * self.most_blocks(block) * block
