@@ -43,9 +43,10 @@ class Executor(ABC):
         tables: torch.Tensor,
         positions: torch.Tensor | None = None,
         stops: Sequence[int] = (),
+        ended: torch.Tensor | None = None,
     ) -> None:
         """Write the inputs of the next step: see `StepMemory.place`."""
-        self.memory.place(tokens, lengths, tables, positions, stops)
+        self.memory.place(tokens, lengths, tables, positions, stops, ended)
 
     def run(self, steps: int = 1, *options: Any) -> torch.Tensor:
         """Run `steps` steps, fewer if all sequences end; return the tokens, `[steps, batch]`.

@@ -129,11 +129,13 @@ class StepMemory:
         tables: torch.Tensor,
         positions: torch.Tensor | None = None,
         stops: Sequence[int] = (),
+        ended: torch.Tensor | None = None,
     ) -> None:
         """Set the inputs of the next step: one new token per sequence, which `lengths` includes.
 
         The tokens before it are in the cache, in the blocks of `tables`. Its position is
-        `lengths - 1` unless `positions` is given. A sequence ends when it gets one of `stops`.
+        `lengths - 1` unless `positions` is given. A sequence ends when it gets one of `stops`, and
+        those for which `ended` is true have ended before.
         """
         positions = lengths - 1 if positions is None else positions
         self._check(tokens, lengths, tables, positions, stops)
@@ -142,8 +144,8 @@ class StepMemory:
             self._set(role, value, NONE if role == Role.TOKENS else 0)
         self._set(Role.TABLES, tables, NONE)
         self._set(Role.STOPS, torch.tensor(stops, dtype=torch.int32), NONE)
-        for role in (Role.CLOCK, Role.FINISHED):
-            self._set(role, torch.tensor([], dtype=torch.int32), 0)
+        self._set(Role.CLOCK, torch.tensor([], dtype=torch.int32), 0)
+        self._set(Role.FINISHED, torch.zeros(len(tokens)) if ended is None else ended, 0)
         if self._own_caches and self._poisons:
             self._poison_caches(lengths, tables)
 

@@ -43,7 +43,9 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
                 expected="None or 'dynamic'",
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
-            model_kwargs["past_key_values"] = self.new_cache()
+            cache = self.new_cache()
+            cache.temporary = not generation_config.return_dict_in_generate
+            model_kwargs["past_key_values"] = cache
 
     def _sample(
         self,

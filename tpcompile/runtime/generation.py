@@ -15,6 +15,7 @@ from tpcompile.errors import CheckpointError
 from tpcompile.frontend import Captured
 from tpcompile.json_files import read_object, shortened
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.launches import stop_tokens
 from tpcompile.runtime.weights import GENERATION_CONFIG, Weights
 
 
@@ -60,27 +61,39 @@ def decode_greedily(
     streamer: Any,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Run Hugging Face's loop for `do_sample=False` on tokens instead of logits."""
+    """Run Hugging Face's loop for `do_sample=False` on tokens instead of logits.
+
+    A program runs several steps per launch if no Python code looks at each token.
+    """
+    stops = stop_tokens(stopping_criteria, streamer)
     stops_at_eos = any(hasattr(criteria, "eos_token_id") for criteria in stopping_criteria)
     unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
     padding = generation_config._pad_token_tensor
     model_kwargs["greedy"] = True
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
+    launched = outputs.tokens[None]
     while True:
-        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-        tokens = outputs.tokens
-        if stops_at_eos:
-            tokens = tokens * unfinished + padding.to(tokens.device) * (1 - unfinished)
-        input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
-        if streamer is not None:
-            streamer.put(tokens)
-        unfinished = unfinished & ~stopping_criteria(input_ids, None)
+        for tokens in launched.to(input_ids.device):
+            model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+            if stops_at_eos:
+                tokens = tokens * unfinished + padding.to(tokens.device) * (1 - unfinished)
+            input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
+            if streamer is not None:
+                streamer.put(tokens)
+            unfinished = unfinished & ~stopping_criteria(input_ids, None)
+            if not unfinished.any():
+                break
         if not unfinished.any():
             break
         inputs = model.prepare_inputs_for_generation(
             input_ids, next_sequence_length=1, **model_kwargs
         )
-        outputs = model(**inputs, return_dict=True)
+        cache, remaining = inputs["past_key_values"], generation_config.max_length
+        steps = model.steps_ahead(cache, stops, remaining - input_ids.shape[1])
+        if steps > 1:
+            launched = model.launch(inputs, unfinished == 0, steps, stops)
+        else:
+            launched = model(**inputs, return_dict=True).tokens[None]
     if streamer is not None:
         streamer.end()
     return input_ids

@@ -31,6 +31,7 @@ from tpcompile.runtime.generation import GreedyOutput
 from tpcompile.runtime.kv.blocks import BlockPool, blocks_for
 from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import Packed, pack, packs_sequences
+from tpcompile.runtime.launches import Launches
 from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
@@ -43,7 +44,7 @@ _UNTRACED = ("forward", "generate")
 """The methods that torch.compile must not trace: they run on ranks."""
 
 
-class CompiledModel(WeightsOut, CausalLM, nn.Module):
+class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
     """A causal LM on ranks, with the interface of Hugging Face's causal LMs."""
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:

@@ -77,6 +77,16 @@ class StepPrograms:
         """The number of ranks."""
         return info_of(self._graph).tp
 
+    @property
+    def most_steps(self) -> int:
+        """The maximum number of steps per launch."""
+        return self._plan(self.batch).steps
+
+    @property
+    def most_stops(self) -> int:
+        """The maximum number of tokens that end a sequence."""
+        return self._plan(self.batch).stops
+
     @staticmethod
     def batch_for(sequences: int) -> int:
         """Return the batch size of the program for so many sequences: the next power of two."""

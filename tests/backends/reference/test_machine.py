@@ -261,6 +261,17 @@ def test_steps_beyond_the_blocks() -> None:
         machine.run(5)
 
 
+def test_a_sequence_that_has_ended_before() -> None:
+    case = Case("tiny-qwen3", lengths=(9, 4))
+    machine = case.machine()
+    machine.place(**_placed(case))
+    alone = machine.run(3)[:, 1]
+    machine.place(**_placed(case), ended=torch.tensor([True, False]))
+    assert machine.run(3).tolist() == [[-1, token] for token in alone.tolist()]
+    machine.place(**_placed(case), ended=torch.tensor([True, True]))
+    assert len(machine.run(3)) <= 1, "nothing is left to do"
+
+
 def test_a_sequence_that_has_ended_needs_no_room() -> None:
     case = Case("tiny-qwen3", lengths=(9,))
     machine = case.machine()

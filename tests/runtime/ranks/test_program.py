@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
 
 import tpcompile
 from tests import scripts
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.ranks.program import decodes
+from tpcompile.runtime.ranks.program import ProgramRanks, decodes
 from tpcompile.runtime.ranks.step import Step
 from tpcompile.vm.program.text import parse_program
 
@@ -122,6 +125,88 @@ def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
         assert found[0].shape == found[1].shape
         assert relative_error(*found) < TOLERANCE
         assert list(machine._programs._made) == [1, 4]  # type: ignore[union-attr]
+
+
+LATE_ENDS = torch.tensor([[456, 399, 478, 776, 756, 468], [669, 263, 109, 133, 619, 578]])
+"""Prompts whose sixth and ninth new tokens are new ones."""
+
+
+@pytest.mark.parametrize("simulate", [True, False])
+def test_generate_launches_several_steps(
+    monkeypatch: pytest.MonkeyPatch, *, simulate: bool
+) -> None:
+    """A launch ends with its last sequence; one that has ended before does not go on."""
+    with _compiled("torch", tp=2) as modules:
+        plain = modules.generate(LATE_ENDS, max_new_tokens=20)
+        ends = [plain[0, 6 + 5].item(), plain[1, 6 + 8].item()]
+        stopping = {"eos_token_id": ends, "pad_token_id": 1, "max_new_tokens": 20}
+        stopped = modules.generate(LATE_ENDS, **stopping)
+    assert stopped.shape == (2, 6 + 9)
+    with _compiled("reference", tp=2, simulate=simulate) as model:
+        launched = _launches(model, monkeypatch)
+        assert torch.equal(model.generate(LATE_ENDS, max_new_tokens=20), plain)
+        assert launched == [19] and model.steps == (19, 1)
+        assert torch.equal(model.generate(LATE_ENDS, **stopping), stopped)
+        assert model.steps == (19 + 8, 2)
+        monkeypatch.setattr(model._ranks, "most_steps", lambda stops: 3)
+        assert torch.equal(model.generate(LATE_ENDS, **stopping), stopped)
+        assert launched[2:] == [3, 3, 3] and model.steps == (19 + 8 + 8, 3)
+
+
+class _Streamer(BaseStreamer):
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.seen += 1
+
+    def end(self) -> None: ...
+
+
+class _Watching(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+WATCHED: dict[str, Callable[[CompiledModel], dict[str, Any]]] = {
+    "a streamer": lambda model: {"streamer": _Streamer()},
+    "a stopping criterion": lambda model: {"stopping_criteria": [_Watching()]},
+    "a cache of the caller": lambda model: {"past_key_values": model.new_cache()},
+    "a cache in the result": lambda model: {"return_dict_in_generate": True},
+    "many stop tokens": lambda model: {"eos_token_id": list(range(900, 909))},
+}
+
+
+@pytest.mark.parametrize("who", WATCHED)
+def test_one_step_at_a_time_if_something_looks_at_each(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _compiled("reference") as model:
+        launched = _launches(model, monkeypatch)
+        options = WATCHED[who](model)
+        model.generate(IDS[:1], max_new_tokens=5, min_new_tokens=None, **options)
+        assert launched == [1] * 4
+        if "past_key_values" in options:
+            assert options["past_key_values"].lengths == (6 + 4,)
+
+
+def test_a_launch_needs_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token of a full cache is refused as it is with modules."""
+    with _compiled("reference", max_seq_len=12) as model:
+        launched = _launches(model, monkeypatch)
+        assert model.generate(IDS, max_new_tokens=7).shape == (2, 13)
+        assert launched == [6]
+        with pytest.raises(UsageError, match="max_seq_len=12"):
+            model.generate(IDS, max_new_tokens=8)
+
+
+def _launches(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of steps of each launch."""
+    ranks, found = model._ranks, list[int]()
+    assert isinstance(ranks, ProgramRanks)
+    launch = ranks.launch
+    monkeypatch.setattr(ranks, "launch", lambda step: found.append(step.steps) or launch(step))
+    return found
 
 
 def test_modules_have_no_program() -> None:

@@ -55,12 +55,19 @@ class PagedCache(Cache):
         """Boolean [batch, columns]: true for tokens, false for padding. Never changed in place."""
         self._rows: list[Row] = []
         """Only changed in place: the finaliser refers to this list."""
+        self.temporary = False
+        """Whether nobody reads the cache after `generate`, which made it."""
         weakref.finalize(self, pool.abandon, self._rows).atexit = False
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """The number of tokens of each row in the cache."""
         return tuple(row.length for row in self._rows)
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that every row can still take."""
+        return self._max_seq_len - max(self.lengths, default=0)
 
     @contextmanager
     def append(self, real: torch.Tensor, batch: int | None = None) -> Iterator[Appended]:

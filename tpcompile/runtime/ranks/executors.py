@@ -28,18 +28,26 @@ class StepExecutors:
         self._executors[code.batch] = EXECUTORS[code.executor](memory)
 
     def run(self, batch: int, step: Step, caches: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run a step; return its tokens, or the columns of its logits that are in this process.
+        """Run `step.steps` steps; return their tokens, `[steps, sequences]`.
 
-        The step may have fewer sequences than the program, whose other rows stay empty.
+        If logits are requested, return the columns of the last ones that are in this process. The
+        step may have fewer sequences than the program, whose other rows stay empty.
         """
         executor, inputs = self._executors[batch], step.inputs
         executor.memory.use_caches(caches)  # new tensors if they have grown
         executor.place(
-            inputs["input_ids"], inputs["lengths"], inputs["tables"], inputs["positions"]
+            inputs["input_ids"],
+            inputs["lengths"],
+            inputs["tables"],
+            inputs["positions"],
+            step.stops,
+            inputs.get("ended"),
         )
-        tokens = executor.run()[0]
-        found = tokens.long() if step.output == "tokens" else executor.logits
-        return found[: len(inputs["lengths"])]
+        tokens = executor.run(step.steps)
+        sequences = len(inputs["lengths"])
+        if step.output == "tokens":
+            return tokens[:, :sequences].long()
+        return executor.logits[:sequences]
 
     def close(self) -> None:
         """Free the memory of all programs."""

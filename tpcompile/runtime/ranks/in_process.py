@@ -57,7 +57,7 @@ class InProcessRanks(OneFront):
         self._executors.load(code, [rank.cache for rank in self._ranks])
 
     def run_program(self, batch: int, step: Step) -> torch.Tensor:
-        """Run a step by the program for this batch size."""
+        """Run steps by the program for this batch size."""
         check_open(self.closed)
         caches = [rank.cache_for(step) for rank in self._ranks]
         return self._executors.run(batch, step, caches)

@@ -147,7 +147,7 @@ class JoinedRanks:
             self._columns[code.batch] = [buffers[number].shape[1] for number in each]
 
     def run_program(self, batch: int, step: Step) -> torch.Tensor:
-        """Run a step by the program for this batch size; return the result of all ranks."""
+        """Run steps by the program for this batch size; return the result of all ranks."""
         with self._working() as rank:
             self._check_alike(step)
             own = rank.run_program(batch, step)
@@ -230,7 +230,8 @@ class JoinedRanks:
 def _digest(step: Step) -> torch.Tensor:
     """Return two integers that differ if the inputs of a step differ."""
     found = hashlib.blake2b(digest_size=16)
-    found.update(repr((step.output, step.blocks, list(step.copies))).encode())
+    rest = step.output, step.blocks, list(step.copies), step.steps, step.stops
+    found.update(repr(rest).encode())
     for name, value in step.inputs.items():
         found.update(f"{name} {tuple(value.shape)}".encode())
         found.update(memoryview(value.contiguous().numpy()))  # type: ignore[arg-type]

@@ -34,15 +34,17 @@ class ProgramRanks:
         """Run a step; return its result, which is the same on every rank."""
         if not decodes(step):
             return self._modules.run(step)
-        return self._run_program(step)
+        found = self.launch(step)
+        return found[0] if step.output == "tokens" else found
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the result of every rank. A program has one result for all."""
         if not decodes(step):
             return self._modules.run_all(step)
-        return [self._run_program(step)] * self._programs.ranks
+        return [self.run(step)] * self._programs.ranks
 
-    def _run_program(self, step: Step) -> torch.Tensor:
+    def launch(self, step: Step) -> torch.Tensor:
+        """Run steps by a program; return their tokens, `[steps, sequences]`, or the last logits."""
         batch = self._programs.batch_for(len(step.inputs["lengths"]))
         if batch not in self._loaded:
             program = self._programs.for_batch(batch).program
@@ -50,8 +52,12 @@ class ProgramRanks:
             self._modules.load_program(StepCode(program, batch, rotation, self._executor))
             self._loaded.add(batch)
         found = self._modules.run_program(batch, step)
-        self._programs.steps += 1
+        self._programs.steps += len(found) if step.output == "tokens" else 1
         return found
+
+    def most_steps(self, stops: int) -> int:
+        """Return the maximum number of steps per launch if so many tokens end a sequence."""
+        return self._programs.most_steps if stops <= self._programs.most_stops else 1
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""

@@ -113,7 +113,7 @@ class ModuleRanks(Ranks, Protocol):
         ...
 
     def run_program(self, batch: int, step: Step) -> torch.Tensor:
-        """Run a step by the program for this batch size; return its result."""
+        """Run steps by the program for this batch size: see `StepExecutors.run`."""
         ...
 
 
@@ -220,7 +220,7 @@ class Rank:
         self._executors.load(code, [self.cache], share)
 
     def run_program(self, batch: int, step: Step) -> torch.Tensor:
-        """Run a step by the program for this batch size; return the tokens or own logits."""
+        """Run steps by the program for this batch size; return the tokens or own logits."""
         return self._executors.run(batch, step, [self.cache_for(step)])
 
     @property

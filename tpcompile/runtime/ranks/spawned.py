@@ -121,13 +121,13 @@ class SpawnedRanks(OneFront):
             self._workers.answers(Done)
 
     def run_program(self, batch: int, step: Step) -> torch.Tensor:
-        """Run a step by the program for this batch size; return the result of all ranks."""
+        """Run steps by the program for this batch size; return the result of all ranks."""
         check_open(self.closed)
         message = encode(RunProgram(batch, step))
         with self._working():
             for rank in range(len(self._modules)):
                 self._workers.send(rank, message)
-            answers = self._workers.answers(Done)
+            answers = self._workers.answers(Done, patience=step.steps)
         return torch.cat([done.result for done in answers if done.result is not None], -1)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:

@@ -16,7 +16,10 @@ from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode
 
 @dataclass(frozen=True)
 class Step:
-    """The inputs and the requested output of one run of all ranks."""
+    """The inputs and the requested output of one run of all ranks.
+
+    A program may run several steps at once; the first one has these inputs.
+    """
 
     inputs: Mapping[str, torch.Tensor]
     """The inputs of the graph by name, except the cache, which each rank stores."""
@@ -26,6 +29,10 @@ class Step:
     """The number of KV cache blocks that each rank must have."""
     copies: Sequence[tuple[int, int]] = field(default=())
     """Blocks to copy before the step, as pairs (source, target)."""
+    steps: int = 1
+    """The number of steps to run, fewer if all sequences end."""
+    stops: tuple[int, ...] = ()
+    """The tokens that end a sequence."""
 
 
 class StepCounts(NamedTuple):

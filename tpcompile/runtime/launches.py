@@ -1,0 +1,72 @@
+"""Launches of several decode steps for greedy generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from tpcompile.runtime.kv.cache import PagedCache
+from tpcompile.runtime.kv.packing import pack
+from tpcompile.runtime.ranks.program import ProgramRanks
+from tpcompile.runtime.ranks.rank import Ranks
+from tpcompile.runtime.ranks.step import Step
+
+
+class Launches:
+    """Part of a compiled model: the steps that need not return to Python for each token."""
+
+    _ranks: Ranks
+    _steps: int
+
+    def steps_ahead(self, cache: PagedCache, stops: tuple[int, ...] | None, remaining: int) -> int:
+        """Return the number of steps that the next launch may run, at least 1.
+
+        `stops` are the tokens that end a sequence, or None if Python code looks at each token. If
+        all sequences end early, the cache has more columns than tokens, so a cache that outlives
+        the generation takes one step at a time.
+        """
+        ranks = self._ranks
+        if stops is None or not isinstance(ranks, ProgramRanks) or not cache.temporary:
+            return 1
+        return max(1, min(ranks.most_steps(len(stops)), cache.room, remaining))
+
+    def launch(
+        self, inputs: Mapping[str, Any], ended: torch.Tensor, steps: int, stops: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Run `steps` greedy steps, fewer if all sequences end; return the tokens, `[steps, batch]`.
+
+        `inputs` are the arguments of `forward` for the first step. A sequence that has ended gets
+        -1.
+        """
+        cache: PagedCache = inputs["past_key_values"]
+        mask = inputs.get("attention_mask")
+        packed = pack(
+            inputs["input_ids"].cpu(),
+            None if mask is None else mask.bool().cpu(),
+            inputs.get("position_ids"),
+            1,
+            cache.real,
+        )
+        with cache.append(torch.ones(len(ended), steps, dtype=torch.bool)) as placed:
+            own = packed.inputs() | {
+                "tables": placed.tables,
+                "lengths": placed.lengths - (steps - 1),
+                "ended": ended.cpu(),
+            }
+            step = Step(own, "tokens", placed.blocks, placed.copies, steps, stops)
+            assert isinstance(self._ranks, ProgramRanks)
+            tokens = self._ranks.launch(step)
+        self._steps += len(tokens)
+        return tokens
+
+
+def stop_tokens(criteria: Any, streamer: Any) -> tuple[int, ...] | None:
+    """Return the tokens that end a sequence, or None if Python code must see every token."""
+    known = (MaxLengthCriteria, EosTokenCriteria)
+    if streamer is not None or any(type(one) not in known for one in criteria):
+        return None
+    ends = [one.eos_token_id.tolist() for one in criteria if isinstance(one, EosTokenCriteria)]
+    return tuple(dict.fromkeys(token for tokens in ends for token in tokens))
