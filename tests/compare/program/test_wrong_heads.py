@@ -25,7 +25,7 @@ from tests.compare.program.mistakes import (
     swapped_back,
     turned_back,
 )
-from tests.compare.program.wrong import Wrong, functions, memory, of, operands
+from tests.compare.program.wrong import Wrong, functions, memory, of, operands, runs_with
 from tpcompile.vm.groups import NormQkvRopeAppend as Append
 from tpcompile.vm.groups import NormQkvRows as Rows
 from tpcompile.vm.groups import qkv
@@ -56,7 +56,7 @@ WRONG = [
     Wrong(
         "keys from the rows of values",
         "k",
-        operands(Append, K, first_row=lambda at: at.first_row + 32),
+        runs_with(Append, K, first_row=lambda at: at.first_row + 32),
         tp=1,
     ),
     Wrong("bias of queries dropped", "q", operands(Append, Q, bias=NONE), model=QWEN2),

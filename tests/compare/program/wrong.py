@@ -96,18 +96,17 @@ def instructions(kind: type, change: Change, which: Which = lambda one: True) ->
 def operands(kind: type, which: Which = lambda one: True, **changes: Any) -> Change:
     """Other operands; a function is given those that there are."""
 
-    def change(one: Any) -> Any:
-        new = {k: v(one.at) if callable(v) else v for k, v in changes.items()}
-        return replace(one, at=replace(one.at, **new))
+    return instructions(kind, lambda one: _with(one, changes), which)
 
-    return instructions(kind, change, which)
+
+def _with(one: Any, changes: dict[str, Any]) -> Any:
+    new = {k: v(one.at) if callable(v) else v for k, v in changes.items()}
+    return replace(one, at=replace(one.at, **new))
 
 
 def runs_with(kind: type, which: Which = anywhere, **changes: Any) -> Change:
     """Run with other operands than those that the program has: those would be refused."""
-    return instructions(
-        kind, lambda one: RunsAs(one, replace(one, at=replace(one.at, **changes))), which
-    )
+    return instructions(kind, lambda one: RunsAs(one, _with(one, changes)), which)
 
 
 def functions(kind: type, which: Which, *patches: tuple[Any, str, Any]) -> Change:

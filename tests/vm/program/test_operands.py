@@ -16,6 +16,8 @@ from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed
 from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UsageError, VerifyError
+from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
+from tpcompile.vm.groups.qkv import Part
 from tpcompile.vm.program import Buffer, DType, Program, Role
 from tpcompile.vm.program.encoding import decode_program, encode_program
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_rules, field_types
@@ -52,10 +54,10 @@ MISTAKES = {
         ONE, "attention_reduce", "at.spans", _half, r"values must be .*spans=1"
     ),
     "norm_qkv_rows.first_row - 1": Mistake(
-        TWO, "norm_qkv_rows", "at.first_row", lambda row: row - 1, "first_row must be .*, got -1"
+        TWO, "norm_qkv_rows", "at.first_row", lambda row: row - 1, "at least 0, got -1"
     ),
     "norm_qkv_rows.first_row + 1": Mistake(
-        TWO, "norm_qkv_rows", "at.first_row", lambda row: row + 1, r"multiple of width="
+        TWO, "norm_qkv_rows", "at.first_row", lambda row: row + 1, "first_row must be 0, got 1"
     ),
     "linear_residual.batch": Mistake(ONE, "linear_residual", "at.batch", _half, "batch=1"),
     "argmax.batch": Mistake(ONE, "argmax", "at.batch", _half, "batch=1"),
@@ -197,6 +199,25 @@ def test_an_operand_that_disagrees_is_refused_by_name(name: str) -> None:
 def test_buffers_of_one_shape_are_told_apart_by_their_roles(name: str) -> None:
     _, first, second = SWAPS[name]
     _refused_everywhere(swapped(name), f"({first}|{second}) must be .*, got buffer")
+
+
+@pytest.mark.parametrize("case", [ONE, TWO], ids=["one rank", "two ranks"])
+def test_each_part_of_qkv_reads_its_own_rows(case: Case) -> None:
+    """Queries, keys and values are rows of one weight, in this order."""
+    program = case.program
+    found = {
+        (one.at.rank, one.at.part): (number, one)
+        for number, one in enumerate(program.instructions)
+        if isinstance(one, NormQkvRopeAppend | NormQkvRows)
+    }
+    assert len(found) == 3 * program.ranks
+    for (rank, part), (number, one) in found.items():
+        for other in set(Part) - {part}:
+            first = found[rank, other][1].at.first_row
+            wrong = replace(one, at=replace(one.at, first_row=first))
+            mutant = replace(program, instructions=changed(program.instructions, number, wrong))
+            (fault,) = check_program(mutant)
+            assert fault.said.endswith(f"first_row must be {one.at.first_row}, got {first}")
 
 
 @pytest.mark.parametrize("case", [ONE, TWO], ids=["one rank", "two ranks"])

@@ -48,6 +48,12 @@ class Part(IntEnum):
 
 _QUERIES = rules.scratch("normed.batch", "heads*width")
 _SIDE = rules.cache("heads", "normed.batch")
+_FIRST_ROWS = {
+    Part.Q: rules.Number(0, exactly="0"),
+    Part.K: rules.Number(0, exactly="all_heads*width - heads*width - heads*width"),
+    Part.V: rules.Number(0, exactly="all_heads*width - heads*width"),
+}
+"""The weight has the rows of Q, then K, then V; K and V have equally many heads."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class QkvOperands:
     normed: Normed
     weight: Annotated[int, rules.weight("all_heads*width", "normed.width")]
     bias: Annotated[int, rules.maybe(rules.weight("all_heads*width"))]
-    first_row: Annotated[int, rules.Number(0, "all_heads*width - heads*width", multiple="width")]
+    first_row: Annotated[int, rules.Chosen("part", _FIRST_ROWS)]
     head_norm: Annotated[int, rules.maybe(rules.weight("width"))]
     head_eps: Annotated[float, rules.Fraction(0.0)]
     cos: Annotated[int, rules.sole(Role.COS, "longest", "width", dtype="float")]

@@ -131,9 +131,6 @@ class Agreement:
             self._refuse(path, value, f"{self.names.number(rule.exactly, prefix)}")
         if rule.most and value > self.names.number(rule.most, prefix):
             self._refuse(path, value, f"at most {self.names.number(rule.most, prefix)}")
-        if rule.multiple and value % self.names.number(rule.multiple, prefix):
-            step = self.names.number(rule.multiple, prefix)
-            self._refuse(path, value, f"a multiple of {rule.multiple}={step}")
 
     def _check_held(self, path: str, prefix: str, rule: Rule) -> None:
         if isinstance(rule, Number) and rule.fits is not None:

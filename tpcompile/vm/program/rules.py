@@ -77,8 +77,6 @@ class Number:
 
     least: int = 1
     most: str = ""
-    multiple: str = ""
-    """The operand that must divide the number."""
     optional: bool = False
     exactly: str = ""
     fits: Held | None = None
