@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.reference.stepping import Case
 from tpcompile.errors import UsageError
+from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.targets import TARGETS, target_of
 
 
@@ -54,3 +56,22 @@ def test_no_such_target() -> None:
 def test_too_many_workers() -> None:
     with pytest.raises(UsageError, match=r"workers=65,537\. Expected at most 65,536"):
         target_of("h200", 65_537)
+
+
+def test_a_batch_costs_what_it_loads_or_what_it_computes() -> None:
+    """Weights are loaded once for all sequences, so a few of them cost nothing more."""
+    target = target_of("h200")
+    costs = {
+        batch: {
+            one.name: (one.cost(target), one.traffic, one.work)
+            for one in Case("tiny-qwen3", lengths=(5,) * batch, workers=2).program.instructions
+            if isinstance(one, StepInstruction)
+        }
+        for batch in (1, 4, 64)
+    }
+    for name in ("norm_qkv_rope_append", "norm_gate_up_swiglu", "linear_residual", "norm_lm_head"):
+        one, few, many = (costs[batch][name] for batch in costs)
+        assert one[1] == few[1] == many[1] > 0, "the weights are the same"
+        assert 4 * one[2] == few[2] and 64 * one[2] == many[2]
+        assert one[0] == few[0] < many[0]
+        assert many[0] == target.instruction_us + many[2] / target.worker_macs_per_us

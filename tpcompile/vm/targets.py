@@ -36,11 +36,18 @@ class Target:
     """The rows that a worker takes at once. Blocks of rows are multiples of it."""
     spans: int
     """The number of spans into which attention is split."""
+    macs_per_us: float = 100_000
+    """The multiply-accumulates of all workers together, outside of matrix units."""
 
     @property
     def worker_bytes_per_us(self) -> float:
         """The bandwidth of one worker when all are busy."""
         return self.bytes_per_us / self.workers
+
+    @property
+    def worker_macs_per_us(self) -> float:
+        """The multiply-accumulates of one worker."""
+        return self.macs_per_us / self.workers
 
 
 TARGETS: Registry[Target] = Registry("target")
@@ -112,9 +119,10 @@ def _check(target: Target) -> None:
             raise UsageError(f"The target has {name}={value:,}", expected=f"at most {most:,}")
 
 
-# Bandwidths are those that vendors publish, per microsecond. A worker is a core or an SM.
-add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1))
-add_target(Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 8))
-add_target(Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 8))
-add_target(Target("h200", 132, 4_800_000, 1.2, 2.5, 450_000, 16, 8))
-add_target(Target("b200", 148, 8_000_000, 1.0, 2.0, 900_000, 16, 8))
+# Bandwidths and fp32 rates are those that vendors publish, per microsecond. A worker is a core or
+# an SM.
+add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1, 100_000))
+add_target(Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 8, 9_750_000))
+add_target(Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 8, 33_500_000))
+add_target(Target("h200", 132, 4_800_000, 1.2, 2.5, 450_000, 16, 8, 33_500_000))
+add_target(Target("b200", 148, 8_000_000, 1.0, 2.0, 900_000, 16, 8, 37_500_000))

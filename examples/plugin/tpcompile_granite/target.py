@@ -10,6 +10,7 @@ SERVER = add_target(
         instruction_us=1.5,
         exchange_us=1.0,
         link_bytes_per_us=100_000,
+        macs_per_us=1_500_000,
         grain=16,
         spans=4,
     )

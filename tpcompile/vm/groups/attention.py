@@ -97,6 +97,10 @@ class PartialAttention(StepInstruction):
     def traffic(self) -> int:
         return 2 * self.at.planned * self.at.width * self.at.dtype.itemsize
 
+    @property
+    def work(self) -> int:
+        return 2 * self.at.planned * self.at.width * self.heads.extent
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at, row = self.at, self.sequence
         values, lse = memory[at.values][row, self.heads.slice, self.span], memory[at.lse]

@@ -74,6 +74,10 @@ class NormLmHead(StepInstruction):
     def traffic(self) -> int:
         return self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
 
+    @property
+    def work(self) -> int:
+        return self.rows.extent * self.at.normed.width * self.at.normed.batch
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction. The best of equal logits is the one of the lowest row."""
         at = self.at

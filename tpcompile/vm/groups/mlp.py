@@ -70,6 +70,10 @@ class NormGateUpSwiglu(StepInstruction):
     def traffic(self) -> int:
         return 2 * self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
 
+    @property
+    def work(self) -> int:
+        return 2 * self.rows.extent * self.at.normed.width * self.at.normed.batch
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
         x = at.normed.value(memory, probe, "mlp_norm")

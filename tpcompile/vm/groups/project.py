@@ -89,6 +89,10 @@ class LinearResidual(StepInstruction):
     def traffic(self) -> int:
         return self.rows.extent * self.at.width * self.at.dtype.itemsize
 
+    @property
+    def work(self) -> int:
+        return self.rows.extent * self.at.width * self.at.batch
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
         found = leaf_dots(memory[at.x], memory[at.weight][self.rows.slice], at.leaves)
@@ -138,6 +142,10 @@ class LinearTerms(StepInstruction):
     @property
     def traffic(self) -> int:
         return self.rows.extent * self.columns.extent * self.at.dtype.itemsize
+
+    @property
+    def work(self) -> int:
+        return self.rows.extent * self.columns.extent * self.at.batch
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         x = memory[self.at.x][:, self.columns.slice]

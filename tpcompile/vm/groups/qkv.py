@@ -186,6 +186,10 @@ class NormQkvRopeAppend(StepInstruction):
     def traffic(self) -> int:
         return self._rows.extent * self.at.normed.width * self.at.dtype.itemsize
 
+    @property
+    def work(self) -> int:
+        return self._rows.extent * self.at.normed.width * self.at.normed.batch
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
 
@@ -242,6 +246,10 @@ class NormQkvRows(StepInstruction):
     @property
     def traffic(self) -> int:
         return self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
+
+    @property
+    def work(self) -> int:
+        return self.rows.extent * self.at.normed.width * self.at.normed.batch
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         brought = self.at.project(memory, self._weight_rows, probe)

@@ -114,9 +114,19 @@ class StepInstruction:
         """The bytes of weights or cache that the instruction must load; all else is small."""
         raise NotImplementedError
 
+    @property
+    def work(self) -> int:
+        """The multiply-accumulates for all sequences, 0 if they are few."""
+        return 0
+
     def cost(self, target: Target) -> float:
-        """Estimate the microseconds that the instruction takes on one worker of a target."""
-        return target.instruction_us + self.traffic / target.worker_bytes_per_us
+        """Estimate the microseconds that the instruction takes on one worker of a target.
+
+        A worker computes while it loads. Weights are loaded once for all sequences, so a large
+        batch takes as long as its arithmetic.
+        """
+        loading = self.traffic / target.worker_bytes_per_us
+        return target.instruction_us + max(loading, self.work / target.worker_macs_per_us)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction on reference memory."""
