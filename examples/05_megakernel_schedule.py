@@ -12,73 +12,42 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import tpcompile
-from tpcompile.backends.memory import StepMemory, rotation_of
-from tpcompile.backends.reference import Machine, shuffled
-from tpcompile.frontend import capture
-from tpcompile.inspect.gantt import gantt_svg
-from tpcompile.inspect.timeline import Timeline
-from tpcompile.inspect.trace import write_trace
-from tpcompile.ir.simulate import materialise
-from tpcompile.passes import decode_pipeline, run_passes
-from tpcompile.vm.lowering import StepPlan
-from tpcompile.vm.program import Program
-from tpcompile.vm.program.text import format_layer
-from tpcompile.vm.proof.verify import check_program
-from tpcompile.vm.schedule.scheduled import Scheduled, scheduled
-from tpcompile.vm.targets import target_of
 
 MODEL = "preset:qwen3-0.6b"
-BLOCK = 16
-WORKERS = 6
 
 
 def main(directory: str | None = None) -> None:
-    best = schedules()
-    draw(best, Path(directory or tempfile.mkdtemp(prefix="tpcompile-")))
-    program, machine, eager = small_machine(tp=2)
-    print("\nThe first instructions of layer 0 on rank 1, with their regions\n")
-    print(first_instructions(format_layer(program, 0, rank=1), 2))
-    print("\nThe verifier's report if a wait is removed\n\n  " + counterexample(program))
-    run(machine, eager)
+    schedules(Path(directory or tempfile.mkdtemp(prefix="tpcompile-")))
+    torch.manual_seed(0)
+    eager = AutoModelForCausalLM.from_config(small_config(), dtype=torch.float32).eval()
+    step = tpcompile.schedule(eager, tp=2, target="cpu", workers=6, lowering="rows")
+    print("\nThe first instructions of layer 0 on rank 1 of a small model, with their regions\n")
+    print(first_instructions(tpcompile.vm.format_layer(step.program, 0, rank=1), 2))
+    print("\nThe verifier's report if a wait is removed\n\n  " + counterexample(step.program))
+    run(eager)
 
 
-def schedules() -> Scheduled:
-    """Schedule with three policies on two machines, and return the last schedule."""
-    captured = tpcompile.capture(MODEL)
+def schedules(directory: Path) -> None:
+    """Schedule with three policies on two machines, and draw the last schedule."""
     print(f"{MODEL}: one step of one sequence, 1,024 tokens long\n")
     print("target  workers  policy         instructions  counters      µs  idle  proved")
-    for target in (target_of("cpu", workers=8), target_of("h200")):
-        graph, _ = run_passes(captured, decode_pipeline(spans=target.spans))
-        plan = StepPlan(target.workers, grain=target.grain)
+    for target in ("cpu", "h200"):
         for policy in ("zigzag", "dynamic", "critical-path"):
-            found = scheduled(graph, target, plan, policy)
-            if found.timing is None:
-                raise SystemExit(f"{policy} is not valid: {found.faults[0].said}")
-            makespan = found.timing.makespan
-            idle = sum(found.timing.idle) / (makespan * target.workers)
+            step = tpcompile.schedule(MODEL, target=target, policy=policy)
+            found = step.report.to_json()
             print(
-                f"{target.name:6}  {target.workers:7}  {policy:13}  "
-                f"{len(found.program.instructions):12,}  {found.program.counters:8}  "
-                f"{makespan:6,.0f}  {idle:4.0%}  yes"
+                f"{target:6}  {found['workers']:7}  {policy:13}  {found['instructions']:12,}  "
+                f"{found['counters']:8}  {found['makespan_us']:6,.0f}  {found['idle']:4.0%}  "
+                f"{'yes' if step.verified else 'no'}"
             )
-    return found
-
-
-def draw(found: Scheduled, directory: Path) -> None:
-    """Write a picture, and a trace for https://ui.perfetto.dev."""
-    assert found.timing is not None
-    timeline, title = Timeline(found.program, found.timing), f"{MODEL} on h200"
     picture, trace = directory / "step.svg", directory / "step.json"
-    picture.write_text(gantt_svg(timeline, title, found.critical_us), encoding="utf-8")
-    with trace.open("w", encoding="utf-8") as file:
-        write_trace(timeline, title, file)
+    picture.write_text(step.svg(), encoding="utf-8")
+    trace.write_text(step.trace(), encoding="utf-8")  # for https://ui.perfetto.dev
     print(f"\nSee {picture} and {trace}")
 
 
-def small_machine(tp: int) -> tuple[Program, Machine, torch.nn.Module]:
-    """Make a program of `tp` ranks from a small model with random weights, and load it."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
+def small_config() -> Qwen3Config:
+    return Qwen3Config(
         hidden_size=64,
         intermediate_size=176,
         num_hidden_layers=2,
@@ -86,19 +55,10 @@ def small_machine(tp: int) -> tuple[Program, Machine, torch.nn.Module]:
         num_key_value_heads=2,
         head_dim=16,
         vocab_size=1013,
+        max_position_embeddings=64,
         eos_token_id=None,
         pad_token_id=0,
     )
-    eager = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    captured = capture(eager)
-    graph, _ = run_passes(captured.graph, decode_pipeline(tp, spans=2, block=BLOCK))
-    plan = StepPlan(workers=WORKERS, max_seq_len=64, context=64, lowering="rows", grain=8)
-    program = scheduled(graph, target_of("cpu", WORKERS), plan).program
-    tensors = eager.state_dict()
-    weights = materialise(graph, lambda name, part: tensors[name][part])
-    rotation = rotation_of(program, captured.rotary.fresh())
-    machine = Machine(StepMemory(program, lambda rank, name: weights[name][rank], rotation))
-    return program, machine, eager
 
 
 def first_instructions(text: str, count: int) -> str:
@@ -106,29 +66,29 @@ def first_instructions(text: str, count: int) -> str:
     return "\n  i".join(lines)
 
 
-def counterexample(program: Program) -> str:
+def counterexample(program: tpcompile.vm.Program) -> str:
     """Return the verifier's message after a wait between two instructions is removed."""
     for number, own in enumerate(program.waits):
         waits = (*program.waits[:number], own[1:], *program.waits[number + 1 :])
-        for fault in check_program(replace(program, waits=waits)):
+        for fault in tpcompile.vm.check_program(replace(program, waits=waits)):
             if fault.rule == "order":
                 return fault.said
     raise SystemExit("The verifier accepts the program without any one of its waits.")
 
 
-def run(machine: Machine, eager: torch.nn.Module) -> None:
-    """Generate 24 tokens in one launch, in a random order, and compare with Hugging Face."""
-    steps, prompt = 24, torch.tensor([5])
-    blocks = torch.arange(-(-(steps + 1) // BLOCK))[None]
-    machine.place(prompt, torch.tensor([1]), blocks)
-    found = machine.run(steps, shuffled(seed=0))[:, 0].tolist()
-    expected = eager.generate(prompt[None], max_new_tokens=steps, do_sample=False)[0, 1:].tolist()
+def run(eager: torch.nn.Module) -> None:
+    """Generate 24 tokens with the reference machine, in one launch, and compare with eager."""
+    prompt, new = torch.tensor([[5, 9, 2]]), 24
+    with tpcompile.compile(eager, tp=2, backend="reference", lowering="rows") as model:
+        found = model.generate(prompt, max_new_tokens=new, do_sample=False)[0, 3:].tolist()
+        steps = model.steps
+    expected = eager.generate(prompt, max_new_tokens=new, do_sample=False)[0, 3:].tolist()
     same = sum(a == b for a, b in zip(found, expected, strict=True))
     print(
-        f"\n2 ranks, {WORKERS} workers each, random order: "
-        f"{same} of {steps} tokens are equal to those of eager"
+        f"\n2 ranks, {steps.program} steps by the program: "
+        f"{same} of {new} tokens are equal to those of eager"
     )
-    if same < steps:
+    if same < new:
         raise SystemExit(f"The tokens must be {expected}, got {found}")
 
 

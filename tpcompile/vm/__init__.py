@@ -3,7 +3,7 @@
 from tpcompile.vm import groups
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Buffer, Instruction, Join, Program, Region, Wait
-from tpcompile.vm.program.text import format_program, parse_program
+from tpcompile.vm.program.text import format_layer, format_program, parse_program
 from tpcompile.vm.proof.verify import Fault, check_program, verify_program
 from tpcompile.vm.schedule.clock import Timing, timing
 from tpcompile.vm.schedule.policies import POLICIES
@@ -27,6 +27,7 @@ __all__ = [
     "Timing",
     "Wait",
     "check_program",
+    "format_layer",
     "format_program",
     "groups",
     "lower",
