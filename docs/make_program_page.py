@@ -9,14 +9,14 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from pathlib import Path
 
 from tpcompile.cli import main as tpcompile
-from tpcompile.vm.program import Program, Region
-from tpcompile.vm.program.instruction import Range, StepInstruction, operands_of
+from tpcompile.vm.program import Program, Region, abi
+from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.text import format_layer, parse_program
-from tpcompile.vm.program.text.values import operand_types, own_types
 
 PAGE = Path(__file__).with_name("program.md")
 MACHINE = ("--target", "cpu", "--workers", "3", "--spans", "2", "--max-seq-len", "64")
@@ -122,16 +122,50 @@ part of the program. These are the blocks of the first head of rank 0, and a sum
 {blocks}
 ```
 
-## Words
+## Binary interface
 
-Executors read {words} int32 words per instruction: its opcode, the operands in the order below (two
-words for a range, the fp32 bits of a float), then zeros as padding.
-`tpcompile.vm.program.encoding.encode_program` encodes a whole program as arrays.
+Version {version} of the interface between programs and executors, which `tpcompile.vm.program.abi`
+derives from the instructions' dataclasses. `abi.c_header()` prints it for C and C++,
+`abi.constants()` for Python and Triton. An executor declares the version that it was built for, and
+another one is refused before the first instruction.
+
+### Words
+
+Executors read {words} int32 words per instruction: its opcode, the operands, then zeros as padding.
+A range has two words, a float the bits of its fp32, and an enumeration its number. The number
+before each operand is its word. `tpcompile.vm.program.encoding.encode_program` encodes a whole
+program as arrays.
 
 ```text
 {operands}
 ```
+
+### Buffers
+
+A launch gets a table with a row of int64 per buffer; operands that are buffers are row numbers.
+`tpcompile.backends.memory.StepMemory.table` makes the table.
+
+| column | of a row | meaning |
+|---|---|---|
+{columns}
+
+### Enumerations
+
+| enumeration | numbers |
+|---|---|
+{enumerations}
 """
+
+COLUMNS = {
+    "address": "where the buffer begins in memory",
+    "role": "what the buffer is for, a `Role`",
+    "rank": "the rank that it belongs to",
+    "dtype": "the type of its elements, a `DType`",
+    "block": "the tokens per block of the KV cache, 0 for other buffers",
+    "dims": "the number of dimensions in memory",
+    "shape": "the extents, padded with zeros",
+    "strides": "the strides in elements, padded with zeros",
+}
 
 
 def page() -> str:
@@ -142,8 +176,13 @@ def page() -> str:
         shared=" ".join(BLOCKS),
         layer=format_layer(programs[0], 0),
         blocks=_some_blocks(format_layer(programs[1], 0, rank=0)),
+        version=abi.VERSION,
         words=INSTRUCTIONS.words,
         operands="\n".join(map(_operands, INSTRUCTIONS.values())),
+        columns="\n".join(map(_column, abi.COLUMNS)),
+        enumerations="\n".join(
+            f"| `{name}` | {_members(one)} |" for name, one in abi.enumerations().items()
+        ),
     )
 
 
@@ -176,19 +215,23 @@ def _some_blocks(layer: str) -> str:
 
 
 def _operands(kind: type[StepInstruction]) -> str:
-    shared = operand_types(operands_of(kind))
-    words = [
-        f"{name}:2" if inner is Range else name
-        for types in (shared, own_types(kind))
-        for name, inner in types.items()
-    ]
     lines, line = [], f"{kind.opcode:2} {kind.name}:"
-    for word in words:
+    for word in (f"{field.offset} {field.name}" for field in abi.layout(kind)):
         if len(line) + len(word) > 96:
             lines.append(line)
             line = "     "
-        line += f" {word}"
-    return "\n".join([*lines, line])
+        line += f" {word},"
+    return "\n".join([*lines, line.rstrip(",")])
+
+
+def _column(name: str) -> str:
+    first, width = abi.column_offsets()[name], abi.COLUMNS[name]
+    place = f"{first} to {first + width - 1}" if width > 1 else str(first)
+    return f"| `{name}` | {place} | {COLUMNS[name]} |"
+
+
+def _members(one: type[IntEnum]) -> str:
+    return ", ".join(f"{int(member)} `{member.name.lower()}`" for member in one)
 
 
 def _program(*arguments: str) -> Program:
