@@ -70,7 +70,7 @@ def test_the_worked_pass_of_the_page_works() -> None:
     with pytest.raises(PassError, match="rows-first") as caught:
         exec(compile(blocks[3], "writing-a-pass.md", "exec"), space)
     assert "fuse-gate-up" in str(caught.value)
-    assert "%rms_norm" in str(caught.value)
+    assert "%normed" in str(caught.value)
 
 
 EXAMPLES = {path.name for path in (ROOT / "examples").glob("*.py")}

@@ -122,6 +122,18 @@ def test_the_backend_generates_what_hugging_face_does(run: Run, granite: Path) -
     assert "Did you mean words" in misspelt
 
 
+_SOURCE = """
+import tpcompile
+model = tpcompile.compile(sys.argv[1], tp=2, simulate=True, pipeline="granite")
+sys.stdout.write(model.source(rank=1))
+"""
+
+
+def test_its_op_is_written_as_it_says(python: Run, granite: Path) -> None:
+    wanted = "tpc.vocab_embedding(self.embed_tokens_weight, input_ids, 48) * 12.0  #"
+    assert f"        scaled_embedding = {wanted}" in python(_SOURCE, str(granite))
+
+
 def test_the_model_is_refused_without_the_plugin(granite: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"aten\.div"):
         tpcompile.schedule(str(granite))

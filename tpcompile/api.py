@@ -104,7 +104,9 @@ def compile(
         programs = None
         if backend not in MODULES:
             programs = StepPrograms(captured.graph, passes, how, longest, max_batch or 1)
-        modules = load(rank_modules(graph), weights, captured.rotary.fresh)
+        modules = load(
+            rank_modules(graph, programs=programs is not None), weights, captured.rotary.fresh
+        )
         ranks: Ranks = modules
         if programs is not None:
             ranks = ProgramRanks(modules, programs, captured.rotary.fresh, backend)

@@ -1,4 +1,4 @@
-"""A weight laid out for this machine gives what torch gives, and can be had back."""
+"""Linears give what torch gives, whatever their layout and kernel; weights can be had back."""
 
 from __future__ import annotations
 
@@ -6,29 +6,47 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tpcompile.backends.torch_tp import matrix as matrices
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear, plain
 
 SHAPES = [(1013, 64), (507, 896), (13, 24), (1, 8), (48, 64)]
+WAYS = {"reordered": (True, False), "weight first": (False, True), "as torch does": (False, False)}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of the ways that another CPU prefers, as far as this one can go it."""
+    name: str = request.param
+    reorders, first = WAYS[name]
+    bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if reorders and not bf16:
+        pytest.skip("this CPU has no kernels for reordered weights")
+    narrow = torch.bfloat16
+    monkeypatch.setattr(matrices, "_reorders", lambda dtype: reorders and dtype == narrow)
+    monkeypatch.setattr(matrices, "_puts_weight_first", lambda dtype: first and dtype == narrow)
+    return name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("tokens", [1, 2, 33])
+@pytest.mark.parametrize("tokens", [1, 2, 33, 65])
 def test_the_sums_are_in_fp32_and_rounded_once(
-    dtype: torch.dtype, shape: tuple[int, int], tokens: int
+    dtype: torch.dtype, shape: tuple[int, int], tokens: int, way: str
 ) -> None:
     torch.manual_seed(0)
     weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
     x = torch.randn(tokens, shape[1]).to(dtype)
     matrix = as_matrix(weight)
+    assert matrix.is_mkldnn == (way == "reordered" and dtype == torch.bfloat16)
     assert matrix.shape == weight.shape
     assert torch.equal(plain(matrix), weight)
     for added in (None, bias):
         with torch.inference_mode():
             found, torchs = linear(x, matrix, added), functional.linear(x, weight, added)
-        if matrix is weight:
+        if dtype != torch.bfloat16 or way == "as torch does":
             assert torch.equal(found, torchs), "it is the same call"
-        assert found.dtype == dtype
+        assert found.dtype == dtype and found.shape == torchs.shape
+        assert found.is_contiguous()
         assert bool((_error(found, x, weight, added) <= _allowed(x, weight, added)).all())
 
 
@@ -59,16 +77,19 @@ def test_sums_in_bf16_would_be_found() -> None:
     assert bool((_error(halves[0] + halves[1], x, weight, None) > _allowed(x, weight, None)).any())
 
 
-def test_only_bf16_is_laid_out_anew() -> None:
-    """Others would have other bits, or no kernel."""
+def test_only_bf16_is_treated_in_another_way() -> None:
+    """Others would have other bits, or no kernel. A CPU goes one of the ways at most."""
     for dtype in (torch.float32, torch.float16, torch.float64):
+        assert not matrices._reorders(dtype) and not matrices._puts_weight_first(dtype)
         weight = torch.ones(4, 4, dtype=dtype)
         assert as_matrix(weight) is weight
-    helps = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert as_matrix(torch.ones(4, 4, dtype=torch.bfloat16)).is_mkldnn == helps
+    assert not (matrices._reorders(torch.bfloat16) and matrices._puts_weight_first(torch.bfloat16))
 
 
-def test_a_rank_without_rows_keeps_an_empty_weight() -> None:
+def test_a_rank_without_rows_keeps_an_empty_weight(way: str) -> None:
     empty = torch.ones(0, 8, dtype=torch.bfloat16)
     assert as_matrix(empty) is empty
-    assert linear(torch.ones(2, 8, dtype=torch.bfloat16), empty).shape == (2, 0)
+    for tokens in (1, 2):
+        x = torch.ones(tokens, 8, dtype=torch.bfloat16)
+        assert linear(x, empty).shape == (tokens, 0)
+    assert linear(torch.ones(0, 8).bfloat16(), torch.ones(4, 8).bfloat16()).shape == (0, 4)

@@ -161,7 +161,7 @@ def worst_tokens(gm: fx.GraphModule) -> None:
 
 
 MISTAKES = {
-    other_scale: "attention_1",
+    other_scale: "l1_attention",
     narrow_window: "decode step 1",
     worst_tokens: "best tokens",
 }

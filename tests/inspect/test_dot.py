@@ -79,5 +79,5 @@ def test_layers_are_clusters() -> None:
 def test_one_rank_shows_its_shapes() -> None:
     text = graph_dot(graph(4), 3)
     assert 'label="qwen3 (rank 3 of 4)\\n' in text
-    assert "[T, 1, 16]" in drawn(graph(4), 3)["paged_attention"]
-    assert "[T, 6:2|2|1|1, 16]" in drawn(graph(4))["paged_attention"]
+    assert "[T, 1, 16]" in drawn(graph(4), 3)["l0_attention"]
+    assert "[T, 6:2|2|1|1, 16]" in drawn(graph(4))["l0_attention"]

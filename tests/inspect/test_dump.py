@@ -34,10 +34,10 @@ def test_operands_name_their_nodes() -> None:
             if isinstance(operand, str) and operand.startswith("%"):
                 assert operand[1:] in seen
         seen.add(node["name"])
-    assert known["paged_attention"]["operands"] == {
-        "q": "%rope",
-        "k": "%rope_1",
-        "v": "%unflatten_2",
+    assert known["l0_attention"]["operands"] == {
+        "q": "%l0_q_rotated",
+        "k": "%l0_k_rotated",
+        "v": "%l0_v",
         "cache": "%cache",
         "starts": "%starts",
         "slots": "%slots",
@@ -48,7 +48,7 @@ def test_operands_name_their_nodes() -> None:
         "layer": 0,
         "block": 32,
     }
-    assert known["output"]["operands"] == {"result": ["%all_gather", "%tokens"]}
+    assert known["output"]["operands"] == {"result": ["%lm_head_whole", "%tokens"]}
     assert known["cos"]["operands"] == {"value": "%rotary", "index": 0}
 
 
@@ -58,7 +58,7 @@ def _flat(values: list[Any]) -> list[Any]:
 
 def test_types() -> None:
     known = nodes(graph_json(graph(4)))
-    assert known["paged_attention"]["type"] == {
+    assert known["l0_attention"]["type"] == {
         "shape": ["T", 6, 16],
         "dtype": "f32",
         "placement": {
@@ -69,15 +69,15 @@ def test_types() -> None:
         },
         "local_shapes": [["T", heads, 16] for heads in (2, 2, 1, 1)],
     }
-    assert known["vocab_embedding"]["type"]["placement"] == {"kind": "Partial"}
-    assert known["all_reduce"]["type"]["placement"] == {"kind": "Replicate"}
+    assert known["embedding"]["type"]["placement"] == {"kind": "Partial"}
+    assert known["embedding_sum"]["type"]["placement"] == {"kind": "Replicate"}
     assert len(known["rotary"]["type"]) == 2
     raw = nodes(graph_json(captured()))
     assert {"symbol": "T"} in [node["type"] for node in raw.values()]
 
 
 def test_origins() -> None:
-    origin = nodes(graph_json(graph(4)))["paged_attention_1"]["origin"]
+    origin = nodes(graph_json(graph(4)))["l1_attention"]["origin"]
     assert (origin["module"], origin["layer"]) == ("model.layers.1.self_attn", 1)
     assert origin["file"] == "modeling_qwen3.py"
     assert origin["line"] > 0
@@ -88,7 +88,7 @@ def test_one_rank() -> None:
     assert last["ranks"] == [3]
     for whole, one in zip(every["parameters"], last["parameters"], strict=True):
         assert one["ranks"] == whole["ranks"][3:]
-    attention = nodes(last)["paged_attention"]["type"]
+    attention = nodes(last)["l0_attention"]["type"]
     assert attention["local_shapes"] == [["T", 1, 16]]
     assert attention["placement"]["intervals"] == [[[5, 6]]]
 
@@ -98,7 +98,7 @@ def test_tokens_split_over_ranks_have_no_intervals() -> None:
         "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
         "shard-linears,kv-heads,vocab-parallel,insert-collectives,sequence-parallel"
     )
-    scattered = nodes(graph_json(graph(2, pipeline)))["reduce_scatter"]["type"]
+    scattered = nodes(graph_json(graph(2, pipeline)))["embedding_sum"]["type"]
     assert scattered["placement"] == {"kind": "Shard", "dim": 0, "axis": "tokens"}
     assert scattered["local_shapes"] == [["T/2", 64], ["T/2", 64]]
 

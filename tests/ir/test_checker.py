@@ -22,10 +22,20 @@ from tpcompile.ir.meta import (
     origin_of,
     parameter_of,
     parameters,
+    placement_of,
     set_parameter,
     value_type,
 )
-from tpcompile.ir.ops import ALL_REDUCE, LINEAR, PAGED_ATTENTION, RMS_NORM, SPECS, SWIGLU, RuleError
+from tpcompile.ir.ops import (
+    ALL_REDUCE,
+    LINEAR,
+    PAGED_ATTENTION,
+    REDUCE_SCATTER,
+    RMS_NORM,
+    SPECS,
+    SWIGLU,
+    RuleError,
+)
 from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import PARTIAL, Shard, ValueType
@@ -300,7 +310,7 @@ def result_split(gm: fx.GraphModule) -> None:
 
 def result_of_another_shape(gm: fx.GraphModule) -> None:
     output = named(gm, "output")
-    output.args = (named(gm, "index_select"),)
+    output.args = (named(gm, "normed_selected"),)
 
 
 EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] = {
@@ -407,7 +417,7 @@ def test_problems_say_where_what_and_what_to_do() -> None:
     norm.args = (operand(operand(norm)), *norm.args[1:])
     (problem,) = check_graph(gm)
     assert problem.to_json() == {
-        "node": "rms_norm",
+        "node": "l0_input_normed",
         "source": "model.layers.0.input_layernorm modeling_qwen3.py:63",
         "rule": "partial-nonlinear",
         "got": "f32[T, 64] Partial(sum)",
@@ -416,7 +426,7 @@ def test_problems_say_where_what_and_what_to_do() -> None:
         "line": format_node(norm),
     }
     assert str(problem) == (
-        "%rms_norm (model.layers.0.input_layernorm modeling_qwen3.py:63) breaks the rule "
+        "%l0_input_normed (model.layers.0.input_layernorm modeling_qwen3.py:63) breaks the rule "
         "partial-nonlinear: found f32[T, 64] Partial(sum); expected an operand that is already "
         "summed. Only linear ops accept a Partial: put the all_reduce before this node.\n    "
         + problem.line
@@ -455,7 +465,7 @@ def test_every_problem_is_found_and_not_only_the_first() -> None:
 def test_an_order_problem_is_found_behind_another_problem() -> None:
     gm = lowered()
     recipe_missing(gm)
-    last = named(gm, "all_gather")
+    last = named(gm, "lm_head_whole")
     operand(last).prepend(last)
     assert {"recipe", "order"} <= {problem.rule for problem in check_graph(gm)}
 
@@ -517,7 +527,7 @@ def test_scattering_over_another_number_of_ranks_is_refused() -> None:
     gm, _ = run_passes(captured, [*default_pipeline(2), SequenceParallel()])
     assert check_graph(gm) == []
     for node in gm.graph.nodes:
-        if "reduce_scatter" in node.name:
+        if node.target is REDUCE_SCATTER:
             node.args = (node.args[0], 3)
     assert check_graph(gm) != []
 
@@ -542,7 +552,7 @@ def test_types_are_set_on_the_way() -> None:
         if node.op == "call_function":
             del node.meta["type"]
     assert check_graph(gm) == []
-    assert value_type(named(gm, "swiglu")).placement == value_type(named(gm, "gate_proj")).placement
+    assert placement_of(named(gm, "l0_swiglu")) == placement_of(named(gm, "l0_gate_proj"))
 
 
 def test_a_doubled_collective_is_refused() -> None:

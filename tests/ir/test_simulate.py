@@ -9,7 +9,7 @@ from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, who
 from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import parameter_of, type_of
-from tpcompile.ir.ops import PAGED_ATTENTION, SPECS
+from tpcompile.ir.ops import PAGED_ATTENTION, REDUCE_SCATTER, SPECS
 from tpcompile.ir.simulate import local_args, materialise, rank_inputs
 from tpcompile.ir.types import Partial, Replicate, Shard, ValueType
 from tpcompile.passes import default_pipeline, run_passes
@@ -64,7 +64,7 @@ def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
 def test_global_arguments_become_each_rank_s() -> None:
     pair = preset_pair("tiny-qwen3")
     gm, _ = run_passes(pair.captured.graph, default_pipeline(4))
-    split = next(n for n in gm.graph.nodes if "split_with_sizes" in n.name)
+    split = next(n for n in gm.graph.nodes if n.name.endswith("_parts"))
     spec = SPECS[split.target]
     assert split.args[1] == [96, 32, 32]
     assert [local_args(split, spec, rank)["split_sizes"] for rank in range(4)] == [
@@ -80,7 +80,7 @@ def test_global_arguments_become_each_rank_s() -> None:
     attention = next(n for n in three.graph.nodes if n.target is PAGED_ATTENTION)
     maps = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(3)]
     assert maps[0] == {"kv_heads": [0] * 7 + [1] * 3}
-    plain = next(n for n in gm.graph.nodes if "rms_norm" in n.name)
+    plain = next(n for n in gm.graph.nodes if "normed" in n.name)
     assert local_args(plain, SPECS[plain.target], 0) == {}
 
 
@@ -111,7 +111,7 @@ def test_tokens_lie_on_ranks_in_runs() -> None:
     pair = preset_pair("tiny-qwen3")
     gm, _ = run_passes(pair.captured.graph, [*default_pipeline(4), SequenceParallel()])
     values = run(gm, pair, PACKED)
-    scattered = next(n for n in gm.graph.nodes if "reduce_scatter" in n.name)
+    scattered = next(n for n in gm.graph.nodes if n.target is REDUCE_SCATTER)
     layout = TokenLayout(info_of(gm).tp)
     bounds = [layout.run(rank, 13) for rank in range(4)]
     assert [len(value) for value in values[scattered]] == [b - a for a, b in bounds]

@@ -141,7 +141,7 @@ def _not_projected(gm: fx.GraphModule) -> None:
 
 
 NEAR_MISSES: dict[str, tuple[Callable[[fx.GraphModule], None], str]] = {
-    "the normed value is the residual": (_norm_is_the_residual, "%add_5 also reads it"),
+    "the normed value is the residual": (_norm_is_the_residual, "%l0_residual also reads it"),
     "queries are read elsewhere": (_queries_are_read, "%neg also reads it"),
     "keys are normed otherwise": (
         _another_eps,

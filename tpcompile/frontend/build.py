@@ -21,6 +21,7 @@ from tpcompile.frontend.layers import Layers
 from tpcompile.frontend.shell import INPUTS
 from tpcompile.ir.meta import Origin, Parameter, new_parameter
 from tpcompile.ir.module import StageModule
+from tpcompile.ir.names import name_values
 from tpcompile.ir.ops import ATTENTION, ROTARY, SPECS, TABLES
 from tpcompile.ir.recipe import Tensor
 from tpcompile.ir.types import ValueType
@@ -76,6 +77,10 @@ class Builder:
         self.values[handed_on[self.traced[-1]]] = written
         for node in after:
             self._copy(node)
+        name_values(self.graph)
+        for node in self.graph.nodes:
+            if node.op != "get_attr":
+                node.meta["value"] = node.name
         return StageModule(self.root, self.graph)
 
     def _regions(self) -> tuple[list[fx.Node], dict[int, list[fx.Node]], list[fx.Node]]:
@@ -190,7 +195,6 @@ class Builder:
             copied.name = _TABLE_NAMES[int(copied.args[1])]  # type: ignore[arg-type]
         if node.target is ATTENTION:
             self._place_attention(copied, layer, origin)
-        copied.meta["value"] = copied.name
         self.values[node] = copied
 
     def _place_attention(self, node: fx.Node, layer: int | None, origin: Origin) -> None:

@@ -17,6 +17,7 @@ from tpcompile.errors import CompileError, PassError, UsageError, VerifyError
 from tpcompile.ir.checker import Checker, Problem
 from tpcompile.ir.info import info_of
 from tpcompile.ir.module import StageModule
+from tpcompile.ir.names import name_values
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
@@ -163,7 +164,7 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
     before = len(gm.graph.nodes)
     started = time.perf_counter()
     try:
-        report = current.apply(gm)
+        report = _apply(current, gm)
     except CompileError as error:
         order = order_refusal(current, [before.name for before in done])
         place = f"(In the pass {describe(current)}, {_history(done)}.)"
@@ -194,6 +195,14 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
     return stats
 
 
+def _apply(current: Pass, gm: fx.GraphModule) -> Report:
+    """Run a pass, and name the values that it makes."""
+    known = set(gm.graph.nodes)
+    report = current.apply(gm)
+    name_values(gm.graph, known)
+    return report
+
+
 def _history(done: Sequence[Pass]) -> str:
     return "after " + ", ".join(map(describe, done)) if done else "the first pass"
 
@@ -215,7 +224,7 @@ def _stage(
         checker = Checker()
         gm = clone(captured)
         for current in passes:
-            current.apply(gm)
+            _apply(current, gm)
             checker.check(gm)
         return gm
 

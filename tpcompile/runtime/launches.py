@@ -36,7 +36,7 @@ class Launches:
     def launch(
         self, inputs: Mapping[str, Any], ended: torch.Tensor, steps: int, stops: tuple[int, ...]
     ) -> torch.Tensor:
-        """Run `steps` greedy steps, fewer if all sequences end; return the tokens, `[steps, batch]`.
+        """Run `steps` greedy steps, fewer if all sequences end; return tokens, `[steps, batch]`.
 
         `inputs` are the arguments of `forward` for the first step. A sequence that has ended gets
         -1.

@@ -76,7 +76,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         )
         self.stages = list(stages)
         self._graph = (graph,)  # a tuple, since a submodule would add parameters without data
-        self._rank_modules = rank_modules(graph)
+        self._rank_modules = rank_modules(graph, programs=programs is not None)
         self.tp = len(self._rank_modules)
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
         self.max_batch = max_batch

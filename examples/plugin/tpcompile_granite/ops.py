@@ -41,4 +41,7 @@ SCALED_EMBEDDING = define(
     rule=scaled_embedding_rule,
     cost=streaming_cost,
     localize=vocab_embedding_localize,
+    written=lambda weight, ids, scale, first_row: (
+        f"tpc.vocab_embedding({weight}, {ids}, {first_row}) * {scale}"
+    ),
 )

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from tests import scripts
 from tests.runtime.ranks.left_behind import FAULT_S
 from tests.runtime.ranks.tiny_ranks import Doubled, modules
+from tpcompile.backends.torch_tp import Storage
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.ir.recipe import Tensor
 from tpcompile.runtime.ranks import joined
 from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
 from tpcompile.runtime.ranks.owner import Owner
+from tpcompile.runtime.ranks.rank import LocalParameter
 
 ROOT = Path(__file__).parents[3]
 SCRIPT_S = 300
@@ -123,7 +125,7 @@ def test_a_fault_of_the_weights_is_of_its_own_class() -> None:
         raise CheckpointError(f"The model has no tensor {name}")
 
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.default_pg_timeout)
-    own = [{"weight": (Tensor("model.weight", (2,)), torch.float32)}]
+    own = [{"weight": LocalParameter(Tensor("model.weight", (2,)), torch.float32, Storage.ROWS)}]
     with pytest.raises(CheckpointError, match=r"model\.weight"):
         JoinedRanks(modules(1, parameters=own), missing, Doubled, group, CPU)
 

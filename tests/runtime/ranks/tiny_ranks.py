@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from tpcompile.ir.recipe import Recipe, Tensor, take
-from tpcompile.runtime.ranks.rank import RankModule
+from tpcompile.backends.torch_tp import Storage
+from tpcompile.ir.recipe import Tensor, take
+from tpcompile.runtime.ranks.rank import LocalParameter, RankModule
 from tpcompile.runtime.ranks.step import Step
 
 WEIGHT = Tensor("model.weight", (6, 4))
@@ -60,7 +61,7 @@ def modules(
     body: str = "return self.group.all_reduce(x)",
     *,
     arguments: str = "x",
-    parameters: Sequence[Mapping[str, tuple[Recipe, torch.dtype]]] | None = None,
+    parameters: Sequence[Mapping[str, LocalParameter]] | None = None,
     rotary: tuple[tuple[int, torch.dtype], ...] = (),
 ) -> list[RankModule]:
     """One for each rank, all with the same body; `RANK` in it is the rank."""
@@ -71,7 +72,6 @@ def modules(
                 rank=rank, arguments=arguments, body=body.replace("RANK", str(rank))
             ),
             parameters=parameters[rank] if parameters else {},
-            matrices=frozenset(),
             outputs=("logits",),
             cache=None,
             rotary=rotary,
@@ -80,10 +80,15 @@ def modules(
     ]
 
 
-def halves() -> list[dict[str, tuple[Recipe, torch.dtype]]]:
+def halves() -> list[dict[str, LocalParameter]]:
     """Two ranks' rows of the weight."""
     return [
-        {"weight": (take(WEIGHT, 0, 3 * rank, 3 * rank + 3), torch.float32)} for rank in range(2)
+        {
+            "weight": LocalParameter(
+                take(WEIGHT, 0, 3 * rank, 3 * rank + 3), torch.float32, Storage.ROWS
+            )
+        }
+        for rank in range(2)
     ]
 
 

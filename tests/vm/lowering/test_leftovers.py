@@ -73,7 +73,7 @@ def test_a_graph_of_the_standard_pipeline_is_refused() -> None:
     with pytest.raises(UnsupportedError) as refused:
         verify_nothing_left(gm)
     said = str(refused.value)
-    assert "%rms_norm is not part of any decode instruction" in said
+    assert "%l0_input_normed is not part of any decode instruction" in said
     assert "no decode fusion considered it" in said
     assert "Lower the graph that decode_pipeline (-p decode) returns" in said
     assert "model.layers.0.input_layernorm modeling_qwen3.py" in said
@@ -176,7 +176,7 @@ CHANGES: dict[str, tuple[str, Callable[[fx.GraphModule], None], str, str]] = {
         "raise-attention",
         _norm_is_the_residual,
         "tpc.rms_norm",
-        "%add_5 also reads it",
+        "%l0_residual also reads it",
     ),
     "a projection that is scaled": (
         "raise-attention",

@@ -12,6 +12,7 @@ import torch
 from tests.backends.reference.stepping import EVEN, Case
 from tests.models import preset_pair
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline, default_pipeline
 from tpcompile.rewriting.manager import clone
@@ -156,7 +157,7 @@ def test_refuses_what_is_no_decode_graph() -> None:
 def test_refuses_an_op_that_it_lacks() -> None:
     """An op in the midst of a layer: its place and the op are named."""
     gm = clone(_stage("tiny-qwen3", decode_pipeline()))
-    node = next(n for n in gm.graph.nodes if n.name.startswith("norm_gate_up"))
+    node = next(n for n in gm.graph.nodes if n.target is NORM_GATE_UP_SWIGLU)
     with gm.graph.inserting_after(node):
         relu = gm.graph.call_function(torch.ops.aten.relu.default, (node,))
         relu.meta = dict(node.meta)

@@ -1,26 +1,27 @@
-"""Emitting a rank's module: one method per layer, one line per op."""
+"""Emitting a rank's module: a class for each distinct layer, one line per op."""
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from torch import fx
 
-from tpcompile.backends.torch_tp.expressions import AS_MATRIX, call_text, is_also_matrix, value_text
-from tpcompile.ir.info import info_of
-from tpcompile.ir.meta import (
-    OUTPUTS,
-    operand,
-    origin_of,
-    parameter_of,
-    parameters,
-    type_of,
-    value_type,
+from tpcompile.backends.torch_tp.expressions import Scope, statements
+from tpcompile.backends.torch_tp.layers import (
+    LayerCode,
+    Section,
+    layer_code,
+    registering,
+    reordering,
+    sections_of,
 )
+from tpcompile.backends.torch_tp.storage import Storages, storages_of
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import OUTPUTS, origin_of, parameter_of, parameters, value_type
+from tpcompile.ir.names import base_name
 
 _HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile. `group` runs the collectives."""
 
@@ -29,31 +30,26 @@ from torch.nn import functional as F
 
 from tpcompile.backends.torch_tp import functions as tpc
 
-# parameter: (shape on this rank, recipe)
+# parameter: (shape on this rank, storage, recipe)
 PARAMETERS = {{
 {parameters}
 }}
+'''
 
+_CLASS = """
 
 class Rank{rank}(torch.nn.Module):
     def __init__(self, parameters, rotary, group):
         super().__init__()
-        for name, (shape, _) in PARAMETERS.items():
+        for name, (shape, _, _) in PARAMETERS.items():
             assert parameters[name].shape == shape, (name, parameters[name].shape, shape)
-            self.register_parameter(name, torch.nn.Parameter(parameters[name], False))
-{matrices}        self.rotary = rotary
+{parts}
+        self.rotary = rotary
         self.group = group
-'''
 
-
-@dataclass(frozen=True)
-class _Section:
-    """Nodes that become one method, with the values that it takes and returns."""
-
-    method: str
-    nodes: list[fx.Node]
-    reads: list[fx.Node]
-    writes: list[fx.Node]
+    def forward(self, {inputs}):
+{body}
+"""
 
 
 @dataclass(frozen=True)
@@ -65,31 +61,53 @@ class _End:
     nodes: list[fx.Node]
 
 
-def emit_source(gm: fx.GraphModule, rank: int) -> str:
-    """Return the module of one rank as Python source."""
-    info = info_of(gm)
+@dataclass(frozen=True)
+class _Call:
+    """A call of a layer: its class, and the statement that runs it."""
+
+    layer: int
+    name: str
+    results: str
+    arguments: str
+
+
+def emit_source(gm: fx.GraphModule, rank: int, storages: Storages | None = None) -> str:
+    """Return the module of one rank as Python source; `storages` are by default `storages_of`."""
+    info, graph = info_of(gm), gm.graph
+    storages = storages_of(graph) if storages is None else storages
+    ends = _ends(graph)
+    sections = sections_of(graph, [node for end in ends for node in end.nodes])
+    scope = Scope(rank, storages, _outer_names(sections, graph))
+    codes = [
+        None if section.layer is None else layer_code(section, rank, storages)
+        for section in sections
+    ]
+    classes = _classes(sections, codes)
+    steps = [
+        section if code is None else _call(section, classes[code][0], scope)
+        for section, code in zip(sections, codes, strict=True)
+    ]
+    calls = [step for step in steps if isinstance(step, _Call)]
+    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+    inputs += [f'output="{ends[0].name}"'] if len(ends) > 1 else []
     header = _HEADER.format(
         name=re.sub(r"[^\w .-]", "_", info.name),
         rank=rank,
         ranks=info.tp,
         parameters="\n".join(
             f'    "{node.target}": ({value_type(node).local_shape(rank)}, '
-            f'"{parameter_of(node).describe(rank)}"),'
-            for node in parameters(gm.graph)
-        ),
-        matrices="".join(
-            f"        self.{node.target}{AS_MATRIX} = tpc.as_matrix(self.{node.target})\n"
-            for node in parameters(gm.graph)
-            if is_also_matrix(node)
+            f'"{storages[str(node.target)]}", "{parameter_of(node).describe(rank)}"),'
+            for node in parameters(graph)
         ),
     )
-    ends = _ends(gm.graph)
-    sections = _sections(gm.graph, [node for end in ends for node in end.nodes])
-    lines = [header, *_forward(gm.graph, sections, ends, rank)]
-    for section in sections:
-        if section.method:
-            lines += ["", *_method(section, rank)]
-    return "\n".join(lines) + "\n"
+    layers = [code.source(name, numbers) for code, (name, numbers) in classes.items()]
+    module = _CLASS.format(
+        rank=rank,
+        parts="\n".join(_parts(graph, scope, calls)),
+        inputs=", ".join(inputs),
+        body="\n".join(_forward(steps, ends, scope)),
+    )
+    return "".join([header, *layers, module])
 
 
 def _ends(graph: fx.Graph) -> list[_End]:
@@ -117,80 +135,100 @@ def _leading_to(result: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _sections(graph: fx.Graph, apart: Collection[fx.Node]) -> list[_Section]:
-    nodes = [n for n in graph.nodes if n.op.startswith("call") and n not in apart]
-    found: list[_Section] = []
-    taken: set[str] = set()
-    for layer, run in groupby(nodes, key=lambda node: origin_of(node).layer):
-        own = list(run)
-        inside = set(own)
-        reads = _unique(
-            n
-            for node in own
-            for n in node.all_input_nodes
-            if n not in inside and n.op != "get_attr"
-        )
-        writes = [node for node in own if any(user not in inside for user in node.users)]
-        method = "" if layer is None else f"layer_{layer}"
-        while method in taken:
-            method += "_more"
-        taken |= {method} - {""}
-        found.append(_Section(method, own, reads, writes))
+def _outer_names(sections: Sequence[Section], graph: fx.Graph) -> dict[fx.Node, str]:
+    """Name the results of layers by their role, unless another value of the name is still read."""
+    place = {node: number for number, section in enumerate(sections) for node in section.nodes}
+    taken = {node.name for node in graph.nodes if origin_of(node).layer is None}
+    last_read: dict[str, int] = {}
+    found: dict[fx.Node, str] = {}
+    for number, section in enumerate(sections):
+        for node in section.writes if section.layer is not None else ():
+            name = base_name(node)
+            if name in taken or last_read.get(name, number) > number:
+                continue
+            found[node] = name
+            last_read[name] = max(place.get(user, len(sections)) for user in node.users)
     return found
 
 
-def _unique(nodes: Iterator[fx.Node]) -> list[fx.Node]:
-    return list(dict.fromkeys(nodes))
+def _classes(
+    sections: Sequence[Section], codes: Sequence[LayerCode | None]
+) -> dict[LayerCode, tuple[str, list[int]]]:
+    """Return the name of each class and the layers that it stands for."""
+    layers: dict[LayerCode, list[int]] = {}
+    for section, code in zip(sections, codes, strict=True):
+        if code is not None and section.layer is not None:
+            layers.setdefault(code, []).append(section.layer)
+    names: dict[LayerCode, tuple[str, list[int]]] = {}
+    for code, numbers in layers.items():
+        name = f"Layer{numbers[0]}" if len(layers) > 1 else "Layer"
+        while any(name == other for other, _ in names.values()):
+            name += "Rest"
+        names[code] = name, numbers
+    return names
 
 
-def _forward(
-    graph: fx.Graph, sections: list[_Section], ends: list[_End], rank: int
-) -> Iterator[str]:
-    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
-    inputs += [f'output="{ends[0].name}"'] if len(ends) > 1 else []
-    yield f"    def forward(self, {', '.join(inputs)}):"
-    for section in sections:
-        if section.method:
-            reads = ", ".join(node.name for node in section.reads)
-            writes = ", ".join(node.name for node in section.writes)
-            yield f"        {writes} = self.{section.method}({reads})"
+def _call(section: Section, name: str, scope: Scope) -> _Call:
+    assert section.layer is not None
+    results, arguments = (
+        ", ".join(map(scope.name, nodes)) for nodes in (section.writes, section.reads)
+    )
+    return _Call(section.layer, name, results, arguments)
+
+
+def _parts(graph: fx.Graph, scope: Scope, calls: Sequence[_Call]) -> Iterator[str]:
+    """Yield the lines that register the parameters outside of the layers, and the layers."""
+    outside = [
+        node
+        for node in parameters(graph)
+        if any(origin_of(user).layer is None for user in node.users)
+    ]
+    if outside:
+        yield from registering([str(node.target) for node in outside], "parameters[name]")
+    yield from reordering(outside, scope)
+    if not calls:
+        return
+    yield "        self.layers = torch.nn.ModuleList("
+    yield "            ["
+    for name, run in groupby(calls, key=lambda call: call.name):
+        numbers = [call.layer for call in run]
+        if len(numbers) == 1:
+            yield f"                {name}({numbers[0]}, parameters, group),"
+            continue
+        whole = list(range(numbers[0], numbers[-1] + 1)) == numbers
+        shown = f"range({numbers[0]}, {numbers[-1] + 1})" if whole else f"{numbers}"
+        yield f"                *({name}(layer, parameters, group) for layer in {shown}),"
+    yield "            ]"
+    yield "        )"
+
+
+def _forward(steps: Sequence[Section | _Call], ends: Sequence[_End], scope: Scope) -> Iterator[str]:
+    calls = sum(isinstance(step, _Call) for step in steps)
+    done = 0
+    for key, run in groupby(steps, key=_statement):
+        several = list(run)
+        if key is None:
+            for section in several:
+                assert isinstance(section, Section)
+                yield from statements(section.nodes, scope)
+            continue
+        results, arguments = key
+        if len(several) == 1:
+            yield f"        {results} = self.layers[{done}]({arguments})"
         else:
-            yield from _body(section.nodes, rank)
+            last = done + len(several)
+            which = f"[{done or ''}:{last if last < calls else ''}]".replace("[:]", "")
+            yield f"        for layer in self.layers{which}:"
+            yield f"            {results} = layer({arguments})"
+        done += len(several)
     for end in reversed(ends[1:]):
         yield f'        if output == "{end.name}":'
-        yield from (f"    {line}" for line in _body(end.nodes, rank))
-        yield f"            return {value_text(end.result)}"
-    yield from _body(ends[0].nodes, rank)
-    yield f"        return {value_text(ends[0].result)}"
+        yield from (f"    {line}" for line in statements(end.nodes, scope))
+        yield f"            return {scope.text(end.result)}"
+    yield from statements(ends[0].nodes, scope)
+    yield f"        return {scope.text(ends[0].result)}"
 
 
-def _method(section: _Section, rank: int) -> Iterator[str]:
-    reads = ", ".join(node.name for node in section.reads)
-    yield f"    def {section.method}(self, {reads}):"
-    yield from _body(section.nodes, rank)
-    yield f"        return {', '.join(node.name for node in section.writes)}"
-
-
-def _body(nodes: list[fx.Node], rank: int) -> Iterator[str]:
-    for node in nodes:
-        if node.target is operator.getitem:
-            first = _item_names(operand(node))[int(node.args[1])]  # type: ignore[arg-type]
-            if first != node.name:
-                yield f"        {node.name} = {first}"
-            continue  # other results are named where their producer is emitted
-        place = origin_of(node)
-        yield f"        {_targets(node)} = {call_text(node, rank)}  # {place}".rstrip(" #")
-
-
-def _targets(node: fx.Node) -> str:
-    return ", ".join(_item_names(node)) if isinstance(type_of(node), tuple) else node.name
-
-
-def _item_names(node: fx.Node) -> list[str]:
-    """Return the names of a node's results; `_` for a result without readers."""
-    kind = type_of(node)
-    assert isinstance(kind, tuple)
-    names = ["_"] * len(kind)
-    for user in reversed(node.users):
-        names[int(user.args[1])] = user.name  # type: ignore[arg-type]
-    return names
+def _statement(step: Section | _Call) -> tuple[str, str] | None:
+    """Return the results and arguments of a call; calls that agree in both make one loop."""
+    return (step.results, step.arguments) if isinstance(step, _Call) else None

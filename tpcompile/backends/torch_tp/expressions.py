@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from tpcompile.backends.torch_tp import functions
+from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.layout import Layout
-from tpcompile.ir.meta import operand, origin_of, value_type
+from tpcompile.ir.meta import operand, origin_of, type_of, value_type
+from tpcompile.ir.names import prefix_of
 from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -28,8 +32,85 @@ from tpcompile.ir.simulate import local_args
 aten = torch.ops.aten
 
 
-def call_text(node: fx.Node, rank: int) -> str:
-    """Return the expression that computes a node on a rank."""
+AS_MATRIX = "_matrix"
+"""Suffix of the reordered copy of a parameter that is stored twice."""
+
+_LAYER = "layer"
+"""The argument of an op that is the number of its layer."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A body of code on a rank: the whole module, or one layer."""
+
+    rank: int
+    storages: Storages
+    names: Mapping[fx.Node, str]
+    """The values that have other names here than in the graph."""
+    layer: int | None = None
+
+    def name(self, node: fx.Node) -> str:
+        """Return the name of a value."""
+        return self.names.get(node, node.name)
+
+    def parameter(self, node: fx.Node) -> str:
+        """Return the name of a parameter as an attribute of `self`."""
+        return str(node.target).removeprefix(prefix_of(self.layer))
+
+    def text(self, arg: Any) -> str:
+        """Return the source of an argument: a value, a parameter, or a constant."""
+        if isinstance(arg, fx.Node):
+            return f"self.{self.parameter(arg)}" if arg.op == "get_attr" else self.name(arg)
+        if isinstance(arg, list | tuple):
+            inside = ", ".join(map(self.text, arg))
+            return f"({inside},)" if len(arg) == 1 else f"({inside})"
+        return str(arg)
+
+    def argument(self, name: str, arg: Any) -> str:
+        """Return the source of a named argument; the number of the layer is an attribute."""
+        if name == _LAYER and self.layer is not None and arg == self.layer:
+            return "self.layer"
+        return self.text(arg)
+
+
+def statements(nodes: Iterable[fx.Node], scope: Scope) -> Iterator[str]:
+    """Yield one line per call, with its place in the model."""
+    for node in nodes:
+        if node.target is operator.getitem:
+            first = _item_names(operand(node), scope)[int(node.args[1])]  # type: ignore[arg-type]
+            if first != scope.name(node):
+                yield f"        {scope.name(node)} = {first}"
+            continue  # other results are named where their producer is emitted
+        place = _place(node, scope.layer)
+        yield f"        {_targets(node, scope)} = {call_text(node, scope)}  # {place}".rstrip(" #")
+
+
+def _targets(node: fx.Node, scope: Scope) -> str:
+    several = isinstance(type_of(node), tuple)
+    return ", ".join(_item_names(node, scope)) if several else scope.name(node)
+
+
+def _item_names(node: fx.Node, scope: Scope) -> list[str]:
+    """Return the names of a node's results; `_` for a result without readers."""
+    kind = type_of(node)
+    assert isinstance(kind, tuple)
+    names = ["_"] * len(kind)
+    for user in reversed(node.users):
+        names[int(user.args[1])] = scope.name(user)  # type: ignore[arg-type]
+    return names
+
+
+def _place(node: fx.Node, layer: int | None) -> str:
+    """Return the place of a node in the model, or in its layer."""
+    origin = origin_of(node)
+    parts = origin.module.split(".")
+    if layer is not None and str(layer) in parts:
+        parts = parts[parts.index(str(layer)) + 1 :]
+    return " ".join(filter(None, (".".join(parts), origin.place)))
+
+
+def call_text(node: fx.Node, scope: Scope) -> str:
+    """Return the expression that computes a node."""
     spec = spec_of(node)
     if spec is None or node.target is REDISTRIBUTE or node.target in DECODE_OPS:
         decode = node.target in DECODE_OPS
@@ -40,16 +121,22 @@ def call_text(node: fx.Node, rank: int) -> str:
             if decode
             else "End the pipeline with insert-collectives or later",
         )
-    arguments = {**spec.bind(node.args, dict(node.kwargs)), **local_args(node, spec, rank)}
+    arguments = {
+        **spec.bind(node.args, dict(node.kwargs)),
+        **local_args(node, spec, scope.rank),
+    }
     writer = _WRITERS.get(node.target)
+    texts = {name: scope.text(arg) for name, arg in arguments.items()}
     if writer is not None:
-        return writer(node, {name: value_text(arg) for name, arg in arguments.items()}, rank)
+        return writer(node, texts, scope)
+    if spec.written is not None:
+        return spec.written(**texts)
     for name in reversed(list(arguments)):
         if name not in spec.defaults or arguments[name] != spec.defaults[name]:
             break
         del arguments[name]
     values = [
-        f"{name}={value_text(arg)}" if name in spec.keyword_only else value_text(arg)
+        f"{name}={scope.text(arg)}" if name in spec.keyword_only else scope.argument(name, arg)
         for name, arg in arguments.items()
     ]
     if node.op == "call_module":
@@ -59,43 +146,13 @@ def call_text(node: fx.Node, rank: int) -> str:
     return f"{function}({', '.join(values)})"
 
 
-AS_MATRIX = "_matrix"
-"""Suffix of the reordered copy of a linear's weight that another op reads too, row by row."""
-
-
-def is_matrix(parameter: fx.Node) -> bool:
-    """Return whether only linears read a parameter, as their weight, so it may be reordered."""
-    return all(_is_weight_of(parameter, user) for user in parameter.users)
-
-
-def is_also_matrix(parameter: fx.Node) -> bool:
-    """Return whether a linear and another op read a parameter, as with a tied head."""
-    of_linear = any(_is_weight_of(parameter, user) for user in parameter.users)
-    return of_linear and not is_matrix(parameter)
-
-
-def _is_weight_of(parameter: fx.Node, user: fx.Node) -> bool:
-    return user.target is LINEAR and user.args[1] is parameter and parameter not in user.args[2:]
-
-
-def value_text(arg: Any) -> str:
-    """Return the source of an argument: a value's name, a parameter of the module, or a number."""
-    if isinstance(arg, fx.Node):
-        return f"self.{arg.target}" if arg.op == "get_attr" else arg.name
-    if isinstance(arg, list | tuple):
-        inside = ", ".join(map(value_text, arg))
-        return f"({inside},)" if len(arg) == 1 else f"({inside})"
-    return str(arg)
-
-
-def _write_linear(node: fx.Node, args: dict[str, str], rank: int) -> str:
+def _write_linear(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     bias = "" if args["bias"] == "None" else f", {args['bias']}"
-    weight = operand(node, 1)
-    name = args["weight"] if is_matrix(weight) else f"{args['weight']}{AS_MATRIX}"
-    return f"tpc.linear({args['input']}, {name}{bias})"
+    both = scope.storages[str(operand(node, 1).target)] is Storage.BOTH
+    return f"tpc.linear({args['input']}, {args['weight']}{AS_MATRIX if both else ''}{bias})"
 
 
-def _write_gather(node: fx.Node, args: dict[str, str], rank: int) -> str:
+def _write_gather(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     source = operand(node)
     layout = value_type(source).layout_of(int(args["dim"]))
     if isinstance(layout, Layout):
@@ -104,11 +161,11 @@ def _write_gather(node: fx.Node, args: dict[str, str], rank: int) -> str:
     return f"self.group.all_gather({args['x']}, {args['dim']})"
 
 
-def _write_argmax(node: fx.Node, args: dict[str, str], rank: int) -> str:
+def _write_argmax(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     logits = value_type(operand(node))
     if logits.layout_of(-1) is None:
         return f"{args['logits']}.argmax(-1)"
-    first = first_column(logits, rank)
+    first = first_column(logits, scope.rank)
     return f"self.group.argmax(*tpc.local_argmax({args['logits']}, {first}))"
 
 
@@ -116,27 +173,27 @@ def _with_dtype(args: dict[str, str]) -> str:
     return args["x"] if args["dtype"] == "None" else f"{args['x']}, {args['dtype']}"
 
 
-_WRITERS: dict[Any, Callable[[fx.Node, dict[str, str], int], str]] = {
+_WRITERS: dict[Any, Callable[[fx.Node, dict[str, str], Scope], str]] = {
     LINEAR: _write_linear,
     ALL_GATHER: _write_gather,
     ARGMAX: _write_argmax,
-    ALL_REDUCE: lambda _, a, rank: f"self.group.all_reduce({_with_dtype(a)})",
-    REDUCE_SCATTER: lambda _, a, rank: f"self.group.reduce_scatter({_with_dtype(a)})",
-    aten.to.dtype: lambda _, a, rank: f"{a['self']}.to({a['dtype']})",
-    aten.add.Tensor: lambda _, a, rank: f"{a['self']} + {a['other']}",
-    aten.mul.Tensor: lambda _, a, rank: f"{a['self']} * {a['other']}",
-    aten.gelu.default: lambda _, a, rank: f"F.gelu({a['self']}, approximate={a['approximate']!r})",
-    aten.relu.default: lambda _, a, rank: f"F.relu({a['self']})",
-    aten.tanh.default: lambda _, a, rank: f"{a['self']}.tanh()",
-    aten.embedding.default: lambda _, a, rank: f"F.embedding({a['indices']}, {a['weight']})",
-    aten.unflatten.int: lambda _, a, rank: f"{a['self']}.unflatten({a['dim']}, {a['sizes']})",
-    aten.flatten.using_ints: lambda _, a, rank: (
+    ALL_REDUCE: lambda _, a, scope: f"self.group.all_reduce({_with_dtype(a)})",
+    REDUCE_SCATTER: lambda _, a, scope: f"self.group.reduce_scatter({_with_dtype(a)})",
+    aten.to.dtype: lambda _, a, scope: f"{a['self']}.to({a['dtype']})",
+    aten.add.Tensor: lambda _, a, scope: f"{a['self']} + {a['other']}",
+    aten.mul.Tensor: lambda _, a, scope: f"{a['self']} * {a['other']}",
+    aten.gelu.default: lambda _, a, scope: f"F.gelu({a['self']}, approximate={a['approximate']!r})",
+    aten.relu.default: lambda _, a, scope: f"F.relu({a['self']})",
+    aten.tanh.default: lambda _, a, scope: f"{a['self']}.tanh()",
+    aten.embedding.default: lambda _, a, scope: f"F.embedding({a['indices']}, {a['weight']})",
+    aten.unflatten.int: lambda _, a, scope: f"{a['self']}.unflatten({a['dim']}, {a['sizes']})",
+    aten.flatten.using_ints: lambda _, a, scope: (
         f"{a['self']}.flatten({a['start_dim']}, {a['end_dim']})"
     ),
-    aten.split_with_sizes.default: lambda _, a, rank: (
+    aten.split_with_sizes.default: lambda _, a, scope: (
         f"{a['self']}.split({a['split_sizes']}, {a['dim']})"
     ),
-    aten.index_select.default: lambda _, a, rank: (
+    aten.index_select.default: lambda _, a, scope: (
         f"{a['self']}.index_select({a['dim']}, {a['index']})"
     ),
 }

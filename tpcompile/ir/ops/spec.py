@@ -41,6 +41,8 @@ class Cost:
 
 
 CostRule = Callable[[Any, Sequence[ValueType], int], Cost]
+Written = Callable[..., str]
+"""The Python expression of a call, given the expressions of its arguments by name."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class OpSpec:
     across: Across | None = None
     takes_roles: bool = False
     """Whether the rule handles roles; if not, operands with a role are refused."""
+    written: Written | None = None
+    """How emitted modules write a call; by default they call the op."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, in the order of the schema, with defaults filled in."""
@@ -89,13 +93,14 @@ def define(
     localize: Localize | None = None,
     across: Across | None = None,
     takes_roles: bool = False,
+    written: Written | None = None,
 ) -> Any:
     """Declare an op of the dialect and return its node target."""
     name = _LIBRARY.define(schema)
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tpc::{name}", fake, lib=_LIBRARY)
     target = getattr(torch.ops.tpc, name).default
-    _register(f"tpc.{name}", target, rule, cost, reference, localize, across, takes_roles)
+    _register(f"tpc.{name}", target, rule, cost, reference, localize, across, takes_roles, written)
     return target
 
 
@@ -105,9 +110,11 @@ def declare(
     cost: CostRule,
     localize: Localize | None = None,
     takes_roles: bool = False,
+    written: Written | None = None,
 ) -> Any:
     """Declare a rule and a cost for an ATen op, and return its node target."""
-    _register(_packet_name(target), target, rule, cost, target, localize, None, takes_roles)
+    name = _packet_name(target)
+    _register(name, target, rule, cost, target, localize, None, takes_roles, written)
     return target
 
 
@@ -120,6 +127,7 @@ def _register(
     localize: Localize | None,
     across: Across | None,
     takes_roles: bool,
+    written: Written | None,
 ) -> None:
     arguments = target._schema.arguments
     SPECS[target] = OpSpec(
@@ -134,6 +142,7 @@ def _register(
         localize=localize,
         across=across,
         takes_roles=takes_roles,
+        written=written,
     )
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx, nn
 
 from tpcompile.backends.share import RankShare
-from tpcompile.backends.torch_tp import as_matrix, emit_source, is_matrix, load_rank, plain
+from tpcompile.backends.torch_tp import (
+    Storage,
+    as_matrix,
+    emit_source,
+    load_rank,
+    plain,
+    storages_of,
+)
 from tpcompile.comm import Group
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
@@ -22,16 +29,22 @@ from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.step import Step, StepCode
 
 
+class LocalParameter(NamedTuple):
+    """How a rank makes and stores a parameter."""
+
+    recipe: Recipe
+    dtype: torch.dtype
+    storage: Storage
+
+
 @dataclass(frozen=True)
 class RankModule:
     """The description of a rank, without weights and graph, so that it can be sent."""
 
     rank: int
     source: str
-    parameters: Mapping[str, tuple[Recipe, torch.dtype]]
-    """The recipe and dtype of each parameter, by its name in `source`."""
-    matrices: frozenset[str]
-    """The parameters that only linears read; they are reordered for matrix products."""
+    parameters: Mapping[str, LocalParameter]
+    """The parameters by their names in the graph."""
     outputs: tuple[str, ...]
     cache: CacheShape | None
     rotary: tuple[tuple[int, torch.dtype], ...]
@@ -138,19 +151,26 @@ class OneFront:
         return 1
 
 
-def rank_modules(graph: fx.GraphModule) -> list[RankModule]:
-    """Return the description of each rank of a sharded graph."""
+def rank_modules(graph: fx.GraphModule, *, programs: bool = False) -> list[RankModule]:
+    """Return the description of each rank of a sharded graph.
+
+    With `programs`, all parameters are stored row by row, so that programs can share them.
+    """
+    storages = storages_of(graph.graph, programs=programs)
     nodes = list(parameters(graph.graph))
     rotary = [node.args[1:3] for node in graph.graph.nodes if node.target == ROTARY]
     return [
         RankModule(
             rank,
-            emit_source(graph, rank),
+            emit_source(graph, rank, storages),
             {
-                str(node.target): (parameter_of(node).shards[rank], value_type(node).dtype)
+                str(node.target): LocalParameter(
+                    parameter_of(node).shards[rank],
+                    value_type(node).dtype,
+                    storages[str(node.target)],
+                )
                 for node in nodes
             },
-            frozenset(str(node.target) for node in nodes if is_matrix(node)),
             OUTPUTS[: len(info_of(graph).outputs)],
             cache_shape(graph, rank),
             tuple(dict.fromkeys(rotary)),
@@ -175,13 +195,13 @@ _READ_BY_HOST = ("starts", "tables", "lengths")
 
 def make_parameter(module: RankModule, name: str, read: Read, device: torch.device) -> torch.Tensor:
     """Evaluate one parameter of a rank from the checkpoint's tensors."""
-    recipe, dtype = module.parameters[name]
-    return laid_out(module, name, evaluate(recipe, read).to(device, dtype))
+    parameter = module.parameters[name]
+    return laid_out(parameter, evaluate(parameter.recipe, read).to(device, parameter.dtype))
 
 
-def laid_out(module: RankModule, name: str, value: torch.Tensor) -> torch.Tensor:
-    """Reorder a parameter for matrix products if only linears read it."""
-    return as_matrix(value) if name in module.matrices else value
+def laid_out(parameter: LocalParameter, value: torch.Tensor) -> torch.Tensor:
+    """Return the value of a parameter as it is stored."""
+    return as_matrix(value) if parameter.storage is Storage.MATRIX else value
 
 
 class Rank:
@@ -197,6 +217,7 @@ class Rank:
     ) -> None:
         self.module = module
         self._loaded = load_rank(module.source, module.rank, weights, rotary, group)
+        self._weights = weights
         self._device = device
         self._cache = module.cache.empty(0, device) if module.cache else None
         self._executors = StepExecutors(lambda rank, name: self.parameter(name))
@@ -254,5 +275,5 @@ class Rank:
         blocks[:, :, list(target)] = blocks[:, :, list(source)]
 
     def parameter(self, name: str) -> torch.Tensor:
-        """Return a parameter in its plain layout."""
-        return plain(self._loaded.get_parameter(name))
+        """Return a parameter row by row."""
+        return plain(self._weights[name])

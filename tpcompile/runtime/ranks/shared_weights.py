@@ -38,7 +38,7 @@ class SharedWeights:
         for name, (start, shape, dtype) in self.places.items():
             count = math.prod(shape)
             flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
-            found[name] = laid_out(module, name, flat.view(shape))
+            found[name] = laid_out(module.parameters[name], flat.view(shape))
             if found[name].is_mkldnn and hasattr(mmap, "MADV_REMOVE"):
                 memory.madvise(mmap.MADV_REMOVE, start, _whole_pages(flat.nbytes))
         return found
@@ -52,7 +52,7 @@ def places_of(module: RankModule) -> SharedWeights:
     """Assign each parameter of a rank a place in a file."""
     places = {}
     size = 0
-    for name, (recipe, dtype) in module.parameters.items():
+    for name, (recipe, dtype, _) in module.parameters.items():
         shape = shape_of(recipe)
         places[name] = (size, shape, dtype)
         size += _whole_pages(math.prod(shape) * dtype.itemsize)
@@ -65,7 +65,7 @@ def fill(module: RankModule, shared: SharedWeights, read: Read, loaded: Callable
     try:
         with _room(module.rank, shared.size):
             os.truncate(file, shared.size)
-        for name, (recipe, dtype) in module.parameters.items():
+        for name, (recipe, dtype, _) in module.parameters.items():
             value = evaluate(recipe, read).detach().to("cpu", dtype).contiguous()
             with _room(module.rank, shared.size):
                 _write(file, tensor_bytes(value), shared.places[name][0])

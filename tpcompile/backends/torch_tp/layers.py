@@ -1,0 +1,154 @@
+"""The layers of a rank's graph as classes: layers with the same code share one class."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from torch import fx
+
+from tpcompile.backends.torch_tp.expressions import AS_MATRIX, Scope, statements
+from tpcompile.backends.torch_tp.storage import Storage, Storages
+from tpcompile.ir.meta import operand, origin_of
+from tpcompile.ir.names import base_name, prefix_of, short_name
+
+_CLASS = '''
+
+class {name}(torch.nn.Module):
+    """{whose}."""
+
+    def __init__(self, layer, parameters, group):
+        super().__init__()
+        self.layer = layer
+        self.group = group
+{parameters}
+
+    def forward(self, {takes}):
+{body}
+        return {gives}
+'''
+
+
+@dataclass(frozen=True)
+class Section:
+    """Consecutive nodes of one layer, or of no layer."""
+
+    layer: int | None
+    nodes: Sequence[fx.Node]
+    reads: Sequence[fx.Node]
+    """The values from elsewhere, in the order in which they are read."""
+    writes: Sequence[fx.Node]
+    """The values that others read."""
+
+
+def sections_of(graph: fx.Graph, apart: Collection[fx.Node]) -> list[Section]:
+    """Split the computation into sections; nodes in `apart` belong to none."""
+    nodes = [n for n in graph.nodes if n.op.startswith("call") and n not in apart]
+    found = []
+    for layer, run in groupby(nodes, key=lambda node: origin_of(node).layer):
+        own = list(run)
+        inside = set(own)
+        values = (n for node in own for n in node.all_input_nodes if n.op != "get_attr")
+        reads = dict.fromkeys(n for n in values if n not in inside)
+        writes = [node for node in own if any(user not in inside for user in node.users)]
+        found.append(Section(layer, own, list(reads), writes))
+    return found
+
+
+@dataclass(frozen=True)
+class LayerCode:
+    """The code of a layer, without the number of the layer."""
+
+    parameters: tuple[str, ...]
+    takes: tuple[str, ...]
+    body: tuple[str, ...]
+    gives: tuple[str, ...]
+
+    def source(self, name: str, layers: Sequence[int]) -> str:
+        """Return the class of these layers."""
+        return _CLASS.format(
+            name=name,
+            whose=_spoken(layers),
+            parameters="\n".join(self.parameters),
+            takes=", ".join(self.takes),
+            body="\n".join(self.body),
+            gives=", ".join(self.gives),
+        )
+
+
+def layer_code(section: Section, rank: int, storages: Storages) -> LayerCode:
+    """Return the code of a section that is in a layer."""
+    names = {node: short_name(node) for node in section.nodes}
+    takes = _names_of_reads(section, names)
+    scope = Scope(rank, storages, {**names, **takes}, section.layer)
+    return LayerCode(
+        tuple(_registering(section, scope)),
+        tuple(takes.values()),
+        tuple(statements(section.nodes, scope)),
+        tuple(names[node] for node in section.writes),
+    )
+
+
+def _names_of_reads(section: Section, own: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
+    """Name the values from elsewhere by their role, which does not tell in which layer they are.
+
+    A value of the layer may take over such a name once nothing reads the other value any more.
+    """
+    places = {node: place for place, node in enumerate(section.nodes)}
+    bound: dict[str, int] = {}
+    for node in section.nodes:
+        maker = operand(node) if node.target is operator.getitem else node
+        bound.setdefault(own[node], places[maker] if maker in places else places[node])
+    found: dict[fx.Node, str] = {}
+    for node in section.reads:
+        last = max(places[user] for user in node.users if user in places)
+        free = (
+            name
+            for name in (base_name(node), short_name(node), node.name)
+            if name not in found.values() and last <= bound.get(name, last)
+        )
+        found[node] = next(free)
+    return found
+
+
+def _registering(section: Section, scope: Scope) -> Iterator[str]:
+    """Yield the lines that register the parameters of a layer."""
+    read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
+    parameters = list(dict.fromkeys(read))
+    prefix = prefix_of(section.layer)
+    own = [node for node in parameters if str(node.target).startswith(prefix)]
+    others = [str(node.target) for node in parameters if node not in own]
+    for names, key in (
+        ([scope.parameter(node) for node in own], 'f"l{layer}_{name}"'),
+        (others, "name"),
+    ):
+        if names:
+            yield from registering(names, f"parameters[{key}]")
+    yield from reordering(parameters, scope)
+
+
+def registering(names: Sequence[str], value: str) -> Iterator[str]:
+    """Yield the lines that register parameters, each the `value` of its name."""
+    yield "        for name in ("
+    yield from (f'            "{name}",' for name in names)
+    yield "        ):"
+    yield f"            value = {value}"
+    yield "            self.register_parameter(name, torch.nn.Parameter(value, False))"
+
+
+def reordering(parameters: Sequence[fx.Node], scope: Scope) -> Iterator[str]:
+    """Yield the lines that reorder the parameters that are also stored row by row."""
+    for node in parameters:
+        if scope.storages[str(node.target)] is Storage.BOTH:
+            name = scope.parameter(node)
+            yield f"        self.{name}{AS_MATRIX} = tpc.as_matrix(self.{name})"
+
+
+def _spoken(layers: Sequence[int]) -> str:
+    if len(layers) == 1:
+        return f"Layer {layers[0]}"
+    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+        return f"Layers {layers[0]} to {layers[-1]}"
+    return f"Layers {', '.join(map(str, layers))}"

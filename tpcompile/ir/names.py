@@ -1,0 +1,151 @@
+"""The names of values: their layer, and what they are there.
+
+The queries of layer 3 are `%l3_q`, and after their norm `%l3_q_normed`. Values outside the layers
+have no prefix. An op without a rule here names its result after itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.ir.meta import operand, origin_of
+from tpcompile.ir.ops import (
+    ADD_RMS_NORM,
+    ALL_GATHER,
+    ALL_REDUCE,
+    ATTENTION,
+    EMBEDDING,
+    LINEAR,
+    PAGED_ATTENTION,
+    REDISTRIBUTE,
+    REDUCE_SCATTER,
+    RMS_NORM,
+    ROPE,
+    VOCAB_EMBEDDING,
+)
+
+aten = torch.ops.aten
+
+_NUMBER = re.compile(r"(_default)?(_\d+)?$")
+"""What torch appends to the name of an op."""
+_NORM = re.compile(r"_?(layer_?)?norm$")
+
+
+def prefix_of(layer: int | None) -> str:
+    """Return the first part of the names in a layer."""
+    return "" if layer is None else f"l{layer}_"
+
+
+def short_name(node: fx.Node) -> str:
+    """Return the name of a value or of a parameter without its layer."""
+    name = str(node.target) if node.op == "get_attr" else node.name
+    return name.removeprefix(prefix_of(origin_of(node).layer))
+
+
+def base_name(node: fx.Node) -> str:
+    """Return the short name without a number."""
+    return _NUMBER.sub("", short_name(node))
+
+
+def name_values(graph: fx.Graph, known: Collection[fx.Node] = ()) -> None:
+    """Give each value that is not in `known` the name of its role."""
+    new = [node for node in graph.nodes if node.op.startswith("call") and node not in known]
+    taken = {node.name for node in graph.nodes} - {node.name for node in new}
+    for node in new:
+        wanted = prefix_of(origin_of(node).layer) + _role(node)
+        name, number = wanted, 0
+        while name in taken or hasattr(builtins, name):  # torch would rename `pow` in a copy
+            number += 1
+            name = f"{wanted}_{number}"
+        taken.add(name)
+        if name != node.name:
+            graph._graph_namespace.create_name(name, None)  # torch must not choose it later
+            node.name = name
+
+
+def _role(node: fx.Node) -> str:
+    rule = _RULES.get(node.target)
+    return (rule and rule(node)) or base_name(node)
+
+
+def _then(suffix: str) -> _Rule:
+    return lambda node: base_name(operand(node)) + suffix
+
+
+def _linear(node: fx.Node) -> str:
+    if origin_of(node).layer is None:
+        return origin_of(node).module.rpartition(".")[2]
+    return short_name(operand(node, 1)).removesuffix("_weight")
+
+
+def _norm(node: fx.Node, weight: int = 1) -> str:
+    own = _NORM.sub("", short_name(operand(node, weight)).removesuffix("_weight"))
+    return f"{own}_normed" if own else "normed"
+
+
+def _scaled(node: fx.Node) -> str:
+    """Name the last product of a norm that is not one op yet, by its weight."""
+    weights = [place for place, arg in enumerate(node.args) if _is_norm_weight(arg)]
+    return _norm(node, weights[0]) if weights else ""
+
+
+def _is_norm_weight(arg: Any) -> bool:
+    known = isinstance(arg, fx.Node) and arg.op == "get_attr"
+    return known and _NORM.search(short_name(arg).removesuffix("_weight")) is not None
+
+
+def _view(node: fx.Node) -> str:
+    """Name the heads of a projection, `q` for `q_proj`."""
+    return base_name(operand(node)).removesuffix("_proj")
+
+
+def _rotated(node: fx.Node) -> str:
+    return base_name(operand(node)).removesuffix("_normed") + "_rotated"
+
+
+def _item(node: fx.Node) -> str:
+    source = operand(node)
+    if source.target is not ADD_RMS_NORM:
+        return ""
+    return _norm(source, 2) if node.args[1] == 0 else "residual"
+
+
+def _add(node: fx.Node) -> str:
+    """Name the sums of a layer itself; those of its modules are parts of a norm or a rotation."""
+    origin = origin_of(node)
+    return "residual" if origin.module.rpartition(".")[2] == str(origin.layer) else ""
+
+
+_Rule = Callable[[fx.Node], str]
+
+_RULES: dict[Any, _Rule] = {
+    LINEAR: _linear,
+    RMS_NORM: _norm,
+    ROPE: _rotated,
+    ATTENTION: lambda node: "attention",
+    PAGED_ATTENTION: lambda node: "attention",
+    EMBEDDING: lambda node: "embedding",
+    VOCAB_EMBEDDING: lambda node: "embedding",
+    ALL_REDUCE: _then("_sum"),
+    REDUCE_SCATTER: _then("_sum"),
+    ALL_GATHER: _then("_whole"),
+    REDISTRIBUTE: _then("_whole"),
+    operator.getitem: _item,
+    aten.add.Tensor: _add,
+    aten.mul.Tensor: _scaled,
+    aten.view.default: _view,
+    aten.reshape.default: _view,
+    aten.transpose.int: _view,
+    aten.unflatten.int: _view,
+    aten.flatten.using_ints: _then("_flat"),
+    aten.split_with_sizes.default: _then("_parts"),
+    aten.index_select.default: _then("_selected"),
+}
+"""A name that depends on the operands; if it is empty, the value keeps its own."""
