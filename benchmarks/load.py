@@ -1,4 +1,4 @@
-"""`python -m benchmarks load`: peak memory per rank and time compared with Hugging Face TP.
+"""`python -m benchmarks load`: peak memory per rank and time compared with Hugging Face.
 
 Each run starts a side from scratch, from the first import to the first token of a short prompt,
 and samples its processes from outside. benchmarks/memory.py says what is counted. The sides run in
@@ -26,7 +26,7 @@ from benchmarks.report import write_json
 
 MODELS = ("qwen3-0.6b", "qwen3-1.7b")
 """Checkpoints of 1.2 and 3.4 GB."""
-RANKS = (2, 4)
+RANKS = (1, 2, 4)
 PROMPT = list(range(1, 9))
 WEIGHTS_FACTOR = 1.05
 BASE_BYTES = 200 * 1000**2
@@ -96,7 +96,9 @@ def measure_model(
     with random_checkpoint(model) as checkpoint:
         cases: list[tuple[SideSpec, Case]] = []
         for tp in ranks:
-            peer = SideSpec(f"Hugging Face TP, {tp} ranks", "hugging-face-tp", tp, 1)
+            peer = SideSpec("Hugging Face eager", "eager", 1, threads)
+            if tp > 1:
+                peer = SideSpec(f"Hugging Face TP, {tp} ranks", "hugging-face-tp", tp, 1)
             own = SideSpec(f"tpcompile tp={tp}", "tpcompile", tp, threads)
             for spec, most in ((peer, None), (own, limit(checkpoint, tp))):
                 cases.append((spec, Case(model, spec.name, tp, checkpoint.weight_bytes, most)))
