@@ -7,7 +7,7 @@ import pytest
 from tests.inspect.schedules import step_timeline
 from tpcompile.inspect import schedule
 from tpcompile.inspect.schedule import ScheduleReport, fault_lines
-from tpcompile.vm.proof.verify import Fault
+from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.schedule.scheduled import Scheduled
 
 

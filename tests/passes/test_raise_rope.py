@@ -13,7 +13,7 @@ from tests.passes.graphs import GraphBuilder, refusal
 from tests.passes.steps import step
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import ROPE
-from tpcompile.ir.ops.shape import END
+from tpcompile.ir.ops.parts import END
 from tpcompile.passes.raise_rope import RaiseRope
 from tpcompile.rewriting.rewrite import calls
 

@@ -263,10 +263,10 @@ class _Gullible(Done):
 
 _TRUE = verify.check_program
 HOLES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
-    "heads": ("rows_shifted", lambda patch: patch.setattr(verify, "_check_heads", _nothing)),
+    "heads": ("rows_shifted", lambda patch: patch.setattr(verify, "check_heads", _nothing)),
     "steps": ("no_waits_between_steps", lambda patch: patch.setattr(Done, "unguarded", _nothing)),
     "order": ("wait_dropped", lambda patch: patch.setattr(verify, "_missing", lambda *a: None)),
-    "queues": ("rank_changed", lambda patch: patch.setattr(verify, "_check_queues", _nothing)),
+    "queues": ("rank_changed", lambda patch: patch.setattr(verify, "check_queues", _nothing)),
     "some signals are as good as all": (
         "threshold_lowered",
         lambda patch: patch.setattr(verify, "Done", _Gullible),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tpcompile.backends.share import RankShare
+from tpcompile.backends.step_checks import check_launch, check_step
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
@@ -110,12 +111,12 @@ class StepMemory:
     @property
     def batch(self) -> int:
         """The maximum number of sequences."""
-        return self._extent(Role.TOKENS, 0)
+        return self.extent(Role.TOKENS, 0)
 
     @property
     def longest(self) -> int:
         """The maximum number of tokens per sequence."""
-        return self._extent(Role.COS, 0)
+        return self.extent(Role.COS, 0)
 
     @property
     def logits(self) -> torch.Tensor:
@@ -138,7 +139,7 @@ class StepMemory:
         those for which `ended` is true have ended before.
         """
         positions = lengths - 1 if positions is None else positions
-        self._check(tokens, lengths, tables, positions, stops)
+        check_step(self, tokens, lengths, tables, positions, stops)
         given = {Role.TOKENS: tokens, Role.LENGTHS: lengths, Role.POSITIONS: positions}
         for role, value in given.items():
             self._set(role, value, NONE if role == Role.TOKENS else 0)
@@ -151,7 +152,7 @@ class StepMemory:
 
     def begin(self, steps: int) -> None:
         """Check that there is room for `steps` steps, and start counting them."""
-        self._check_steps(steps)
+        check_launch(self, steps)
         self._set(Role.CLOCK, torch.tensor([], dtype=torch.int32), 0)
 
     def forget(self) -> None:
@@ -178,16 +179,18 @@ class StepMemory:
     @property
     def finished(self) -> bool:
         """Whether every sequence has ended."""
-        return bool(self._ended().all())
+        return bool(self.ended().all())
 
     def tokens(self, steps: int) -> torch.Tensor:
         """Return the tokens of the first steps of a launch, `[steps, batch]`."""
         return self.values(Role.HISTORY)[0][:steps].clone()
 
-    def _ended(self) -> torch.Tensor:
+    def ended(self) -> torch.Tensor:
+        """Return which rows have ended or are empty."""
         return (self.values(Role.FINISHED)[0] != 0) | (self.values(Role.LENGTHS)[0] == 0)
 
-    def _extent(self, role: Role, dim: int) -> int:
+    def extent(self, role: Role, dim: int) -> int:
+        """Return an extent of the buffers of a role."""
         return self._buffer(role).shape[dim]
 
     def _buffer(self, role: Role) -> Buffer:
@@ -200,57 +203,6 @@ class StepMemory:
             held.fill_(rest)
             held[tuple(slice(0, extent) for extent in value.shape)] = value.to(held.dtype)
 
-    def _check(
-        self,
-        tokens: torch.Tensor,
-        lengths: torch.Tensor,
-        tables: torch.Tensor,
-        positions: torch.Tensor,
-        stops: Sequence[int],
-    ) -> None:
-        if not len(tokens) == len(lengths) == len(positions) == len(tables) >= 1:
-            raise UsageError(
-                "A step takes one token, position, length and table per sequence",
-                got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
-                f"{len(tables)} tables",
-            )
-        _at_most("number of sequences", len(tokens), self.batch, "batch")
-        _at_most("length of a sequence", int(lengths.max()), self.longest, "max_seq_len")
-        _at_most("position of a token", int(positions.max()), self.longest - 1, "max_seq_len - 1")
-        _at_most(
-            "number of blocks per sequence",
-            tables.shape[1],
-            self._extent(Role.TABLES, 1),
-            "most_blocks",
-        )
-        _at_most("number of stop tokens", len(stops), self._extent(Role.STOPS, 0), "stops")
-        if int(lengths.min()) < 1 or int(positions.min()) < 0:
-            raise UsageError(
-                "A sequence has no tokens, or a position is negative",
-                got=f"lengths {lengths.tolist()}, positions {positions.tolist()}",
-                expected="lengths of at least 1 and positions of at least 0",
-            )
-        logits = self.program.one_per_rank(Role.LOGITS)
-        vocabulary = sum(self.program.buffers[number].shape[1] for number in logits)
-        if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
-            raise UsageError(
-                "A token is not in the model's vocabulary",
-                got=str(tokens.tolist()),
-                expected=f"tokens from 0 to {vocabulary - 1}",
-            )
-        self._check_blocks(lengths, tables)
-
-    def _check_steps(self, steps: int) -> None:
-        if steps < 1:
-            raise UsageError(f"steps must be at least 1, got {steps}")
-        _at_most("number of steps in one launch", steps, self._extent(Role.HISTORY, 0), "steps")
-        going = ~self._ended()
-        last = (self.values(Role.LENGTHS)[0] + steps - 1) * going
-        _at_most("final length of a sequence", int(last.max()), self.longest, "max_seq_len")
-        places = (self.values(Role.POSITIONS)[0] + steps - 1) * going
-        _at_most("final position", int(places.max()), self.longest - 1, "max_seq_len - 1")
-        self._check_blocks(last, self.values(Role.TABLES)[0])
-
     @property
     def block(self) -> int:
         """The tokens per block of the KV cache."""
@@ -258,18 +210,6 @@ class StepMemory:
         storage = self._buffer(Role.CACHE).storage
         assert storage is not None
         return storage[2] // (sequences * most)
-
-    def _check_blocks(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
-        """Raise if a token has no valid block. A wrong block would corrupt another sequence."""
-        blocks = self.values(Role.CACHE)[0].shape[2] // self.block
-        for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
-            held = table[: -(-length // self.block)]
-            if len(held) * self.block < length or not all(0 <= one < blocks for one in held):
-                raise UsageError(
-                    f"Sequence {row} lacks blocks for its {length} tokens",
-                    got=f"blocks {held} of {self.block} tokens each",
-                    expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
-                )
 
     def _poison_caches(self, lengths: torch.Tensor, tables: torch.Tensor) -> None:
         """Fill unused slots with NaN, including those of the new tokens."""
@@ -300,15 +240,6 @@ def rotation_of(program: Program, rotary: Callable[..., Any]) -> Rotation:
             hint="Choose a max_seq_len below the length at which its rope type changes",
         )
     return cos.contiguous(), sin.contiguous()
-
-
-def _at_most(what: str, found: int, most: int, name: str) -> None:
-    if found > most:
-        raise UsageError(
-            f"The {what} is {found}",
-            expected=f"at most {most}, the program's {name}",
-            hint="Make a program with a larger limit",
-        )
 
 
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:

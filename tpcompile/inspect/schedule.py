@@ -8,7 +8,7 @@ from typing import Any
 
 from tpcompile.inspect.tables import table_text
 from tpcompile.inspect.timeline import Timeline, kind_of
-from tpcompile.vm.proof.verify import Fault
+from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.schedule.clock import Timing
 from tpcompile.vm.schedule.scheduled import Scheduled
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ROPE
-from tpcompile.ir.ops.shape import END
+from tpcompile.ir.ops.parts import END
 from tpcompile.rewriting.pattern import Bindings, Call, Number, Value, check
 from tpcompile.rewriting.rewrite import Report, insert, rewrite
 

@@ -14,7 +14,7 @@ from tpcompile.ir.ops.decode import span_of
 from tpcompile.ir.ops.rotary import rope
 from tpcompile.vm.groups import AllReduce, PartialAttention, attention
 from tpcompile.vm.groups.arithmetic import rms_norm
-from tpcompile.vm.groups.qkv import QkvOperands
+from tpcompile.vm.groups.qkv_operands import QkvOperands
 from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program.instruction import NONE, Range
 

@@ -50,7 +50,7 @@ from tpcompile.vm.groups import (
     NormQkvRopeAppend,
     PartialAttention,
 )
-from tpcompile.vm.groups.qkv import Part
+from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.lowering import lower
 
 PROJECTED = ["norm", "q", "k", "v", "q_normed", "k_normed", "q_rotated", "k_rotated"]

@@ -28,8 +28,8 @@ from tests.compare.program.mistakes import (
 from tests.compare.program.wrong import Wrong, functions, memory, of, operands, runs_with
 from tpcompile.vm.groups import NormQkvRopeAppend as Append
 from tpcompile.vm.groups import NormQkvRows as Rows
-from tpcompile.vm.groups import qkv
-from tpcompile.vm.groups.qkv import Part, QkvOperands
+from tpcompile.vm.groups import qkv_operands as qkv
+from tpcompile.vm.groups.qkv_operands import Part, QkvOperands
 from tpcompile.vm.program.instruction import NONE
 
 Q, K, V = of(Part.Q), of(Part.K), of(Part.V)

@@ -13,7 +13,7 @@ import torch
 from tests.compare.program.cases import QWEN3, case_of, in_order, lowered_of
 from tpcompile.compare.group_rows import GroupRow
 from tpcompile.compare.program import Case
-from tpcompile.vm.groups.qkv import Part
+from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.lowering import Lowered
 from tpcompile.vm.program.instruction import Memory, Probe, StepInstruction, unseen
 

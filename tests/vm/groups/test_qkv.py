@@ -13,9 +13,10 @@ import torch
 
 from tests.vm.groups.desk import Desk, near, random, unknown, whole_numbers
 from tpcompile.ir.ops.decode.norm_qkv import norm_qkv_rope_append
-from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows, qkv
+from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
+from tpcompile.vm.groups import qkv_operands as qkv
 from tpcompile.vm.groups.normed import Normed
-from tpcompile.vm.groups.qkv import Part, QkvOperands
+from tpcompile.vm.groups.qkv_operands import Part, QkvOperands
 from tpcompile.vm.program import DType
 from tpcompile.vm.program.instruction import Range, StepInstruction, fraction
 

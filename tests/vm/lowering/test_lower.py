@@ -17,7 +17,7 @@ from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline, default_pipeline
 from tpcompile.rewriting.manager import clone
 from tpcompile.vm.groups import AllReduce, LinearResidual, NormQkvRows
-from tpcompile.vm.groups.qkv import Part
+from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.lowering import Lowered, StepPlan, lower
 from tpcompile.vm.program.instruction import NONE
 

@@ -17,7 +17,7 @@ from tests.vm.mutations import changed
 from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UsageError, VerifyError
 from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
-from tpcompile.vm.groups.qkv import Part
+from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.program import Buffer, DType, Program, Role
 from tpcompile.vm.program.encoding import decode_program, encode_program
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_rules, field_types

@@ -1,6 +1,6 @@
 """The op dialect: each op is declared once, grouped by family. The names here are node targets."""
 
-from tpcompile.ir.ops import shape
+from tpcompile.ir.ops import parts, shape
 from tpcompile.ir.ops.argmax import ARGMAX
 from tpcompile.ir.ops.attention import ATTENTION
 from tpcompile.ir.ops.collectives import (
@@ -67,6 +67,7 @@ __all__ = [
     "OpSpec",
     "RuleError",
     "op_name",
+    "parts",
     "shape",
     "spec_of",
 ]

@@ -1,4 +1,4 @@
-"""The ATen ops that move data without computing: views, splits, slices, rows."""
+"""The ATen ops that give a value another shape: views, transposes, heads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tpcompile.ir.layout import FusedLayout, Layout
-from tpcompile.ir.ops.head_order import role_of_heads, roles_of_parts
+from tpcompile.ir.layout import Layout
+from tpcompile.ir.ops.head_order import role_of_heads
 from tpcompile.ir.ops.spec import (
     SPECS,
     OpSpec,
@@ -20,20 +20,17 @@ from tpcompile.ir.ops.spec import (
     require,
     streaming_cost,
 )
-from tpcompile.ir.types import REPLICATE, AnyType, Dim, Partial, Shard, SymbolType, ValueType
+from tpcompile.ir.types import REPLICATE, AnyType, Dim, Shard, SymbolType, ValueType
 
 aten = torch.ops.aten
-END = 1 << 62
-"""Open-ended slices have an end of at least this."""
-_WHOLE_NUMBERS = (torch.int64, torch.int32)
 
 
-def _unsharded(kind: ValueType, dim: int, doing: str) -> None:
+def unsharded(kind: ValueType, dim: int, doing: str) -> None:
     if kind.layout_of(dim) is not None:
         refuse("whole-axis", kind, f"dimension {dim} whole on every rank, to {doing} it")
 
 
-def _shifted(kind: ValueType, shape: Sequence[Dim], moved: int) -> ValueType:
+def shifted(kind: ValueType, shape: Sequence[Dim], moved: int) -> ValueType:
     """Return a type with the new shape and the placement's dimension shifted by `moved`."""
     placement = kind.placement
     if isinstance(placement, Shard):
@@ -85,64 +82,7 @@ def transpose_rule(self: ValueType, dim0: int, dim1: int) -> ValueType:
 def unsqueeze_rule(self: ValueType, dim: int) -> ValueType:
     dim = dim_of(self, dim, extra=1)
     behind = isinstance(self.placement, Shard) and self.placement.dim >= dim
-    return _shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), int(behind))
-
-
-def select_rule(self: ValueType, dim: int, index: int) -> ValueType:
-    dim = dim_of(self, dim)
-    _unsharded(self, dim, "select from")
-    extent = self.shape[dim]
-    inside = isinstance(extent, str) or -extent <= index < extent
-    require(inside, "dimension", f"index {index}", f"an index within the extent {extent} of {self}")
-    behind = isinstance(self.placement, Shard) and self.placement.dim > dim
-    return _shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(behind))
-
-
-def slice_rule(
-    self: ValueType, dim: int, start: int | None, end: int | None, step: int
-) -> ValueType:
-    dim = dim_of(self, dim)
-    _unsharded(self, dim, "slice")
-    extent = self.shape[dim]
-    if isinstance(extent, str):
-        require(
-            not start and (end is None or end >= END) and step == 1,
-            "slice",
-            (start, end, step),
-            f"the whole symbolic extent {extent}",
-        )
-        return self
-    length = len(range(extent)[slice(start, end, step)])
-    return _shifted(self, (*self.shape[:dim], length, *self.shape[dim + 1 :]), 0)
-
-
-def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
-    first = tensors[0]
-    dim = dim_of(first, dim)
-    extents: list[int] = []
-    for kind in tensors:
-        require(
-            kind.dims == first.dims and kind.dtype == first.dtype,
-            "concat",
-            kind,
-            f"the same number of dimensions and the dtype of {first}",
-        )
-        others = (*kind.shape[:dim], *kind.shape[dim + 1 :])
-        fits = others == (*first.shape[:dim], *first.shape[dim + 1 :])
-        require(fits, "concat", kind, f"the same other extents as {first}")
-        extent = kind.shape[dim]
-        require(
-            kind.placement == first.placement and not isinstance(first.placement, Partial),
-            "same-layout",
-            kind,
-            f"the same placement as {first}",
-        )
-        require(
-            isinstance(extent, int), "concat", kind, "a known extent along the joined dimension"
-        )
-        extents.append(int(extent))
-        _unsharded(kind, dim, "join")
-    return _shifted(first, (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :]), 0)
+    return shifted(self, (*self.shape[:dim], 1, *self.shape[dim:]), int(behind))
 
 
 def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueType:
@@ -162,7 +102,7 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
     layout = self.layout_of(dim)
     if layout is None:
         behind = isinstance(self.placement, Shard) and self.placement.dim > dim
-        return _shifted(self, shape, int(behind)).in_role(role)
+        return shifted(self, shape, int(behind)).in_role(role)
     whole = isinstance(layout, Layout) and layout.grain == width
     require(
         whole,
@@ -181,79 +121,20 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
     outer, inner = self.shape[start], self.shape[end]
     require(isinstance(outer, int) and isinstance(inner, int), "flatten", self, "known extents")
     assert isinstance(outer, int) and isinstance(inner, int)
-    _unsharded(self, end, "flatten")
+    unsharded(self, end, "flatten")
     shape = (*self.shape[:start], outer * inner, *self.shape[end + 1 :])
     layout = self.layout_of(start)
     if layout is None:
         behind = isinstance(self.placement, Shard) and self.placement.dim > end
-        return _shifted(self, shape, -int(behind))
+        return shifted(self, shape, -int(behind))
     require(isinstance(layout, Layout), "flatten", self, "one logical axis")
     assert isinstance(layout, Layout)
     return ValueType(shape, self.dtype, Shard(start, layout.with_grain(layout.grain * inner)))
 
 
-def split_rule(
-    self: ValueType, split_sizes: tuple[int, ...], dim: int = 0
-) -> tuple[ValueType, ...]:
-    dim = dim_of(self, dim)
-    require(
-        sum(split_sizes) == self.shape[dim],
-        "split-sizes",
-        split_sizes,
-        f"global sizes that add up to {self.shape[dim]}",
-        "sizes are global, since each rank's sizes are derived from the layout",
-    )
-    shapes = [(*self.shape[:dim], size, *self.shape[dim + 1 :]) for size in split_sizes]
-    layout = self.layout_of(dim)
-    roles = roles_of_parts(self, split_sizes, dim)
-    if layout is None:
-        require(
-            not isinstance(self.placement, Partial),
-            "partial-nonlinear",
-            self,
-            "an operand that is already summed",
-        )
-        return tuple(
-            _shifted(self, shape, 0).in_role(role)
-            for shape, role in zip(shapes, roles, strict=True)
-        )
-    segments = layout.segments if isinstance(layout, FusedLayout) else ()
-    require(
-        tuple(segment.size for segment in segments) == split_sizes,
-        "split-segments",
-        f"sizes {split_sizes} of {self}",
-        f"the sizes of the fused parts, {tuple(segment.size for segment in segments)}",
-    )
-    return tuple(
-        ValueType(shape, self.dtype, Shard(dim, segment), role)
-        for shape, segment, role in zip(shapes, segments, roles, strict=True)
-    )
-
-
-def split_localize(
-    result: tuple[ValueType, ...], rank: int, dim: int = 0, **_: Any
-) -> dict[str, Any]:
-    return {"split_sizes": [kind.local_shape(rank)[dim % kind.dims] for kind in result]}
-
-
-def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
-    dim = dim_of(self, dim)
-    _unsharded(self, dim, "pick rows of")
-    good = index.placement == REPLICATE and index.dims == 1
-    require(good, "rows", index, "a one-dimensional list of rows, replicated on every rank")
-    require(index.dtype in _WHOLE_NUMBERS, "rows", index, "row numbers, not a mask")
-    return _shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
-
-
-def index_rule(self: ValueType, indices: tuple[ValueType | None, ...]) -> ValueType:
-    places = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    require(len(places) == 1, "rows", f"{len(places)} indices", "an index along one dimension")
-    return rows_rule(self, *places[0])
-
-
 def extent_rule(self: ValueType, dim: int) -> SymbolType:
     dim = dim_of(self, dim)
-    _unsharded(self, dim, "count")
+    unsharded(self, dim, "count")
     extent = self.shape[dim]
     require(isinstance(extent, str), "symbol", self, "a symbolic extent")
     return SymbolType(str(extent))
@@ -282,14 +163,8 @@ declare(aten.view.default, view_rule, free_cost)
 declare(aten.reshape.default, view_rule, free_cost)
 declare(aten.transpose.int, transpose_rule, free_cost)
 declare(aten.unsqueeze.default, unsqueeze_rule, free_cost)
-declare(aten.select.int, select_rule, free_cost)
-declare(aten.slice.Tensor, slice_rule, free_cost)
-declare(aten.cat.default, concat_rule, streaming_cost)
 declare(aten.unflatten.int, unflatten_rule, free_cost, takes_roles=True)
 declare(aten.flatten.using_ints, flatten_rule, free_cost)
-declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize, takes_roles=True)
-declare(aten.index_select.default, rows_rule, streaming_cost)
-declare(aten.index.Tensor, index_rule, streaming_cost)
 declare(aten.dropout.default, dropout_rule, free_cost)
 declare(aten.sym_size.int, extent_rule, free_cost)
 declare(aten.contiguous.default, identity_rule, free_cost)

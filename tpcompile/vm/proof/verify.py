@@ -12,17 +12,25 @@ queue), but it never orders two instructions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tpcompile.errors import VerifyError
 from tpcompile.pause import paused_collector
-from tpcompile.vm.program import Instruction, Program, Region
+from tpcompile.vm.program import Program, Region
 from tpcompile.vm.program.operands import disagreements
-from tpcompile.vm.program.region import box_text, fits, refusal
+from tpcompile.vm.program.region import box_text
 from tpcompile.vm.proof.conflict import Heads, conflict, heads_of
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.execution import run_order
+from tpcompile.vm.proof.fault import Fault, named
+from tpcompile.vm.proof.form import (
+    check_counters,
+    check_heads,
+    check_queues,
+    check_regions,
+    check_thresholds,
+    joined,
+)
 from tpcompile.vm.proof.known import Known, Several, missing, with_one
 from tpcompile.vm.proof.overlap import steps_may_overlap
 
@@ -30,16 +38,6 @@ _LOOSE = (
     "no counter makes it wait, and a shared queue does not order its instructions, because a "
     "program must be valid for any number of workers per queue"
 )
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A violated rule, with a description of how the program violates it."""
-
-    rule: str
-    said: str
-    count: int = 1
-    """The number of faults that this one stands for."""
 
 
 MOST_LISTED = 100
@@ -76,183 +74,27 @@ def check_program(program: Program) -> list[Fault]:
 
 
 def _faults(program: Program) -> list[Fault]:
-    faults = list(_check_queues(program)) or list(_check_counters(program))
+    faults = list(check_queues(program)) or list(check_counters(program))
     if faults:
         return faults
     foreign: list[Fault] = []
     for found in disagreements(program):
         wrong = found.wrong
-        said = f"in {_name(program, found.number)}, {wrong.said}"
+        said = f"in {named(program, found.number)}, {wrong.said}"
         (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, said))
-    return foreign + (faults or list(_check_regions(program)) or _order_faults(program))
+    return foreign + (faults or list(check_regions(program)) or _order_faults(program))
 
 
 def _order_faults(program: Program) -> list[Fault]:
     """Return the faults in heads, thresholds, progress and order; all regions must be correct."""
     heads = heads_of(program.instructions)
-    faults = list(_check_heads(program, heads)) + list(_check_thresholds(program))
+    faults = list(check_heads(program, heads)) + list(check_thresholds(program))
     if faults:
         return faults
     order = list(run_order(program))
     if len(order) < len(program.instructions):
         return [_deadlock(program, order)]
     return list(_check_order(program, heads, order))
-
-
-def _check_queues(program: Program) -> Iterator[Fault]:
-    count = len(program.instructions)
-    if not len(program.waits) == len(program.signals) == count:
-        waits, signals = len(program.waits), len(program.signals)
-        yield Fault(
-            "shape",
-            f"the program has {count} instructions, {waits} lists of waits and {signals} lists of "
-            "signals; each instruction must have one list of each",
-        )
-        return
-    if program.ranks < 1 or program.sharing < 1 or len(program.queues) % program.ranks:
-        queues, ranks = len(program.queues), program.ranks
-        yield Fault(
-            "shape",
-            f"the program has ranks={ranks}, sharing={program.sharing} and {queues} queues; ranks "
-            "and sharing must be at least 1, and every rank must have the same number of queues",
-        )
-        return
-    seen = [0] * count
-    each = len(program.queues) // program.ranks
-    for place, queue in enumerate(program.queues):
-        for number in queue:
-            if not 0 <= number < count:
-                yield Fault(
-                    "queue",
-                    f"queue {place} contains instruction {number}, but the program has {count} "
-                    "instructions, numbered from 0",
-                )
-                continue
-            seen[number] += 1
-            rank = program.instructions[number].rank
-            if rank != place // each:
-                yield Fault(
-                    "rank",
-                    f"{_name(program, number)} belongs to rank {rank} but is in queue {place}, "
-                    f"which belongs to rank {place // each}",
-                )
-    for number, times in enumerate(seen):
-        if times != 1:
-            yield Fault(
-                "queue",
-                f"{_name(program, number)} occurs {times} times in the queues; it must occur "
-                "exactly once",
-            )
-
-
-def _check_counters(program: Program) -> Iterator[Fault]:
-    """Refuse a program with more counters than waits and signals.
-
-    Every counter takes memory, here and in every executor, even if no instruction uses it.
-    """
-    most = sum(map(len, program.waits)) + sum(map(len, program.signals))
-    if program.counters > most:
-        yield Fault(
-            "counter",
-            f"the program has {program.counters} counters, but only {most} waits and signals; "
-            "counters must be numbered from 0 with no gaps",
-        )
-
-
-def _check_regions(program: Program) -> Iterator[Fault]:
-    shapes = [buffer.shape for buffer in program.buffers]
-    good: set[Region] = set()
-    for number, instruction in enumerate(program.instructions):
-        for region in (*instruction.reads, *instruction.writes, *_joined(instruction)):
-            if region in good:
-                continue
-            buffer, box = region
-            if not 0 <= buffer < len(shapes):
-                yield Fault(
-                    "bounds",
-                    f"{_name(program, number)} accesses buffer {buffer}, but the program has "
-                    f"{len(shapes)} buffers, numbered from 0",
-                )
-            elif not fits(box, shapes[buffer]):
-                name, wrong = program.buffers[buffer].name, refusal(box, shapes[buffer])
-                yield Fault(
-                    "bounds",
-                    f"{_name(program, number)} accesses a region outside of {name}: {wrong}",
-                )
-            else:
-                good.add(region)
-
-
-def _joined(instruction: Instruction) -> list[Region]:
-    return [join.region for join in instruction.joins]
-
-
-def _check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
-    """Check that the blocks of a head compute each row once, and that the last one finishes it."""
-    for head in heads.all:
-        (first, join), count = head.blocks[0], len(head.blocks)
-        where = program.buffers[head.region.buffer].name + box_text(head.region.box)
-        end = 0
-        for start, stop in sorted(block.part for _, block in head.blocks):
-            if start != end or stop <= start:
-                said = "twice" if start < end else "by no block"
-                rows = f"{min(start, end)} to {max(start, end)}"
-                yield Fault(
-                    "heads",
-                    f"rows {rows} of the head {where} are computed {said}; every row must be "
-                    "computed exactly once",
-                )
-            end = max(end, stop)
-        for number, block in head.blocks:
-            if block.finish != join.finish:
-                yield Fault(
-                    "heads",
-                    f"{_name(program, number)} and {_name(program, first)} finish the head {where} "
-                    "with different operands, but either block can be the last to arrive",
-                )
-            if (block.whole, block.arrivals) != (join.whole, count):
-                yield Fault(
-                    "heads",
-                    f"{_name(program, number)} gives the head {where} {block.whole} rows and an "
-                    f"arrival count of {block.arrivals}; these must be {join.whole} rows, as in "
-                    f"its first block, {_name(program, first)}, and an arrival count of {count}, "
-                    "the number of blocks that arrive before any other access to the head",
-                )
-        if end != join.whole:
-            yield Fault(
-                "heads", f"the head {where} has {join.whole} rows, but its blocks end at row {end}"
-            )
-
-
-def _check_thresholds(program: Program) -> Iterator[Fault]:
-    raised = [0] * program.counters
-    for number, own in enumerate(program.signals):
-        for counter in own:
-            if counter < 0:
-                yield Fault(
-                    "counter",
-                    f"{_name(program, number)} signals counter {counter}; counters are numbered "
-                    "from 0",
-                )
-            else:
-                raised[counter] += 1
-    # a threshold of 0 or below means the signals of the previous step: all of them, or fewer
-    early = 1 if program.repeats else 0
-    for number, waits in enumerate(program.waits):
-        for wait in waits:
-            if wait.counter < 0:
-                yield Fault(
-                    "counter",
-                    f"{_name(program, number)} waits for counter {wait.counter}; counters are "
-                    "numbered from 0",
-                )
-            elif not -early * raised[wait.counter] <= wait.until <= raised[wait.counter]:
-                yield Fault(
-                    "threshold",
-                    f"{_name(program, number)} waits for {wait.until} signals of counter "
-                    f"{wait.counter}, which gets {raised[wait.counter]}; the threshold must be "
-                    f"from {-early * raised[wait.counter]} to {raised[wait.counter]}",
-                )
 
 
 def _deadlock(program: Program, order: list[int]) -> Fault:
@@ -263,7 +105,7 @@ def _deadlock(program: Program, order: list[int]) -> Fault:
     return Fault(
         "deadlock",
         f"{len(program.instructions) - len(order)} instructions never run; "
-        f"{_name(program, first)}, the first of them in its queue, waits for {waits_for}",
+        f"{named(program, first)}, the first of them in its queue, waits for {waits_for}",
     )
 
 
@@ -282,7 +124,7 @@ def _check_order(program: Program, heads: Heads, order: list[int]) -> Iterator[F
         for number in unguarded:
             yield Fault(
                 "steps",
-                f"{_name(program, number)} can start before the previous step is complete: neither "
+                f"{named(program, number)} can start before the previous step is complete: neither "
                 "it nor any instruction that must run before it waits for the end of that step",
             )
 
@@ -305,8 +147,8 @@ def _unordered(program: Program, heads: Heads, early: int, late: int) -> str:
     did, does = _verb(program, early, first), _verb(program, late, second)
     buffer = program.buffers[first.buffer].name
     return (
-        f"{_name(program, early)} {did} {buffer}{box_text(first.box)} and "
-        f"{_name(program, late)} {does} {buffer}{box_text(second.box)}; the second can run first: "
+        f"{named(program, early)} {did} {buffer}{box_text(first.box)} and "
+        f"{named(program, late)} {does} {buffer}{box_text(second.box)}; the second can run first: "
         f"{_LOOSE if program.sharing > 1 else 'neither a queue nor a counter makes it wait'}"
     )
 
@@ -315,8 +157,4 @@ def _verb(program: Program, number: int, region: Region) -> str:
     instruction = program.instructions[number]
     if region in instruction.writes:
         return "writes"
-    return "writes a block of" if region in _joined(instruction) else "reads"
-
-
-def _name(program: Program, number: int) -> str:
-    return f"{program.instructions[number].label} (instruction {number})"
+    return "writes a block of" if region in joined(instruction) else "reads"

@@ -12,7 +12,8 @@ from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
 from tpcompile.pause import paused_collector
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
-from tpcompile.vm.proof.verify import Fault, check_program, refuse
+from tpcompile.vm.proof.fault import Fault
+from tpcompile.vm.proof.verify import check_program, refuse
 from tpcompile.vm.schedule.assemble import Assembled, assemble
 from tpcompile.vm.schedule.clock import Timing, timing
 from tpcompile.vm.schedule.list_schedule import tails

@@ -10,7 +10,7 @@ from torch.nn import functional
 from tpcompile.ir.ops.elementwise import swiglu, swiglu_rule
 from tpcompile.ir.ops.linear import linear_cost, linear_rule
 from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
-from tpcompile.ir.ops.shape import split_rule
+from tpcompile.ir.ops.parts import split_rule
 from tpcompile.ir.ops.spec import Cost, define, require
 from tpcompile.ir.types import ValueType
 

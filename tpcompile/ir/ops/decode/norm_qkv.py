@@ -14,8 +14,9 @@ from tpcompile.ir.ops.decode.cache import check_cache, kept_type
 from tpcompile.ir.ops.linear import linear_cost, linear_rule
 from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
 from tpcompile.ir.ops.paged_attention import check_blocks
+from tpcompile.ir.ops.parts import split_rule
 from tpcompile.ir.ops.rotary import rope, rope_rule
-from tpcompile.ir.ops.shape import split_rule, unflatten_rule
+from tpcompile.ir.ops.shape import unflatten_rule
 from tpcompile.ir.ops.spec import Cost, define, local_bytes, require
 from tpcompile.ir.roles import QueriesOf
 from tpcompile.ir.types import REPLICATE, ValueType

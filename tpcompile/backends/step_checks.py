@@ -1,0 +1,91 @@
+"""Checks of the inputs of a launch: a wrong block or position would corrupt another sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpcompile.errors import UsageError
+from tpcompile.vm.program import Role
+
+if TYPE_CHECKING:
+    from tpcompile.backends.memory import StepMemory
+
+
+def check_step(
+    memory: StepMemory,
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    tables: torch.Tensor,
+    positions: torch.Tensor,
+    stops: Sequence[int],
+) -> None:
+    """Raise unless the inputs of a step fit the program and its caches."""
+    if not len(tokens) == len(lengths) == len(positions) == len(tables) >= 1:
+        raise UsageError(
+            "A step takes one token, position, length and table per sequence",
+            got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
+            f"{len(tables)} tables",
+        )
+    _at_most("number of sequences", len(tokens), memory.batch, "batch")
+    _at_most("length of a sequence", int(lengths.max()), memory.longest, "max_seq_len")
+    _at_most("position of a token", int(positions.max()), memory.longest - 1, "max_seq_len - 1")
+    _at_most(
+        "number of blocks per sequence",
+        tables.shape[1],
+        memory.extent(Role.TABLES, 1),
+        "most_blocks",
+    )
+    _at_most("number of stop tokens", len(stops), memory.extent(Role.STOPS, 0), "stops")
+    if int(lengths.min()) < 1 or int(positions.min()) < 0:
+        raise UsageError(
+            "A sequence has no tokens, or a position is negative",
+            got=f"lengths {lengths.tolist()}, positions {positions.tolist()}",
+            expected="lengths of at least 1 and positions of at least 0",
+        )
+    logits = memory.program.one_per_rank(Role.LOGITS)
+    vocabulary = sum(memory.program.buffers[number].shape[1] for number in logits)
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        raise UsageError(
+            "A token is not in the model's vocabulary",
+            got=str(tokens.tolist()),
+            expected=f"tokens from 0 to {vocabulary - 1}",
+        )
+    _check_blocks(memory, lengths, tables)
+
+
+def check_launch(memory: StepMemory, steps: int) -> None:
+    """Raise unless there is room for `steps` more steps."""
+    if steps < 1:
+        raise UsageError(f"steps must be at least 1, got {steps}")
+    _at_most("number of steps in one launch", steps, memory.extent(Role.HISTORY, 0), "steps")
+    going = ~memory.ended()
+    last = (memory.values(Role.LENGTHS)[0] + steps - 1) * going
+    _at_most("final length of a sequence", int(last.max()), memory.longest, "max_seq_len")
+    places = (memory.values(Role.POSITIONS)[0] + steps - 1) * going
+    _at_most("final position", int(places.max()), memory.longest - 1, "max_seq_len - 1")
+    _check_blocks(memory, last, memory.values(Role.TABLES)[0])
+
+
+def _check_blocks(memory: StepMemory, lengths: torch.Tensor, tables: torch.Tensor) -> None:
+    """Raise if a token has no valid block. A wrong block would corrupt another sequence."""
+    blocks = memory.values(Role.CACHE)[0].shape[2] // memory.block
+    for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
+        held = table[: -(-length // memory.block)]
+        if len(held) * memory.block < length or not all(0 <= one < blocks for one in held):
+            raise UsageError(
+                f"Sequence {row} lacks blocks for its {length} tokens",
+                got=f"blocks {held} of {memory.block} tokens each",
+                expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
+            )
+
+
+def _at_most(what: str, found: int, most: int, name: str) -> None:
+    if found > most:
+        raise UsageError(
+            f"The {what} is {found}",
+            expected=f"at most {most}, the program's {name}",
+            hint="Make a program with a larger limit",
+        )

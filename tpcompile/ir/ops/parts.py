@@ -1,0 +1,141 @@
+"""The ATen ops that take parts of a value, or put them together: splits, slices, rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tpcompile.ir.layout import FusedLayout
+from tpcompile.ir.ops.head_order import roles_of_parts
+from tpcompile.ir.ops.shape import shifted, unsharded
+from tpcompile.ir.ops.spec import declare, dim_of, free_cost, require, streaming_cost
+from tpcompile.ir.types import REPLICATE, Partial, Shard, ValueType
+
+aten = torch.ops.aten
+END = 1 << 62
+"""Open-ended slices have an end of at least this."""
+_WHOLE_NUMBERS = (torch.int64, torch.int32)
+
+
+def select_rule(self: ValueType, dim: int, index: int) -> ValueType:
+    dim = dim_of(self, dim)
+    unsharded(self, dim, "select from")
+    extent = self.shape[dim]
+    inside = isinstance(extent, str) or -extent <= index < extent
+    require(inside, "dimension", f"index {index}", f"an index within the extent {extent} of {self}")
+    behind = isinstance(self.placement, Shard) and self.placement.dim > dim
+    return shifted(self, (*self.shape[:dim], *self.shape[dim + 1 :]), -int(behind))
+
+
+def slice_rule(
+    self: ValueType, dim: int, start: int | None, end: int | None, step: int
+) -> ValueType:
+    dim = dim_of(self, dim)
+    unsharded(self, dim, "slice")
+    extent = self.shape[dim]
+    if isinstance(extent, str):
+        require(
+            not start and (end is None or end >= END) and step == 1,
+            "slice",
+            (start, end, step),
+            f"the whole symbolic extent {extent}",
+        )
+        return self
+    length = len(range(extent)[slice(start, end, step)])
+    return shifted(self, (*self.shape[:dim], length, *self.shape[dim + 1 :]), 0)
+
+
+def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
+    first = tensors[0]
+    dim = dim_of(first, dim)
+    extents: list[int] = []
+    for kind in tensors:
+        require(
+            kind.dims == first.dims and kind.dtype == first.dtype,
+            "concat",
+            kind,
+            f"the same number of dimensions and the dtype of {first}",
+        )
+        others = (*kind.shape[:dim], *kind.shape[dim + 1 :])
+        fits = others == (*first.shape[:dim], *first.shape[dim + 1 :])
+        require(fits, "concat", kind, f"the same other extents as {first}")
+        extent = kind.shape[dim]
+        require(
+            kind.placement == first.placement and not isinstance(first.placement, Partial),
+            "same-layout",
+            kind,
+            f"the same placement as {first}",
+        )
+        require(
+            isinstance(extent, int), "concat", kind, "a known extent along the joined dimension"
+        )
+        extents.append(int(extent))
+        unsharded(kind, dim, "join")
+    return shifted(first, (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :]), 0)
+
+
+def split_rule(
+    self: ValueType, split_sizes: tuple[int, ...], dim: int = 0
+) -> tuple[ValueType, ...]:
+    dim = dim_of(self, dim)
+    require(
+        sum(split_sizes) == self.shape[dim],
+        "split-sizes",
+        split_sizes,
+        f"global sizes that add up to {self.shape[dim]}",
+        "sizes are global, since each rank's sizes are derived from the layout",
+    )
+    shapes = [(*self.shape[:dim], size, *self.shape[dim + 1 :]) for size in split_sizes]
+    layout = self.layout_of(dim)
+    roles = roles_of_parts(self, split_sizes, dim)
+    if layout is None:
+        require(
+            not isinstance(self.placement, Partial),
+            "partial-nonlinear",
+            self,
+            "an operand that is already summed",
+        )
+        return tuple(
+            shifted(self, shape, 0).in_role(role) for shape, role in zip(shapes, roles, strict=True)
+        )
+    segments = layout.segments if isinstance(layout, FusedLayout) else ()
+    require(
+        tuple(segment.size for segment in segments) == split_sizes,
+        "split-segments",
+        f"sizes {split_sizes} of {self}",
+        f"the sizes of the fused parts, {tuple(segment.size for segment in segments)}",
+    )
+    return tuple(
+        ValueType(shape, self.dtype, Shard(dim, segment), role)
+        for shape, segment, role in zip(shapes, segments, roles, strict=True)
+    )
+
+
+def split_localize(
+    result: tuple[ValueType, ...], rank: int, dim: int = 0, **_: Any
+) -> dict[str, Any]:
+    return {"split_sizes": [kind.local_shape(rank)[dim % kind.dims] for kind in result]}
+
+
+def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
+    dim = dim_of(self, dim)
+    unsharded(self, dim, "pick rows of")
+    good = index.placement == REPLICATE and index.dims == 1
+    require(good, "rows", index, "a one-dimensional list of rows, replicated on every rank")
+    require(index.dtype in _WHOLE_NUMBERS, "rows", index, "row numbers, not a mask")
+    return shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
+
+
+def index_rule(self: ValueType, indices: tuple[ValueType | None, ...]) -> ValueType:
+    places = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    require(len(places) == 1, "rows", f"{len(places)} indices", "an index along one dimension")
+    return rows_rule(self, *places[0])
+
+
+declare(aten.select.int, select_rule, free_cost)
+declare(aten.slice.Tensor, slice_rule, free_cost)
+declare(aten.cat.default, concat_rule, streaming_cost)
+declare(aten.split_with_sizes.default, split_rule, free_cost, split_localize, takes_roles=True)
+declare(aten.index_select.default, rows_rule, streaming_cost)
+declare(aten.index.Tensor, index_rule, streaming_cost)

@@ -1,0 +1,141 @@
+"""The operands of queries, keys or values, and the arithmetic that all their instructions share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Annotated
+
+import torch
+
+from tpcompile.ir.ops.rotary import rope
+from tpcompile.vm.groups.arithmetic import rms_norm
+from tpcompile.vm.groups.normed import Normed, linear
+from tpcompile.vm.program import DType, Region, Role, rules
+from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, columns_of
+
+
+class Part(IntEnum):
+    """Queries, keys or values. Keys and values are the sides 0 and 1 of the cache."""
+
+    K = 0
+    V = 1
+    Q = 2
+
+
+_QUERIES = rules.scratch("normed.batch", "heads*width")
+
+_SIDE = rules.cache("heads", "normed.batch")
+
+_FIRST_ROWS = {
+    Part.Q: rules.Number(0, exactly="0"),
+    Part.K: rules.Number(0, exactly="all_heads*width - heads*width - heads*width"),
+    Part.V: rules.Number(0, exactly="all_heads*width - heads*width"),
+}
+"""The weight has the rows of Q, then K, then V; K and V have equally many heads."""
+
+
+@dataclass(frozen=True)
+class QkvOperands:
+    """One of the three parts on one rank. Its rows begin at `first_row` of the weight."""
+
+    rank: Annotated[int, rules.RANK]
+    layer: Annotated[int, rules.Number(0, "layers - 1")]
+    part: Part
+    normed: Normed
+    weight: Annotated[int, rules.weight("all_heads*width", "normed.width")]
+    bias: Annotated[int, rules.maybe(rules.weight("all_heads*width"))]
+    first_row: Annotated[int, rules.Chosen("part", _FIRST_ROWS)]
+    head_norm: Annotated[int, rules.maybe(rules.weight("width"))]
+    head_eps: Annotated[float, rules.Fraction(0.0)]
+    cos: Annotated[int, rules.sole(Role.COS, "longest", "width", dtype="float")]
+    sin: Annotated[int, rules.sole(Role.SIN, "longest", "width", dtype="float")]
+    longest: Annotated[int, rules.COUNT]
+    interleaved: bool
+    positions: Annotated[int, rules.sole(Role.POSITIONS, "normed.batch")]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "normed.batch")]
+    tables: Annotated[int, rules.sole(Role.TABLES, "normed.batch", "most_blocks")]
+    most_blocks: Annotated[int, rules.COUNT]
+    block: Annotated[int, rules.Number(1, fits=rules.cache("kv_heads", "normed.batch"))]
+    width: Annotated[int, rules.COUNT]
+    """The width of a head."""
+    out: Annotated[int, rules.Chosen("part", {Part.Q: _QUERIES, Part.K: _SIDE, Part.V: _SIDE})]
+    """The buffer of the queries, or the cache."""
+    dtype: Annotated[DType, rules.DTypeOf("weight")]
+
+    @cached_property
+    def shared_reads(self) -> tuple[Region, ...]:
+        """The regions that every head of the part reads."""
+        batch = (0, self.normed.batch)
+        found = list(self.normed.reads)
+        if self.head_norm != NONE:
+            found.append(Region(self.head_norm, ((0, self.width),)))
+        if self.part != Part.V:
+            table = ((0, self.longest), (0, self.width))
+            found += [Region(self.positions, (batch,))]
+            found += [Region(self.cos, table), Region(self.sin, table)]
+        if self.part != Part.Q:
+            found += [Region(self.lengths, (batch,))]
+            found += [Region(self.tables, (batch, (0, self.most_blocks)))]
+        return tuple(found)
+
+    @cached_property
+    def finishing(self) -> tuple[float, ...]:
+        """The operands that `finish` uses. The stored region identifies layer, part and `out`."""
+        places = self.positions, self.lengths, self.tables, self.block
+        return (self.head_norm, self.head_eps, self.cos, self.sin, self.interleaved, *places)
+
+    def rows(self, first: int, last: int) -> Range:
+        """Convert rows of the part to rows of the weight."""
+        return Range(self.first_row + first, self.first_row + last)
+
+    def weight_reads(self, rows: Range) -> tuple[Region, ...]:
+        return self.normed.linear_reads(self.weight, self.bias, rows)
+
+    def kept(self, heads: Range) -> Region:
+        """Return the region that stores heads; in the cache, the new token of every sequence."""
+        batch = self.normed.batch
+        if self.part == Part.Q:
+            return columns_of(self.out, batch, self.elements(heads))
+        side = (int(self.part), int(self.part) + 1)
+        return Region(self.out, ((self.layer, self.layer + 1), side, (0, batch), heads, (1, 2)))
+
+    def elements(self, heads: Range) -> Range:
+        return Range(heads.start * self.width, heads.stop * self.width)
+
+    def project(self, memory: Memory, rows: Range, probe: Probe) -> torch.Tensor:
+        """Apply these rows of the linear to the normed residual."""
+        x = self.normed.value(memory, probe, "norm")
+        found = linear(memory, x, self.weight, self.bias, rows)
+        own = Range(rows.start - self.first_row, rows.stop - self.first_row)
+        probe(self.part.name.lower(), Range(0, len(x)), own, found)
+        return found
+
+    def finish(self, memory: Memory, heads: Range, rows: torch.Tensor, probe: Probe) -> None:
+        """Norm, rotate and store whole heads."""
+        seen, batch = self.elements(heads), Range(0, len(rows))
+        values = rows.reshape(len(rows), heads.extent, self.width)
+        name = self.part.name.lower()
+        if self.head_norm != NONE:
+            values = rms_norm(values, memory[self.head_norm], self.head_eps)
+            probe(f"{name}_normed", batch, seen, values.flatten(1))
+        if self.part != Part.V:
+            places = memory[self.positions].long()
+            tables = memory[self.cos][places], memory[self.sin][places]
+            values = rope(values, *tables, interleaved=self.interleaved)
+            probe(f"{name}_rotated", batch, seen, values.flatten(1))
+        if self.part == Part.Q:
+            memory[self.out][:, seen.slice] = values.flatten(1)
+            return
+        side = memory[self.out][self.layer, int(self.part)]
+        for row, slot in self._slots(memory):
+            side[slot, heads.slice] = values[row]
+
+    def _slots(self, memory: Memory) -> Iterator[tuple[int, int]]:
+        """Yield each sequence that has a new token, with the slot of this token."""
+        for row, length in enumerate(memory[self.lengths].tolist()):
+            if length:
+                held, place = divmod(length - 1, self.block)
+                yield row, int(memory[self.tables][row, held]) * self.block + place

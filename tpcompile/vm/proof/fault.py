@@ -1,0 +1,22 @@
+"""What the verifier reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpcompile.vm.program import Program
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A violated rule, with a description of how the program violates it."""
+
+    rule: str
+    said: str
+    count: int = 1
+    """The number of faults that this one stands for."""
+
+
+def named(program: Program, number: int) -> str:
+    """Return an instruction as messages name it."""
+    return f"{program.instructions[number].label} (instruction {number})"

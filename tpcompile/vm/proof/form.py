@@ -1,0 +1,169 @@
+"""The form of a program: queues, counters, regions and heads, each by itself.
+
+The order of instructions is proved for a program of correct form only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpcompile.vm.program import Instruction, Program, Region
+from tpcompile.vm.program.region import box_text, fits, refusal
+from tpcompile.vm.proof.conflict import Heads
+from tpcompile.vm.proof.fault import Fault, named
+
+
+def check_queues(program: Program) -> Iterator[Fault]:
+    count = len(program.instructions)
+    if not len(program.waits) == len(program.signals) == count:
+        waits, signals = len(program.waits), len(program.signals)
+        yield Fault(
+            "shape",
+            f"the program has {count} instructions, {waits} lists of waits and {signals} lists of "
+            "signals; each instruction must have one list of each",
+        )
+        return
+    if program.ranks < 1 or program.sharing < 1 or len(program.queues) % program.ranks:
+        queues, ranks = len(program.queues), program.ranks
+        yield Fault(
+            "shape",
+            f"the program has ranks={ranks}, sharing={program.sharing} and {queues} queues; ranks "
+            "and sharing must be at least 1, and every rank must have the same number of queues",
+        )
+        return
+    seen = [0] * count
+    each = len(program.queues) // program.ranks
+    for place, queue in enumerate(program.queues):
+        for number in queue:
+            if not 0 <= number < count:
+                yield Fault(
+                    "queue",
+                    f"queue {place} contains instruction {number}, but the program has {count} "
+                    "instructions, numbered from 0",
+                )
+                continue
+            seen[number] += 1
+            rank = program.instructions[number].rank
+            if rank != place // each:
+                yield Fault(
+                    "rank",
+                    f"{named(program, number)} belongs to rank {rank} but is in queue {place}, "
+                    f"which belongs to rank {place // each}",
+                )
+    for number, times in enumerate(seen):
+        if times != 1:
+            yield Fault(
+                "queue",
+                f"{named(program, number)} occurs {times} times in the queues; it must occur "
+                "exactly once",
+            )
+
+
+def check_counters(program: Program) -> Iterator[Fault]:
+    """Refuse a program with more counters than waits and signals.
+
+    Every counter takes memory, here and in every executor, even if no instruction uses it.
+    """
+    most = sum(map(len, program.waits)) + sum(map(len, program.signals))
+    if program.counters > most:
+        yield Fault(
+            "counter",
+            f"the program has {program.counters} counters, but only {most} waits and signals; "
+            "counters must be numbered from 0 with no gaps",
+        )
+
+
+def check_regions(program: Program) -> Iterator[Fault]:
+    shapes = [buffer.shape for buffer in program.buffers]
+    good: set[Region] = set()
+    for number, instruction in enumerate(program.instructions):
+        for region in (*instruction.reads, *instruction.writes, *joined(instruction)):
+            if region in good:
+                continue
+            buffer, box = region
+            if not 0 <= buffer < len(shapes):
+                yield Fault(
+                    "bounds",
+                    f"{named(program, number)} accesses buffer {buffer}, but the program has "
+                    f"{len(shapes)} buffers, numbered from 0",
+                )
+            elif not fits(box, shapes[buffer]):
+                name, wrong = program.buffers[buffer].name, refusal(box, shapes[buffer])
+                yield Fault(
+                    "bounds",
+                    f"{named(program, number)} accesses a region outside of {name}: {wrong}",
+                )
+            else:
+                good.add(region)
+
+
+def joined(instruction: Instruction) -> list[Region]:
+    return [join.region for join in instruction.joins]
+
+
+def check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
+    """Check that the blocks of a head compute each row once, and that the last one finishes it."""
+    for head in heads.all:
+        (first, join), count = head.blocks[0], len(head.blocks)
+        where = program.buffers[head.region.buffer].name + box_text(head.region.box)
+        end = 0
+        for start, stop in sorted(block.part for _, block in head.blocks):
+            if start != end or stop <= start:
+                said = "twice" if start < end else "by no block"
+                rows = f"{min(start, end)} to {max(start, end)}"
+                yield Fault(
+                    "heads",
+                    f"rows {rows} of the head {where} are computed {said}; every row must be "
+                    "computed exactly once",
+                )
+            end = max(end, stop)
+        for number, block in head.blocks:
+            if block.finish != join.finish:
+                yield Fault(
+                    "heads",
+                    f"{named(program, number)} and {named(program, first)} finish the head {where} "
+                    "with different operands, but either block can be the last to arrive",
+                )
+            if (block.whole, block.arrivals) != (join.whole, count):
+                yield Fault(
+                    "heads",
+                    f"{named(program, number)} gives the head {where} {block.whole} rows and an "
+                    f"arrival count of {block.arrivals}; these must be {join.whole} rows, as in "
+                    f"its first block, {named(program, first)}, and an arrival count of {count}, "
+                    "the number of blocks that arrive before any other access to the head",
+                )
+        if end != join.whole:
+            yield Fault(
+                "heads", f"the head {where} has {join.whole} rows, but its blocks end at row {end}"
+            )
+
+
+def check_thresholds(program: Program) -> Iterator[Fault]:
+    raised = [0] * program.counters
+    for number, own in enumerate(program.signals):
+        for counter in own:
+            if counter < 0:
+                yield Fault(
+                    "counter",
+                    f"{named(program, number)} signals counter {counter}; counters are numbered "
+                    "from 0",
+                )
+            else:
+                raised[counter] += 1
+    # a threshold of 0 or below means the signals of the previous step: all of them, or fewer
+    early = 1 if program.repeats else 0
+    for number, waits in enumerate(program.waits):
+        for wait in waits:
+            if wait.counter < 0:
+                yield Fault(
+                    "counter",
+                    f"{named(program, number)} waits for counter {wait.counter}; counters are "
+                    "numbered from 0",
+                )
+            elif not -early * raised[wait.counter] <= wait.until <= raised[wait.counter]:
+                yield Fault(
+                    "threshold",
+                    f"{named(program, number)} waits for {wait.until} signals of counter "
+                    f"{wait.counter}, which gets {raised[wait.counter]}; the threshold must be "
+                    f"from {-early * raised[wait.counter]} to {raised[wait.counter]}",
+                )
