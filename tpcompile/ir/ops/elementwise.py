@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,9 +119,13 @@ def cast_rule(self: ValueType, dtype: torch.dtype, **_: Any) -> ValueType:
     return ValueType(self.shape, dtype, _pointwise(self).placement)
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Compute silu(gate) · up."""
-    return functional.silu(gate) * up
+def swiglu(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    silu: Callable[[torch.Tensor], torch.Tensor] = functional.silu,
+) -> torch.Tensor:
+    """Compute silu(gate) · up, with the `silu` of the caller."""
+    return silu(gate) * up
 
 
 def swiglu_rule(gate: ValueType, up: ValueType) -> ValueType:

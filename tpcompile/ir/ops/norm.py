@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tpcompile.ir.ops.elementwise import promoted, sum_rule, unary_rule
@@ -11,11 +13,19 @@ from tpcompile.ir.types import REPLICATE, Partial, ValueType
 aten = torch.ops.aten
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise over the last dimension in fp32, and round where Hugging Face rounds."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+def normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Divide by the root of the mean square over the last dimension."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    normalized: Callable[[torch.Tensor, float], torch.Tensor] = normalized,
+) -> torch.Tensor:
+    """Normalise in fp32, with the arithmetic of the caller, and round where Hugging Face rounds."""
+    return weight * normalized(x.float(), eps).to(x.dtype)
 
 
 def add_rms_norm(
@@ -26,9 +36,7 @@ def add_rms_norm(
     If `residual` is a sum in fp32, the norm sees the total before it is rounded.
     """
     total = x + residual
-    wide = total.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype), total.to(x.dtype)
+    return weight * normalized(total.float(), eps).to(x.dtype), total.to(x.dtype)
 
 
 def rms_norm_rule(x: ValueType, weight: ValueType, eps: float) -> ValueType:

@@ -7,11 +7,13 @@ so that they do not depend on the vector lane.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 
 import torch
 
 from tpcompile.ir.layout import even_runs
+from tpcompile.ir.ops import elementwise, norm
 from tpcompile.ir.ops.collectives import fold_tree
 
 LEAVES = 8
@@ -85,14 +87,15 @@ def log(x: torch.Tensor) -> torch.Tensor:
     return x.double().log().float()
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalize over the last dimension, and round where Hugging Face rounds."""
-    wide = x.float()
-    mean = _fold((wide * wide).movedim(-1, 0)) / x.shape[-1]
-    return weight * (wide / torch.sqrt(mean + eps).unsqueeze(-1)).to(x.dtype)
+def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
+    mean = _fold((x * x).movedim(-1, 0)) / x.shape[-1]
+    return x / torch.sqrt(mean + eps).unsqueeze(-1)
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Compute silu(gate) · up, rounded after the activation and after the product."""
+def _silu(gate: torch.Tensor) -> torch.Tensor:
     wide = gate.float()
-    return (wide / (1 + exp(-wide))).to(gate.dtype) * up
+    return (wide / (1 + exp(-wide))).to(gate.dtype)
+
+
+rms_norm = partial(norm.rms_norm, normalized=_normalized)
+swiglu = partial(elementwise.swiglu, silu=_silu)
