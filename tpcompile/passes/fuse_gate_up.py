@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import fx
@@ -11,8 +12,8 @@ from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import LINEAR, SWIGLU
 from tpcompile.rewriting.linears import fuse_linears
-from tpcompile.rewriting.pattern import MissError, check
-from tpcompile.rewriting.rewrite import Report, calls, drop_dead, drop_unused_parameters
+from tpcompile.rewriting.pattern import check
+from tpcompile.rewriting.rewrite import Report, calls, drop_unused_parameters, fuse_at
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,19 @@ class FuseGateUp:
     name: ClassVar[str] = "fuse-gate-up"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = Report()
-        for node, projections in _projections(gm):
-            try:
-                check(len(projections) == 2, node, "its MLP has no gate", 1)
-                gate, up = projections
-                for side in (gate, up):
-                    check(side.target is LINEAR, side, "it is not computed by a linear", 1)
-                check(gate is not up, gate, "gate and up are the same linear")
-                fuse_linears(gm, [gate, up])
-                report.matches += 1
-            except MissError as miss:
-                report.miss(miss, node)
-        drop_dead(gm.graph)
+        sites = ((node, partial(_fuse, gm, node, found)) for node, found in _projections(gm))
+        report = fuse_at(gm, sites)
         drop_unused_parameters(gm)
         return report
+
+
+def _fuse(gm: fx.GraphModule, node: fx.Node, projections: tuple[fx.Node, ...]) -> None:
+    check(len(projections) == 2, node, "its MLP has no gate", 1)
+    gate, up = projections
+    for side in (gate, up):
+        check(side.target is LINEAR, side, "it is not computed by a linear", 1)
+    check(gate is not up, gate, "gate and up are the same linear")
+    fuse_linears(gm, [gate, up])
 
 
 def _projections(gm: fx.GraphModule) -> list[tuple[fx.Node, tuple[fx.Node, ...]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import fx
@@ -11,7 +12,7 @@ from tpcompile.errors import ShardingError
 from tpcompile.ir.ops import ATTENTION
 from tpcompile.rewriting.linears import fuse_linears
 from tpcompile.rewriting.pattern import MissError
-from tpcompile.rewriting.rewrite import Report, calls, drop_dead, drop_unused_parameters
+from tpcompile.rewriting.rewrite import Report, calls, drop_unused_parameters, fuse_at
 from tpcompile.rewriting.structure import attention_blocks
 
 
@@ -27,20 +28,18 @@ class FuseQkv:
     name: ClassVar[str] = "fuse-qkv"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = Report()
         if not calls(gm, ATTENTION):
-            return report
+            return Report()
         try:
             blocks = attention_blocks(gm.graph)
         except ShardingError as error:  # the heads do not come from separate linears
-            report.miss(MissError(None, str(error)))
-            return report
-        for block in blocks:
-            try:
-                fuse_linears(gm, [block.query, block.key, block.value])
-                report.matches += 1
-            except MissError as miss:
-                report.miss(miss, block.attention)
-        drop_dead(gm.graph)
+            return Report(nearest=MissError(None, str(error)))
+        report = fuse_at(
+            gm,
+            (
+                (each.attention, partial(fuse_linears, gm, [each.query, each.key, each.value]))
+                for each in blocks
+            ),
+        )
         drop_unused_parameters(gm)
         return report

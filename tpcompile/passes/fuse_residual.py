@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,7 +15,7 @@ from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RES
 from tpcompile.ir.types import Partial
 from tpcompile.rewriting.absorb import check_absorbed
 from tpcompile.rewriting.pattern import MissError, check
-from tpcompile.rewriting.rewrite import Report, calls, drop_dead, insert, replace
+from tpcompile.rewriting.rewrite import Report, calls, fuse_at, insert, replace
 from tpcompile.rewriting.structure import bias_of, weight_of
 
 aten = torch.ops.aten
@@ -36,18 +38,15 @@ class FuseResidual:
     name: ClassVar[str] = "fuse-residual"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = Report()
-        for node in calls(gm, aten.add.Tensor):
-            readers = {user.target for user in node.users}
-            if _sum_and_bias(node) is not None and aten.add.Tensor in readers:
-                continue  # the addition that reads it absorbs it
-            try:
-                _fuse(gm.graph, node)
-                report.matches += 1
-            except MissError as miss:
-                report.miss(miss, node)
-        drop_dead(gm.graph)
-        return report
+        return fuse_at(gm, _sites(gm))
+
+
+def _sites(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Callable[[], None]]]:
+    for node in calls(gm, aten.add.Tensor):
+        readers = {user.target for user in node.users}
+        if _sum_and_bias(node) is None or aten.add.Tensor not in readers:
+            yield node, partial(_fuse, gm.graph, node)
+        # else the addition that reads it absorbs it
 
 
 def _fuse(graph: fx.Graph, added: fx.Node) -> None:
@@ -66,12 +65,12 @@ def _fuse(graph: fx.Graph, added: fx.Node) -> None:
         operands = [operand(projected), weight_of(projected), bias_of(projected), residual]
     else:
         total, bias = _sum_and_bias(projected) or (projected, None)
-        partial = operand(total)
+        summed = operand(total)
         last = _rounded(added, residual, projected)
-        _check_alike(added, residual, partial)
-        check_absorbed({partial, total, projected}, added)
+        _check_alike(added, residual, summed)
+        check_absorbed({summed, total, projected}, added)
         target = ALL_REDUCE_RESIDUAL
-        operands = [partial, residual, *([] if bias is None else [bias])]
+        operands = [summed, residual, *([] if bias is None else [bias])]
     with graph.inserting_before(last):
         new = insert(added, target, *operands)
     replace(last, new)

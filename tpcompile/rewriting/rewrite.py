@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -70,10 +71,18 @@ def rewrite(gm: fx.GraphModule, pattern: Call, replacement: Replacement) -> Repo
 
 def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node], None]) -> Report:
     """Run `fuse` at every call of `target`; it may refuse with MissError."""
+    return fuse_at(gm, ((node, partial(fuse, gm.graph, node)) for node in calls(gm, target)))
+
+
+def fuse_at(gm: fx.GraphModule, sites: Iterable[tuple[fx.Node, Callable[[], None]]]) -> Report:
+    """Run the fusion of every site, which may refuse with MissError.
+
+    The reason is stored on the node of the site. Sites may depend on earlier fusions.
+    """
     report = Report()
-    for node in calls(gm, target):
+    for node, fuse in sites:
         try:
-            fuse(gm.graph, node)
+            fuse()
             report.matches += 1
         except MissError as miss:
             report.miss(miss, node)
