@@ -7,6 +7,7 @@ have no prefix. An op without a rule here names its result after itself.
 from __future__ import annotations
 
 import builtins
+import keyword
 import operator
 import re
 from collections.abc import Callable, Collection
@@ -36,6 +37,8 @@ aten = torch.ops.aten
 _NUMBER = re.compile(r"(_default)?(_\d+)?$")
 """What torch appends to the name of an op."""
 _NORM = re.compile(r"_?(layer_?)?norm$")
+_RESERVED = ("self", "torch", "F", "tpc")
+"""Names with a meaning in emitted modules."""
 
 
 def prefix_of(layer: int | None) -> str:
@@ -43,10 +46,16 @@ def prefix_of(layer: int | None) -> str:
     return "" if layer is None else f"l{layer}_"
 
 
+def is_name(text: str) -> bool:
+    """Return whether an emitted module may give a value or a parameter this name."""
+    return text.isidentifier() and not keyword.iskeyword(text) and text not in _RESERVED
+
+
 def short_name(node: fx.Node) -> str:
     """Return the name of a value or of a parameter without its layer."""
     name = str(node.target) if node.op == "get_attr" else node.name
-    return name.removeprefix(prefix_of(origin_of(node).layer))
+    short = name.removeprefix(prefix_of(origin_of(node).layer))
+    return short if is_name(short) else name
 
 
 def base_name(node: fx.Node) -> str:
@@ -59,7 +68,8 @@ def name_values(graph: fx.Graph, known: Collection[fx.Node] = ()) -> None:
     new = [node for node in graph.nodes if node.op.startswith("call") and node not in known]
     taken = {node.name for node in graph.nodes} - {node.name for node in new}
     for node in new:
-        wanted = prefix_of(origin_of(node).layer) + _role(node)
+        prefix = prefix_of(origin_of(node).layer)
+        wanted = prefix + _role(node).removeprefix(prefix)
         name, number = wanted, 0
         while name in taken or hasattr(builtins, name):  # torch would rename `pow` in a copy
             number += 1
@@ -72,7 +82,8 @@ def name_values(graph: fx.Graph, known: Collection[fx.Node] = ()) -> None:
 
 def _role(node: fx.Node) -> str:
     rule = _RULES.get(node.target)
-    return (rule and rule(node)) or base_name(node)
+    found = rule(node) if rule is not None else ""
+    return found if is_name(found) else base_name(node)
 
 
 def _then(suffix: str) -> _Rule:

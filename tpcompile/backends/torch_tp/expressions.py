@@ -15,7 +15,7 @@ from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, origin_of, type_of, value_type
-from tpcompile.ir.names import prefix_of
+from tpcompile.ir.names import is_name, prefix_of
 from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -55,7 +55,8 @@ class Scope:
 
     def parameter(self, node: fx.Node) -> str:
         """Return the name of a parameter as an attribute of `self`."""
-        return str(node.target).removeprefix(prefix_of(self.layer))
+        short = str(node.target).removeprefix(prefix_of(self.layer))
+        return short if is_name(short) else str(node.target)
 
     def text(self, arg: Any) -> str:
         """Return the source of an argument: a value, a parameter, or a constant."""

@@ -12,7 +12,7 @@ from torch import fx
 from tpcompile.backends.torch_tp.expressions import AS_MATRIX, Scope, statements
 from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.ir.meta import operand, origin_of
-from tpcompile.ir.names import base_name, prefix_of, short_name
+from tpcompile.ir.names import base_name, short_name
 
 _CLASS = '''
 
@@ -117,15 +117,13 @@ def _registering(section: Section, scope: Scope) -> Iterator[str]:
     """Yield the lines that register the parameters of a layer."""
     read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
     parameters = list(dict.fromkeys(read))
-    prefix = prefix_of(section.layer)
-    own = [node for node in parameters if str(node.target).startswith(prefix)]
-    others = [str(node.target) for node in parameters if node not in own]
-    for names, key in (
-        ([scope.parameter(node) for node in own], 'f"l{layer}_{name}"'),
-        (others, "name"),
-    ):
-        if names:
-            yield from registering(names, f"parameters[{key}]")
+    names = {str(node.target): scope.parameter(node) for node in parameters}
+    own = [name for target, name in names.items() if name != target]
+    others = [name for target, name in names.items() if name == target]
+    if own:
+        yield from registering(own, 'parameters[f"l{layer}_{name}"]')
+    if others:
+        yield from registering(others, "parameters[name]")
     yield from reordering(parameters, scope)
 
 
