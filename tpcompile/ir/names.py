@@ -37,7 +37,8 @@ aten = torch.ops.aten
 _NUMBER = re.compile(r"(_default)?(_\d+)?$")
 """What torch appends to the name of an op."""
 _NORM = re.compile(r"_?(layer_?)?norm$")
-_RESERVED = ("self", "torch", "F", "tpc")
+_Rule = Callable[[fx.Node], str]
+_RESERVED = ("self", "torch", "F", "tpc", "layer", "output")
 """Names with a meaning in emitted modules."""
 
 
@@ -60,7 +61,8 @@ def short_name(node: fx.Node) -> str:
 
 def base_name(node: fx.Node) -> str:
     """Return the short name without a number."""
-    return _NUMBER.sub("", short_name(node))
+    base = _NUMBER.sub("", short_name(node))
+    return base if is_name(base) else short_name(node)
 
 
 def name_values(graph: fx.Graph, known: Collection[fx.Node] = ()) -> None:
@@ -133,8 +135,6 @@ def _add(node: fx.Node) -> str:
     origin = origin_of(node)
     return "residual" if origin.module.rpartition(".")[2] == str(origin.layer) else ""
 
-
-_Rule = Callable[[fx.Node], str]
 
 _RULES: dict[Any, _Rule] = {
     LINEAR: _linear,

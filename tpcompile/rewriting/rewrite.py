@@ -77,7 +77,8 @@ def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node
 def fuse_at(gm: fx.GraphModule, sites: Iterable[tuple[fx.Node, Callable[[], None]]]) -> Report:
     """Run the fusion of every site, which may refuse with MissError.
 
-    The reason is stored on the node of the site. Sites may depend on earlier fusions.
+    The reason is stored on the node of the site. `sites` is read as the fusions run, so it may
+    depend on earlier ones.
     """
     report = Report()
     for node, fuse in sites:

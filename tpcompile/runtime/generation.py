@@ -66,6 +66,8 @@ def decode_greedily(
     A program runs several steps per launch if no Python code looks at each token.
     """
     stops = stop_tokens(stopping_criteria, streamer)
+    lengths = [one.max_length for one in stopping_criteria if hasattr(one, "max_length")]
+    most = min(lengths, default=generation_config.max_length)
     stops_at_eos = any(hasattr(criteria, "eos_token_id") for criteria in stopping_criteria)
     unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
     padding = generation_config._pad_token_tensor
@@ -88,8 +90,7 @@ def decode_greedily(
         inputs = model.prepare_inputs_for_generation(
             input_ids, next_sequence_length=1, **model_kwargs
         )
-        cache, remaining = inputs["past_key_values"], generation_config.max_length
-        steps = model.steps_ahead(cache, stops, remaining - input_ids.shape[1])
+        steps = model.steps_ahead(inputs, stops, most - input_ids.shape[1])
         if steps > 1:
             launched = model.launch(inputs, unfinished == 0, steps, stops)
         else:

@@ -16,22 +16,29 @@ from tpcompile.runtime.ranks.step import Step
 
 
 class Launches:
-    """Part of a compiled model: the steps that need not return to Python for each token."""
+    """Part of a compiled model: several decode steps in one call of the ranks."""
 
     _ranks: Ranks
     _steps: int
 
-    def steps_ahead(self, cache: PagedCache, stops: tuple[int, ...] | None, remaining: int) -> int:
+    def steps_ahead(
+        self, inputs: Mapping[str, Any], stops: tuple[int, ...] | None, remaining: int
+    ) -> int:
         """Return the number of steps that the next launch may run, at least 1.
 
-        `stops` are the tokens that end a sequence, or None if Python code looks at each token. If
-        all sequences end early, the cache has more columns than tokens, so a cache that outlives
-        the generation takes one step at a time.
+        `inputs` are the arguments of `forward` for the first step. `stops` are the tokens that end
+        a sequence, or None if Python code looks at each token. A launch reserves columns of the
+        cache for all its steps. If all sequences end early, the rest of them stays, so only a cache
+        that nobody reads after `generate` may be used in this way.
         """
         ranks = self._ranks
+        cache: PagedCache = inputs["past_key_values"]
         if stops is None or not isinstance(ranks, ProgramRanks) or not cache.temporary:
             return 1
-        return max(1, min(ranks.most_steps(len(stops)), cache.room, remaining))
+        positions = inputs.get("position_ids")
+        last = 0 if positions is None else int(positions.max())
+        room = min(cache.room, cache.get_max_length() - last)
+        return max(1, min(ranks.most_steps(len(stops)), room, remaining))
 
     def launch(
         self, inputs: Mapping[str, Any], ended: torch.Tensor, steps: int, stops: tuple[int, ...]
@@ -42,11 +49,11 @@ class Launches:
         -1.
         """
         cache: PagedCache = inputs["past_key_values"]
-        mask = inputs.get("attention_mask")
+        mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         packed = pack(
             inputs["input_ids"].cpu(),
             None if mask is None else mask.bool().cpu(),
-            inputs.get("position_ids"),
+            None if positions is None else positions.cpu(),
             1,
             cache.real,
         )

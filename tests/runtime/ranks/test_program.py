@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StoppingCriteria
+from transformers import MaxLengthCriteria, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import tpcompile
@@ -198,6 +198,27 @@ def test_a_launch_needs_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> No
         assert launched == [6]
         with pytest.raises(UsageError, match="max_seq_len=12"):
             model.generate(IDS, max_new_tokens=8)
+
+
+def test_a_launch_needs_room_for_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be ahead of the tokens; a sequence that ends in time is not refused."""
+    ahead = {"position_ids": torch.arange(50, 56)[None], "max_new_tokens": 9}
+    with _compiled("reference") as model:
+        launched = _launches(model, monkeypatch)
+        assert model.generate(LATE_ENDS[:1], **ahead).shape == (1, 6 + 9)
+        assert launched == [8]
+        longer = {**ahead, "max_new_tokens": 20}
+        with pytest.raises(UsageError, match="position"):
+            model.generate(LATE_ENDS[:1], **longer)
+        assert launched == [8, 8, 1]
+
+
+def test_a_launch_ends_at_the_length_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = [MaxLengthCriteria(9)]
+    with _compiled("reference") as model:
+        launched = _launches(model, monkeypatch)
+        found = model.generate(LATE_ENDS, max_new_tokens=30, stopping_criteria=short)
+        assert found.shape == (2, 9) and launched == [2]
 
 
 def _launches(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:

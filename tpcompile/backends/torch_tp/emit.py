@@ -136,7 +136,7 @@ def _leading_to(result: fx.Node) -> set[fx.Node]:
 
 
 def _outer_names(sections: Sequence[Section], graph: fx.Graph) -> dict[fx.Node, str]:
-    """Name the results of layers by their role, unless another value of the name is still read."""
+    """Name the results of layers by their role, unless a value with that name is read later."""
     place = {node: number for number, section in enumerate(sections) for node in section.nodes}
     taken = {node.name for node in graph.nodes if origin_of(node).layer is None}
     last_read: dict[str, int] = {}

@@ -15,7 +15,6 @@ from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, origin_of, type_of, value_type
-from tpcompile.ir.names import is_name, prefix_of
 from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -46,7 +45,7 @@ class Scope:
     rank: int
     storages: Storages
     names: Mapping[fx.Node, str]
-    """The values that have other names here than in the graph."""
+    """The values and parameters that have other names here than in the graph."""
     layer: int | None = None
 
     def name(self, node: fx.Node) -> str:
@@ -55,8 +54,7 @@ class Scope:
 
     def parameter(self, node: fx.Node) -> str:
         """Return the name of a parameter as an attribute of `self`."""
-        short = str(node.target).removeprefix(prefix_of(self.layer))
-        return short if is_name(short) else str(node.target)
+        return self.names.get(node, str(node.target))
 
     def text(self, arg: Any) -> str:
         """Return the source of an argument: a value, a parameter, or a constant."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, count, groupby
 
+import torch
 from torch import fx
 
 from tpcompile.backends.torch_tp.expressions import AS_MATRIX, Scope, statements
 from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.ir.meta import operand, origin_of
-from tpcompile.ir.names import base_name, short_name
+from tpcompile.ir.names import base_name, prefix_of, short_name
 
 _CLASS = '''
 
@@ -47,7 +48,7 @@ def sections_of(graph: fx.Graph, apart: Collection[fx.Node]) -> list[Section]:
     """Split the computation into sections; nodes in `apart` belong to none."""
     nodes = [n for n in graph.nodes if n.op.startswith("call") and n not in apart]
     found = []
-    for layer, run in groupby(nodes, key=lambda node: origin_of(node).layer):
+    for layer, run in groupby(nodes, key=lambda node: origin_of(_maker(node)).layer):
         own = list(run)
         inside = set(own)
         values = (n for node in own for n in node.all_input_nodes if n.op != "get_attr")
@@ -55,6 +56,11 @@ def sections_of(graph: fx.Graph, apart: Collection[fx.Node]) -> list[Section]:
         writes = [node for node in own if any(user not in inside for user in node.users)]
         found.append(Section(layer, own, list(reads), writes))
     return found
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """Return the op whose call binds a value: for an item, the op that has several results."""
+    return operand(node) if node.target is operator.getitem else node
 
 
 @dataclass(frozen=True)
@@ -80,46 +86,59 @@ class LayerCode:
 
 def layer_code(section: Section, rank: int, storages: Storages) -> LayerCode:
     """Return the code of a section that is in a layer."""
-    names = {node: short_name(node) for node in section.nodes}
+    names = _short_names(section.nodes)
     takes = _names_of_reads(section, names)
-    scope = Scope(rank, storages, {**names, **takes}, section.layer)
+    read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
+    parameters = list(dict.fromkeys(read))
+    own = _short_names(parameters, [*dir(torch.nn.Module()), "layer", "group"])
+    scope = Scope(rank, storages, {**names, **takes, **own}, section.layer)
     return LayerCode(
-        tuple(_registering(section, scope)),
+        tuple(_registering(parameters, scope)),
         tuple(takes.values()),
         tuple(statements(section.nodes, scope)),
         tuple(names[node] for node in section.writes),
     )
 
 
+def _short_names(nodes: Iterable[fx.Node], taken: Iterable[str] = ()) -> dict[fx.Node, str]:
+    """Return the names of nodes without their layer, or the whole name if that one is taken."""
+    found: dict[fx.Node, str] = {}
+    used = set(taken)
+    for node in nodes:
+        whole = str(node.target) if node.op == "get_attr" else node.name
+        found[node] = short_name(node) if short_name(node) not in used else whole
+        used.add(found[node])
+    return found
+
+
 def _names_of_reads(section: Section, own: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
-    """Name the values from elsewhere by their role, which does not tell in which layer they are.
+    """Name the values from elsewhere by their role, without the layer that they come from.
 
     A value of the layer may take over such a name once nothing reads the other value any more.
     """
     places = {node: place for place, node in enumerate(section.nodes)}
     bound: dict[str, int] = {}
     for node in section.nodes:
-        maker = operand(node) if node.target is operator.getitem else node
-        bound.setdefault(own[node], places[maker] if maker in places else places[node])
+        bound.setdefault(own[node], places.get(_maker(node), places[node]))
     found: dict[fx.Node, str] = {}
     for node in section.reads:
         last = max(places[user] for user in node.users if user in places)
-        free = (
+        wanted = base_name(node), short_name(node), node.name
+        numbered = (f"{node.name}_{number}" for number in count(1))
+        found[node] = next(
             name
-            for name in (base_name(node), short_name(node), node.name)
+            for name in chain(wanted, numbered)
             if name not in found.values() and last <= bound.get(name, last)
         )
-        found[node] = next(free)
     return found
 
 
-def _registering(section: Section, scope: Scope) -> Iterator[str]:
+def _registering(parameters: Sequence[fx.Node], scope: Scope) -> Iterator[str]:
     """Yield the lines that register the parameters of a layer."""
-    read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
-    parameters = list(dict.fromkeys(read))
     names = {str(node.target): scope.parameter(node) for node in parameters}
-    own = [name for target, name in names.items() if name != target]
-    others = [name for target, name in names.items() if name == target]
+    prefix = prefix_of(scope.layer)
+    own = [name for target, name in names.items() if target == prefix + name]
+    others = [target for target, name in names.items() if target != prefix + name]
     if own:
         yield from registering(own, 'parameters[f"l{layer}_{name}"]')
     if others:
