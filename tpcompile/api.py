@@ -104,9 +104,8 @@ def compile(
         programs = None
         if backend not in MODULES:
             programs = StepPrograms(captured.graph, passes, how, longest, max_batch or 1)
-        modules = load(
-            rank_modules(graph, programs=programs is not None), weights, captured.rotary.fresh
-        )
+        described = rank_modules(graph, programs=programs is not None)
+        modules = load(described, weights, captured.rotary.fresh)
         ranks: Ranks = modules
         if programs is not None:
             ranks = ProgramRanks(modules, programs, captured.rotary.fresh, backend)
@@ -116,6 +115,7 @@ def compile(
             stages,
             ranks,
             programs=programs,
+            modules=described,
             generation_config=generation_config_of(captured, weights),
             max_seq_len=max_seq_len,
             max_batch=max_batch,

@@ -30,6 +30,9 @@ class Origin:
         return " ".join(filter(None, (self.module, self.place)))
 
 
+_NOWHERE = Origin()
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A parameter of the graph: its type, the recipe of the whole, and the recipe of each rank."""
@@ -102,7 +105,7 @@ def parameter_of(node: fx.Node) -> Parameter:
 
 
 def origin_of(node: fx.Node) -> Origin:
-    origin = node.meta.get("origin", Origin())
+    origin = node.meta.get("origin", _NOWHERE)
     assert isinstance(origin, Origin)
     return origin
 

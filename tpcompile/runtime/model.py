@@ -36,7 +36,7 @@ from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.programs import StepProgram, StepPrograms
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
-from tpcompile.runtime.ranks.rank import Ranks, rank_modules
+from tpcompile.runtime.ranks.rank import RankModule, Ranks, rank_modules
 from tpcompile.runtime.ranks.step import Step, StepCounts
 from tpcompile.runtime.weights_out import WeightsOut
 
@@ -68,7 +68,9 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         max_batch: int | None = None,
         device: torch.device | None = None,
         programs: StepPrograms | None = None,
+        modules: Sequence[RankModule] = (),
     ) -> None:
+        """Wrap ranks that run; `modules` are their descriptions, made anew if not given."""
         super().__init__()
         self.config = captured.config
         self.generation_config = generation_config or GenerationConfig.from_model_config(
@@ -76,7 +78,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         )
         self.stages = list(stages)
         self._graph = (graph,)  # a tuple, since a submodule would add parameters without data
-        self._rank_modules = rank_modules(graph, programs=programs is not None)
+        self._rank_modules = modules or rank_modules(graph)
         self.tp = len(self._rank_modules)
         self.max_seq_len = max_seq_len or captured.config.max_position_embeddings
         self.max_batch = max_batch

@@ -125,11 +125,9 @@ def call_text(node: fx.Node, scope: Scope) -> str:
         **local_args(node, spec, scope.rank),
     }
     writer = _WRITERS.get(node.target)
-    texts = {name: scope.text(arg) for name, arg in arguments.items()}
-    if writer is not None:
-        return writer(node, texts, scope)
-    if spec.written is not None:
-        return spec.written(**texts)
+    if writer is not None or spec.written is not None:
+        texts = {name: scope.text(arg) for name, arg in arguments.items()}
+        return writer(node, texts, scope) if writer else spec.written(**texts)  # type: ignore[misc]
     for name in reversed(list(arguments)):
         if name not in spec.defaults or arguments[name] != spec.defaults[name]:
             break

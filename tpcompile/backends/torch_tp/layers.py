@@ -31,6 +31,9 @@ class {name}(torch.nn.Module):
         return {gives}
 '''
 
+_ATTRIBUTES = frozenset((*dir(torch.nn.Module()), "layer", "group"))
+"""The attributes of a layer's module that are no parameters."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -90,7 +93,7 @@ def layer_code(section: Section, rank: int, storages: Storages) -> LayerCode:
     takes = _names_of_reads(section, names)
     read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
     parameters = list(dict.fromkeys(read))
-    own = _short_names(parameters, [*dir(torch.nn.Module()), "layer", "group"])
+    own = _short_names(parameters, _ATTRIBUTES)
     scope = Scope(rank, storages, {**names, **takes, **own}, section.layer)
     return LayerCode(
         tuple(_registering(parameters, scope)),
@@ -105,9 +108,11 @@ def _short_names(nodes: Iterable[fx.Node], taken: Iterable[str] = ()) -> dict[fx
     found: dict[fx.Node, str] = {}
     used = set(taken)
     for node in nodes:
-        whole = str(node.target) if node.op == "get_attr" else node.name
-        found[node] = short_name(node) if short_name(node) not in used else whole
-        used.add(found[node])
+        name = short_name(node)
+        if name in used:
+            name = str(node.target) if node.op == "get_attr" else node.name
+        found[node] = name
+        used.add(name)
     return found
 
 
