@@ -1,1 +1,1 @@
-"""What a sharded graph becomes."""
+"""Backends: torch modules for ranks, and executors for programs."""

@@ -23,7 +23,7 @@ _ALIGN = 64
 """The bytes of a cache line, at which buffers and rows of counters begin."""
 
 _LOOKS = 1000
-"""How often to look at a counter before sleeping between looks."""
+"""The number of looks at a counter before the first sleep."""
 
 _REST_S = 50e-6
 

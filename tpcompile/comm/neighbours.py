@@ -23,7 +23,7 @@ SMALL_BYTES = 64 * 1024
 """For larger messages bandwidth matters more than latency, and gloo is as fast."""
 
 _LOOK_S = 0.002
-"""How long to poll before sleeping: a rank that sleeps wakes up late."""
+"""The time to poll before sleeping: a rank that sleeps wakes up late."""
 
 
 class PeerError(RankError):

@@ -74,7 +74,7 @@ def decode_greedily(
     model_kwargs["greedy"] = True
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
     launched = outputs.tokens[None]
-    while True:
+    while unfinished.any():
         for tokens in launched.to(input_ids.device):
             model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
             if stops_at_eos:
@@ -85,16 +85,15 @@ def decode_greedily(
             unfinished = unfinished & ~stopping_criteria(input_ids, None)
             if not unfinished.any():
                 break
-        if not unfinished.any():
-            break
-        inputs = model.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=1, **model_kwargs
-        )
-        steps = model.steps_ahead(inputs, stops, most - input_ids.shape[1])
-        if steps > 1:
-            launched = model.launch(inputs, unfinished == 0, steps, stops)
         else:
-            launched = model(**inputs, return_dict=True).tokens[None]
+            inputs = model.prepare_inputs_for_generation(
+                input_ids, next_sequence_length=1, **model_kwargs
+            )
+            steps = model.steps_ahead(inputs, stops, most - input_ids.shape[1])
+            if steps > 1:
+                launched = model.launch(inputs, unfinished == 0, steps, stops)
+            else:
+                launched = model(**inputs, return_dict=True).tokens[None]
     if streamer is not None:
         streamer.end()
     return input_ids

@@ -17,7 +17,7 @@ from tpcompile.vm.program import Region, Role
 from tpcompile.vm.program.instruction import StepInstruction
 
 _NONSENSE = -(2**30)
-"""What integers are replaced by where an instruction does not read."""
+"""The value of integers outside of the regions that an instruction reads."""
 
 
 def verify_regions(memory: StepMemory) -> None:

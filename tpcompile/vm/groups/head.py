@@ -22,6 +22,7 @@ from tpcompile.vm.program.instruction import (
     Probe,
     Range,
     StepInstruction,
+    WeightInstruction,
     columns_of,
     unseen,
 )
@@ -44,10 +45,15 @@ class HeadOperands:
     first: Annotated[int, rules.Number(0, "2147483647 - vocabulary")]
     dtype: Annotated[DType, rules.DTypeOf("weight")]
 
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.normed.batch
+
 
 @instruction
 @dataclass(frozen=True)
-class NormLmHead(StepInstruction):
+class NormLmHead(WeightInstruction):
     """The logits of some vocabulary rows, and the best of them."""
 
     at: HeadOperands
@@ -71,12 +77,8 @@ class NormLmHead(StepInstruction):
         )
 
     @property
-    def traffic(self) -> int:
-        return self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
-
-    @property
-    def work(self) -> int:
-        return self.rows.extent * self.at.normed.width * self.at.normed.batch
+    def weights(self) -> int:
+        return self.rows.extent * self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction. The best of equal logits is the one of the lowest row."""

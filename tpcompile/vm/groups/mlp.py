@@ -19,7 +19,7 @@ from tpcompile.vm.program.instruction import (
     Memory,
     Probe,
     Range,
-    StepInstruction,
+    WeightInstruction,
     columns_of,
     unseen,
 )
@@ -39,10 +39,15 @@ class GateUpOperands:
     ffn: Annotated[int, rules.COUNT]
     dtype: Annotated[DType, rules.DTypeOf("weight")]
 
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.normed.batch
+
 
 @instruction
 @dataclass(frozen=True)
-class NormGateUpSwiglu(StepInstruction):
+class NormGateUpSwiglu(WeightInstruction):
     """silu(gate) · up, for some rows of gate and the same rows of up."""
 
     at: GateUpOperands
@@ -67,12 +72,8 @@ class NormGateUpSwiglu(StepInstruction):
         return Range(self.at.ffn + self.rows.start, self.at.ffn + self.rows.stop)
 
     @property
-    def traffic(self) -> int:
-        return 2 * self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
-
-    @property
-    def work(self) -> int:
-        return 2 * self.rows.extent * self.at.normed.width * self.at.normed.batch
+    def weights(self) -> int:
+        return 2 * self.rows.extent * self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at

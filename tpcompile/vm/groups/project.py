@@ -27,7 +27,7 @@ from tpcompile.vm.program.instruction import (
     Memory,
     Probe,
     Range,
-    StepInstruction,
+    WeightInstruction,
     columns_of,
     present,
     unseen,
@@ -56,7 +56,7 @@ class ProjectOperands:
 
 @instruction
 @dataclass(frozen=True)
-class LinearResidual(StepInstruction):
+class LinearResidual(WeightInstruction):
     """Some rows of a projection, added to the residual."""
 
     at: Annotated[
@@ -86,12 +86,8 @@ class LinearResidual(StepInstruction):
         return (columns_of(self.at.out, self.at.batch, self.rows),)
 
     @property
-    def traffic(self) -> int:
-        return self.rows.extent * self.at.width * self.at.dtype.itemsize
-
-    @property
-    def work(self) -> int:
-        return self.rows.extent * self.at.width * self.at.batch
+    def weights(self) -> int:
+        return self.rows.extent * self.at.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
@@ -104,7 +100,7 @@ class LinearResidual(StepInstruction):
 
 @instruction
 @dataclass(frozen=True)
-class LinearTerms(StepInstruction):
+class LinearTerms(WeightInstruction):
     """One term of each sum: some rows and columns of a projection, in a slot of its own."""
 
     at: Annotated[
@@ -140,12 +136,8 @@ class LinearTerms(StepInstruction):
         return Range(self.slot * self.at.batch, (self.slot + 1) * self.at.batch)
 
     @property
-    def traffic(self) -> int:
-        return self.rows.extent * self.columns.extent * self.at.dtype.itemsize
-
-    @property
-    def work(self) -> int:
-        return self.rows.extent * self.columns.extent * self.at.batch
+    def weights(self) -> int:
+        return self.rows.extent * self.columns.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         x = memory[self.at.x][:, self.columns.slice]

@@ -27,7 +27,7 @@ from tpcompile.vm.program.instruction import (
     Memory,
     Probe,
     Range,
-    StepInstruction,
+    WeightInstruction,
     columns_of,
     fraction,
     unseen,
@@ -37,7 +37,7 @@ from tpcompile.vm.program.instruction_set import instruction
 
 @instruction
 @dataclass(frozen=True)
-class NormQkvRopeAppend(StepInstruction):
+class NormQkvRopeAppend(WeightInstruction):
     """Whole heads of queries, keys or values; keys and values are stored in the cache."""
 
     at: QkvOperands
@@ -58,12 +58,8 @@ class NormQkvRopeAppend(StepInstruction):
         return self.at.rows(*self.at.elements(self.heads))
 
     @property
-    def traffic(self) -> int:
-        return self._rows.extent * self.at.normed.width * self.at.dtype.itemsize
-
-    @property
-    def work(self) -> int:
-        return self._rows.extent * self.at.normed.width * self.at.normed.batch
+    def weights(self) -> int:
+        return self._rows.extent * self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
@@ -71,7 +67,7 @@ class NormQkvRopeAppend(StepInstruction):
 
 @instruction
 @dataclass(frozen=True)
-class NormQkvRows(StepInstruction):
+class NormQkvRows(WeightInstruction):
     """A block of one head's rows; the last of the head's `blocks` to arrive finishes the head."""
 
     at: QkvOperands
@@ -119,12 +115,8 @@ class NormQkvRows(StepInstruction):
         return Range(self._place * self.at.width, (self._place + 1) * self.at.width)
 
     @property
-    def traffic(self) -> int:
-        return self.rows.extent * self.at.normed.width * self.at.dtype.itemsize
-
-    @property
-    def work(self) -> int:
-        return self.rows.extent * self.at.normed.width * self.at.normed.batch
+    def weights(self) -> int:
+        return self.rows.extent * self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         brought = self.at.project(memory, self._weight_rows, probe)

@@ -26,9 +26,7 @@ class Part(IntEnum):
 
 
 _QUERIES = rules.scratch("normed.batch", "heads*width")
-
 _SIDE = rules.cache("heads", "normed.batch")
-
 _FIRST_ROWS = {
     Part.Q: rules.Number(0, exactly="0"),
     Part.K: rules.Number(0, exactly="all_heads*width - heads*width - heads*width"),
@@ -64,6 +62,11 @@ class QkvOperands:
     out: Annotated[int, rules.Chosen("part", {Part.Q: _QUERIES, Part.K: _SIDE, Part.V: _SIDE})]
     """The buffer of the queries, or the cache."""
     dtype: Annotated[DType, rules.DTypeOf("weight")]
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.normed.batch
 
     @cached_property
     def shared_reads(self) -> tuple[Region, ...]:

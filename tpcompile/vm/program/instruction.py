@@ -146,6 +146,29 @@ class StepInstruction:
         return " ".join([self.name, *kinds, *where, f"rank {self.rank}", *own])
 
 
+@dataclass(frozen=True)
+class WeightInstruction(StepInstruction):
+    """Base class of instructions that multiply part of a weight with the values of all sequences.
+
+    The operands have a `batch` and the `dtype` of the weight.
+    """
+
+    @property
+    def weights(self) -> int:
+        """The number of weights that the instruction loads."""
+        raise NotImplementedError
+
+    @property
+    def traffic(self) -> int:
+        itemsize: int = self.at.dtype.itemsize
+        return self.weights * itemsize
+
+    @property
+    def work(self) -> int:
+        batch: int = self.at.batch
+        return self.weights * batch
+
+
 def own_fields(instruction: StepInstruction) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each operand that the instruction does not share."""
     for field in fields(instruction):
