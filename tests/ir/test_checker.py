@@ -433,6 +433,14 @@ def test_problems_say_where_what_and_what_to_do() -> None:
     )
 
 
+@pytest.mark.parametrize("missing", ["parameter", "made_of"])
+def test_a_parameter_without_a_recipe_is_a_problem(missing: str) -> None:
+    gm = lowered()
+    del made_of(gm, "layers.0.self_attn.o_proj").meta[missing]
+    found = [problem for problem in check_graph(gm) if problem.rule == "recipe"]
+    assert [problem.got for problem in found] == ["no recipe"]
+
+
 def test_problems_without_source_or_hint_read_well_too() -> None:
     problem = Problem("x", "", "input", "this", "that", "", "%x = input : f32[2] Replicate")
     assert str(problem).startswith("%x breaks the rule input: found this; expected that.\n    %x")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
 
 from tpcompile.ir.info import GraphInfo
-from tpcompile.ir.meta import made_of
+from tpcompile.ir.meta import has_recipe, made_of
 from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -27,7 +27,16 @@ from tpcompile.ir.ops import (
 
 aten = torch.ops.aten
 
-_WITH_WEIGHT = (LINEAR, LINEAR_RESIDUAL, NORM_LINEAR, NORM_GATE_UP_SWIGLU, NORM_QKV_ROPE_APPEND)
+_WITH_BIAS = frozenset(
+    (
+        ALL_REDUCE_RESIDUAL,
+        LINEAR,
+        LINEAR_RESIDUAL,
+        NORM_GATE_UP_SWIGLU,
+        NORM_LINEAR,
+        NORM_QKV_ROPE_APPEND,
+    )
+)
 _OF_ONE_VALUE = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, REDISTRIBUTE, aten.to.dtype)
 Pairs = frozenset[tuple[str, str]]
 
@@ -47,7 +56,7 @@ def wrong_biases(graph: fx.Graph, info: GraphInfo) -> Iterator[tuple[fx.Node, Ru
     """Yield an error for each bias that is added to the wrong projection or never added."""
     known = {name for name, _ in info.biases}
     lost = set(known)
-    for node in graph.nodes:
+    for node in filter(_adds, graph.nodes):
         for weight, bias in _added(node):
             names = [tensor.name for tensor in made_of(bias)] if _is_parameter(bias) else []
             if not known.issuperset(names):
@@ -74,21 +83,22 @@ def _not_its_own(names: list[str], weights: list[str], info: GraphInfo) -> RuleE
     )
 
 
+def _adds(node: fx.Node) -> bool:
+    return node.target in _WITH_BIAS or node.target is aten.add.Tensor
+
+
 def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
     """Yield each bias that a node adds, with the weight whose result it is added to."""
-    if node.target in _WITH_WEIGHT:
-        bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
-        if bound.get("bias") is not None:
-            yield bound["weight"], bound["bias"]
-    elif node.target is ALL_REDUCE_RESIDUAL:
-        bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
-        if bound.get("bias") is not None:
-            yield _weight_behind(bound["partial"]), bound["bias"]
-    elif node.target is aten.add.Tensor:
+    if node.target is aten.add.Tensor:
         one, other = node.args[:2]
         for value, bias in ((one, other), (other, one)):
             if _is_parameter(bias):
                 yield _weight_behind(value), bias
+        return
+    bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
+    if bound.get("bias") is not None:
+        partial = bound.get("partial")
+        yield bound["weight"] if partial is None else _weight_behind(partial), bound["bias"]
 
 
 def _weight_behind(value: Any) -> fx.Node | None:
@@ -98,8 +108,8 @@ def _weight_behind(value: Any) -> fx.Node | None:
     if not isinstance(value, fx.Node) or value.target is not LINEAR or len(value.args) > 2:
         return None
     weight = value.args[1]
-    return weight if isinstance(weight, fx.Node) and _is_parameter(weight) else None
+    return weight if _is_parameter(weight) else None
 
 
-def _is_parameter(value: Any) -> bool:
-    return isinstance(value, fx.Node) and value.op == "get_attr" and "made_of" in value.meta
+def _is_parameter(value: Any) -> TypeGuard[fx.Node]:
+    return isinstance(value, fx.Node) and has_recipe(value)

@@ -6,13 +6,13 @@ by piece, with the part of the whole parameter that the layout assigns to the ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from tpcompile.ir.layout import Interval, TokenLayout
-from tpcompile.ir.meta import Parameter, parameter_of
+from tpcompile.ir.meta import Parameter, has_recipe, made_of, parameter_of
 from tpcompile.ir.ops.spec import RuleError
 from tpcompile.ir.pieces import Piece, merge, pieces, restrict
 from tpcompile.ir.recipe import (
@@ -164,22 +164,26 @@ def _rows_in_order(tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int
     return Permute(rows, 0, (count // width, 2, width // 2), (0, 2, 1))
 
 
-def unread_rows(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
-    """Yield an error for each checkpoint tensor of which parameters hold only some rows."""
-    owners: dict[Tensor, list[fx.Node]] = {}
+def tensor_owners(graph: fx.Graph) -> dict[str, list[fx.Node]]:
+    """Return the parameters that are made of each checkpoint tensor, by its name."""
+    owners: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.op == "get_attr":
-            for tensor in dict.fromkeys(tensors_of(parameter_of(node).whole)):
-                owners.setdefault(tensor, []).append(node)
-    for tensor, nodes in owners.items():
-        wholes = [parameter_of(node).whole for node in nodes]
-        if not any(map(_has_slice, wholes)):
+        if has_recipe(node):
+            for name in {tensor.name for tensor in made_of(node)}:
+                owners.setdefault(name, []).append(node)
+    return owners
+
+
+def unread_rows(owners: Mapping[str, Sequence[fx.Node]]) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Yield an error for each checkpoint tensor of which parameters hold only some rows."""
+    for name, nodes in owners.items():
+        if not any(_has_slice(parameter_of(node).whole) for node in nodes):
             continue
-        read = [i for node in nodes for i in _rows_of(tensor.name, parameter_of(node))]
-        missing = tensor.shape[0] - _count(merge(read))
-        if missing:
-            got = f"{missing} rows of {tensor.name} {list(tensor.shape)} in no parameter"
-            yield nodes[-1], RuleError("recipe", got, "each row of the tensor in some parameter")
+        read = merge([i for node in nodes for i in _rows_of(name, parameter_of(node))])
+        for tensor in {tensor for node in nodes for tensor in made_of(node) if tensor.name == name}:
+            if missing := tensor.shape[0] - _count(read):
+                got = f"{missing} rows of {name} {list(tensor.shape)} in no parameter"
+                yield nodes[-1], RuleError("recipe", got, "each row of the tensor in some parameter")
 
 
 def _has_slice(recipe: Recipe) -> bool:
@@ -194,16 +198,11 @@ def _has_slice(recipe: Recipe) -> bool:
             return _has_slice(source)
 
 
-def shared_tensors(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
+def shared_tensors(owners: Mapping[str, Sequence[fx.Node]]) -> Iterator[tuple[fx.Node, RuleError]]:
     """Yield an error for each checkpoint tensor, or part of one, that two parameters hold.
 
     Tied weights stay one parameter.
     """
-    owners: dict[str, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            for name in {tensor.name for tensor in tensors_of(parameter_of(node).whole)}:
-                owners.setdefault(name, []).append(node)
     for name, nodes in owners.items():
         taken: list[Interval] = []
         for node in nodes if len(nodes) > 1 else ():

@@ -22,10 +22,11 @@ from tpcompile.ir.check_parameters import (
     check_whole,
     parameter_key,
     shared_tensors,
+    tensor_owners,
     unread_rows,
 )
 from tpcompile.ir.info import GraphInfo, info_of
-from tpcompile.ir.meta import Parameter, made_of, origin_of, parameter_of
+from tpcompile.ir.meta import Parameter, has_recipe, made_of, origin_of, parameter_of
 from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.recipe import Tensor, tensors_of
 from tpcompile.ir.text import format_node
@@ -65,8 +66,10 @@ class Checker:
     """
 
     _types: dict[Any, AnyType] = field(default_factory=dict)
-    _parameters: dict[tuple[int, int], Parameter] = field(default_factory=dict)
-    """Parameters found valid, by identity and number of ranks."""
+    _parameters: dict[tuple[int, int], tuple[Parameter, tuple[Tensor, ...]]] = field(
+        default_factory=dict
+    )
+    """Parameters found valid with their tensors, by identity and number of ranks."""
     _shapes_of_parameters: set[Any] = field(default_factory=set)
     """Keys of parameters found valid, without the names of their tensors."""
 
@@ -77,12 +80,13 @@ class Checker:
         seen: set[fx.Node] = set()
         typed: set[fx.Node] = set()
         for node in gm.graph.nodes:
-            early = [operand for operand in node.all_input_nodes if operand not in seen]
+            operands = node.all_input_nodes
             seen.add(node)
             try:
-                if early:
-                    raise RuleError("order", f"a use of %{early[0].name}", "its definition first")
-                if typed.issuperset(node.all_input_nodes):
+                if not seen.issuperset(operands) or node in operands:
+                    early = next(n for n in operands if n is node or n not in seen)
+                    raise RuleError("order", f"a use of %{early.name}", "its definition first")
+                if typed.issuperset(operands):
                     self._visit(node, info)
                     typed.add(node)
             except RuleError as error:
@@ -90,9 +94,10 @@ class Checker:
         if all(node.op != "output" for node in seen):
             missing = RuleError("result", "no output", ", ".join(map(str, info.outputs)))
             problems.append(_problem(next(reversed(gm.graph.nodes)), missing))
+        owners = tensor_owners(gm.graph)
         shared = (
-            *shared_tensors(gm.graph),
-            *unread_rows(gm.graph),
+            *shared_tensors(owners),
+            *unread_rows(owners),
             *shared_layers(gm.graph),
             *wrong_biases(gm.graph, info),
         )
@@ -116,11 +121,10 @@ class Checker:
         if node.op == "placeholder":
             check_input(node, info.tp)
         elif node.op == "get_attr":
-            if "parameter" not in node.meta:
+            if not has_recipe(node):
                 raise RuleError("recipe", "no recipe", "a parameter made by new_parameter")
             parameter = parameter_of(node)
-            self._check_parameter(parameter, info.tp)
-            _check_made_of(node, parameter)
+            _check_made_of(node, self._tensors_of(parameter, info.tp))
             node.meta["type"] = parameter.type
             if not node.users:
                 made_of = f"{parameter.describe()}, which no node reads"
@@ -132,31 +136,35 @@ class Checker:
             check_ranks(kind, info.tp)
             node.meta["type"] = kind
 
-    def _check_parameter(self, parameter: Parameter, ranks: int) -> None:
-        if (id(parameter), ranks) in self._parameters:
-            return
+    def _tensors_of(self, parameter: Parameter, ranks: int) -> tuple[Tensor, ...]:
+        """Check a parameter, and return the checkpoint tensors that it is made of."""
+        known = self._parameters.get((id(parameter), ranks))
+        if known is not None:
+            return known[1]
         key = parameter_key(parameter, ranks)
         if key not in self._shapes_of_parameters:
             check_parameter(parameter, ranks)
             check_whole(parameter)
             self._shapes_of_parameters.add(key)
-        self._parameters[id(parameter), ranks] = parameter
+        tensors = tuple(dict.fromkeys(tensors_of(parameter.whole)))
+        self._parameters[id(parameter), ranks] = parameter, tensors
+        return tensors
 
     def infer(self, node: fx.Node) -> AnyType:
         """Return the type of a node, inferred from the types of its operands."""
-        if spec_of(node) is None:
+        spec = spec_of(node)
+        if spec is None:
             raise RuleError(
                 "known-op",
                 op_name(node),
                 "an op of the dialect",
                 "give the op a rule in tpcompile/ir/ops, or raise it to an op that has one",
             )
-        args = tuple(map(_typed, node.args))
-        kwargs = tuple((name, _typed(arg)) for name, arg in node.kwargs.items())
-        key = (node.target, _told_apart(args), _told_apart(kwargs))
+        key = (node.target, _type_key(node.args), *map(_type_key, node.kwargs.items()))
         found = self._types.get(key)
         if found is None:
-            found = self._types[key] = _apply_rule(SPECS[node.target], args, dict(kwargs))
+            kwargs = {name: _typed(arg) for name, arg in node.kwargs.items()}
+            found = self._types[key] = _apply_rule(spec, tuple(map(_typed, node.args)), kwargs)
         return found
 
 
@@ -225,11 +233,13 @@ def _check_roles(spec: OpSpec, bound: dict[str, Any]) -> None:
                 raise RuleError("role", f"{name} {kind}", f"operands of {spec.name} without a role")
 
 
-def _told_apart(arg: Any) -> Any:
-    """Return a key in which 1, 1.0 and True differ, since they lead to different dtypes."""
-    if isinstance(arg, tuple):
-        return tuple(map(_told_apart, arg))
-    return (type(arg), arg) if isinstance(arg, int | float) else arg
+def _type_key(arg: Any) -> Any:
+    """Return a key of an argument's types; 1, 1.0 and True differ, as they give other dtypes."""
+    if isinstance(arg, fx.Node):
+        return arg.meta["type"]
+    if isinstance(arg, list | tuple):
+        return tuple(map(_type_key, arg))
+    return type(arg), arg
 
 
 def _typed(arg: Any) -> Any:
@@ -252,8 +262,8 @@ def _check_output(node: fx.Node, info: GraphInfo) -> None:
         )
 
 
-def _check_made_of(node: fx.Node, parameter: Parameter) -> None:
-    found, captured = tuple(dict.fromkeys(tensors_of(parameter.whole))), made_of(node)
+def _check_made_of(node: fx.Node, found: tuple[Tensor, ...]) -> None:
+    captured = made_of(node)
     if found != captured:
         raise RuleError(
             "recipe",

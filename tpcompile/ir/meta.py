@@ -104,6 +104,11 @@ def parameter_of(node: fx.Node) -> Parameter:
     return parameter
 
 
+def has_recipe(node: fx.Node) -> bool:
+    """Return whether `set_parameter` made a node a parameter."""
+    return node.op == "get_attr" and "parameter" in node.meta and "made_of" in node.meta
+
+
 def origin_of(node: fx.Node) -> Origin:
     origin = node.meta.get("origin", _NOWHERE)
     assert isinstance(origin, Origin)

@@ -11,6 +11,7 @@ import keyword
 import operator
 import re
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def prefix_of(layer: int | None) -> str:
     return "" if layer is None else f"l{layer}_"
 
 
+@cache
 def is_name(text: str) -> bool:
     """Return whether an emitted module may give a value or a parameter this name."""
     return text.isidentifier() and not keyword.iskeyword(text) and text not in _RESERVED
@@ -61,8 +63,9 @@ def short_name(node: fx.Node) -> str:
 
 def base_name(node: fx.Node) -> str:
     """Return the short name without a number."""
-    base = _NUMBER.sub("", short_name(node))
-    return base if is_name(base) else short_name(node)
+    short = short_name(node)
+    base = _NUMBER.sub("", short)
+    return base if is_name(base) else short
 
 
 def name_values(graph: fx.Graph, known: Collection[fx.Node] = ()) -> None:
