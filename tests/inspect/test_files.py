@@ -35,7 +35,7 @@ def test_an_earlier_dump_is_replaced(tmp_path: Path) -> None:
 
 def test_other_things_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"contains more than a dump.*notes\.txt"):
+    with pytest.raises(UsageError, match=r"files that are not from a dump.*notes\.txt"):
         write_stages(tmp_path, STAGES, "txt")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -186,6 +186,6 @@ def test_a_dump_goes_to_the_target_of_a_link(tmp_path: Path) -> None:
 def test_a_dump_holds_regular_files_alone(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "00-capture.txt")
     before = (tmp_path / "00-capture.txt").lstat()
-    with pytest.raises(UsageError, match=r"contains more than a dump.*00-capture\.txt"):
+    with pytest.raises(UsageError, match=r"files that are not from a dump.*00-capture\.txt"):
         write_stages(tmp_path, STAGES, "txt")
     assert (tmp_path / "00-capture.txt").lstat() == before

@@ -111,5 +111,5 @@ def test_a_graph_without_an_embedding_is_refused() -> None:
 
 
 def test_a_graph_without_an_mlp_is_refused() -> None:
-    with pytest.raises(ShardingError, match="no gated MLP to split over 2 ranks"):
+    with pytest.raises(ShardingError, match="no MLP to split over 2 ranks"):
         PlanSharding(tp=2).apply(attention_graph())

@@ -88,7 +88,7 @@ def test_attention_read_twice_is_refused() -> None:
     out = made.linear(merged, "o", 16, 32)
     other = made.linear(merged, "p", 16, 32)
     gm = made.done(made.call(aten.add.Tensor, out, other))
-    with pytest.raises(ShardingError, match="its result must have one reader, a linear") as refused:
+    with pytest.raises(ShardingError, match="its result must go to exactly one linear") as refused:
         attention_blocks(gm.graph)
     assert f"aten.linear %{out.name}, aten.linear %{other.name}" in str(refused.value)
 
@@ -98,7 +98,7 @@ def test_attention_without_output_projection_is_refused() -> None:
     x = made.input("x", "T", 16)
     mixed = _attention(made, made.heads(made.linear(x, "q", 32, 16), 8))
     gm = made.done(made.call(aten.neg.default, mixed))
-    with pytest.raises(ShardingError, match=r"must have one reader, a linear.*aten\.neg %neg"):
+    with pytest.raises(ShardingError, match=r"must go to exactly one linear.*aten\.neg %neg"):
         attention_blocks(gm.graph)
 
 

@@ -1,4 +1,4 @@
-"""Whether real ranks agree, by the results of all ranks instead of those of rank 0 alone."""
+"""Bitwise comparison of the results of all ranks; a step normally returns rank 0's alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WatchedRanks:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether the bits are equal, also for zeros with a sign and for NaN."""
+    """Return whether the bits are equal, also of signed zeros and NaN."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(_bytes(one), _bytes(other))
 

@@ -23,13 +23,13 @@ from tpcompile.ir.types import REPLICATE, ValueType
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, and the tokens that the models would generate next."""
+    """All rows, and the next tokens of the models."""
 
     rows: tuple[Row, ...]
     tokens_equal: bool
     top5: dict[str, list[int]]
     shown: tuple[str, ...] = ()
-    """The rows of whole models, which the table shows whether or not they are the worst."""
+    """The names of rows that the table shows even if they are not the worst."""
 
     @property
     def first_divergence(self) -> Row | None:
@@ -104,8 +104,8 @@ def compare(
 ) -> Comparison:
     """Compare the values of a graph on its ranks with those of the captured graph.
 
-    `exact` are the values of the captured graph in fp32, with the same weights. They are needed
-    if the dtype is narrower than fp32 and no tolerance is given.
+    `exact` are the values of the captured graph in fp32, with the same weights. They are used to
+    tell rounding from errors if no tolerance is given.
     """
     expected, truth = _by_name(captured), _by_name(exact or {})
     rows = tuple(_rows(gm.graph, values, expected, truth, tolerance))

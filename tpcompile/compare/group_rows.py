@@ -1,4 +1,4 @@
-"""The comparison of the sides of a decode step by group, with the position of divergences."""
+"""The comparison of a decode step's sides by group, with the positions of divergences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class GroupRow(Row):
-    """One group on one side, with the sequences, heads and rows in which it is off."""
+    """One group on one side, with the sequences, heads and rows that differ."""
 
     side: str = ""
     step: int = 1
@@ -29,7 +29,7 @@ class GroupRow(Row):
     """Start and stop of the rows of a head, or else of the weight that computes the value."""
     ranks: tuple[int, ...] = ()
     by: tuple[str, ...] = ()
-    """The sources of the values that are off."""
+    """The sources of the values that differ."""
 
     @property
     def place(self) -> str:
@@ -133,7 +133,7 @@ def best_tokens(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _stray(side: Side, key: Key, source: str, step: int) -> GroupRow:
-    """Return the row of a value that only this side has."""
+    """Return the row of a value that belongs to no group."""
     name, layer = key
     problem = f"no other side has it; reported by {source}"
     nothing = torch.zeros(0)

@@ -22,7 +22,7 @@ Key = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Group:
-    """One value of a step, `[rows, columns]`: its name, its layer and its layout."""
+    """A value of a step, `[rows, columns]`: its name, its layer and its layout."""
 
     name: str
     layer: int | None
@@ -78,9 +78,9 @@ class Side:
     """The source of each element, as an index into `sources`."""
     sources: tuple[str, ...]
     problems: dict[Key, str]
-    """The errors in how values were reported."""
+    """Values that were reported incompletely, twice or inconsistently, and the errors."""
     unknown: dict[Key, str]
-    """The values that no other side has, and their sources."""
+    """Values that belong to no group, and their sources."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ class _Part:
     brought: torch.Tensor
 
     def earlier(self, rows: slice, columns: slice) -> int | None:
-        """Return the source of the first element that is already there; None if all are new."""
+        """Return the source of the first known element, or None if all are new."""
         held = self.brought[rows, columns]
         known = held[held >= 0]
         return int(known[0]) if len(known) else None
@@ -208,7 +208,7 @@ class Pieces:
         return "; ".join(names[number] for number in numbers)
 
     def _problem(self, key: Key, text: str) -> None:
-        """Record a problem of a value. The first one counts."""
+        """Record the first problem of a value."""
         self._problems.setdefault(key, text)
 
 
@@ -235,7 +235,7 @@ def _straight(group: Group, x: torch.Tensor) -> torch.Tensor:
 def _refusal(
     values: torch.Tensor, rows: Interval, columns: Interval, shape: tuple[int, int]
 ) -> str:
-    """Return why the values cannot be this part, or an empty string if they can."""
+    """Return the mismatch between the values and this part, or an empty string."""
     for (start, stop), extent, what in zip(
         (rows, columns), shape, ("rows", "columns"), strict=True
     ):
@@ -260,5 +260,5 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """View the values as integers, which compare by bits, also for signed zeros and NaN."""
+    """View the values as integers, which compare bitwise, also for signed zeros and NaN."""
     return x.contiguous().view(_WORDS[x.dtype.itemsize])

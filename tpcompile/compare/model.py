@@ -76,7 +76,7 @@ def compare_with_eager(
 
 @dataclass(frozen=True)
 class _Run:
-    """The logits of both models for the same tokens, and those of eager in fp32 if needed."""
+    """The logits of both models for the same tokens, and of eager in fp32 if needed."""
 
     name: str
     source: str
@@ -92,7 +92,7 @@ class _Run:
 
 
 class _Eager:
-    """A Hugging Face model that processes a text piece by piece."""
+    """A Hugging Face model that processes sequences piece by piece."""
 
     def __init__(self, model: Any, cached: bool) -> None:
         self._model, self._cached = model, cached
@@ -149,7 +149,7 @@ def _side_by_side(
 def _ends(
     runs: Sequence[_Run], captured: torch.Tensor, sharded: torch.Tensor, where: str
 ) -> Iterator[_Run]:
-    """Yield the prompt's logits for each pair of neighbouring stages, then the other runs."""
+    """Yield the captured graph and the emitted modules on the prompt, then the other runs."""
     prompt, *further = runs
     yield replace(prompt, name="captured", source="Hugging Face eager", compiled=captured)
     yield replace(prompt, name="emitted", source=f"modules of the ranks, {where}", eager=sharded)

@@ -1,4 +1,4 @@
-"""A value and its expected value: how far apart they are, and whether rounding explains it."""
+"""The distance of a value from its expected value, and the distance that rounding explains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ exceed these limits."""
 
 @dataclass(frozen=True)
 class Row:
-    """One value, and its distance from the captured one."""
+    """One value, and its distance from the expected value."""
 
     node: str
     source: str
@@ -28,7 +28,7 @@ class Row:
     problem: str
     """A problem other than the error: NaN, infinity, ranks that differ, a wrong shape; or empty."""
     error: float
-    """The error that is judged: `rel`, or with `beside_fp32` the distance from the fp32 value."""
+    """The error compared with `limit`: `rel`, or with `beside_fp32` the distance from fp32."""
     limit: float
     beside_fp32: bool = False
 
@@ -56,9 +56,9 @@ def row_of(
 ) -> Row:
     """Compare a value with the expected one; `ranks` are replicas, which must be equal.
 
-    With an `exact` value and no tolerance, a value passes if it is no further from the exact
-    value than the expected one is. Without an `exact` value, `depth` is the number of layers
-    that a value of a narrow dtype went through.
+    With an `exact` value and no tolerance, a value passes if its distance from the exact value is
+    within `rounding_limit`. Otherwise, `depth` is the number of layers before a value of a narrow
+    dtype.
     """
     problem = _problem(found, expected, ranks or [])
     max_abs = rel = float("inf")
@@ -76,7 +76,7 @@ def row_of(
 
 
 def rounding_limit(expected: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return how far from fp32 a value may be if it is rounded no worse than the captured one.
+    """Return the largest distance from fp32 that is attributed to rounding.
 
     Another order of sums rounds differently, so it is another draw of the same errors. Each token
     is one draw. For two sets of `tokens` draws, the ratio of the root mean squares is 1 with a
@@ -90,7 +90,7 @@ def rounding_limit(expected: torch.Tensor, exact: torch.Tensor) -> float:
 def token_margin(
     eager: torch.Tensor, exact: torch.Tensor | None, tolerance: float | None = None
 ) -> float:
-    """Return the distance within which two logits of eager may change places.
+    """Return the distance within which rounding may swap two logits of eager.
 
     It is relative to the largest logit. With `exact` logits, each of eager's two logits may be off
     by eager's largest error, and each of the compiled model's two by as much.

@@ -98,6 +98,6 @@ def _edges(graph: fx.Graph) -> Iterator[str]:
 
 
 def _quoted(*lines: str) -> str:
-    """Return a Graphviz string of these lines, with backslashes and quotes escaped."""
+    """Join the lines into a Graphviz string, with backslashes and quotes escaped."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'

@@ -17,7 +17,7 @@ _STAGE_FILE = re.compile(r"\d\d+-[a-z0-9-]+\.(txt|json|dot)")
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory where a dump would overwrite anything but an earlier dump."""
+    """Refuse a directory with files that are not from an earlier dump."""
     if _status(directory) is None:
         return
     if not directory.is_dir():
@@ -25,21 +25,21 @@ def check_directory(directory: Path) -> None:
     others = [entry.name for entry in sorted(directory.iterdir()) if not _is_stage_file(entry)]
     if others:
         raise UsageError(
-            f"The directory {directory} contains more than a dump",
+            f"The directory {directory} has files that are not from a dump",
             got=others[0],
             expected="a new or empty directory, or one with an earlier dump, which is replaced",
         )
 
 
 def _is_stage_file(path: Path) -> bool:
-    """Return whether an earlier dump wrote this. Dumps are regular files, not links or FIFOs."""
+    """Return whether an earlier dump may have written this: a regular file with a stage's name."""
     return bool(_STAGE_FILE.fullmatch(path.name)) and stat.S_ISREG(path.lstat().st_mode)
 
 
 def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str) -> list[Path]:
     """Write `00-capture.txt`, `01-canonicalize.txt`, …, and replace an earlier dump."""
     check_directory(directory)
-    place = Path(os.path.realpath(directory))  # keep a link, and write the dump to its target
+    place = Path(os.path.realpath(directory))  # preserve a link: write to its target
     existed = place.exists()
     names = [f"{number:02d}-{name}.{suffix}" for number, (name, _) in enumerate(stages)]
     try:
@@ -64,7 +64,7 @@ def write_stages(directory: Path, stages: Sequence[tuple[str, str]], suffix: str
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path that cannot name a file."""
+    """Refuse a path that is a directory, or whose parent directory does not exist."""
     if os.path.isdir(path):  # Path.is_dir raises if a name is too long
         raise UsageError(f"{path} is a directory", hint="Give the name of a file")
     _status(path)
@@ -94,19 +94,19 @@ def write_file(path: Path, write: Callable[[TextIO], object]) -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of the file that the path leads to, or None if there is no file."""
+    """Return the status of the file, following links, or None if there is no file."""
     try:
         return path.stat()
     except FileNotFoundError:
         return None
-    except OSError as error:  # for example a loop of links, or a name that is too long
+    except OSError as error:  # for example a cycle of links, or a name that is too long
         raise _unwritable(path, error) from error
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Return whether a new regular file may replace whatever is at the path.
+    """Return whether a new regular file may replace the file at the path.
 
-    Links such as /proc/self/fd/1 lead to files that have no path. They are written in place.
+    The targets of links such as /proc/self/fd/1 may have no path; they are written in place.
     """
     found = _status(path)
     if found is None:

@@ -114,7 +114,7 @@ def _legend(
 def _overview(
     timeline: Timeline, window: Window, paint: dict[str, str], y: float
 ) -> tuple[list[str], float]:
-    """Draw how many workers are busy with each kind over the whole time, one strip per rank."""
+    """Draw the busy workers by kind over the whole duration, one strip per rank."""
     scale = _Scale(timeline.timing.makespan)
     parts = [svg.words(_LEFT, y + 12, "The whole program: busy workers", 13, bold=True)]
     top = y + 12 + _TICK_ROOM + 4
@@ -146,7 +146,7 @@ def _axis(scale: _Scale, top: float, bottom: float) -> Iterator[str]:
 
 
 def _layers(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
-    """Mark where each layer begins. Skip layers whose name would overlap another."""
+    """Mark the start of each layer. Skip layers whose names would overlap."""
     begins: dict[int, float] = {}
     for number, instruction in enumerate(timeline.program.instructions):
         layer = layer_of(instruction)
@@ -176,7 +176,7 @@ def _rows(timeline: Timeline, window: Window, y: float) -> list[_Row]:
 
 
 def _names(timeline: Timeline, rows: Sequence[_Row]) -> Iterator[str]:
-    """Draw the name of every worker, or of every fourth if rows are too low."""
+    """Draw the name of every worker, or of every fourth in narrow rows."""
     for row in rows:
         track = timeline.tracks[row.track]
         if track.worker == 0 and timeline.program.ranks > 1:

@@ -47,7 +47,7 @@ class KeepStages:
 
 @dataclass
 class PrintAfter:
-    """An instrument that writes the graph after the named passes or all, below a header line."""
+    """An instrument that writes a header line and the graph after the named passes, or all."""
 
     render: Render
     write: Callable[[str], object]
@@ -60,7 +60,7 @@ class PrintAfter:
 
 @dataclass
 class PrintDiff:
-    """An instrument that writes each change as a unified diff of the text before and after it."""
+    """An instrument that writes the effect of each pass as a unified diff of the graph text."""
 
     render: Render
     write: Callable[[str], object]
@@ -108,7 +108,7 @@ class PassRow:
 
 @dataclass
 class PassLog:
-    """An instrument that records times and effects of passes. The captured graph is not a pass."""
+    """An instrument that records the times and effects of passes, but not of the capture."""
 
     rows: list[PassRow] = field(default_factory=list)
 
@@ -117,7 +117,7 @@ class PassLog:
             self._add(name, stats, ok=True)
 
     def failed(self, name: str, stats: Stats) -> None:
-        """Record a pass that left an invalid graph, for which the manager calls no instrument."""
+        """Record a pass that left an invalid graph; the manager calls no instrument for it."""
         self._add(name, stats, ok=False)
 
     def _add(self, name: str, stats: Stats, ok: bool) -> None:

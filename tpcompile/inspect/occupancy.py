@@ -1,4 +1,4 @@
-"""How many workers run which kind of instruction over time: one strip of a picture."""
+"""The busy workers over time, by kind of instruction, as one strip of a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a sharded graph: what each rank holds, and what the ranks exchange."""
+"""The plan of a sharded graph: the share of each rank, and the collectives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tpcompile.ir.types import ValueType
 
 @dataclass(frozen=True)
 class RankShare:
-    """The share of one rank. Heads and widths are those of its widest layer."""
+    """The share of one rank, with the heads and widths of its widest layer."""
 
     rank: int
     q_heads: int
@@ -44,10 +44,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange between the ranks in a step.
-
-    The bytes are those that a rank sends around a ring per token, or per row of logits.
-    """
+    """A collective, and the bytes that a rank sends around a ring per token or row of logits."""
 
     op: str
     node: str
@@ -124,7 +121,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
 
 
 def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:
-    """Return the types of the queries and keys at the op that reads or makes them, else None."""
+    """Return the types of the queries and keys of an attention op, or None for another op."""
     if node.target in (ATTENTION, PAGED_ATTENTION):
         return value_type(operand(node)), value_type(operand(node, 1))
     if node.target is NORM_QKV_ROPE_APPEND:

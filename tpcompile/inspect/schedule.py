@@ -19,7 +19,7 @@ _MOST_LABELS = 50
 
 @dataclass(frozen=True)
 class ScheduleReport:
-    """A program that is scheduled, timed and verified."""
+    """A report on a scheduled, timed and verified program."""
 
     asked: dict[str, Any]
     """The model, target, workers, policy and other choices, by name."""

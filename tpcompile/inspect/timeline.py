@@ -1,4 +1,4 @@
-"""A timed program: the instructions of each worker in time, and what each one waited for."""
+"""A timed program: the instructions of each worker by time, and the signal that released each."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Timeline:
     def released_by(self) -> tuple[int | None, ...]:
         """For each instruction, the one whose signal ended its last wait; None without waits.
 
-        If several signal at the same moment, the first instruction counts. So if all ranks do
-        the same, the first rank stands for all.
+        A tie goes to the first instruction, so among ranks that run in lockstep the first rank
+        is chosen.
         """
         signallers: dict[int, list[int]] = {}
         for number, own in enumerate(self.program.signals):

@@ -1,4 +1,4 @@
-"""A timed program as a Perfetto trace: a track per worker, a slice per instruction, arrows."""
+"""A timed program as a Perfetto trace: tracks for workers, slices for instructions, and arrows."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def window_of(timeline: Timeline) -> Window:
 
 
 def _rows(timeline: Timeline) -> int:
-    """Return the number of rows: those of whole ranks if at least one rank fits."""
+    """Return the number of rows: a multiple of the workers per rank if at least one rank fits."""
     count = len(timeline.tracks)
     if count <= MOST_ROWS:
         return count

@@ -46,7 +46,7 @@ class Canonicalize:
 
 
 def _drop_batch(graph: fx.Graph) -> None:
-    """Remove the leading dimension of 1, which models require, from every value that has it."""
+    """Remove the leading dimension of 1, which models require, from all values."""
     batched: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.op in ("placeholder", "get_attr", "output"):
@@ -138,7 +138,7 @@ def cancel_transposes(graph: fx.Graph) -> None:
 
 
 def _uncancelled(node: fx.Node, source: fx.Node) -> fx.Node | None:
-    """Return the input of two consecutive transposes that cancel, or None."""
+    """Return the input of the first of two transposes if they cancel, or None."""
     pair = source.target is aten.transpose.int and _swapped(node) == _swapped(source)
     return operand(source) if pair else None
 

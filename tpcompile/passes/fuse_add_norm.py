@@ -36,7 +36,7 @@ class FuseAddNorm:
                 _fuse(gm.graph, norm, order)
                 report.matches += 1
             except MissError as miss:
-                report.miss(miss)  # `fuse_each` would store it on the norm, which others fuse too
+                report.miss(miss)  # `fuse_each` would store it on a norm that other passes fuse
         drop_dead(gm.graph)
         return report
 

@@ -23,7 +23,7 @@ PATTERN = Call(SWIGLU, (_GATE, _UP))
 _SPLIT = Call(aten.split_with_sizes.default, (Value("rows"), [Number("gate"), Number("up")], 1))
 
 _NEAR = 100
-"""Ranks above any other refusal: no other fusion can absorb the MLP either."""
+"""A depth above that of any other refusal: no other fusion can absorb the MLP either."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class FuseResidual:
     %s = %x + %r                      →     %h = tpc.all_reduce_residual(%o, %x)
     %h = to(%s, dtype=bf16)
 
-    If a bias is added to the sum before the residual is, it becomes an operand of the fused op.
+    A bias that is added before the residual becomes an operand of the fused op.
     """
 
     name: ClassVar[str] = "fuse-residual"
@@ -46,7 +46,7 @@ def _sites(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Callable[[], None]]]:
         readers = {user.target for user in node.users}
         if _sum_and_bias(node) is None or aten.add.Tensor not in readers:
             yield node, partial(_fuse, gm.graph, node)
-        # else the addition that reads it absorbs it
+        # otherwise the residual addition absorbs it
 
 
 def _fuse(graph: fx.Graph, added: fx.Node) -> None:

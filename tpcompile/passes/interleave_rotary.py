@@ -74,7 +74,7 @@ class InterleaveRotary:
 
 @dataclass(frozen=True)
 class _Side:
-    """Queries or keys: the nodes from attention's operand back to its projection, both included."""
+    """The chain of queries or keys from attention's operand back to the projection, inclusive."""
 
     nodes: tuple[fx.Node, ...]
     width: int
@@ -115,7 +115,7 @@ def _is_interleaved(node: fx.Node) -> bool:
 
 
 def _check_readers(sides: dict[fx.Node, _Side], attentions: list[fx.Node]) -> None:
-    """Check that no other op reads the new order, and that values keep the old one."""
+    """Check that only attention reads the new order, and not as its values."""
     for side in sides.values():
         inside = {node: reader for reader, node in zip(side.nodes, side.nodes[1:], strict=False)}
         for node, reader in inside.items():
@@ -145,7 +145,7 @@ def _parameters(sides: dict[fx.Node, _Side]) -> dict[fx.Node, int]:
 
 
 def _interleaved(parameter: Parameter, width: int) -> Parameter:
-    """Interleave the two halves of each head; every rank keeps its heads."""
+    """Interleave the two halves of each head, with the same heads on each rank."""
     rows = parameter.type.shape[0]
     assert isinstance(rows, int)
     view = (rows // width, 2, width // 2)

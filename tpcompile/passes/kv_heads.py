@@ -56,12 +56,12 @@ class KvHeads:
 
 
 def _check_queries_split(block: AttentionBlock) -> None:
-    """Check that query heads are already split: they determine the KV heads of a rank."""
+    """Check that query heads are sharded: they determine the KV heads of a rank."""
     weight = weight_of(block.query)
     if placement_of(weight) == REPLICATE:
         raise PassError(
-            "kv-heads must run after shard-linears",
+            "KV heads cannot be sharded before query heads",
             where=str(origin_of(block.query)),
             got=format_node(weight),
-            expected="sharded query heads, or replicated KV heads with replicated query heads",
+            expected="sharded query heads, or a pipeline without kv-heads",
         )

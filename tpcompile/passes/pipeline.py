@@ -150,7 +150,7 @@ def decode_pipeline(
 
 
 def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
-    """Return the decode pipeline with the weights, layouts and KV cache that `passes` make."""
+    """Return the decode pipeline that gives the same weights, layouts and KV cache as `passes`."""
     kept = [p for p in passes if type(p) not in (FuseAddNorm, SequenceParallel, *_STEP)]
     return [*kept, *_made(_STEP, False, SplitAttention(spans))]
 

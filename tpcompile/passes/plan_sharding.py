@@ -63,7 +63,7 @@ class PlanSharding:
             )
             for mlp in mlp_blocks(gm.graph)
         }
-        for found, what in ((heads, "attention"), (ffn, "gated MLP")):
+        for found, what in ((heads, "attention"), (ffn, "MLP")):
             if tp > 1 and not found:
                 raise ShardingError(
                     f"The graph has no {what} to split over {tp} ranks",

@@ -52,7 +52,7 @@ class RaiseAttention:
 
 
 def _check_token_major(heads: fx.Node) -> None:
-    """Check that the head axis is split from the features of one projection, right after it."""
+    """Check that the features of a projection are split into heads without other ops between."""
     origin = head_ops(heads)[-1]
     _refuse_transposed_norm(origin)
     check(

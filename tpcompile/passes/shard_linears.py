@@ -85,7 +85,7 @@ def split_rows(linear: fx.Node, layout: Layout) -> int:
 
 
 def split_columns(linear: fx.Node, layout: Layout) -> int:
-    """Make a linear row-parallel: each rank computes a term of every output; add the bias after."""
+    """Make a linear row-parallel: each rank computes a partial sum; add the bias after the sum."""
     weight, bias = weight_of(linear), bias_of(linear)
     if placement_of(weight) != REPLICATE:
         return 0
@@ -110,7 +110,7 @@ def _sum_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def _round_behind(total: fx.Node, readers: list[fx.Node], dtype: torch.dtype) -> None:
-    """Round a sum taken in fp32: after the residual addition if that reads it, else right away."""
+    """Round a sum in fp32: after the residual addition if that is a reader, else directly."""
     for reader in readers:
         if reader.target is aten.add.Tensor:
             replace(reader, insert_after(reader, aten.to.dtype, reader, dtype))

@@ -55,7 +55,7 @@ class VocabParallel:
 
 
 def _split_head(head: fx.Node, layout: Layout) -> None:
-    """Shard the head by rows; a weight that it shares with the embedding is already sharded."""
+    """Shard the head by rows; a tied weight is already sharded."""
     weight = value_type(weight_of(head))
     if weight.shape[0] != layout.size:
         layout = plan_axis("vocab", int(weight.shape[0]), layout.ranks)

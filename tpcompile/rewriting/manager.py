@@ -45,8 +45,8 @@ _Kind = TypeVar("_Kind", bound=type[Pass])
 def graph_pass(kind: _Kind) -> _Kind:
     """Class decorator: register a pass under its name.
 
-    `after` and `before` of the class name passes that make and absorb the nodes that it looks for.
-    They explain refusals; they do not restrict the order.
+    The class variables `after` and `before` list the passes that make and absorb the nodes that
+    it matches. They explain refusals; they do not restrict the order.
     """
     check_options("pass", kind, "apply")
     PASSES.add(kind.name, kind)
@@ -54,7 +54,7 @@ def graph_pass(kind: _Kind) -> _Kind:
 
 
 def check_options(what: str, kind: Any, method: str) -> None:
-    """Raise unless a pass or a pipeline can be written as text: its options are fields."""
+    """Raise UsageError unless pipeline text can express this pass or pipeline and its options."""
     whole = dataclasses.is_dataclass(kind) and callable(getattr(kind, method, None))
     if not whole or not isinstance(getattr(kind, "name", None), str):
         raise UsageError(
@@ -127,7 +127,7 @@ Instrument = Callable[[str, fx.GraphModule, Stats], None]
 
 
 class FailedPassError(PassError, VerifyError):
-    """A pass left an invalid graph; `problems` lists the violations."""
+    """The failure of a pass that left an invalid graph; `problems` lists the violations."""
 
     def __init__(self, name: str, message: str, stats: Stats, problems: Sequence[Problem]) -> None:
         super().__init__(message)
@@ -196,7 +196,7 @@ def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence
 
 
 def _apply(current: Pass, gm: fx.GraphModule) -> Report:
-    """Run a pass, and name the values that it makes."""
+    """Run a pass, and name its new values."""
     known = set(gm.graph.nodes)
     report = current.apply(gm)
     name_values(gm.graph, known)
@@ -225,7 +225,7 @@ def _stage(
         gm = clone(captured)
         for current in passes:
             _apply(current, gm)
-            checker.check(gm)
+            checker.check(gm)  # sets the types that the next pass reads
         return gm
 
     return Stage(name, text, stats, replay)

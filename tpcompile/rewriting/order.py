@@ -1,8 +1,7 @@
 """Ordering rules of passes, used to explain why a pass refused a graph.
 
-A pass names the passes that make the nodes that it looks for in its class variable `after`, and
-those that absorb these nodes in `before`. The rules only explain refusals. They do not restrict the
-order: a pass runs on every graph that fits it.
+The class variable `after` of a pass lists the passes that make the nodes it matches, and `before`
+the passes that absorb these nodes. The rules explain refusals; they do not restrict the order.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 
 def order_refusal(current: Any, done: Sequence[str]) -> str:
-    """Return the ordering rules that a pass breaks after the passes in `done`, if any, as text."""
+    """Return the ordering rules that the passes in `done` violate, as text, or an empty string."""
     missing = [other for other in getattr(current, "after", ()) if other not in done]
     early = [other for other in getattr(current, "before", ()) if other in done]
     wants = [

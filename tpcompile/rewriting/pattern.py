@@ -39,14 +39,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Maybe:
-    """An optional call, such as a cast: `target` on what `inner` matches, or `inner` alone."""
+    """An optional call, such as a cast: `target` of a match of `inner`, or `inner` alone."""
 
     target: Any
     inner: Any
 
 
 class MissError(Exception):
-    """A pattern or a check failed; a larger `depth` means closer to a match."""
+    """The refusal of a pattern or a check; a larger `depth` is closer to a match."""
 
     def __init__(self, node: fx.Node | None, reason: str, depth: int = 0) -> None:
         self.node, self.reason, self.depth = node, reason, depth
@@ -160,7 +160,7 @@ def _said(value: Any) -> str:
 def check(condition: object, node: fx.Node, reason: str, depth: int = 99) -> None:
     """Raise MissError unless the condition holds.
 
-    Checks run after the pattern has matched, so by default they count as closer than a mismatch.
+    Checks run after the pattern has matched, so the default depth exceeds that of any mismatch.
     """
     if not condition:
         raise MissError(node, reason, depth)

@@ -27,7 +27,7 @@ class Report:
     nearest: MissError | None = field(default=None)
 
     def miss(self, miss: MissError, at: fx.Node | None = None) -> None:
-        """Keep a refusal if it is the closest yet; store its reason on `at`, the unfused node."""
+        """Record a refusal if it is the closest yet; store its reason on `at`, the unfused node."""
         if at is not None:
             keep_refusal(at, miss.depth, str(miss))
         if self.nearest is None or miss.depth > self.nearest.depth:
@@ -77,8 +77,8 @@ def fuse_each(gm: fx.GraphModule, target: Any, fuse: Callable[[fx.Graph, fx.Node
 def fuse_at(gm: fx.GraphModule, sites: Iterable[tuple[fx.Node, Callable[[], None]]]) -> Report:
     """Run the fusion of every site, which may refuse with MissError.
 
-    The reason is stored on the node of the site. `sites` is read as the fusions run, so it may
-    depend on earlier ones.
+    The reason is stored on the node of the site. `sites` is consumed lazily, so later sites may
+    depend on earlier fusions.
     """
     report = Report()
     for node, fuse in sites:
@@ -120,7 +120,7 @@ def replace(old: fx.Node, new: fx.Node) -> None:
 
 
 def drop_dead(graph: fx.Graph) -> None:
-    """Eliminate dead nodes; inputs stay."""
+    """Eliminate dead nodes other than inputs."""
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):
             graph.erase_node(node)
@@ -131,7 +131,7 @@ def calls(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 
 def drop_unused_parameters(gm: fx.GraphModule) -> None:
-    """Delete the parameters, which have no data, of erased nodes."""
+    """Delete parameters that no node reads."""
     used = {node.target for node in gm.graph.nodes if node.op == "get_attr"}
     for name in [name for name in gm._parameters if name not in used]:
         del gm._parameters[name]

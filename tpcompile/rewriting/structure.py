@@ -120,7 +120,7 @@ def _only_user(node: fx.Node, target: object) -> fx.Node:
     users: list[fx.Node] = list(node.users)
     if len(users) != 1 or users[0].target is not target:
         raise ShardingError(
-            f"%{node.name} cannot be sharded: its result must have one reader, a linear",
+            f"%{node.name} cannot be sharded: its result must go to exactly one linear",
             where=str(origin_of(node)),
             got=", ".join(f"{op_name(user)} %{user.name}" for user in users),
             expected="one linear that sums over the sharded axis",

@@ -27,13 +27,13 @@ class Target:
     bytes_per_us: float
     """The memory bandwidth of all workers together."""
     instruction_us: float
-    """The cost of an instruction apart from the bytes it reads: dispatch, and its vectors."""
+    """The fixed cost of an instruction: dispatch, and loads other than weights and cache."""
     exchange_us: float
-    """The delay until another rank can read a value that one rank has written."""
+    """The delay until another rank can read a written value."""
     link_bytes_per_us: float
     """The bandwidth of reads from another rank."""
     grain: int
-    """The rows that a worker takes at once. Blocks of rows are multiples of it."""
+    """The granularity of work in rows. Blocks of rows are multiples of it."""
     spans: int
     """The number of spans into which attention is split."""
     macs_per_us: float = 100_000
@@ -61,9 +61,9 @@ def add_target(target: Target) -> Target:
 
 
 def target_of(name: str, workers: int | None = None) -> Target:
-    """Return a target by its name or from a JSON file, with `workers` if they are given.
+    """Return the target of this name or JSON file. `workers` overrides its number of workers.
 
-    A CPU has one worker per core unless `workers` is given.
+    `cpu` has one worker per core by default. Fields that a file omits are those of `cpu`.
     """
     found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
     if workers is None and name == "cpu":
@@ -119,8 +119,8 @@ def _check(target: Target) -> None:
             raise UsageError(f"The target has {name}={value:,}", expected=f"at most {most:,}")
 
 
-# Bandwidths and fp32 rates are those that vendors publish, per microsecond. A worker is a core or
-# an SM.
+# GPU bandwidths and fp32 rates are the vendors' figures, per microsecond. A worker is a core or an
+# SM.
 add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1, 100_000))
 add_target(Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 8, 9_750_000))
 add_target(Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 8, 33_500_000))

@@ -31,7 +31,7 @@ def compare_program(
 ) -> Comparison:
     """Decode some steps on prefilled caches with all three sides.
 
-    Eager fills its own caches. The program continues on those of the torch module.
+    Eager fills its own caches. The program starts with copies of the torch module's.
     """
     case = prepare(
         model,
@@ -47,7 +47,7 @@ def compare_program(
 
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:
-    """Return a plan with room for the sequences of the case, and one block per span or more."""
+    """Return a plan with room for the sequences of the case, and at least one block per span."""
     texts = case.taken[0].texts
     return StepPlan(
         workers,

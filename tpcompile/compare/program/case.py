@@ -1,4 +1,4 @@
-"""The sides that a program is compared with, eager and the torch module, run once per step."""
+"""The steps of eager and the torch module, run once and compared with any number of programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tpcompile.vm.program import Program
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences to decode, with lengths that include the first new token, and the steps."""
+    """The lengths of random sequences, including the first new token, and the number of steps."""
 
     lengths: tuple[int, ...] = (9, 17, 1)
     steps: int = 1
@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Taken:
-    """One step of the sides that need no program: eager and the torch module."""
+    """One step of eager and the torch module, the sides without a program."""
 
     texts: Texts
     step: Step
@@ -105,7 +105,7 @@ def prepare(
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Case:
-    """Capture, run the passes, prefill the caches, and decode on eager and on the torch module."""
+    """Capture the model, run the passes, prefill the caches, and decode on eager and the module."""
     captured = capture(model, dtype=dtype)
     _check_room(batch, captured.config.max_position_embeddings)
     weights = weights_of(captured, model, random_weights)

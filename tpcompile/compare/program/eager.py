@@ -36,7 +36,7 @@ class Spot:
 
 @dataclass
 class _Watch:
-    """A recorder of the values that are observed for one sequence."""
+    """A recorder of the values of one sequence."""
 
     pieces: Pieces
     structure: Structure
@@ -45,12 +45,12 @@ class _Watch:
     seen: dict[int, Seen] = field(default_factory=dict)
 
     def put(self, key: Key, values: torch.Tensor) -> None:
-        """Record the only row of a value, which may have any shape in the model."""
+        """Record a value of one token, which may have any shape."""
         row = (self.row, self.row + 1)
         self.pieces.put(key, values.detach().reshape(1, -1), "Hugging Face", rows=row)
 
     def put_attention(self, layer: int, seen: Seen, mixed: torch.Tensor) -> None:
-        """Record the query, keys and values of attention for all visible tokens, and its output."""
+        """Record the query, the visible keys and values, and the output of attention."""
         self.seen[layer] = seen
         found = {"q_rotated": seen.q, "k_rotated": seen.k[-1], "attention": mixed}
         for name, values in found.items():
@@ -125,7 +125,7 @@ class Eager:
 
 
 def spots(structure: Structure) -> dict[Key, Spot]:
-    """Return where the model computes each value, derived from the origin of its node."""
+    """Return the place where the model computes each value, derived from the node's origin."""
     found: dict[Key, Spot] = {}
     nodes = dict(structure.named())
     for key, node in nodes.items():

@@ -75,7 +75,7 @@ class Module:
 
 
 def put_cached(pieces: Pieces, layer: Layer, caches: Sequence[torch.Tensor], texts: Texts) -> None:
-    """Add the cached keys and values of the tokens that the layer can still see."""
+    """Add the cached keys and values of the tokens that are visible to the layer."""
     runs = zip(texts.seen(layer.window), texts.lengths, strict=True)
     places = [texts.places(row, n - kept, n) for row, (kept, n) in enumerate(runs)]
     for rank, cache in enumerate(caches):

@@ -19,7 +19,7 @@ from tpcompile.vm.program.instruction import NONE, Probe, Range, StepInstruction
 
 
 class ProgramSide:
-    """A machine that continues on caches that another side has filled."""
+    """A machine that starts with copies of caches that another side has filled."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Seen:
 def put_spans(
     pieces: Pieces, layer: int, seen: list[Seen], lengths: tuple[int, ...], spans: int, block: int
 ) -> None:
-    """Add the partials of sequences of these lengths, of which `seen` has the last tokens."""
+    """Add each sequence's partials. `seen` has its visible tokens; `lengths` counts all tokens."""
     found = [_spans(each, length, spans, block) for each, length in zip(seen, lengths, strict=True)]
     for name, part in zip(("partial_values", "partial_lse"), zip(*found, strict=True), strict=True):
         pieces.deal((name, layer), torch.stack(part).flatten(1), "attention in spans")

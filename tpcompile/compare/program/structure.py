@@ -1,4 +1,4 @@
-"""Which value of the sharded graph each instruction group computes, derived from data flow."""
+"""The values of the sharded graph by instruction group, derived from data flow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Structure:
             yield replace(group, interleaved=turned)
 
     def _between(self, layer: Layer, attention: Group, texts: Texts) -> Iterator[Group]:
-        """Yield what attention reads from the cache after the step, and the result of each span."""
+        """Yield the groups of the cached keys and values, and of the partial results of spans."""
         kept = texts.seen(layer.window)
         v = _group("v", layer.number, layer.nodes["v"], sum(kept), "kv head", layer.width)
         v = replace(v, lengths=kept)
@@ -85,11 +85,11 @@ class Structure:
 
 
 def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
-    """Find the groups of a graph. The model may be any that can be lowered."""
+    """Find the groups of a graph, for any model that can be lowered to a program."""
     attention = [node for node in gm.graph.nodes if node.target is PAGED_ATTENTION]
     swiglu = [node for node in gm.graph.nodes if node.target is SWIGLU]
     for other in activations(gm.graph):
-        _expect(False, [other.node], f"an MLP that programs support, but {other.unsupported}")
+        _expect(False, [other.node], f"an MLP with SwiGLU; {other.unsupported}")
     _expect(len(attention) == len(swiglu) > 0, attention[-1:], "an MLP in each layer")
     halves = [(_attention(a), _mlp(s)) for a, s in zip(attention, swiglu, strict=True)]
     logits = head_of(gm.graph)
@@ -121,7 +121,7 @@ def _layer(attention: fx.Node, nodes: dict[str, fx.Node]) -> Layer:
 
 
 def _attention(node: fx.Node) -> dict[str, fx.Node]:
-    """Return the values from the norm to attention, with normed q and k if the model norms them."""
+    """Return the values from the norm to attention, with normed q and k if there are any."""
     bound = _bound(node)
     heads = {part: head_ops(bound[part]) for part in _HEADS}
     for part in ("q", "k"):
@@ -143,7 +143,7 @@ def _mlp(node: fx.Node) -> dict[str, fx.Node]:
 
 
 def _norm_before(node: fx.Node) -> fx.Node:
-    """Return the norm that is the input of the linear that computes a value."""
+    """Return the norm before the linear that computes a value."""
     return _back(_back(node, LINEAR), RMS_NORM)
 
 
@@ -172,7 +172,7 @@ def _expect(holds: bool, nodes: Sequence[fx.Node], what: str) -> None:
     if not holds:
         places = [f"%{node.name} {origin_of(node)}" for node in nodes]
         raise UnsupportedError(
-            "The graph lacks values that a program is compared with",
+            "The graph lacks values for the comparison with a program",
             where=", ".join(places),
             expected=what,
         )

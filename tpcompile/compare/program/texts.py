@@ -12,7 +12,7 @@ from tpcompile.errors import UsageError
 
 @dataclass(frozen=True)
 class Texts:
-    """All tokens of each sequence, of which the last is new, and the blocks that it may fill."""
+    """The tokens of each sequence, the last of which is new, and its blocks in the cache."""
 
     tokens: tuple[torch.Tensor, ...]
     tables: torch.Tensor
@@ -28,7 +28,7 @@ class Texts:
         return self.tables.numel() * self.block
 
     def seen(self, window: int | None) -> tuple[int, ...]:
-        """Return how many tokens of each sequence the new one sees, including itself."""
+        """Return the number of tokens per sequence that the new one sees, including itself."""
         return tuple(n if window is None else min(n, window) for n in self.lengths)
 
     def places(self, sequence: int, first: int, last: int) -> torch.Tensor:

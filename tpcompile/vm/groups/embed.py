@@ -80,7 +80,7 @@ class Embed(StepInstruction):
         return self.at.batch * self.columns.extent * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """Add zero to every row, as a sum across ranks does, so that -0.0 becomes 0.0."""
+        """Execute the instruction. Adding 0.0 turns -0.0 into 0.0, as a sum across ranks does."""
         rows = memory[self.at.tokens].long() - self.at.first
         held = (rows >= 0) & (rows < self.at.rows)
         found = memory[self.at.table][rows.where(held, 0), self.columns.slice]
@@ -92,7 +92,7 @@ class Embed(StepInstruction):
 
 @lowers(EMBEDDING, VOCAB_EMBEDDING, terms=True)
 def embedding(to: Building, node: fx.Node) -> None:
-    """Lower the node to the table rows of each rank. If there are several ranks, a sum follows."""
+    """Lower the node to the table rows of each rank. If the rows are sharded, a sum follows."""
     weight, ids = node.args[:2]
     assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node)
     kind = value_type(weight)

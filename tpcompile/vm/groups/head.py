@@ -81,7 +81,7 @@ class NormLmHead(WeightInstruction):
         return self.rows.extent * self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """Execute the instruction. The best of equal logits is the one of the lowest row."""
+        """Execute the instruction. Of equal logits, the one of the lowest row is the best."""
         at = self.at
         x = at.normed.value(memory, probe, "final_norm")
         found = linear(memory, x, at.weight, at.bias, self.rows)

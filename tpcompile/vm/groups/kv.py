@@ -10,7 +10,7 @@ from tpcompile.vm.program import Role
 
 
 def cache_of(to: Building, node: fx.Node, block: int) -> int:
-    """Declare the cache: regions are by sequence and by past or new token, memory is by slot."""
+    """Declare the cache. Regions index sequences and past or new tokens; memory indexes slots."""
     kind = value_type(node)
     to.plan.check_room(block)
     slots = to.plan.batch * to.plan.most_blocks(block) * block

@@ -54,7 +54,7 @@ def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range)
 
 
 def normed(to: Building, node: fx.Node, rank: int) -> Normed:
-    """Return the operands of the norm that a fused op begins with."""
+    """Return the operands of a fused op's norm."""
     bound = to.bound(node)
     x, weight = to.where(bound["x"], rank), to.where(bound["norm"], rank)
     return Normed(x, weight, to.plan.batch, width_of(bound["x"]), fraction(bound["eps"]))

@@ -101,7 +101,7 @@ class LinearResidual(WeightInstruction):
 @instruction
 @dataclass(frozen=True)
 class LinearTerms(WeightInstruction):
-    """One term of each sum: some rows and columns of a projection, in a slot of its own."""
+    """A term of each sum: some rows and columns of a projection, in a slot of its own."""
 
     at: Annotated[
         ProjectOperands,
@@ -115,7 +115,7 @@ class LinearTerms(WeightInstruction):
     columns: Annotated[Range, rules.Within("width", "leaves")]
     slot: Annotated[int, rules.Number(0, "slots - 1")]
     leaves: Annotated[int, rules.Number(1, "width")]
-    """Leaves within these columns."""
+    """The number of leaves within these columns."""
     name: ClassVar[str] = "linear_terms"
     opcode: ClassVar[int] = 7
 

@@ -37,7 +37,7 @@ _FIRST_ROWS = {
 
 @dataclass(frozen=True)
 class QkvOperands:
-    """One of the three parts on one rank. Its rows begin at `first_row` of the weight."""
+    """The queries, keys or values of a rank. Their rows begin at `first_row` of the weight."""
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.Number(0, "layers - 1")]

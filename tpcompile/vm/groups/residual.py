@@ -30,7 +30,7 @@ class Site(IntEnum):
 
 
 def site_of(x: fx.Node) -> Site:
-    """Return the half of a layer that a projection of `x` ends. Look through views."""
+    """Return the half of a layer that ends with a projection of `x`. Look through views."""
     while x.op == "call_function" and len(x.all_input_nodes) == 1:
         (x,) = x.all_input_nodes
     return Site.ATTENTION if x.target == ATTENTION_REDUCE else Site.MLP

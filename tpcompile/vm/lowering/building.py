@@ -81,7 +81,7 @@ class Building:
         return widths
 
     def put(self, node: fx.Node, number: int) -> None:
-        """Place the value of `node` in this buffer on rank 0, and in those after it on others."""
+        """Record rank 0's buffer of a value. The next numbers are its buffers on other ranks."""
         self._places[node] = number
 
     def where(self, node: fx.Node, rank: int) -> int:

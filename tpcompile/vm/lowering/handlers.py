@@ -1,4 +1,4 @@
-"""The table of functions that lower nodes, to which each instruction group adds its own."""
+"""The table of functions that lower nodes. Each instruction group registers its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Handler:
     lower: Lower
     fits: Fits
     terms: bool = False
-    """Whether each rank may have a term of the result, which a sum over ranks must follow."""
+    """Whether the result may be one term per rank, to be summed over ranks."""
 
 
 HANDLERS: dict[Any, Handler] = {}

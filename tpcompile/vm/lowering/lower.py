@@ -52,7 +52,7 @@ def _tables(to: Building, node: fx.Node) -> None:
 
 @lowers(ops.ALL_GATHER, where=read_by())
 def _same(to: Building, node: fx.Node) -> None:
-    """Alias the buffer of the operand, because the node is a view."""
+    """Alias the operand's buffers. A gather for the output leaves its parts on their ranks."""
     to.put(node, to.where(node.all_input_nodes[0], 0))
 
 

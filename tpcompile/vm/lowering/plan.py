@@ -67,7 +67,7 @@ class StepPlan:
         return -(-self.max_seq_len // block)
 
     def most_spans(self, wanted: int, block: int) -> int:
-        """Return the number of spans that a target wants, or one per block if they are fewer."""
+        """Return `wanted`, limited to one span per block of the longest sequence."""
         return min(wanted, self.most_blocks(block))
 
     def check_room(self, block: int) -> None:
@@ -117,9 +117,10 @@ class StepPlan:
         return _cut(range(heads + 1), -(-heads // longest))
 
     def row_blocks(self, width: int, heads: int) -> list[Range]:
-        """Split a head of `width` rows into two or more blocks that finish `heads` heads soonest.
+        """Split a head of `width` rows so that `heads` heads finish as early as possible.
 
-        Workers take block after block. A block costs its rows plus about half the grain.
+        There are at least two blocks if the grain allows. A block costs its rows plus about half
+        the grain.
         """
         units = -(-width // self.grain)
 

@@ -1,9 +1,9 @@
-"""The binary interface between programs and executors: names for numbers, from the dataclasses.
+"""The binary interface between programs and executors: offsets and constants by name.
 
-A program reaches an executor as rows of int32 words (`encoding.py`) and a table of buffers. Where
-each operand stands in a row, and what the opcodes, dtypes and columns of the table are called,
-follows from the instructions' dataclasses. C executors get a header, Triton kernels and Python get
-constants, and the documentation prints the same tables.
+A program reaches an executor as rows of int32 words (`encoding.py`) and a table of buffers. The
+offsets of operands and the names of opcodes and enumerations are derived from the instructions'
+dataclasses. C executors get a header, Triton kernels and Python get constants, and the
+documentation prints the same tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = 2
 
 
 MOST_DIMS = 5
-"""The most dimensions of a buffer in memory."""
+"""The maximum number of dimensions of a buffer in memory."""
 
 COLUMNS = {
     "address": 1,
@@ -39,7 +39,7 @@ COLUMNS = {
     "shape": MOST_DIMS,
     "strides": MOST_DIMS,
 }
-"""The columns of the table of buffers, which has a row of int64 per buffer, and their widths.
+"""The columns of the table of buffers, with their widths. Each buffer has one row of int64.
 
 `block` is the tokens per block of the KV cache, and 0 for other buffers. Strides count elements.
 """
@@ -50,10 +50,10 @@ class Field:
     """An operand in the row of an instruction."""
 
     name: str
-    """An operand inside another one is called `normed_eps`; of two with one name, the one that each
-    instruction has for itself is called `own_leaves`."""
+    """The nested operand `normed.eps` is named `normed_eps`. An instruction's own operand is named
+    `own_leaves` if a shared operand is named `leaves`."""
     offset: int
-    """The word at which it starts. Word 0 is the opcode."""
+    """The index of its first word. Word 0 is the opcode."""
     kind: type
 
     @property
@@ -75,7 +75,7 @@ def layout(kind: Any) -> tuple[Field, ...]:
 
 
 def constants() -> dict[str, int]:
-    """Return every number of the interface by name: for Python and for Triton kernels."""
+    """Return every constant of the interface by name, for Python and for Triton kernels."""
     found = {"ABI_VERSION": VERSION, "ROW_WORDS": INSTRUCTIONS.words}
     for kind in INSTRUCTIONS.values():
         found[f"OP_{kind.name.upper()}"] = kind.opcode
@@ -90,12 +90,12 @@ def constants() -> dict[str, int]:
 
 
 def column_offsets() -> Mapping[str, int]:
-    """Return the place of each column in a row of the table of buffers."""
+    """Return the offset of each column in a row of the table of buffers."""
     return dict(zip(COLUMNS, accumulate(COLUMNS.values(), initial=0), strict=False))
 
 
 def buffer_row(buffer: Buffer, tensor: torch.Tensor, block: int) -> list[int]:
-    """Return the row of a buffer, whose memory is that of `tensor`."""
+    """Return the table row of a buffer that is stored in `tensor`."""
     row = [tensor.data_ptr(), buffer.role, buffer.rank, DType.of(buffer.dtype)]
     row += [block if buffer.role == Role.CACHE else 0, tensor.dim()]
     for extents in (tensor.shape, tensor.stride()):
@@ -104,7 +104,7 @@ def buffer_row(buffer: Buffer, tensor: torch.Tensor, block: int) -> list[int]:
 
 
 def enumerations() -> Mapping[str, type[IntEnum]]:
-    """Return the enumerations that operands and buffers are made of, by name."""
+    """Return the enumerations in operands and in the table of buffers, by name."""
     found: dict[str, type[IntEnum]] = {"DType": DType, "Role": Role}
     for kind in INSTRUCTIONS.values():
         for field in layout(kind):
@@ -164,5 +164,5 @@ def _c_type(kind: type) -> str:
 
 
 def _upper(name: str) -> str:
-    """Return `DType` as DTYPE and `SpanKind` as SPAN_KIND."""
+    """Convert `DType` to DTYPE and `SpanKind` to SPAN_KIND."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()

@@ -66,7 +66,7 @@ class _Named(NamedTuple):
 
 
 class Agreement:
-    """The operands `at` of one kind of instruction: their values by name, and their problems.
+    """The shared operands `at` of an instruction: their values by name, and their problems.
 
     Lower bounds of numbers are checked first, so that shapes are products of positive numbers
     only. Buffers are checked next; they bind the free names. Upper limits use those names and are
@@ -165,7 +165,7 @@ class Agreement:
             self._refuse(path, _described(number, buffer), f"a buffer of rank {rank}", "rank")
 
     def _fits(self, buffer: Buffer, rule: Held, prefix: str) -> bool:
-        """Return whether kind, role, dtype and shape agree. Bind the free names if all do."""
+        """Return whether role, dtype and shape agree. Bind the free names if they do."""
         if buffer.role != rule.role:
             return False
         if not self._has_dtype(buffer.dtype, rule.dtype):

@@ -15,7 +15,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 class Role(IntEnum):
-    """What a buffer is for. Executors find buffers by role; their names are for readers.
+    """The purpose of a buffer, by which executors find it. Only parameters are found by name.
 
     The numbers are part of the binary interface.
     """
@@ -43,7 +43,7 @@ class Role(IntEnum):
 
     @property
     def kind(self) -> str:
-        """How long the contents last.
+        """The origin and lifetime of the contents.
 
         `weight` and `input` come from outside, `state` and `cache` persist between steps, and
         `scratch` is undefined before a step.
@@ -52,7 +52,7 @@ class Role(IntEnum):
 
     @property
     def sole(self) -> bool:
-        """Whether each rank has one buffer of this role."""
+        """Whether a rank has at most one buffer of this role."""
         return self not in (Role.SCRATCH, Role.WEIGHT)
 
 
@@ -82,7 +82,7 @@ class DType(IntEnum):
             if known == dtype:
                 return found
         raise UnsupportedError(
-            "Programs have no buffers of this dtype",
+            "Programs do not support buffers of this dtype",
             got=str(dtype),
             expected=", ".join(map(str, _TORCH.values())),
         )
@@ -135,11 +135,11 @@ class Buffer:
         return self.shape if self.storage is None else self.storage
 
     def strides(self, extents: Sequence[int]) -> tuple[int, ...]:
-        """Return the strides, in elements, that the tensor must have if these are its extents.
+        """Return the strides, in elements, of a tensor with these extents.
 
-        Rows are contiguous. In the cache the slots of a head are, in the order in which attention
-        reads them: `[layers, 2, slots, heads, width]` has the strides of a contiguous
-        `[layers, 2, heads, slots, width]`.
+        Tensors are contiguous. In the cache, the slots of a head are contiguous, because attention
+        reads them in this order: `[layers, 2, slots, heads, width]` has the strides of a
+        contiguous `[layers, 2, heads, slots, width]`.
         """
         order = [0, 1, 3, 2, 4] if self.role == Role.CACHE else range(len(extents))
         found = [1] * len(extents)
@@ -150,7 +150,7 @@ class Buffer:
         return tuple(found)
 
     def has_strides(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor has these strides; those of extents of 1 mean nothing."""
+        """Return whether the tensor has these strides, ignoring dimensions of extent 1."""
         wanted = self.strides(tensor.shape)
         each = zip(tensor.shape, tensor.stride(), wanted, strict=True)
         return all(extent == 1 or got == stride for extent, got, stride in each)

@@ -55,7 +55,7 @@ def unseen(name: str, sequences: Range, columns: Range, values: torch.Tensor) ->
 
 
 def fraction(number: float) -> float:
-    """Round a number to fp32, in which instructions store and use it."""
+    """Round a number to fp32, the format of float operands."""
     rounded: float = struct.unpack("<f", struct.pack("<f", number))[0]
     return rounded
 
@@ -111,12 +111,12 @@ class StepInstruction:
 
     @property
     def traffic(self) -> int:
-        """The bytes of weights or cache that the instruction must load; all else is small."""
+        """The bytes of weights or cache that the instruction loads; other loads are negligible."""
         raise NotImplementedError
 
     @property
     def work(self) -> int:
-        """The multiply-accumulates for all sequences, 0 if they are few."""
+        """The multiply-accumulates for all sequences, 0 if negligible."""
         return 0
 
     def cost(self, target: Target) -> float:

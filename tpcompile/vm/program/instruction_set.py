@@ -28,7 +28,7 @@ class InstructionSet(Registry[type[StepInstruction]]):
         self.by_opcode: dict[int, type[StepInstruction]] = {}
         """Opcode 0 is not used, so that a row of zeros is not a valid instruction."""
         self.words = 0
-        """The words per row: room for an opcode and the operands of any instruction."""
+        """The words per row: enough for an opcode and the operands of any instruction."""
 
     def __iter__(self) -> Iterator[str]:
         return (self.by_opcode[opcode].name for opcode in sorted(self.by_opcode))
@@ -50,7 +50,7 @@ INSTRUCTIONS = InstructionSet()
 
 
 def instruction(kind: _Kind) -> _Kind:
-    """Class decorator: add an instruction to the set, under its name and its opcode."""
+    """Register an instruction class under its name and its opcode, and return it."""
     INSTRUCTIONS.add(kind.name, kind)
     return kind
 

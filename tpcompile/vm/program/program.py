@@ -32,7 +32,7 @@ class Instruction(Protocol):
 
 
 class Wait(NamedTuple):
-    """A condition to start an instruction: the counter has reached `until`."""
+    """A condition for the start of an instruction: the counter has reached `until`."""
 
     counter: int
     until: int
@@ -42,8 +42,8 @@ class Wait(NamedTuple):
 class Program:
     """Instructions, queues and counters of one step.
 
-    A program means the sequential execution of its instructions. Workers run their queues
-    concurrently; `waits` and `signals` keep conflicting instructions in the sequential order.
+    The meaning of a program is the sequential execution of its instructions. Workers run their
+    queues concurrently; `waits` and `signals` keep conflicting instructions in sequential order.
     """
 
     buffers: tuple[Buffer, ...]

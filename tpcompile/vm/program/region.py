@@ -15,10 +15,10 @@ class Region(NamedTuple):
 
 
 class Join(NamedTuple):
-    """One of several blocks of a head. The last block to arrive finishes the head.
+    """A block of a head that several instructions compute. The last to arrive finishes the head.
 
-    All blocks name the same region. They compute it together, so they are not ordered among
-    themselves. For all other instructions that touch the region they are one write.
+    All blocks of a head name the same region. They are not ordered among themselves. To all other
+    instructions that access the region, they are one write.
     """
 
     region: Region
@@ -49,7 +49,7 @@ def fits(box: Box, shape: tuple[int, ...]) -> bool:
 
 
 def refusal(box: Box, shape: tuple[int, ...]) -> str:
-    """Explain why a buffer of this shape has no such part; return "" if it has."""
+    """Explain why the box does not fit in a buffer of this shape; return "" if it does."""
     if len(box) != len(shape):
         return f"a box of {len(box)} intervals in a buffer of {len(shape)} dimensions"
     for dim, ((start, stop), extent) in enumerate(zip(box, shape, strict=True)):

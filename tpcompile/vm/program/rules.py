@@ -31,7 +31,8 @@ class Held:
     role: Role
     shape: tuple[str, ...]
     dtype: torch.dtype | str = "float"
-    """A dtype, `float` for any floating-point dtype, or a letter: same letter, same dtype."""
+    """A dtype, or `float` for any floating-point dtype. Operands with the same letter have the same
+    floating-point dtype."""
     storage: tuple[str, ...] | None = None
     optional: bool = False
     each_rank: bool = False

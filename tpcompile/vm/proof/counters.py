@@ -1,8 +1,8 @@
 """Counters for the dependencies that queue order does not already enforce.
 
-A counter belongs to a group of instructions that are waited for together. Each of them raises it
-once, and a wait is always for all of them, so it never depends on which came first. A wait is
-omitted if the worker has already waited for the same group, or for an instruction that has.
+A counter belongs to a group of instructions that are waited for together. Each member signals it
+once, and a wait is always for all members, so the order of the signals does not matter. A wait is
+omitted if the queue and earlier waits imply it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _in_some_order(waiting: Waiting, queues: Queues, queue_of: dict[int, int]) -
         raise VerifyError(
             "The order of the queues contradicts the dependencies",
             got=f"{stuck} instructions that can never run, because the first of them in each "
-            "queue waits for others further back",
+            "queue waits for instructions further back",
             expected="queues in an order that the dependencies allow",
         )
 

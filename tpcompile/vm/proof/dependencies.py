@@ -40,7 +40,7 @@ class _Access:
 
 @dataclass(eq=False, slots=True)
 class _Head:
-    """A head that some of its blocks have joined, and others will still join."""
+    """A head of which some blocks have arrived and others have not."""
 
     access: _Access
     arrivals: int
@@ -61,12 +61,12 @@ class _Memory:
         """By part, its last write."""
         self._read: list[list[_Access]] = [[] for _ in range(count)]
         self._reading: list[_Access | None] = [None] * count
-        """By part, its last entry in `_read`, until any of the part is written again."""
+        """By part, its last entry in `_read`, until one of its cells is written."""
         self._heads: dict[int, _Head] = {}
         self._groups: dict[tuple[int, ...], Group] = {}
 
     def read(self, part: int, number: int) -> tuple[Group, ...]:
-        """Return the last writers of what `part` overlaps, and record a read by `number`."""
+        """Return the last writers of the cells of `part`, and record a read by `number`."""
         access = self._reading[part]
         if access is None:
             self._close_heads(part)
@@ -80,7 +80,7 @@ class _Memory:
         return access.before
 
     def write(self, part: int, number: int) -> tuple[Group, ...]:
-        """Return the readers and writers of what `part` overlaps; record a write by `number`."""
+        """Return the last readers and writers of the part's cells; record a write by `number`."""
         self._close_heads(part)
         return self._together(self._put(part, _Access([number], self._cells[part])), number)
 

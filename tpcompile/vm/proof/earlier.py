@@ -1,4 +1,4 @@
-"""The earlier instructions that each instruction conflicts with, as the verifier needs them.
+"""The earlier conflicting instructions of each instruction, for the verifier.
 
 An access is dropped once all its cells have been overwritten. A later instruction conflicts with
 the overwriting instructions, and these run after the dropped access, or the verifier has already

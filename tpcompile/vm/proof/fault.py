@@ -1,4 +1,4 @@
-"""What the verifier reports."""
+"""Faults, the verifier's findings."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class Fault:
 
 
 def named(program: Program, number: int) -> str:
-    """Return an instruction as messages name it."""
+    """Format an instruction for a message."""
     return f"{program.instructions[number].label} (instruction {number})"

@@ -1,6 +1,6 @@
-"""The form of a program: queues, counters, regions and heads, each by itself.
+"""Checks of a program's form: its queues, counters, regions and heads, each separately.
 
-The order of instructions is proved for a program of correct form only.
+The order of instructions is checked only if the form is correct.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The adversary: it delays one instruction as long as it can and finds which others overtake it.
+"""An adversary that delays one instruction as long as it can, and finds those that overtake it.
 
-It is slow and simple, and the verifier is tested against it. It executes three steps of a program
-that repeats.
+It is slow and simple; the verifier is tested against it. It executes three steps of a program that
+repeats.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def overtaken(program: Program) -> tuple[int, int] | None:
 
 
 def split_head(program: Program) -> Region | None:
-    """Return a head that is finished too early, twice or never; None if there is none.
+    """Return a head that is finished too early, twice or never, or None.
 
     Arrivals are counted as on a machine, which does not know which blocks belong together.
     """
@@ -85,6 +85,7 @@ class _Slot:
 
 
 def split(instructions: Sequence[Instruction], order: Iterator[int]) -> Region | None:
+    """Return a head that is finished too early, twice or never in this order, or None."""
     slots: dict[Region, _Slot] = {}
     for number in order:
         touched = [*instructions[number].reads, *instructions[number].writes]
@@ -111,7 +112,7 @@ def _meet(one: Region, other: Region) -> bool:
 
 
 def _order(program: Program, held: int | None) -> Iterator[int]:
-    """Run the program; if workers share queues, with the most workers that a queue can have."""
+    """Return the run order; if workers share queues, each instruction has its own worker."""
     return run_order(program, held, apart=program.sharing > 1)
 
 

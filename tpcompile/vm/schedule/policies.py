@@ -20,7 +20,7 @@ Queues = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Work:
-    """The instructions to schedule, by number, and the workers, the same number on every rank."""
+    """The instructions to schedule, by number, and the number of workers per rank."""
 
     groups: Groups
     """For each instruction, the groups that must complete before it starts."""

@@ -43,7 +43,7 @@ class Scheduled:
 
     @property
     def proved(self) -> Program:
-        """The program; `VerifyError` if it has faults."""
+        """The program. Raise `VerifyError` if it has faults."""
         refuse(self.faults)
         return self.program
 

@@ -1,4 +1,4 @@
-"""One line of a program's text, and the errors that name it."""
+"""Lines of a program's text, and errors that cite their numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Line:
-    """The words of a line without its comment."""
+    """A line as words, without its comment."""
 
     number: int
     words: Sequence[str]
@@ -30,7 +30,7 @@ class Line:
         )
 
     def read(self, what: str, word: str, reader: Callable[[str], _T]) -> _T:
-        """Read the value of a word, or raise an error that says what was expected."""
+        """Parse a word. Raise a UsageError with the expected form if it is not valid."""
         try:
             return reader(word)
         except ValueError as error:

@@ -29,7 +29,7 @@ from tpcompile.vm.program.text.values import (
 
 _BEGINS = "a line that begins with the word program"
 _SHOWN = 60
-"""The most characters of a wrong first line that an error shows."""
+"""The maximum number of characters of a wrong first line in an error."""
 
 
 def parse_program(text: str, check: bool = True) -> Program:
@@ -68,7 +68,7 @@ def parse_program(text: str, check: bool = True) -> Program:
 
 
 def _headed(line: Line) -> Line:
-    """Return the first line, which must begin a program."""
+    """Check that the first line begins a program, and return it."""
     if line.words[0] != "program":
         said = " ".join(line.words)
         begins = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"

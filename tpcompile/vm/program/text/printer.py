@@ -1,4 +1,4 @@
-"""The text form of a program, and one layer of it with comments for readers."""
+"""The printer of a program's text, and of one layer with comments."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _touches(instruction: StepInstruction) -> Iterator[tuple[str, Region]]:
 
 
 class _Lines:
-    """Lines of a program. Shared operands are numbered by first use; equal ones share a number."""
+    """The formatter of lines. Shared operands are numbered by first use; equal ones are merged."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -124,7 +124,7 @@ class _Lines:
             self.number_of(instruction)
 
     def number_of(self, instruction: StepInstruction) -> int:
-        """Return the number of shared operands. They are long, so each object is hashed once."""
+        """Return the number of the shared operands. Hashing is slow, so hash each object once."""
         key = id(instruction.at)
         if key not in self._by_identity:
             found = self._numbers.setdefault(instruction.at, len(self._numbers))

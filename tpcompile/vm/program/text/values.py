@@ -24,7 +24,7 @@ from tpcompile.vm.program.instruction import (
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 SECTIONS = ("buffers", "operands", "instructions", "queues")
-"""The sections, in order, after the line of the program."""
+"""The sections after the program's first line, in order."""
 
 ROLES: Mapping[str, Role] = {role.word: role for role in Role}
 
