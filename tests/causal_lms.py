@@ -172,7 +172,7 @@ REASONS: dict[str, str] = {
     "attention option": r"uses (softcap|s_aux|position_bias) in its attention",
     "mask of its own": r"attention masks? (of a layer cannot|, or one)|was given (a|no) mask"
     r"|computes with its attention mask|uses an attention mask that is not an argument"
-    r"|keep packed sequences apart",
+    r"|separate packed sequences",
     "layers called otherwise": r"does not call layer|does not call each of its layers once",
     "between layers": r"computes something between its layers",
     "buffer": r"reads the buffer",

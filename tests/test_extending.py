@@ -181,7 +181,7 @@ else:
         ("", "true"),
         (
             "ScaledEmbed.reads = property(lambda one: ())",
-            "The regions of scaled_embed are untrue: it writes x0 from what it does not declare",
+            "The regions of scaled_embed are wrong: it writes x0 from undeclared reads",
         ),
     ],
     ids=["as it is", "reads forgotten"],

@@ -142,10 +142,10 @@ def test_tensors_of_another_layout_are_refused() -> None:
     def columns(*key: Any) -> torch.Tensor:
         return torch.ones(shapes[key][::-1]).T
 
-    with pytest.raises(CompileError, match=r"parameter .*another layout .*strides \(1, "):
+    with pytest.raises(CompileError, match=r"parameter .*memory layout .*strides \(1, "):
         StepMemory(CASE.program, columns, CASE.rotation)
     memory = replace(CASE, tp=1).memory()  # with two heads, whose order matters
-    with pytest.raises(UsageError, match=r"KV cache of rank 0 has another layout"):
+    with pytest.raises(UsageError, match=r"KV cache of rank 0 must have the memory layout"):
         memory.use_caches([cache.contiguous() for cache in memory.values(Role.CACHE)])
 
 

@@ -179,7 +179,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Path:
 
 BAD = {
     "{0}/nowhere --prompt x": "There is no directory",
-    "{0}/empty --prompt x": "holds no model",
+    "{0}/empty --prompt x": "contains no model",
     "{0}/bare --prompt x": "holds no tokenizer",
     "{0}/torn --prompt x": "cannot be read. Found JSONDecodeError",
     "preset:tiny-qwen4 --prompt x": "Did you mean tiny-qwen3",

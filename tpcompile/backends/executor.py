@@ -1,4 +1,4 @@
-"""Executors: what runs the decode steps of a program."""
+"""Executors, which run the decode steps of programs, and their registry."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _Kind = TypeVar("_Kind", bound="type[Executor]")
 
 
 def executor(kind: _Kind) -> _Kind:
-    """Class decorator: register an executor, whose name is then a backend."""
+    """Register an executor class; its `name` becomes the name of a backend."""
     EXECUTORS.add(kind.name, kind)
     return kind
 
 
 class Executor(ABC):
-    """An interpreter or a compiled kernel for one program, in the memory of that program.
+    """An interpreter or a compiled kernel that runs one program in its memory.
 
-    A subclass implements `launch`. The checks of inputs and the results are the same for all.
+    A subclass implements `launch`. The input checks and the results are common to all executors.
     """
 
     name: ClassVar[str]
     abi: ClassVar[int] = VERSION
-    """The version of the binary interface that it was built for."""
+    """The version of the binary interface that the executor implements."""
 
     def __init__(self, memory: StepMemory) -> None:
         check_version(self.abi, self.name)
@@ -51,7 +51,7 @@ class Executor(ABC):
     def run(self, steps: int = 1, *options: Any) -> torch.Tensor:
         """Run `steps` steps, fewer if all sequences end; return the tokens, `[steps, batch]`.
 
-        A sequence that has already ended gets -1. `options` are those of the executor's `launch`.
+        A sequence that has already ended gets -1. `options` are passed to `launch`.
         """
         self.memory.begin(steps)
         return self.memory.tokens(self.launch(steps, *options))

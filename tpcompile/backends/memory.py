@@ -26,8 +26,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 class StepMemory:
     """The buffers of a program, and the inputs and results in them.
 
-    They are those of all ranks in one process, or with `share` those of one rank: its own, and the
-    ones that ranks share.
+    It holds the buffers of all ranks, or with `share` only those of one rank and the shared ones.
 
     With `poison`, memory that has not been written is NaN: if an instruction reads a value too
     early, or a token outside the sequence, the result is visibly wrong.
@@ -135,8 +134,8 @@ class StepMemory:
         """Set the inputs of the next step: one new token per sequence, which `lengths` includes.
 
         The tokens before it are in the cache, in the blocks of `tables`. Its position is
-        `lengths - 1` unless `positions` is given. A sequence ends when it gets one of `stops`, and
-        those for which `ended` is true have ended before.
+        `lengths - 1` unless `positions` is given. A sequence ends when it gets one of `stops`;
+        sequences with a true `ended` have ended before.
         """
         positions = lengths - 1 if positions is None else positions
         check_step(self, tokens, lengths, tables, positions, stops)
@@ -151,12 +150,12 @@ class StepMemory:
             self._poison_caches(lengths, tables)
 
     def begin(self, steps: int) -> None:
-        """Check that there is room for `steps` steps, and start counting them."""
+        """Raise unless there is room for `steps` steps, and reset the clock."""
         check_launch(self, steps)
         self._set(Role.CLOCK, torch.tensor([], dtype=torch.int32), 0)
 
     def forget(self) -> None:
-        """Poison the scratch buffers, whose contents no step may take from the one before.
+        """Poison the scratch buffers: a step must not read values of the previous step.
 
         Shared buffers stay as they are, because other ranks may still be reading them.
         """
@@ -167,10 +166,10 @@ class StepMemory:
                 self._poison(tensor)
 
     def turns(self) -> Iterator[int]:
-        """Yield the instructions of the ranks that are here, in sequential order.
+        """Return the instruction numbers of the ranks that are here, in sequential order.
 
-        If other ranks are in other processes, each instruction comes when its waits are met, and
-        counts as done when the next one is requested.
+        If other ranks are in other processes, each number is yielded when its waits are met, and
+        its instruction counts as done when the next one is requested.
         """
         if self.share is not None:
             return self.share.order(self.program)
@@ -198,7 +197,7 @@ class StepMemory:
         return self.program.buffers[self.program.one_per_rank(role)[0]]
 
     def _set(self, role: Role, value: torch.Tensor, rest: int) -> None:
-        """Write the first elements of a buffer on every rank, and `rest` to the others."""
+        """Fill a buffer on every rank with `rest`, and write `value` at its start."""
         for held in self.values(role):
             held.fill_(rest)
             held[tuple(slice(0, extent) for extent in value.shape)] = value.to(held.dtype)
@@ -245,13 +244,13 @@ def rotation_of(program: Program, rotary: Callable[..., Any]) -> Rotation:
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:
     if (tuple(value.shape), value.dtype) != (extents, buffer.dtype):
         raise UsageError(
-            f"The {_what(buffer)} does not fit this program",
+            f"The {_what(buffer)} must have the shape and dtype of its buffer",
             got=f"{tuple(value.shape)} in {value.dtype}",
             expected=f"{extents} in {buffer.dtype}",
         )
     if not buffer.has_strides(value):
         raise UsageError(
-            f"The {_what(buffer)} has another layout than programs read",
+            f"The {_what(buffer)} must have the memory layout of its buffer",
             got=f"strides {value.stride()} of {tuple(value.shape)}",
             expected=f"strides {buffer.strides(extents)}",
         )

@@ -1,7 +1,7 @@
 """The memory that ranks share when each runs its part of a program in a process of its own.
 
 It holds the buffers that instructions of several ranks touch, and the counters. Python cannot add
-to an integer atomically, so each rank has its own row of counters, and who waits sums the rows.
+to an integer atomically, so each rank has its own row of counters, and a waiter sums the rows.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tpcompile.errors import RankError
 from tpcompile.vm.program import Program
 
 _ALIGN = 64
-"""The bytes of a cache line, at which buffers and rows of counters begin."""
+"""The alignment of buffers and rows of counters: a cache line, in bytes."""
 
 _LOOKS = 1000
-"""The number of looks at a counter before the first sleep."""
+"""The number of times that a counter is polled before the first sleep."""
 
 _REST_S = 50e-6
 
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """The places of shared buffers and counters, in bytes."""
+    """The offsets of shared buffers and counters, in bytes."""
 
     buffers: Mapping[int, int]
-    """The place of each shared buffer, by number."""
+    """The offset of each shared buffer, by number."""
     counters: int
-    """The place of rank 0's row of counters. The rows of the other ranks follow."""
+    """The offset of rank 0's row of counters. The rows of the other ranks follow."""
     row: int
     """The size of a row."""
     size: int
@@ -101,7 +101,7 @@ class RankShare:
         self._steps += 1
 
     def _comes(self, counter: int, until: int) -> bool:
-        """Wait until a counter has a value; return whether it got there in time."""
+        """Wait until a counter reaches a value; return False on a timeout."""
         looks, end = 0, time.monotonic() + self._timeout
         while self.count(counter) < until:
             looks += 1

@@ -25,7 +25,7 @@ def check_step(
     """Raise unless the inputs of a step fit the program and its caches."""
     if not len(tokens) == len(lengths) == len(positions) == len(tables) >= 1:
         raise UsageError(
-            "A step takes one token, position, length and table per sequence",
+            "A step must have one token, position, length and table per sequence",
             got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
             f"{len(tables)} tables",
         )
@@ -41,15 +41,14 @@ def check_step(
     _at_most("number of stop tokens", len(stops), memory.extent(Role.STOPS, 0), "stops")
     if int(lengths.min()) < 1 or int(positions.min()) < 0:
         raise UsageError(
-            "A sequence has no tokens, or a position is negative",
+            "Lengths must be at least 1 and positions at least 0",
             got=f"lengths {lengths.tolist()}, positions {positions.tolist()}",
-            expected="lengths of at least 1 and positions of at least 0",
         )
     logits = memory.program.one_per_rank(Role.LOGITS)
     vocabulary = sum(memory.program.buffers[number].shape[1] for number in logits)
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         raise UsageError(
-            "A token is not in the model's vocabulary",
+            "Every token must be in the model's vocabulary",
             got=str(tokens.tolist()),
             expected=f"tokens from 0 to {vocabulary - 1}",
         )
@@ -85,7 +84,7 @@ def _check_blocks(memory: StepMemory, lengths: torch.Tensor, tables: torch.Tenso
 def _at_most(what: str, found: int, most: int, name: str) -> None:
     if found > most:
         raise UsageError(
-            f"The {what} is {found}",
-            expected=f"at most {most}, the program's {name}",
+            f"The {what} must be at most {most}, the program's {name}",
+            got=str(found),
             hint="Make a program with a larger limit",
         )

@@ -23,7 +23,7 @@ class Group(Protocol):
     def all_gather(
         self, x: torch.Tensor, dim: int, extents: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Concatenate every rank's `x` along `dim`; without `extents` these are even token runs."""
+        """Concatenate every rank's `x` along `dim`; `extents` are their sizes, if known."""
         ...
 
     def reduce_scatter(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -49,7 +49,7 @@ class SimulatedGroup:
         return _SimulatedRank(self, rank)
 
     def abort(self) -> None:
-        """Make all ranks fail after one has failed, so that none waits for it."""
+        """Make all other ranks fail after one has failed, so that they do not deadlock."""
         self._barrier.abort()
 
     def reset(self) -> None:

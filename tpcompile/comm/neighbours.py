@@ -20,10 +20,10 @@ import torch
 from tpcompile.errors import RankError
 
 SMALL_BYTES = 64 * 1024
-"""For larger messages bandwidth matters more than latency, and gloo is as fast."""
+"""The largest message to send in this way; for larger ones gloo is as fast."""
 
 _LOOK_S = 0.002
-"""The time to poll before sleeping: a rank that sleeps wakes up late."""
+"""The time to poll before sleeping, since a sleeping rank wakes up late."""
 
 
 class PeerError(RankError):

@@ -163,7 +163,7 @@ class ProcessGroupRank:
         return self._scratch[:size].view(dtype).view(rows, columns)
 
     def _wait(self, start: Callable[..., Any], *tensors: torch.Tensor) -> None:
-        """Run a collective. Keep its tensors until the next one, and while the group uses them.
+        """Run a collective. Hold its tensors until the next one, and while the group uses them.
 
         The group's own thread releases them a moment after `wait` returns. If it held the last
         reference it would need the GIL. That costs time, and fails when Python is exiting, which
@@ -199,6 +199,8 @@ _SUMMED_ALIKE = (torch.float32, torch.float64)
 """Dtypes in which the group's own sum has the same bits: two ranks have one order only."""
 
 _KIND = 10
+"""The integers in the header of a broadcast: dtype, dimensions, and at most 8 extents."""
+
 _DTYPES = (
     torch.float32,
     torch.bfloat16,

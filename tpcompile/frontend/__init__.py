@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Captured:
-    """A model as a graph, with everything else that a runtime needs."""
+    """A captured model: the graph, and the other data that a runtime needs."""
 
     graph: fx.GraphModule
     config: Any

@@ -33,7 +33,7 @@ _WINDOW_ARGUMENT = SPECS[ATTENTION].argument_names.index("window")
 
 
 class UnlikeLayersError(Exception):
-    """Two layers look alike, but their traces differ."""
+    """Two layers of the same kind with different traces."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"layers {first} and {second} look alike, but their traces differ")
@@ -41,7 +41,7 @@ class UnlikeLayersError(Exception):
 
 @dataclass
 class Builder:
-    """Builder of the graph. It adds node by node, in the order of the model's layers."""
+    """Builder that copies the exported nodes in order, and stamps layers that were not traced."""
 
     program: torch.export.ExportedProgram
     layers: Layers
@@ -114,7 +114,7 @@ class Builder:
         return self.layers.layer_of(path)
 
     def _handed_on(self, layer: int, region: list[fx.Node]) -> fx.Node:
-        """Return the one value of a traced layer that nodes after the layer read."""
+        """Return the only value of a traced layer that later nodes read."""
         own = set(region)
         read = {
             node
@@ -262,7 +262,7 @@ def _module_path(node: fx.Node) -> str:
 
 
 _NOT_THE_MODEL = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/", "torch/")
-"""Path prefixes. Torch reports some of its own files relative to its build directory."""
+"""Prefixes of other files. Torch reports some of its own relative to its build directory."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 

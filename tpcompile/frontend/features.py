@@ -114,7 +114,7 @@ def _experts(module: nn.Module) -> Iterator[Feature]:
 
 
 def _stacked(part: nn.Module) -> int:
-    """Return the number of MLPs whose weights a module stacks or lists; 0 without any."""
+    """Return the number of MLPs whose weights a module stacks or lists, or 0."""
     if isinstance(part, nn.ModuleList):
         same = len({type(one) for one in part}) == 1
         return len(part) if same and any(True for _ in part.parameters()) else 0

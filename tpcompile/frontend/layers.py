@@ -22,7 +22,7 @@ class Layers:
     masks: tuple[Meaning | None, ...] = ()
     """The meaning of each layer's attention mask; empty until the layers have been watched."""
     mask_arguments: tuple[int | str | None, ...] = ()
-    """The argument that holds the mask, by layer: a position, a name, or None without a mask."""
+    """The argument that holds the mask, by layer: a position, a name, or None."""
 
     def traced(self) -> tuple[int, ...]:
         """Return the layers to trace: the first, the first of every kind after it, and the last.
@@ -38,7 +38,7 @@ class Layers:
         return replace(self, kinds=tuple(range(len(self.kinds))))
 
     def told_apart(self, marks: Sequence[Any]) -> Layers:
-        """Split the kinds, so that the marks of all layers of a kind are equal."""
+        """Split each kind by the marks of its layers."""
         known: dict[Any, int] = {}
         pairs = zip(self.kinds, marks, strict=True)
         return replace(self, kinds=tuple(known.setdefault(pair, len(known)) for pair in pairs))

@@ -19,16 +19,16 @@ from torch import nn
 from tpcompile.errors import UnsupportedError
 
 ATTENTION_ONLY = "tpcompile"
-"""Our attention function in Hugging Face's registry; mask builders return None for it."""
+"""Name of our attention function in Hugging Face; its mask builders return None for it."""
 WITH_MASKS = "tpcompile, with masks"
-"""The same function; mask builders return a `Mask` for it."""
+"""Second name of this function; the mask builders return a `Mask` for it."""
 
 _EXPECTED = "a causal mask, with or without a sliding window"
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Placeholder for an attention mask. Models may only pass it on."""
+    """Placeholder for an attention mask; any use other than passing it on raises."""
 
     function: Callable[..., torch.Tensor]
     """Maps `(batch, head, query, key)` indices to whether the query attends to the key."""
@@ -59,7 +59,7 @@ class Meaning:
     window: int | None
     """The number of tokens that a token attends to, itself included; None for all earlier ones."""
     splits: frozenset[bool]
-    """Whether packed sequences are separated. With a window of one token both answers fit."""
+    """Possible answers to whether packed sequences are separated: both if the window is 1."""
 
 
 def register(attention: Callable[..., Any]) -> None:
@@ -73,9 +73,9 @@ def register(attention: Callable[..., Any]) -> None:
 
 
 def hand_in(layer: nn.Module, argument: int | str) -> None:
-    """Pass a layer a `Mask` where it would get None, so that any use of the mask raises.
+    """Register a hook that passes a `Mask` instead of None, so that any use of the mask raises.
 
-    A trace cannot build masks: it would record how Hugging Face searches for packed sequences.
+    A trace must not build masks: it would record Hugging Face's search for packed sequences.
     """
 
     def put(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -127,7 +127,7 @@ def agreed_split(meanings: Iterable[Meaning], where: str) -> bool:
     splits = frozenset({True, False}).intersection(*(meaning.splits for meaning in meanings))
     if not splits:
         raise UnsupportedError(
-            "Some layers keep packed sequences apart and others do not",
+            "Some layers separate packed sequences and others do not",
             where=where,
             expected="masks that are all made with position_ids, or all without",
         )

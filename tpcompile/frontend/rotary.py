@@ -1,4 +1,4 @@
-"""The model's rotary tables, as the module that graphs call."""
+"""The module that graphs call for the model's rotary tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FREQUENCIES = "inv_freq"
 
 
 def rotary_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """Return Hugging Face's rotary modules by path. They store inverse frequencies."""
+    """Return the rotary modules, which store inverse frequencies, by path."""
     return {path: part for path, part in module.named_modules() if frequencies_of(part)}
 
 
@@ -78,7 +78,7 @@ class RotaryTables(nn.Module):
         return RotaryTables(self._source[0], self._config)
 
     def made(self) -> nn.Module:
-        """Return Hugging Face's module with real tensors. It may keep state between calls."""
+        """Create Hugging Face's module with real tensors; it may keep state between calls."""
         source: Any = self._source[0]
         if source.inv_freq.is_meta:
             made: nn.Module = type(source)(config=getattr(source, "config", self._config))

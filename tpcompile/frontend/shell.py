@@ -31,7 +31,7 @@ INPUTS = {"input_ids": "T", "positions": "T", "starts": "S", "logit_rows": "R"}
 `logit_rows` are the tokens whose logits are returned."""
 
 _EXAMPLE = {"T": 7, "S": 4, "R": 3}
-"""Lengths to trace with: all different, and none of 0 and 1, which torch.export specializes."""
+"""Lengths to trace with: all different, and above 1, since torch.export specializes 0 and 1."""
 
 
 def make_shell(

@@ -16,7 +16,7 @@ from tpcompile.json_files import read_object, shortened
 from tpcompile.presets import check_model_name, preset
 
 _BUILT_IN = (None, "eager", "sdpa")
-"""Attention implementations that Hugging Face has without code from elsewhere."""
+"""Attention implementations that need no code from outside transformers and torch."""
 
 
 def module_of(model: Any, dtype: torch.dtype | None) -> Any:
@@ -61,7 +61,7 @@ def config_of(model: Any) -> Any:
         return AutoConfig.for_model(**preset(text.removeprefix("preset:")))
     file = Path(text) / "config.json"
     if os.path.exists(text) and not file.is_file():
-        raise UsageError(f"{text} holds no model", expected="a directory with a config.json")
+        raise UsageError(f"{text} contains no model", expected="a directory with a config.json")
     try:
         local = os.path.exists(text)
         values = read_object(file) if local else PreTrainedConfig.get_config_dict(text)[0]
@@ -114,7 +114,7 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
         )
     wanted = dtype or getattr(config, "dtype", None) or torch.float32
     config = copy.deepcopy(config)
-    if config._attn_implementation not in _BUILT_IN:  # may be code on the hub; ours replaces it
+    if config._attn_implementation not in _BUILT_IN:  # may name hub code; ours replaces it
         config._attn_implementation = "eager"
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config

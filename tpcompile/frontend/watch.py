@@ -1,4 +1,4 @@
-"""Recording how a model calls its layers, to check that one may be stamped from another."""
+"""Records of layer calls, which decide whether one layer may be stamped from another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tpcompile.frontend.shell import (
 def watch_layers(module: nn.Module, layers: Layers) -> Layers:
     """Record how the model calls its layers, and separate layers with different arguments.
 
-    Each layer must take the output of the previous layer unchanged, otherwise a stamped layer
+    Each layer must take the output of the previous layer unchanged; otherwise a stamped layer
     would be wrong. Stand-ins that compute nothing replace the layers, so this takes no time.
     """
     calls: list[_Call] = []
@@ -78,7 +78,7 @@ def _meanings(pairs: Iterable[tuple[_Call, _Call]], path: str) -> tuple[Meaning 
 
 
 def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]:
-    """Return the argument that holds the attention mask, and the mask; both None without one."""
+    """Return the argument that holds the attention mask and the mask itself, or (None, None)."""
     found = [(name, mask) for name, value in call.kept.items() for mask in masks_in(value)]
     if not found:
         return None, None
@@ -95,7 +95,7 @@ def _mask_given(call: _Call, where: str) -> tuple[int | str | None, Mask | None]
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments and the result of a layer's call. Values are compared by identity."""
+    """A layer's call. `kept` holds the arguments alive, so their ids in `others` stay unique."""
 
     layer: int
     hidden: Any
@@ -148,9 +148,9 @@ def _refuse_other_calls(name: str, layers: Layers, called: list[int]) -> None:
 
 
 def _mark(value: Any) -> Any:
-    """Return a mark that is equal for the same value and for equal settings.
+    """Return a key that is equal for identical objects and for equal plain values.
 
-    All masks have the same mark, because `Layers.masks` stores their meanings.
+    All masks have the same key, because `Layers.masks` stores their meanings.
     """
     if isinstance(value, tuple | list):
         return tuple(map(_mark, value))

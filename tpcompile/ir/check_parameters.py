@@ -183,7 +183,10 @@ def unread_rows(owners: Mapping[str, Sequence[fx.Node]]) -> Iterator[tuple[fx.No
         for tensor in {tensor for node in nodes for tensor in made_of(node) if tensor.name == name}:
             if missing := tensor.shape[0] - _count(read):
                 got = f"{missing} rows of {name} {list(tensor.shape)} in no parameter"
-                yield nodes[-1], RuleError("recipe", got, "each row of the tensor in some parameter")
+                yield (
+                    nodes[-1],
+                    RuleError("recipe", got, "each row of the tensor in some parameter"),
+                )
 
 
 def _has_slice(recipe: Recipe) -> bool:

@@ -27,7 +27,7 @@ from tpcompile.ir.check_parameters import (
 )
 from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.meta import Parameter, has_recipe, made_of, origin_of, parameter_of
-from tpcompile.ir.ops import SPECS, OpSpec, RuleError, op_name, spec_of
+from tpcompile.ir.ops import OpSpec, RuleError, op_name, spec_of
 from tpcompile.ir.recipe import Tensor, tensors_of
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import AnyType, ValueType

@@ -55,7 +55,7 @@ class Layout:
         return Layout(self.axis, self.units, grain, self.parts)
 
     def refusal(self) -> str | None:
-        """Return why the layout is invalid, or None: bad intervals, missing units, an idle rank."""
+        """Return why the layout is invalid (empty rank, bad interval, missing unit), or None."""
         for rank, part in enumerate(self.parts):
             if not self.unit_count(rank):
                 return f"rank {rank} holds no units of {self.axis}"
@@ -122,7 +122,7 @@ class FusedLayout:
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """The tokens of a step in even runs; their number is known only at run time."""
+    """The token axis in nearly equal runs; the number of tokens is known only at run time."""
 
     ranks: int
     symbol: str = "T"

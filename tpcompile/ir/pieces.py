@@ -1,4 +1,4 @@
-"""Pieces: the copies that a recipe consists of, and the bytes that it reads."""
+"""Pieces: recipes as lists of box copies, to evaluate them and to compute their byte ranges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Piece:
 
 
 def pieces(recipe: Recipe) -> tuple[Piece, ...]:
-    """Return the copies that a recipe consists of; regions that no piece covers are zero."""
+    """Flatten a recipe to box copies; regions that no piece covers are zero."""
     match recipe:
         case Tensor(name, shape):
             whole = tuple((range(extent),) for extent in shape)

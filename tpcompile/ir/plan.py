@@ -28,7 +28,7 @@ class HeadPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Layouts, by the name of the attention or activation node that they belong to."""
+    """The layouts of heads and MLPs, by the name of their attention or activation node."""
 
     tp: int
     heads: dict[str, HeadPlan]
@@ -67,7 +67,7 @@ def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
 
 
 def plan_axis(axis: str, size: int, tp: int, grain: int | None = None) -> Layout:
-    """Split an axis into runs whose numbers of grains differ by at most one.
+    """Split an axis into one run per rank; the sizes differ by at most one grain.
 
     The default grain is the largest power of two, at most `COARSEST_GRAIN`, that divides the axis
     and gives each rank at least `RUNS_PER_RANK` grains, or else 1.
@@ -80,6 +80,6 @@ def plan_axis(axis: str, size: int, tp: int, grain: int | None = None) -> Layout
         raise ShardingError(
             f"The axis {axis} of {size} cannot be split over {tp} ranks",
             got=f"a grain of {grain}",
-            expected=f"a grain that divides {size} into at least {tp} runs",
+            expected=f"a grain that divides {size} into at least {tp} parts",
         )
     return Layout(axis, size // grain, grain, even_runs(size // grain, tp))

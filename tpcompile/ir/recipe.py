@@ -1,7 +1,7 @@
-"""Recipes: how a rank's parameter is made of checkpoint tensors, as data.
+"""Recipes: expressions that build a rank's parameter from checkpoint tensors.
 
-A recipe is an expression. Nothing is read until a rank evaluates its own recipe. `pieces.py`
-computes in advance what the evaluation will read.
+A recipe is data. Nothing is read until a rank evaluates its own recipe. `pieces.py` computes in
+advance which elements the evaluation reads.
 """
 
 from __future__ import annotations

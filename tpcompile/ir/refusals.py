@@ -8,7 +8,7 @@ _REFUSALS = "refusals"
 
 
 def keep_refusal(node: fx.Node, depth: int, reason: str) -> None:
-    """Record why a fusion refused a node; `depth` is how much of the pattern matched."""
+    """Record why a fusion refused a node; a larger `depth` is closer to a match."""
     node.meta[_REFUSALS] = (*refusals_of(node), (depth, reason))
 
 

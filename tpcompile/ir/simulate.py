@@ -33,7 +33,7 @@ def run_ranks(
     weights: Mapping[str, Sequence[torch.Tensor]],
     rotary: Callable[..., Any],
 ) -> Values:
-    """Return the value of every node on every rank; a KV cache starts empty."""
+    """Execute a graph, and return the value of every node on every rank."""
     ranks = info_of(gm).tp
     dealt = rank_inputs(gm, inputs)
     values: Values = {}

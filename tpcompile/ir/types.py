@@ -11,7 +11,7 @@ from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
 from tpcompile.ir.roles import Role
 
 Dim = int | str
-"""An extent: a number, or the name of a symbolic one (`T` tokens, `S` starts, `R` rows)."""
+"""An extent: a number, or the name of a symbolic one, such as `T` for the tokens."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ValueType:
         return tuple(shape)
 
     def refusal(self) -> str | None:
-        """Return why no value can have this type, or None if one can."""
+        """Return why the type is invalid, or None."""
         if not isinstance(self.placement, Shard):
             return None
         dim, layout = self.placement.dim, self.placement.layout

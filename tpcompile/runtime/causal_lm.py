@@ -79,7 +79,7 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
         return super().prepare_inputs_for_generation(*args, **own)
 
     def load_custom_generate(self, name: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: Hugging Face would run the code, older versions without trust_remote_code."""
+        """Raise: Hugging Face would run the code, older versions without trust_remote_code."""
         raise code_error(f"custom_generate={str(name)!r}")
 
     def can_generate(self) -> bool:
@@ -91,11 +91,11 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
 
     @property
     def name_or_path(self) -> str:
-        """Where the model was loaded from; its tokenizer may be there too."""
+        """The directory or hub id of the model; its tokenizer may be there too."""
         return str(self.config.name_or_path)
 
     def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Self:
-        """Refuse to change device or dtype; `to`, `half` and `cuda` call this."""
+        """Raise if the device or dtype would change; `to`, `half` and `cuda` call this."""
         try:
             moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
         except (AssertionError, RuntimeError) as error:  # torch raises these for a missing device
@@ -116,14 +116,14 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Refuse, except `train(False)`, which `eval` calls."""
+        """Raise unless `mode` is False, as in `eval`."""
         if mode:
             raise refusal("train", NO_GRADIENTS)
         found: Self = super().train(False)
         return found
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Refuse, except `requires_grad_(False)`, which is a no-op."""
+        """Raise unless `requires_grad` is False, which is a no-op."""
         if requires_grad:
             raise refusal("requires_grad_", NO_GRADIENTS)
         return self

@@ -21,7 +21,7 @@ FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Fused tensors of some tools, and the tensors that they concatenate, in this order, by rows."""
+"""Fused tensors that some tools write, and the tensors whose rows they concatenate, in order."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Supported dtypes of stored tensors. Integers and float8 need scales to become weights: a bare
@@ -82,7 +82,7 @@ class Checkpoint:
             raise
 
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
-        """Read part of a tensor of the model, and no other part of it."""
+        """Read only this part of a tensor of the model."""
         if name not in self._stored:
             raise CheckpointError(f"The model has no tensor {name}")
         found = self._read(self._stored[name], index)

@@ -63,7 +63,7 @@ def decode_greedily(
 ) -> torch.Tensor:
     """Run Hugging Face's loop for `do_sample=False` on tokens instead of logits.
 
-    A program runs several steps per launch if no Python code looks at each token.
+    A program runs several steps per launch if no Python code inspects each token.
     """
     stops = stop_tokens(stopping_criteria, streamer)
     lengths = [one.max_length for one in stopping_criteria if hasattr(one, "max_length")]

@@ -16,7 +16,7 @@ from tpcompile.runtime.ranks.step import Step
 
 
 class Launches:
-    """Part of a compiled model: several decode steps in one call of the ranks."""
+    """Mixin of a compiled model that runs several decode steps in one call of the ranks."""
 
     _ranks: Ranks
     _steps: int
@@ -27,9 +27,9 @@ class Launches:
         """Return the number of steps that the next launch may run, at least 1.
 
         `inputs` are the arguments of `forward` for the first step. `stops` are the tokens that end
-        a sequence, or None if Python code looks at each token. A launch reserves columns of the
-        cache for all its steps. If all sequences end early, the rest of them stays, so only a cache
-        that nobody reads after `generate` may be used in this way.
+        a sequence, or None if Python code inspects each token. A launch reserves columns of the
+        cache for all its steps, and does not release them if all sequences end early. So it needs
+        a temporary cache.
         """
         ranks = self._ranks
         cache: PagedCache = inputs["past_key_values"]

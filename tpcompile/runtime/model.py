@@ -48,7 +48,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
     """A causal LM on ranks, with the interface of Hugging Face's causal LMs."""
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
-        """Create a subclass with the captured class's name: Hugging Face's pipelines check it."""
+        """Create an instance of a class with the captured class's name, which pipelines check."""
         why = "A compiled model runs on ranks, which torch.compile cannot trace"
         untraced: Any = torch.compiler.disable
         own = {name: untraced(getattr(cls, name), reason=why) for name in _UNTRACED}
@@ -70,7 +70,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         programs: StepPrograms | None = None,
         modules: Sequence[RankModule] = (),
     ) -> None:
-        """Wrap ranks that run; `modules` are their descriptions, made anew if not given."""
+        """Wrap started ranks; `modules` describe them, by default as `rank_modules(graph)` does."""
         super().__init__()
         self.config = captured.config
         self.generation_config = generation_config or GenerationConfig.from_model_config(
@@ -152,7 +152,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
 
     @property
     def steps(self) -> StepCounts:
-        """The numbers of steps run so far by programs and by modules.
+        """The number of steps run so far by programs and by modules.
 
         A program takes one new token per sequence. Modules run prompts, and steps that mix both.
         """
@@ -251,7 +251,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         with self._open_calls.enter():
             self._check_open()
             refuse_code(kwargs.get("custom_generate"), kwargs.get("trust_remote_code"))
-            self.new_cache()  # raises for a pipeline without one
+            self.new_cache()  # raises if the pipeline has no KV cache
             refuse_options({"inputs_embeds": kwargs.get("inputs_embeds")})
             names = [name for name in ("inputs", "input_ids") if kwargs.get(name) is not None]
             for ids in (*args[:1], *(kwargs[name] for name in names)):

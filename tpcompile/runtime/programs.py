@@ -16,8 +16,8 @@ from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_program
-from tpcompile.vm.schedule.policies import POLICIES
-from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY, scheduled
+from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
+from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
 
 
@@ -35,7 +35,7 @@ class StepProgram:
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """How programs are made; None is the default of a machine."""
+    """The options of programs; None selects the default."""
 
     target: str | None = None
     policy: str | None = None
@@ -54,7 +54,7 @@ class StepPrograms:
         max_seq_len: int,
         batch: int,
     ) -> None:
-        """Create the decode graph and the program for `batch`, so that lowering errors come early.
+        """Create the decode graph and the program for `batch`, so that lowering fails early.
 
         `passes` are the pipeline of the prompt graph, which shares its weights and KV cache with
         the programs.

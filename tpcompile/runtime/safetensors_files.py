@@ -32,7 +32,7 @@ class _Place:
 
 
 class SafetensorsWriter:
-    """Writer of the tensors of a checkpoint; it keeps no tensor in memory."""
+    """A writer of checkpoint files that holds no tensor in memory."""
 
     def __init__(self, directory: Path, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Write the headers. `files` maps each file to its tensors, which may be meta tensors."""

@@ -32,7 +32,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 """The supported values of Hugging Face's options."""
 _WITHOUT_EFFECT = ("token", "save_peft_format", "save_original_format")
-"""Ignored options, for a hub, adapters and renamed tensors: a compiled model has none."""
+"""Ignored options: they concern hubs, adapters and renamed tensors."""
 
 _FAILED, _GO, _NOTHING = range(3)
 """The status that rank 0 sends to the other processes that call the model."""
@@ -73,7 +73,7 @@ def save_checkpoint(
     if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
         raise UsageError("save_directory must be a path", got=repr(directory))
     metas = weights.metas()
-    if not getattr(model.config, "tie_word_embeddings", True):  # tied in code: loaded one by one
+    if not getattr(model.config, "tie_word_embeddings", True):  # Hugging Face loads both names
         metas |= {alias: metas[name] for alias, name in weights.aliases.items()}
     files = _split(metas, max_shard_size)
     tensors = ((name, weights.gather(name, ranks)) for name in metas)
@@ -116,7 +116,7 @@ def _lead(
 def _follow(
     tensors: Iterator[tuple[str, torch.Tensor]], ranks: Ranks, directory: str | os.PathLike[str]
 ) -> None:
-    """Take part in the gathers of the tensors that rank 0 writes."""
+    """Join the gathers of the tensors that rank 0 writes."""
     told = _tell(ranks, _GO)
     if told == _GO:
         for _ in tensors:

@@ -134,7 +134,7 @@ def opened(weights: Weights) -> Iterator[Read]:
 
 
 def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
-    """Return the source of weights for MODEL: a seed, its checkpoint, or the model in memory."""
+    """Return the source of weights for `model`: a seed, its checkpoint, or the model in memory."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError("random_weights must be an integer seed", got=repr(seed))
     if seed is not None and captured.model is not None:

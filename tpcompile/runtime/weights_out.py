@@ -29,7 +29,7 @@ class WeightsOut:
         """The number of rows of the embedding."""
         own = [] if captured.model is None else captured.model.named_parameters()
         self._frozen = {name for name, parameter in own if not parameter.requires_grad}
-        """The parameters that do not require gradients; a checkpoint has none."""
+        """The parameters that do not require gradients; empty for a checkpoint."""
 
     def gather_weight(self, name: str) -> torch.Tensor:
         """Return a checkpoint tensor, assembled from the ranks' shards."""

@@ -201,9 +201,9 @@ def test_tokens_of_nobody_are_no_numbers() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lengths": torch.tensor([65])}, "is 65. Expected at most 64, the program's max_seq_len"),
-        ({"lengths": torch.tensor([0])}, "A sequence has no tokens.*at least 1"),
-        ({"tables": torch.zeros(1, 99, dtype=torch.long)}, "number of blocks per sequence is 99"),
+        ({"lengths": torch.tensor([65])}, "at most 64, the program's max_seq_len. Found 65"),
+        ({"lengths": torch.tensor([0])}, "Lengths must be at least 1"),
+        ({"tables": torch.zeros(1, 99, dtype=torch.long)}, "blocks per sequence .* Found 99"),
         ({"tokens": torch.tensor([1, 2])}, "one token, .* per sequence"),
     ],
 )
@@ -216,7 +216,7 @@ def test_beyond_the_buffers(changes: dict[str, torch.Tensor], said: str) -> None
 def test_a_batch_beyond_the_buffers() -> None:
     case, more = Case("tiny-qwen3", lengths=(9,)), Case("tiny-qwen3", lengths=(9, 9))
     with pytest.raises(
-        UsageError, match=r"number of sequences is 2\. Expected at most 1, the program's batch"
+        UsageError, match=r"number of sequences must be at most 1, the program's batch\. Found 2"
     ):
         case.machine().place(**_placed(more))
 
@@ -224,7 +224,7 @@ def test_a_batch_beyond_the_buffers() -> None:
 def test_steps_beyond_the_buffers() -> None:
     machine = Case("tiny-qwen3", lengths=(9,)).machine()
     machine.place(**_placed(Case("tiny-qwen3", lengths=(9,))))
-    with pytest.raises(UsageError, match=r"steps in one launch is 33\. Expected at most 32"):
+    with pytest.raises(UsageError, match=r"steps in one launch must be at most 32, .* Found 33"):
         machine.run(33)
     with pytest.raises(UsageError, match="steps must be at least 1, got 0"):
         machine.run(0)
@@ -236,8 +236,8 @@ def test_steps_beyond_the_buffers() -> None:
         ({"tables": torch.tensor([[0]])}, "Sequence 0 lacks blocks for its 9 tokens"),
         ({"tables": torch.tensor([[0, 1, 999]])}, "blocks, with numbers from 0 to"),
         ({"tables": torch.tensor([[0, -1, 1]])}, "blocks, with numbers from 0 to"),
-        ({"tokens": torch.tensor([5000])}, "A token is not in the model's vocabulary"),
-        ({"positions": torch.tensor([64])}, "position of a token is 64"),
+        ({"tokens": torch.tensor([5000])}, "Every token must be in the model's vocabulary"),
+        ({"positions": torch.tensor([64])}, "position of a token must be at most 63, .* Found 64"),
     ],
 )
 def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], said: str) -> None:

@@ -41,9 +41,9 @@ def test_nothing_else_is_read_or_written(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("name", "what", "less", "message"),
     [
-        ("linear_residual", "reads", slice(1, None), "from what it does not declare"),
+        ("linear_residual", "reads", slice(1, None), "from undeclared reads"),
         ("partial_attention", "writes", slice(1), "partial_lse outside of its"),
-        ("argmax", "reads", slice(-1), "raises IndexError without what it does"),
+        ("argmax", "reads", slice(-1), "raises IndexError if undeclared reads"),
     ],
     ids=["read", "write", "last read"],
 )
@@ -54,5 +54,5 @@ def test_untrue_regions_are_refused(
     kind = INSTRUCTIONS[name]
     true = getattr(kind, what).func
     monkeypatch.setattr(kind, what, property(lambda one: true(one)[less]))
-    with pytest.raises(VerifyError, match=rf"The regions of {name} are untrue: .* {message}"):
+    with pytest.raises(VerifyError, match=rf"The regions of {name} are wrong: .* {message}"):
         verify_regions(machine.memory)

@@ -17,7 +17,7 @@ Seen = Callable[[StepInstruction], Probe]
 
 @executor
 class Machine(Executor):
-    """An executor that runs the instructions one after the other, in any order that it is given."""
+    """An executor that runs one instruction at a time, in any order that the caller chooses."""
 
     name: ClassVar[str] = "reference"
 
@@ -27,7 +27,7 @@ class Machine(Executor):
         order: Order | None = None,
         seen: Seen = lambda instruction: unseen,
     ) -> int:
-        """Interpret up to `steps` steps; `seen` returns the probes of the instructions.
+        """Interpret up to `steps` steps; `seen` returns the probe of each instruction.
 
         The default order is `StepMemory.turns`.
         """

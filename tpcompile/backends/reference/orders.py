@@ -35,7 +35,7 @@ def held_back(number: int, seed: int = 0) -> Order:
 
 
 def _play(program: Program, choose: Callable[[list[int]], int]) -> Iterator[int]:
-    """Yield the instructions that `choose` picks from those that workers hold and that are ready.
+    """Yield the instructions in the order in which `choose` picks them from the ready ones.
 
     A worker takes the first instruction of its queue. The workers of a shared queue take one each.
     """

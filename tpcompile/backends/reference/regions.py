@@ -1,7 +1,7 @@
 """A check that instructions touch only the regions that they declare, by running them.
 
-The verifier proves orders from regions, so untrue regions make its proofs void. This check is for
-people who write instructions: it copies the memory for each one, so use it with small models.
+The verifier trusts declared regions, so wrong ones make its proofs void. Authors of instructions
+use this check in tests. It copies the memory for each instruction, so use it with small models.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tpcompile.vm.program import Region, Role
 from tpcompile.vm.program.instruction import StepInstruction
 
 _NONSENSE = -(2**30)
-"""The value of integers outside of the regions that an instruction reads."""
+"""The value of integers outside of the declared reads of an instruction."""
 
 
 def verify_regions(memory: StepMemory) -> None:
-    """Run one step, after `place` and in sequential order; raise at the first untrue instruction.
+    """Run one step, after `place` and in sequential order; raise at the first wrong region.
 
-    An instruction is untrue if it writes outside of its regions, or if its results change when
-    everything that it does not declare to read is replaced by nonsense.
+    Regions are wrong if the instruction writes outside of them, or if its results change when all
+    memory that it does not declare to read is replaced by nonsense.
     """
     with torch.inference_mode():
         for instruction in memory.program.instructions:
@@ -39,7 +39,7 @@ def _verify(memory: StepMemory, instruction: StepInstruction) -> None:
     try:
         instruction.run(elsewhere)
     except Exception as error:
-        how = f"raises {type(error).__name__} without what it does not declare to read"
+        how = f"raises {type(error).__name__} if undeclared reads return nonsense"
         raise _untrue(instruction, how) from error
     writes = [*instruction.writes, *joined(instruction)]
     for number, (now, spoilt) in enumerate(zip(memory.tensors, elsewhere, strict=True)):
@@ -48,14 +48,14 @@ def _verify(memory: StepMemory, instruction: StepInstruction) -> None:
         if bool((touched & ~mask(memory, number, writes)).any()):
             raise _untrue(instruction, f"writes {named} outside of its regions")
         if not bool(same(now, spoilt)[touched].all()):
-            raise _untrue(instruction, f"writes {named} from what it does not declare to read")
+            raise _untrue(instruction, f"writes {named} from undeclared reads")
 
 
 def _untrue(instruction: StepInstruction, how: str) -> VerifyError:
     return VerifyError(
-        f"The regions of {instruction.name} are untrue: it {how}",
+        f"The regions of {instruction.name} are wrong: it {how}",
         where=instruction.label,
-        hint="Declare all that `run` touches in `reads`, `writes` and `joins`",
+        hint="Declare every region that `run` touches in `reads`, `writes` or `joins`",
     )
 
 
@@ -98,7 +98,7 @@ def joined(instruction: StepInstruction) -> list[Region]:
 
 
 def spoilt_elsewhere(memory: StepMemory, instruction: StepInstruction) -> list[torch.Tensor]:
-    """Return a copy of all memory, with nonsense where the instruction does not declare to read."""
+    """Return a copy of all memory, with nonsense outside of the instruction's declared reads."""
     may = list(chain(instruction.reads, joined(instruction)))
     found = []
     for number, tensor in enumerate(memory.tensors):

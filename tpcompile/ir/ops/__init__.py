@@ -1,4 +1,4 @@
-"""The op dialect: each op is declared once, grouped by family. The names here are node targets."""
+"""The op dialect: one module per family of ops. Constants such as `LINEAR` are node targets."""
 
 from tpcompile.ir.ops import parts, shape
 from tpcompile.ir.ops.argmax import ARGMAX

@@ -80,7 +80,7 @@ def _across(
 
 
 def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """Return the cost; ranks exchange only their (value, id) pairs."""
+    """Return the cost; ranks exchange only (value, id) pairs."""
     (logits,) = operands
     layout = logits.layout_of(-1)
     return Cost(

@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences, with at most as many KV heads as query heads."""
+"""Causal grouped-query attention over packed sequences."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def attend(
     group = heads // shared
     if not new:
         return torch.empty_like(q)
-    if new == 1:  # no mask is needed, so heads that share a KV head can be its rows
+    if new == 1:  # one row needs no mask, so the heads of a group can be rows
         seen = slice(0 if window is None else max(0, length - window), length)
         keys, values = (side[seen].transpose(0, 1).unsqueeze(0) for side in (k, v))
         query = q.view(1, shared, group, width)
@@ -211,7 +211,7 @@ def _check_groups(q: ValueType, k: ValueType, group: int) -> None:
 def attention_localize(
     result: ValueType, rank: int, q: ValueType, k: ValueType, **_: Any
 ) -> dict[str, Any]:
-    """Return the KV head of each of the rank's query heads, if they do not share them evenly."""
+    """Return the KV head that each query head of the rank reads, unless groups are even."""
     queries, keys = q.layout_of(-2), k.layout_of(-2)
     if queries is None:
         return {}

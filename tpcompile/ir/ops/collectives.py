@@ -114,7 +114,7 @@ def _gather_across(
 def _sum_across(
     values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
 ) -> list[torch.Tensor]:
-    """Sum whatever the operand's placement, so that a misplaced sum shows as wrong numbers."""
+    """Sum regardless of the operand's placement, so that a misplaced sum changes the result."""
     total = tree_sum(values, result.dtype)
     return [total.clone() for _ in values]
 
@@ -135,11 +135,12 @@ def _cast_clone(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 
 
 def _wire_cost(trips: int) -> CostRule:
-    def cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-        """Return the cost: the value once for a gather or a scatter, twice for a sum.
+    """Return the cost rule of a collective that sends the value `trips` times.
 
-        In a ring of n ranks the bytes on the wire are (n - 1)/n of this.
-        """
+    In a ring of n ranks, (n - 1)/n of these bytes are sent.
+    """
+
+    def cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
         whole = local_bytes(operands[0].placed(REPLICATE), rank)
         return Cost(memory_bytes=2 * whole, wire_bytes=trips * whole)
 

@@ -1,4 +1,4 @@
-"""Elementwise ops: addition, products, activations and casts, and SwiGLU, which combines them."""
+"""Elementwise ops: sums, products, activations, casts and the fused SwiGLU."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def swiglu(
     up: torch.Tensor,
     silu: Callable[[torch.Tensor], torch.Tensor] = functional.silu,
 ) -> torch.Tensor:
-    """Compute silu(gate) · up, with the `silu` of the caller."""
+    """Compute silu(gate) · up with the given `silu`."""
     return silu(gate) * up
 
 
@@ -161,4 +161,4 @@ ELEMENTWISE = frozenset(_RULES)
 """The ATen ops that compute each element of the result from one element of each operand."""
 
 ACTIVATIONS = (aten.silu.default, aten.gelu.default, aten.relu.default, aten.tanh.default)
-"""The ops that may stand between the projections of an MLP; other activations consist of them."""
+"""The activation ops of MLPs; other activations are composed of these."""

@@ -1,4 +1,4 @@
-"""The linear op, where tensor parallelism happens."""
+"""The linear op, with its column-parallel and row-parallel placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMS norm, alone and after the residual addition, and the mean op of its captured form."""
+"""RMS norm, add + RMS norm, and `aten.mean`, which captured norms contain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Divide by the root of the mean square over the last dimension."""
+    """Divide `x` by its root mean square over the last dimension."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
@@ -24,7 +24,7 @@ def rms_norm(
     eps: float,
     normalized: Callable[[torch.Tensor, float], torch.Tensor] = normalized,
 ) -> torch.Tensor:
-    """Normalise in fp32, with the arithmetic of the caller, and round where Hugging Face rounds."""
+    """Normalise in fp32 with the given `normalized`, and round where Hugging Face rounds."""
     return weight * normalized(x.float(), eps).to(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Attention over a KV cache in blocks, where tables give the blocks of each sequence."""
+"""Attention over a paged KV cache; tables list the blocks of each sequence."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def check_blocks(cache: ValueType, block: int) -> None:
 
 
 def _check_places(slots: ValueType, tables: ValueType, lengths: ValueType, k: ValueType) -> None:
-    """Refuse slots, tables or lengths that are not integers replicated on every rank."""
+    """Refuse slots, tables or lengths of the wrong dtype, placement or shape."""
     for kind in (slots, tables, lengths):
         known = kind.placement == REPLICATE and kind.dtype == torch.long
         require(known, "kv-cache", kind, "slots, tables and lengths as i64 on every rank")

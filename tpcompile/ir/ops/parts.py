@@ -1,4 +1,4 @@
-"""The ATen ops that take parts of a value, or put them together: splits, slices, rows."""
+"""ATen ops that split, slice, index or concatenate values."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def concat_rule(tensors: tuple[ValueType, ...], dim: int = 0) -> ValueType:
             f"the same placement as {first}",
         )
         require(
-            isinstance(extent, int), "concat", kind, "a known extent along the joined dimension"
+            isinstance(extent, int), "concat", kind, "a known extent along the concatenated axis"
         )
         extents.append(int(extent))
-        unsharded(kind, dim, "join")
+        unsharded(kind, dim, "concatenate")
     return shifted(first, (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :]), 0)
 
 
@@ -120,9 +120,9 @@ def split_localize(
 
 def rows_rule(self: ValueType, dim: int, index: ValueType) -> ValueType:
     dim = dim_of(self, dim)
-    unsharded(self, dim, "pick rows of")
+    unsharded(self, dim, "index")
     good = index.placement == REPLICATE and index.dims == 1
-    require(good, "rows", index, "a one-dimensional list of rows, replicated on every rank")
+    require(good, "rows", index, "a one-dimensional tensor of rows, replicated on every rank")
     require(index.dtype in _WHOLE_NUMBERS, "rows", index, "row numbers, not a mask")
     return shifted(self, (*self.shape[:dim], index.shape[0], *self.shape[dim + 1 :]), 0)
 

@@ -59,7 +59,7 @@ def interleave(x: torch.Tensor) -> torch.Tensor:
 
 
 def split_halves(x: torch.Tensor) -> torch.Tensor:
-    """Move the elements of each pair half a head apart, as in Hugging Face; undo `interleave`."""
+    """Move the elements of each pair half a head apart: the inverse of `interleave`."""
     return x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).transpose(-2, -1).flatten(-2)
 
 

@@ -1,4 +1,4 @@
-"""The ATen ops that give a value another shape: views, transposes, heads."""
+"""ATen shape ops (views, transposes, heads), no-ops such as `contiguous`, and `getitem`."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def flatten_rule(self: ValueType, start_dim: int = 0, end_dim: int = -1) -> Valu
 
 def extent_rule(self: ValueType, dim: int) -> SymbolType:
     dim = dim_of(self, dim)
-    unsharded(self, dim, "count")
+    unsharded(self, dim, "measure")
     extent = self.shape[dim]
     require(isinstance(extent, str), "symbol", self, "a symbolic extent")
     return SymbolType(str(extent))

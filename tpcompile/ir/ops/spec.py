@@ -24,7 +24,7 @@ Across = Callable[..., list[torch.Tensor]]
 
 
 class RuleError(Exception):
-    """The error that a rule raises to refuse its operands."""
+    """Refusal of operands by a rule."""
 
     def __init__(self, rule: str, got: str, expected: str, hint: str = "") -> None:
         self.rule, self.got, self.expected, self.hint = rule, got, expected, hint
@@ -42,12 +42,12 @@ class Cost:
 
 CostRule = Callable[[Any, Sequence[ValueType], int], Cost]
 Written = Callable[..., str]
-"""The Python expression of a call, given the expressions of its arguments by name."""
+"""Formatter of a call as a Python expression, given the expressions of its arguments by name."""
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One op. `localize` gives arguments that differ between ranks; `across` runs a collective."""
+    """The declaration of an op. `localize` gives per-rank arguments, `across` runs collectives."""
 
     name: str
     target: Any
@@ -62,7 +62,7 @@ class OpSpec:
     takes_roles: bool = False
     """Whether the rule handles roles; if not, operands with a role are refused."""
     written: Written | None = None
-    """How emitted modules write a call; by default they call the op."""
+    """Formatter of the call in emitted modules; by default they call the op itself."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, in the order of the schema, with defaults filled in."""

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence: its blocks in order, of which the last may be partly full, and its length."""
+    """A sequence: its blocks in order, the last of which may be partly full, and its length."""
 
     blocks: tuple[int, ...] = ()
     length: int = 0
@@ -117,7 +117,7 @@ class BlockPool:
 
 @dataclass(frozen=True)
 class Growth:
-    """Longer rows, and the changes of the pool."""
+    """The rows with room for new tokens, and the changes of the pool."""
 
     rows: tuple[Row, ...]
     taken: tuple[int, ...]

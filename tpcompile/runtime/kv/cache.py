@@ -17,7 +17,7 @@ from tpcompile.runtime.kv.blocks import BlockPool, Row, blocks_for, grow, slots_
 
 @dataclass(frozen=True)
 class Appended:
-    """Where a step writes K and V of its tokens, and where it reads K and V of earlier ones."""
+    """The slots in which a step stores its K and V, and the blocks of the sequences it reads."""
 
     slots: torch.Tensor
     """int64 [tokens]: the slot of each new token, sequence after sequence."""
@@ -34,8 +34,8 @@ class Appended:
 class PagedCache(Cache):
     """The KV cache of one batch. K and V are stored on the ranks; this holds their block ids.
 
-    Only tokens take room there, padding does not. Hugging Face counts columns, padding included,
-    and so do `get_seq_length` and `crop`; `max_seq_len` limits the tokens of a row.
+    Only tokens are stored, not padding. Hugging Face counts columns, padding included, and so do
+    `get_seq_length` and `crop`; `max_seq_len` limits the tokens of a row.
 
     Copies share blocks until one of them writes. Blocks before a sliding window are kept: other
     layers may attend to the whole sequence, and `crop` may return to them.
@@ -56,7 +56,7 @@ class PagedCache(Cache):
         self._rows: list[Row] = []
         """Only changed in place: the finaliser refers to this list."""
         self.temporary = False
-        """Whether nobody reads the cache after `generate`, which made it."""
+        """Whether `generate` created the cache and drops it when it returns."""
         weakref.finalize(self, pool.abandon, self._rows).atexit = False
 
     @property

@@ -40,7 +40,7 @@ class Channel:
         return self._connection.fileno()
 
     def set_timeout(self, seconds: float) -> None:
-        """Set how long a message may make no progress before it raises `TimeoutError`."""
+        """Set the time without progress after which a message raises `TimeoutError`."""
         self._connection.settimeout(seconds)
 
     def send(self, message: object) -> None:

@@ -28,10 +28,10 @@ class StepExecutors:
         self._executors[code.batch] = EXECUTORS[code.executor](memory)
 
     def run(self, batch: int, step: Step, caches: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run `step.steps` steps; return their tokens, `[steps, sequences]`.
+        """Run `step.steps` steps; return their tokens, `[steps, sequences]`, or the last logits.
 
-        If logits are requested, return the columns of the last ones that are in this process. The
-        step may have fewer sequences than the program, whose other rows stay empty.
+        Of the logits, return the columns of the ranks in this process. The step may have fewer
+        sequences than the program, whose other rows stay empty.
         """
         executor, inputs = self._executors[batch], step.inputs
         executor.memory.use_caches(caches)  # new tensors if they have grown

@@ -32,7 +32,7 @@ class InProcessRanks(OneFront):
         self._group = SimulatedGroup(len(modules))
         weights: list[dict[str, torch.Tensor]] = [{} for _ in modules]
         names = list(modules[0].parameters)
-        for number, name in enumerate(names):  # in turn, so that all ranks share one read
+        for number, name in enumerate(names):  # name by name, so that all ranks share one read
             for module, own in zip(modules, weights, strict=True):
                 own[name] = make_parameter(module, name, read, device)
             loaded(number + 1, len(names))
@@ -79,5 +79,5 @@ class InProcessRanks(OneFront):
 
     @property
     def closed(self) -> str:
-        """Why the ranks cannot run; empty while they can."""
+        """The reason why the ranks cannot run; empty while they can."""
         return self._owner.refusal or ("" if self._ranks else "The model is closed")

@@ -115,7 +115,7 @@ class JoinedRanks:
 
     @property
     def closed(self) -> str:
-        """Why the ranks cannot run; empty while they can."""
+        """The reason why the ranks cannot run; empty while they can."""
         return self._owner.refusal or self._closed
 
     def run(self, step: Step) -> torch.Tensor:

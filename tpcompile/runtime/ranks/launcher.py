@@ -1,4 +1,4 @@
-"""The parent's handle of the interpreter from which workers are forked."""
+"""The parent's handle to the interpreter from which workers are forked."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _STACK_S = 3.0
 
 
 class Launcher:
-    """A fresh interpreter that imports what workers need and then forks into them.
+    """A fresh interpreter that imports the workers' modules and then forks into workers.
 
     It can import the modules of its parent, but never runs the parent's main module. Importing
     torch takes seconds of CPU time and 100 MB of memory, which the workers share. The process
-    stays until all workers end, because only their parent can report how each of them ended.
+    lives until all workers end, because only their parent can report how each of them ended.
     """
 
     def __init__(self, tp: int, lifeline: int, threads: int) -> None:

@@ -23,7 +23,7 @@ class Owner:
 
     @property
     def refusal(self) -> str:
-        """Why the ranks cannot be used in this process; empty in the owner."""
+        """The reason why this process cannot use the ranks; empty in the owner."""
         if self.here:
             return ""
         own = os.getpid()

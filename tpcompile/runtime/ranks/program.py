@@ -92,7 +92,7 @@ class ProgramRanks:
 
     @property
     def closed(self) -> str:
-        """Why the ranks cannot run; empty while they can."""
+        """The reason why the ranks cannot run; empty while they can."""
         return self._modules.closed
 
 

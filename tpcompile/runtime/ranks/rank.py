@@ -1,4 +1,4 @@
-"""One rank: its description, which can be sent, and its module with the KV cache."""
+"""A rank: its description, which can be sent, and its module with the KV cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tpcompile.runtime.ranks.step import Step, StepCode
 
 
 class LocalParameter(NamedTuple):
-    """How a rank makes and stores a parameter."""
+    """The recipe, dtype and storage of a parameter on a rank."""
 
     recipe: Recipe
     dtype: torch.dtype
@@ -114,7 +114,7 @@ class Ranks(Protocol):
 
     @property
     def closed(self) -> str:
-        """Why the ranks cannot run; empty while they can."""
+        """The reason why the ranks cannot run; empty while they can."""
         ...
 
 
@@ -200,7 +200,7 @@ def make_parameter(module: RankModule, name: str, read: Read, device: torch.devi
 
 
 def laid_out(parameter: LocalParameter, value: torch.Tensor) -> torch.Tensor:
-    """Return the value of a parameter as it is stored."""
+    """Return the value of a parameter in its storage order."""
     return as_matrix(value) if parameter.storage is Storage.MATRIX else value
 
 
@@ -246,7 +246,7 @@ class Rank:
 
     @property
     def cache(self) -> torch.Tensor:
-        """The KV cache as it is."""
+        """The KV cache at its current size."""
         assert self._cache is not None
         return self._cache
 

@@ -1,4 +1,4 @@
-"""Memory that the processes of a launcher share, without a name that could stay behind."""
+"""Memory that the processes of a launcher share. The system frees it when they end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PREFIX = "tpcompile-step-"
 def shared_memory(group: ProcessGroupRank, rank: int, ranks: int, size: int) -> Any:
     """Return `size` zero bytes that all ranks share; every rank must call this.
 
-    Rank 0 creates a file in memory, and the others open it through /proc by its descriptor. Its
-    name has a random number, by which they tell that it is the right file.
+    Rank 0 creates a file in memory, and the others open it through /proc by its descriptor. A
+    random number in its name identifies the file.
     """
     token = secrets.randbits(62)
     own = memory_file(f"{_PREFIX}{token}") if rank == 0 else -1

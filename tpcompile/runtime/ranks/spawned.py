@@ -1,4 +1,4 @@
-"""Ranks that a plain script starts: each is a worker process, and the script itself is no rank."""
+"""Ranks that a plain script starts, each as a worker process; the script itself is not a rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tpcompile.runtime.ranks.workers import Workers, cores
 from tpcompile.runtime.weights import RandomWeights
 
 _TOKENS_A_LIMIT = 256
-"""The tokens per additional timeout of a step: a long prompt is not a hung rank."""
+"""The tokens per additional timeout of a step, because a long prompt takes long."""
 
 
 class SpawnedRanks(OneFront):
@@ -61,7 +61,7 @@ class SpawnedRanks(OneFront):
 
     @property
     def closed(self) -> str:
-        """Why the ranks cannot run; empty while they can."""
+        """The reason why the ranks cannot run; empty while they can."""
         return self._owner.refusal or self._closed
 
     def load(

@@ -1,4 +1,4 @@
-"""What ranks are asked to run: a step, and the program of steps."""
+"""Data sent to ranks: the inputs of a step, and the program that runs decode steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StepCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class StepCode:
-    """A program for steps of up to `batch` sequences, and what runs it."""
+    """A program for steps of up to `batch` sequences, and the executor that runs it."""
 
     program: Program
     batch: int
@@ -58,7 +58,7 @@ class StepCode:
         return SharedLayout.of(self.program).size
 
     def encoded(self) -> EncodedCode:
-        """Return the same with the program as words, to be sent."""
+        """Return the same with the program encoded as words, for sending."""
         words = encode_program(self.program)
         bare = replace(self.program, instructions=(), queues=(), waits=(), signals=())
         return EncodedCode(words, replace(self, program=bare))

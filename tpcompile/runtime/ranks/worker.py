@@ -228,7 +228,7 @@ def evaluate_all(
 def serve(rank: int, connection: int, threads: int) -> None:
     """Answer the requests from the connection until the parent closes it."""
     torch.set_num_threads(threads)
-    load_plugins()  # their ops and instructions
+    load_plugins()  # registers their ops and instructions
     channel = Channel(socket.socket(fileno=connection))
     store = _make_store() if rank == 0 else None
     worker = Worker(rank, channel, store)
@@ -265,7 +265,7 @@ def _make_store() -> TCPStore:
 
 
 def _connect(store: Store, rank: int, ranks: int) -> Any:
-    """Connect the ranks, in effect without a timeout: the parent watches them and knows more."""
+    """Connect the ranks, in effect without a timeout: the parent detects dead and hung ranks."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=HOST)]

@@ -1,4 +1,4 @@
-"""The parent's handle of a worker: its channel, its output and its stacks."""
+"""The parent's handle to a worker: its channel, its output and its stacks."""
 
 from __future__ import annotations
 

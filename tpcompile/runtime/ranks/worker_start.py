@@ -27,7 +27,7 @@ RUNNING = 1000
 _PR_SET_PDEATHSIG = 1
 """The `prctl` option of Linux that sets the signal sent when the parent ends."""
 _LOOK_AGAIN = 1000
-"""Milliseconds. The lifeline closes at once, unless a fork of the parent holds it too."""
+"""Milliseconds between checks of the parent, as a fork of it may hold the lifeline open."""
 
 Files = tuple[int, int, int]
 """The descriptors of a worker: its connection, its output, and the file for its stacks."""

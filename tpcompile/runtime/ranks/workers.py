@@ -1,4 +1,4 @@
-"""The workers of a model as a unit: start, messages and end."""
+"""Start, messages and end of all workers of a model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Workers:
             raise self._launcher.death(rank) from error
 
     def introduce(self) -> None:
-        """Send every two ranks the ends of a socket pair; each rank receives them by peer rank."""
+        """Connect every two ranks by a socket pair; a rank receives its ends in peer order."""
         for one, other in combinations(range(len(self._workers)), 2):
             with contextlib.ExitStack() as ends:
                 for rank, end in zip((one, other), socket_pair(), strict=True):

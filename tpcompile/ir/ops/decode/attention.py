@@ -81,8 +81,8 @@ def partial_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute each span's values `[T, heads, spans, width]` and log-sum-exp `[T, heads, spans]`.
 
-    Both are in fp32. The log-sum-exp is the natural one, of the scaled scores; the maximum is
-    subtracted before `exp` and added again after `log`. An empty span has values of zero and a
+    Both are in fp32. The log-sum-exp is natural and of the scaled scores; their maximum is
+    subtracted before `exp` and added after `log`. An empty span has values of zero and a
     log-sum-exp of minus infinity.
     """
     check_one_each(q, tables, lengths)
@@ -110,7 +110,7 @@ def partial_attention(
 
 
 def merge_spans(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge `[…, spans, width]` and `[…, spans]` to one span, in the fixed tree of `fold_tree`.
+    """Merge `[…, spans, width]` and `[…, spans]` into one span, in the fixed tree of `fold_tree`.
 
     The result is again a span with its log-sum-exp, so it can be merged further.
     """
@@ -128,9 +128,9 @@ def merge(
     exp: Callable[[torch.Tensor], torch.Tensor] = torch.exp,
     log: Callable[[torch.Tensor], torch.Tensor] = torch.log,
 ) -> Span:
-    """Merge two spans to one, with the `exp` and `log` of the caller.
+    """Merge two spans into one, with the given `exp` and `log`.
 
-    Merging with an empty span is a no-op; two empty spans make an empty one.
+    Merging with an empty span is a no-op; two empty spans give an empty span.
     """
     (a, a_lse), (b, b_lse) = one, other
     most = torch.maximum(a_lse, b_lse)

@@ -34,7 +34,7 @@ def check_cache(cache: ValueType, layer: int, block: int) -> None:
 
 
 def check_places(tables: ValueType, lengths: ValueType) -> None:
-    """Refuse tables or lengths that are not integers replicated on every rank."""
+    """Refuse tables or lengths of the wrong dtype, placement or shape."""
     for kind in (tables, lengths):
         known = kind.placement == REPLICATE and kind.dtype == torch.long
         require(known, "kv-cache", kind, "tables and lengths as i64 on every rank")

@@ -1,4 +1,4 @@
-"""A norm and the linear that reads it: gate and up followed by SwiGLU, and the LM head."""
+"""Fused norm and linear: gate and up with SwiGLU, and the LM head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One op for norm, QKV projection, rotation and the write of keys and values to the cache."""
+"""Fused norm, QKV projection, rotation, and write of keys and values to the cache."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def norm_qkv_rope_append(
     heads: Sequence[int],
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """Return the rotated queries `[T, heads[0], width]` of the normed tokens.
+    """Return the rotated queries `[T, heads[0], width]`; store keys and values in the cache.
 
     `weight` contains the rows of `heads` query, key and value heads, in this order. Keys are
     rotated like the queries, and stored with the values in `slots`. Each KV head is stored once;
-    its readers repeat it for their query heads. Per-head norms are applied before the rotation.
+    attention ops repeat it for their query heads. Per-head norms are applied before the rotation.
     `interleaved` gives the order of pairs within a head, as for `rope`.
     """
     width = cos.shape[-1]
@@ -76,7 +76,7 @@ def _rule(
     heads: tuple[int, ...],
     interleaved: bool = False,
 ) -> ValueType:
-    """Apply the rules of the component ops, one after the other."""
+    """Apply the rules of the component ops in order."""
     require(x.dims == 2 and cos.dims == 2, "norm-qkv", f"{x} with {cos}", "x[T, hidden]")
     require(
         len(heads) == 3 and heads[1] == heads[2],
