@@ -1,1 +1,1 @@
-"""Measurements of time, memory and noticed mistakes: `python -m benchmarks NAME`."""
+"""Benchmarks of time, memory and mistake detection: `python -m benchmarks NAME`."""

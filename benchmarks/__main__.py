@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 BENCHMARKS = {
-    "mutants": ("benchmarks.mutants", "which checks notice mistakes in sharded graphs"),
+    "mutants": ("benchmarks.mutants", "detection of mistakes in sharded graphs"),
     "compile-time": (
         "benchmarks.compile_time",
         "time of a cold capture, passes, check and emission",

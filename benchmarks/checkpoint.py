@@ -19,12 +19,12 @@ from tpcompile.runtime.checkpoint import INDEX
 from tpcompile.runtime.weights import RandomWeights
 
 FILE_BYTES = 256 * 1000**2
-"""The size at which a file is complete. The writer needs this much memory plus one tensor."""
+"""The size at which a file is written. The writer needs this much memory plus one tensor."""
 
 
 @dataclass(frozen=True)
 class RandomCheckpoint:
-    """A checkpoint that all sides read, with its sizes."""
+    """A checkpoint with random weights, and its sizes."""
 
     directory: Path
     layers: int

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.counts import positive
 from benchmarks.report import spread, write_json
 
 CASES = (("qwen3-0.6b", 2), ("qwen2.5-72b", 8))
@@ -131,7 +132,7 @@ def _help_seconds() -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """All measurements."""
+    """The runs of each case, and the times of `tpcompile --help`."""
 
     cases: dict[str, list[Run]]
     help_seconds: list[float]
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the table. Return 1 if a target is missed, otherwise 0."""
     parser = argparse.ArgumentParser("python -m benchmarks compile-time", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--runs", type=int, default=5, help="number of cold runs of each case")
+    parser.add_argument("--runs", type=positive, default=5, help="number of cold runs of each case")
     parser.add_argument(
         "--child", nargs=2, metavar=("PRESET", "TP"), help="run once in this process, print JSON"
     )

@@ -1,4 +1,4 @@
-"""Types of numbers on a benchmark's command line."""
+"""Argument types of the benchmarks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """Parse a whole number of at least 1."""
+    """Parse an integer of at least 1."""
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """Parse an integer of at least 0."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
     return number

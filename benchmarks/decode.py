@@ -2,7 +2,7 @@
 
 All sides read one checkpoint with random weights and decode the same tokens. They run in turn, a
 few steps each, so that a slow minute of the machine affects all of them. Their logits are compared
-first.
+before and after the steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.checkpoint import RandomCheckpoint, random_checkpoint
-from benchmarks.counts import positive
+from benchmarks.counts import not_negative, positive
 from benchmarks.decode_measured import EAGER, HUGGING_FACE_TP, MODEL, ONE, TWO, Agreement, Measured
 from benchmarks.decode_report import show, to_json
 from benchmarks.peers.side import Side, SideError, SideSpec
@@ -159,7 +159,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     add("--steps", type=positive, default=20, help="decode steps of each side at each context")
     add(
-        "--prefills", type=int, default=20, help=f"number of prefills of {PREFILL} tokens, may be 0"
+        "--prefills",
+        type=not_negative,
+        default=20,
+        help=f"number of prefills of {PREFILL} tokens; may be 0",
     )
     add(
         "--threads",
@@ -167,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
         default=os.cpu_count() or 1,
         help="threads of each side, in total",
     )
-    add("--sides", nargs="+", metavar="NAME", help="measure only sides whose name has a NAME in it")
+    add("--sides", nargs="+", metavar="NAME", help="measure only sides whose name contains a NAME")
     options = parser.parse_args(arguments)
     chosen = [
         spec

@@ -1,8 +1,8 @@
 """`python -m benchmarks load`: peak memory per rank and time compared with Hugging Face.
 
 Each run starts a side from scratch, from the first import to the first token of a short prompt,
-and samples its processes from outside. benchmarks/memory.py says what is counted. The sides run in
-turn.
+and samples its processes from outside. benchmarks/memory.py defines the memory that counts. The
+sides run in turn.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Case:
 
 
 def limit(checkpoint: RandomCheckpoint, tp: int) -> int:
-    """Return the most bytes that a rank may hold."""
+    """Return the memory limit of a rank in bytes."""
     share = checkpoint.weight_bytes / tp * WEIGHTS_FACTOR
     return int(share) + checkpoint.largest_slice(tp) + BASE_BYTES
 
@@ -82,7 +82,7 @@ def run_once(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
         side.ask("prefill", PROMPT)
     if len(ranks) != spec.tp or not watch.peaks.keys() >= set(ranks):
         raise SideError(
-            f"{spec.name} reported processes {ranks} for {spec.tp} ranks, which were not seen"
+            f"{spec.name} must report {spec.tp} sampled processes as ranks, got {ranks}"
         )
     others = sum(peak for pid, peak in watch.peaks.items() if pid not in ranks)
     return Run(seconds, tuple(watch.peaks[pid] for pid in ranks), others)
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
         "--threads",
         type=positive,
         default=os.cpu_count() or 1,
-        help="threads of tpcompile, in total",
+        help="total threads of eager and of tpcompile; Hugging Face TP has one per rank",
     )
     options = parser.parse_args(arguments)
     progress = Console(stderr=True)

@@ -48,13 +48,11 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.peaks: dict[int, int] = {}
         """The largest number of bytes seen, by process."""
-        self.samples = 0
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_SECONDS):
             for pid in family(self._pid):
                 self.peaks[pid] = max(self.peaks.get(pid, 0), own_bytes(pid))
-            self.samples += 1
 
     def __enter__(self) -> MemoryWatch:
         self._thread.start()

@@ -1,8 +1,8 @@
-"""`python -m benchmarks mutants`: which checks notice mistakes in sharded graphs.
+"""`python -m benchmarks mutants`: detection of mistakes in sharded graphs.
 
 Mistakes are put into sharded graphs of small real models, one at a time. The checker checks each
 mutant, and the logits of its ranks are compared with those of the correct graph. Then the checker
-checks every good pair, each official model at full size at each tp, and must refuse none.
+must accept all good pairs: each official model at full size at each tp.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.counts import positive
 from benchmarks.mutations import KINDS, Kind, Mutant, Verdict, graphs, judge, mutants_of
 from benchmarks.mutations.subjects import Graph
 from benchmarks.report import write_json
@@ -51,7 +52,7 @@ class Result:
 
     @property
     def unexplained(self) -> bool:
-        """Whether no number changes though the kind should change some: it may not be a mistake."""
+        """Whether the numbers are unchanged, contrary to the kind: this may not be a mistake."""
         return not self.verdict.numbers and not self.kind.silent
 
     def to_json(self) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--seed", type=int, default=0, help="seed for places, ranks and layers")
     parser.add_argument(
-        "--per-kind", type=int, default=12, help="maximum number of mutants of a kind"
+        "--per-kind", type=positive, default=12, help="maximum number of mutants of a kind"
     )
     parser.add_argument("--no-pairs", action="store_true", help="skip the good pairs")
     options = parser.parse_args(arguments)

@@ -69,7 +69,7 @@ class Run:
     counters: float
     verify: float
     instructions: int
-    waited_on: int
+    counter_count: int
     """The number of counters of the program."""
     faults: int
     peak_bytes: int
@@ -110,7 +110,7 @@ def run_cold(preset: str, tp: int, layers: int, policy: str, target: str = TARGE
         passes=clock[2] - clock[1],
         **found.seconds,
         instructions=len(found.program.instructions),
-        waited_on=found.program.counters,
+        counter_count=found.program.counters,
         faults=len(found.faults),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
@@ -168,8 +168,7 @@ def measure(runs: int, policy: str, progress: Console) -> Measured:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the table. Return 1 if a target is missed, otherwise 0."""
-    from tpcompile.vm.schedule.policies import POLICIES
-    from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY
+    from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 
     parser = argparse.ArgumentParser("python -m benchmarks schedule", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -240,7 +239,7 @@ def _table(measured: Measured) -> Table:
             table.add_section()
     table.add_section()
     table.add_row("instructions", *(f"{own[0].instructions:,}" for own in every))
-    table.add_row("counters", *(f"{own[0].waited_on:,}" for own in every))
+    table.add_row("counters", *(f"{own[0].counter_count:,}" for own in every))
     table.add_row(
         "peak memory", *(f"{max(r.peak_bytes for r in own) / 1e9:.2f} GB" for own in every)
     )

@@ -1,4 +1,4 @@
-"""Print a model between the passes: the effect of each pass, and the view of one rank.
+"""Print statistics of each pass, then one layer of the graph, whole and as one rank sees it.
 
 python examples/01_dump_ir.py [MODEL] [TP]
 """

@@ -48,6 +48,12 @@ def test_a_schedule_is_shown() -> None:
         ({"lowering": "row"}, "Did you mean rows"),
         ({"context": 99, "max_seq_len": 64}, "context must be at most max_seq_len, got 99 and 64"),
         ({"spans": 2, "pipeline": "decode"}, r"decode\{spans=4"),
+        ({"tp": 0}, "tp must be a positive int, got 0"),
+        ({"tp": "2"}, "tp must be a positive int, got '2'"),
+        ({"spans": 0}, "spans must be a positive int, got 0"),
+        ({"context": 0}, "context must be a positive int, got 0"),
+        ({"policy": ""}, "Unknown policy ''"),
+        ({"tp": 2, "pipeline": "canonicalize"}, "does not shard the graph, which tp=2 requires"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""`compile` and `capture`. Options select a pipeline and a backend, which make a running model."""
+"""`compile` and `capture`: options select the pipeline and the backend of a runnable model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
 
 MODULES = ("auto", "torch")
-"""The backends that run modules only. All others are executors of programs."""
+"""Backends without programs. All other backends are executors of programs."""
 _LONGEST_S = 7 * 24 * 3600
 PLANNED = ("native", "triton")
 
@@ -81,8 +81,9 @@ def compile(
             f"backend={backend!r} runs modules, which have no target, policy, lowering or spans",
             hint='Compile with backend="reference"',
         )
-    _check_limit("max_seq_len", max_seq_len)
-    _check_limit("max_batch", max_batch)
+    check_limit("max_seq_len", max_seq_len)
+    check_limit("max_batch", max_batch)
+    check_limit("spans", spans)
     _check_seconds(rank_timeout)
     place = _device_of(device)
     if backend not in MODULES:
@@ -91,11 +92,7 @@ def compile(
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
     passes = passes_for(pipeline, tp)
-    if tp > 1 and not any(isinstance(current, PlanSharding) for current in passes):
-        raise UsageError(
-            f"The pipeline does not shard the graph, which tp={tp} requires",
-            hint="Add plan-sharding and the passes after it to the pipeline",
-        )
+    check_shards(passes, tp)
     with starting(tp, group, place, simulate=simulate, timeout=rank_timeout) as load:
         captured = captured_of(model, dtype=dtype_of(dtype))
         weights = weights_of(captured, model, random_weights)
@@ -138,7 +135,8 @@ def _check_backend(backend: str) -> None:
         raise UsageError(f"There is no backend {backend!r}", hint=did_you_mean(str(backend), known))
 
 
-def _check_limit(name: str, limit: int | None) -> None:
+def check_limit(name: str, limit: int | None) -> None:
+    """Raise unless an optional limit is a positive int."""
     whole = isinstance(limit, int) and not isinstance(limit, bool)
     if limit is not None and (not whole or limit < 1):
         raise UsageError(f"{name} must be a positive int, got {limit!r}")
@@ -156,7 +154,7 @@ def _check_seconds(rank_timeout: float) -> None:
 def _device_of(device: torch.device | str | None) -> torch.device:
     try:
         found = torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UsageError(f"device must be cpu or cuda, got {device!r}") from error
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
@@ -170,10 +168,13 @@ def _device_of(device: torch.device | str | None) -> torch.device:
 
 def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
     """Return the passes of `pipeline` (default: the standard pipeline) for `tp` ranks."""
-    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-        raise UsageError(f"tp must be a positive int, got {tp!r}")
+    check_tp(tp)
     if pipeline is None:
         return default_pipeline(tp)
+    if not isinstance(pipeline, str | Sequence):
+        raise UsageError(
+            f"pipeline must be text or a sequence of passes, got {type(pipeline).__name__}"
+        )
     named = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
     passes = for_ranks(named, tp)
     for current in passes:
@@ -186,8 +187,28 @@ def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
     return passes
 
 
+def check_tp(tp: int) -> None:
+    """Raise unless the number of ranks is a positive int."""
+    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
+        raise UsageError(f"tp must be a positive int, got {tp!r}")
+
+
+def check_shards(passes: Sequence[Pass], tp: int) -> None:
+    """Raise if the passes do not shard the graph, but there are several ranks."""
+    if tp > 1 and not shards(passes):
+        raise UsageError(
+            f"The pipeline does not shard the graph, which tp={tp} requires",
+            hint="Add plan-sharding and the passes after it to the pipeline, or use the default",
+        )
+
+
+def shards(passes: Sequence[Pass]) -> bool:
+    """Return whether the passes shard the graph."""
+    return any(isinstance(current, PlanSharding) for current in passes)
+
+
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the floating-point dtype with this name in torch; None stays None."""
+    """Return the floating-point dtype of this name in torch, or None for None."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found is None and dtype is None:
         return None

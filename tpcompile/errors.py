@@ -28,9 +28,10 @@ class CompileError(Exception):
 
     def at(self, where: str) -> Self:
         """Return a copy of this error with `where` as its place."""
-        return type(self)(
-            self.message, where=where, got=self.got, expected=self.expected, hint=self.hint
-        )
+        found = type(self).__new__(type(self))
+        vars(found).update(vars(self), where=where)
+        found.args = (found._paragraph(),)
+        return found
 
     def _paragraph(self) -> str:
         details = (("At ", self.where), ("Found ", self.got), ("Expected ", self.expected))
@@ -41,27 +42,27 @@ class CompileError(Exception):
 
 
 class CaptureError(CompileError):
-    """The model could not be turned into a graph."""
+    """Failure to capture a model as a graph."""
 
 
 class ShardingError(CompileError):
-    """The graph cannot be sharded over this number of ranks."""
+    """A graph that cannot be sharded over this number of ranks."""
 
 
 class VerifyError(CompileError):
-    """A checker refused a graph or a program."""
+    """A graph or a program that a checker refuses."""
 
 
 class PassError(CompileError):
-    """A pass failed, or produced an invalid graph."""
+    """Failure of a pass, or an invalid graph after it."""
 
 
 class CheckpointError(CompileError):
-    """A checkpoint lacks a tensor, or has one of the wrong shape."""
+    """A checkpoint that is unreadable, incomplete or inconsistent with its model."""
 
 
 class RankError(CompileError):
-    """A rank raised, died or hung."""
+    """A rank that failed to start, raised, died or hung."""
 
 
 class UnsupportedError(CompileError):

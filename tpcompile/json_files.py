@@ -1,4 +1,4 @@
-"""Reading the JSON files of a checkpoint: an object, or an error that says what is wrong."""
+"""Reader of the JSON objects in a checkpoint, with errors that locate the fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 120
 
 
 class JsonError(ValueError):
-    """The file does not contain a usable JSON object. The message fits after "Found"."""
+    """A file without a usable JSON object. The message fits after "Found"."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Escape a name from a file for use in a message, and cut it if it is very long."""
+    """Escape text from a file for use in a message, and truncate it if it is very long."""
     shown = text if text.isprintable() else ascii(text)
     if len(shown) <= _LONGEST:
         return shown

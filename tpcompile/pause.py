@@ -11,10 +11,10 @@ from collections.abc import Iterator
 def paused_collector() -> Iterator[None]:
     """Disable the garbage collector inside the block.
 
-    Graphs of deep models have tens of thousands of nodes, none of which is garbage. Full
-    collections would walk them, and all of torch and transformers, again and again, which is half
-    of the time that the passes of an 80-layer model take. The collector is enabled again only if
-    it was enabled on entry, so blocks may be nested.
+    Graphs of deep models have tens of thousands of live nodes. Full collections would traverse
+    them, and all objects of torch and transformers, again and again. This would take half of the
+    pass time of an 80-layer model. The collector is enabled again only if it was enabled on entry,
+    so blocks may be nested.
     """
     was_on = gc.isenabled()
     gc.disable()

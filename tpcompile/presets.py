@@ -99,7 +99,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def check_model_name(model: str) -> None:
-    """Refuse a wrong name, as far as it can be recognized without torch and without a network."""
+    """Refuse invalid names that can be detected without torch and without a network."""
     if model.startswith("preset:"):
         preset(model.removeprefix("preset:"))
     elif os.path.exists(model):  # Path.exists raises if a name is too long

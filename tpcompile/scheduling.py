@@ -1,4 +1,4 @@
-"""`schedule`: the program of a decode step of a model, on the workers of a machine."""
+"""`schedule`: make and verify the program of a model's decode step for a target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TextIO
 
-from tpcompile.api import dtype_of, passes_for
+import torch
+
+from tpcompile.api import check_limit, check_shards, check_tp, dtype_of, passes_for
 from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
 from tpcompile.inspect.gantt import gantt_svg
@@ -22,13 +24,13 @@ from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_program
-from tpcompile.vm.schedule.policies import POLICIES
-from tpcompile.vm.schedule.scheduled import DEFAULT_POLICY, scheduled
+from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
+from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import Target, target_of
 
 DEFAULT_TARGET = "h200"
 _CONTEXT = 1024
-"""The tokens per sequence that costs assume by default."""
+"""The default sequence length for costs, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Choices:
 
     @property
     def spans(self) -> int:
-        """The number of spans of attention."""
+        """The number of attention spans."""
         return _most(self.passes, "spans")
 
     def asked(self, model: str, tp: int) -> dict[str, Any]:
@@ -76,8 +78,11 @@ def choose(
     pipeline: str | Sequence[Pass] | None = None,
 ) -> Choices:
     """Resolve the options of `schedule`. Invalid ones are refused before a model is captured."""
+    check_tp(tp)
+    for name, limit in (("spans", spans), ("context", context), ("max_seq_len", max_seq_len)):
+        check_limit(name, limit)
     machine = target_of(target, workers)
-    policy = policy or DEFAULT_POLICY
+    policy = DEFAULT_POLICY if policy is None else policy
     _ = POLICIES[policy]  # raises for an unknown name
     longest = max_seq_len or max(context or 0, _CONTEXT)
     context = context or min(longest, _CONTEXT)
@@ -91,7 +96,7 @@ def choose(
         batch=batch,
         max_seq_len=longest,
         context=context,
-        lowering=lowering or AUTO,
+        lowering=AUTO if lowering is None else lowering,
         grain=machine.grain,
     )
     if pipeline is None:
@@ -99,11 +104,12 @@ def choose(
         passes = decode_pipeline(tp, spans, interleaved=interleaved)
     elif spans or interleaved:
         raise UsageError(
-            "Spans and the rotary order are options of the default pipeline, but another is given",
+            "Spans and the rotary order are options of the default pipeline only",
             hint='Put them into the pipeline, as in "decode{spans=4,interleaved=true}"',
         )
     else:
         passes = passes_for(pipeline, tp)
+        check_shards(passes, tp)
     found = Choices(machine, plan, passes, policy)
     block = _most(passes, "block")
     plan.check_room(block)
@@ -129,7 +135,7 @@ class ScheduledStep:
 
     @property
     def program(self) -> Program:
-        """The program."""
+        """The instructions, queues and counters."""
         return self.report.found.program
 
     @property
@@ -156,7 +162,7 @@ class ScheduledStep:
         return file.getvalue()
 
     def write_trace(self, file: TextIO) -> None:
-        """Write the trace event by event: that of a large model is larger than its program."""
+        """Write the trace event by event, because the trace of a large model is large."""
         write_trace(self._timeline, self.title, file)
 
     @cached_property
@@ -167,16 +173,42 @@ class ScheduledStep:
 
 
 def schedule(
-    model: Any, *, tp: int = 1, target: str = DEFAULT_TARGET, dtype: Any = None, **options: Any
+    model: Any,
+    *,
+    tp: int = 1,
+    target: str = DEFAULT_TARGET,
+    dtype: torch.dtype | str | None = None,
+    policy: str | None = None,
+    workers: int | None = None,
+    batch: int = 1,
+    context: int | None = None,
+    max_seq_len: int | None = None,
+    lowering: str | None = None,
+    spans: int | None = None,
+    interleaved: bool = False,
+    pipeline: str | Sequence[Pass] | None = None,
 ) -> ScheduledStep:
     """Return the program of a decode step of MODEL, scheduled on a target and verified.
 
-    No weights are read. `target` is a name or a JSON file. `options` are those of `choose`:
-    `policy`, `workers`, `batch`, `context`, `max_seq_len`, `lowering`, `spans`, `interleaved` and
-    `pipeline`.
+    No weights are read. `target` is a name or a JSON file; `workers` overrides its number of
+    workers. `context` is the sequence length for costs, `max_seq_len` that of the longest sequence.
+    The `lowering` is "heads", "rows" or "auto". `spans` and `interleaved` are options of the
+    default pipeline: the number of attention spans, and the order of rotary heads.
     """
     load_plugins()
-    choices = choose(tp=tp, target=target, **options)
+    choices = choose(
+        tp=tp,
+        target=target,
+        policy=policy,
+        workers=workers,
+        batch=batch,
+        context=context,
+        max_seq_len=max_seq_len,
+        lowering=lowering,
+        spans=spans,
+        interleaved=interleaved,
+        pipeline=pipeline,
+    )
     graph, _ = run_passes(capture(model, dtype=dtype_of(dtype)).graph, choices.passes)
     found = scheduled(graph, choices.target, choices.plan, choices.policy)
     _ = found.proved  # raises if it has faults

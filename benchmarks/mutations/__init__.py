@@ -1,4 +1,4 @@
-"""Deliberate mistakes in sharded graphs, to see which checks notice them."""
+"""Deliberate mistakes in sharded graphs, to test the checks that should detect them."""
 
 from benchmarks.mutations.draft import Draft, UnfitError
 from benchmarks.mutations.judge import Verdict, judge, judge_numbers

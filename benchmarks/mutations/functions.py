@@ -69,7 +69,7 @@ def parameter_of_other_layer(draft: Draft) -> str:
 
 
 def eps(draft: Draft) -> str:
-    """Change eps by enough to show in fp32: values have a mean square of about one."""
+    """Set eps to a value that shows in fp32, as values have a mean square of about one."""
     node = draft.pick(draft.calls(RMS_NORM, ADD_RMS_NORM), "norm")
     place = len(node.args) - 1
     node.update_arg(place, 1e-2)

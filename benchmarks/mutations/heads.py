@@ -27,7 +27,7 @@ def head_split(draft: Draft) -> str:
 
 
 def kv_by_habit(draft: Draft) -> str:
-    """Choose the KV heads of a rank by `rank // k`, whatever its query heads read."""
+    """Choose the KV heads of a rank by `rank // k` instead of by its query heads."""
     node = draft.pick(draft.split_parameters(axis="kv_heads"), "KV heads")
     keys = part_of(node, "kv_heads")
     runs = tuple(

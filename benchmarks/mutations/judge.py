@@ -1,4 +1,4 @@
-"""Judging a mutant by the checker and by the numbers of its ranks."""
+"""Verdicts on mutants, from the checker and from the numbers of the ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def judge(gm: fx.GraphModule, original: Graph) -> Verdict:
-    """Judge a mutant by both the checker and the numbers, so that one without effect shows too.
+    """Judge a mutant by the checker and by the numbers, to detect mutants without effect, too.
 
     The checker runs first, because it sets the types that the ranks' modules are emitted from.
     """
@@ -116,7 +116,7 @@ def _run(
 def _interpret(
     gm: fx.GraphModule, original: Graph, steps: Sequence[Inputs], caches: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Run a graph that becomes a program and cannot be emitted as modules."""
+    """Run a graph of instruction groups, which cannot be emitted as modules."""
     weights = materialise(gm, original.subject.read)
     gm = clone(gm)
     node = cache_of(gm)

@@ -21,21 +21,22 @@ from benchmarks.mutations.draft import Draft
 from benchmarks.mutations.subjects import CACHED, SHARDED
 
 Mutate = Callable[[Draft], str]
-"""Edits the graph and returns a description, or raises `UnfitError`."""
+"""Callback that edits the graph and returns a description, or raises `UnfitError`."""
 
-_DERIVED = "every rank's number is derived from the layout, whatever the node says"
+_DERIVED = "every rank's number is derived from the layout, not from the node"
 _MEMORY = "the rows are correct, but each rank holds them twice"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of mistake. `silent` says why the numbers may be correct nevertheless."""
+    """A kind of mistake."""
 
     name: str
     ways: tuple[Mutate, ...]
     sharding: bool = True
     """Whether it is a sharding mistake, which the checker should notice."""
     silent: str = ""
+    """The reason why the numbers may be correct nevertheless."""
     pipelines: tuple[str, ...] = SHARDED
     """The pipelines whose graphs have a place for the mistake."""
     strict: bool = False

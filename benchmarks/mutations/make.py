@@ -1,4 +1,4 @@
-"""Making mutants: those of each kind are spread over the graphs, all from one seed."""
+"""Mutants of each kind, spread over the graphs and derived from one seed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def mutants_of(kind: Kind, graphs: Sequence[Graph], count: int, seed: int) -> It
 def _first_fit(
     kind: Kind, ways: Sequence[Mutate], graph: Graph, dice: random.Random
 ) -> Mutant | None:
-    """Make the mistake in the first way that has a place in the graph, or return None."""
+    """Return a mutant made in the first way that fits the graph, or None."""
     for mutate in ways:
         draft = Draft(clone(graph.gm), random.Random(dice.random()))
         try:

@@ -96,7 +96,7 @@ def norm_of_split(draft: Draft) -> str:
 
 
 def _tiled_weight(draft: Draft, place: fx.Node, like: Parameter, value: fx.Node) -> fx.Node:
-    """Insert a norm's scale that is as wide as a split value and split like it."""
+    """Insert a norm's scale with the width and the layout of a split value."""
     width = value_type(value).shape[-1]
     assert isinstance(width, int)
     layout = value_type(value).layout_of(-1)
@@ -119,14 +119,14 @@ def norm_weight_split(draft: Draft) -> str:
 
 
 def partial_into_swiglu(draft: Draft) -> str:
-    """Leave the sum before an MLP to the sum after it, so that swiglu gets terms, not values."""
+    """Omit the sum before an MLP, so that swiglu gets terms instead of values."""
     node = draft.pick(draft.calls(SWIGLU), "swiglu")
     (down,) = node.users
     return _feed_partial(draft, node, [*linears_behind(node)], down)
 
 
 def partial_into_attention(draft: Draft) -> str:
-    """Leave the sum before attention to the sum after it."""
+    """Omit the sum before attention."""
     node = draft.pick(draft.attentions(), "attention")
     (flat,) = node.users
     (output,) = flat.users

@@ -24,7 +24,7 @@ Inputs = dict[str, torch.Tensor]
 def steps_of(original: Graph) -> list[Inputs]:
     """Return the inputs of one step, or of two if the graph has a KV cache.
 
-    The graph of a decode step takes the last token of each sequence. The first step is then for
+    The graph of a decode step takes the last token of each sequence. The first step then runs on
     the graph that fills its cache.
     """
     batch = tokens(original.subject.captured.config.vocab_size, original.tp)

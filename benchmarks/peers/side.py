@@ -80,17 +80,19 @@ class Side:
     def ready(self) -> list[int]:
         """Wait until the model is loaded, and return the processes of its ranks."""
         self._listener.settimeout(0.5)
+        deadline = time.monotonic() + LIMIT_SECONDS
         while self._connection is None:
             try:
                 self._connection = Connection(self._listener.accept()[0].detach())
             except TimeoutError:
                 self._check_alive()
+                self._check_time("start", deadline)
         processes: list[int] = self._answer()
         return processes
 
     def ask(self, request: str, tokens: Sequence[int]) -> tuple[list[float], Any]:
         """Send a request. Return the seconds of each step, and the logits of the last."""
-        assert self._connection is not None, "ready() comes first"
+        assert self._connection is not None, "call ready() first"
         self._connection.send((request, tokens))
         seconds, logits = self._answer()
         return seconds, logits
@@ -100,8 +102,7 @@ class Side:
         deadline = time.monotonic() + LIMIT_SECONDS
         while not self._connection.poll(0.5):
             self._check_alive()
-            if time.monotonic() > deadline:
-                raise SideError(f"{self.spec.name} did not answer within {LIMIT_SECONDS:.0f} s")
+            self._check_time("answer", deadline)
         try:
             state, value = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
@@ -114,6 +115,10 @@ class Side:
         code = self._process.poll()
         if code is not None:
             raise SideError(f"{self.spec.name} ended with status {code}: {self._last_lines()}")
+
+    def _check_time(self, what: str, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise SideError(f"{self.spec.name} did not {what} within {LIMIT_SECONDS:.0f} s")
 
     def _last_lines(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])

@@ -112,5 +112,5 @@ def test_ranks_that_were_not_seen_are_an_error(
             return [], None
 
     monkeypatch.setattr("benchmarks.load.Side", Unseen)
-    with random_checkpoint("tiny-qwen3") as checkpoint, pytest.raises(SideError, match="not seen"):
+    with random_checkpoint("tiny-qwen3") as checkpoint, pytest.raises(SideError, match="sampled"):
         run_once(SideSpec("side", "eager", 1, 1), checkpoint)

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tests.models import scaled_config
 from tests.remote_code import add_code, answer_yes
+from tpcompile.errors import CompileError
 from tpcompile.frontend import capture, config_of
 from tpcompile.frontend.source import module_of
 from tpcompile.ir.info import info_of
@@ -177,3 +179,8 @@ def test_names_that_cannot_be(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(tpcompile.CompileError):
         config_of(name)
+
+
+def test_a_module_without_parameters() -> None:
+    with pytest.raises(CompileError, match="Module"):
+        tpcompile.capture(nn.Module(), dtype=torch.float32)

@@ -497,12 +497,25 @@ def test_a_value_that_cannot_be_typed_hides_only_what_reads_it() -> None:
     assert [problem.rule for problem in broken] == ["known-op"]
 
 
-@pytest.mark.parametrize("what", ["an argument missing", "a pair for a value", "an extent"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "an argument missing",
+        "an argument too many",
+        "an argument twice",
+        "a pair for a value",
+        "an extent",
+    ],
+)
 def test_calls_that_make_no_sense_are_problems_and_no_crash(what: str) -> None:
     gm = lowered()
     swiglu = called(gm, SWIGLU)
     if what == "an argument missing":
         swiglu.args = swiglu.args[:1]
+    elif what == "an argument too many":
+        swiglu.kwargs = {"scale": 3}
+    elif what == "an argument twice":
+        swiglu.kwargs = {"gate": swiglu.args[0]}
     elif what == "a pair for a value":
         swiglu.args = (operand(operand(swiglu)), swiglu.args[1])
     else:

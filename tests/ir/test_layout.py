@@ -85,6 +85,8 @@ def test_overlaps_are_counted() -> None:
     shared = Layout("axis", 6, 1, (((0, 4),), ((2, 6),)))
     assert shared.refusal() is None
     assert shared.overlap() == "2 units of axis are on more than one rank"
+    everywhere = Layout("heads", 1, 1, (((0, 1),),) * 4)
+    assert everywhere.overlap() == "1 units of heads are on more than one rank"
 
 
 def test_segments_lie_on_the_same_ranks() -> None:

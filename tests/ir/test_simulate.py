@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, whole
+from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits, whole
+from tpcompile.ir.checker import verify_graph
 from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import parameter_of, type_of
-from tpcompile.ir.ops import PAGED_ATTENTION, REDUCE_SCATTER, SPECS
+from tpcompile.ir.ops import ALL_REDUCE, PAGED_ATTENTION, REDUCE_SCATTER, SPECS
 from tpcompile.ir.simulate import local_args, materialise, rank_inputs
 from tpcompile.ir.types import Partial, Replicate, Shard, ValueType
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.passes.sequence_parallel import SequenceParallel
+from tpcompile.rewriting.rewrite import calls
 
 PACKED = batch((5, 1, 7), 1013)
 
@@ -115,3 +117,13 @@ def test_tokens_lie_on_ranks_in_runs() -> None:
     layout = TokenLayout(info_of(gm).tp)
     bounds = [layout.run(rank, 13) for rank in range(4)]
     assert [len(value) for value in values[scattered]] == [b - a for a, b in bounds]
+
+
+def test_operands_of_collectives_by_keyword() -> None:
+    pair = preset_pair("tiny-qwen3")
+    gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    expected = stage_logits(gm, pair, PACKED)
+    for node in calls(gm, ALL_REDUCE):
+        node.kwargs, node.args = {"x": node.args[0]}, ()
+    verify_graph(gm)
+    assert torch.equal(stage_logits(gm, pair, PACKED), expected)

@@ -250,3 +250,9 @@ def test_an_order_that_cannot_work_is_refused(
     with pytest.raises(kind) as refused:
         run_passes(preset_pair("tiny-qwen3").captured.graph, for_ranks(parse_pipeline(text), 2))
     assert said in str(refused.value)
+
+
+def test_a_name_of_a_pass_and_a_pipeline_is_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PIPELINES._entries, "cache-kv", PIPELINES["decode"])
+    with pytest.raises(UsageError, match="cache-kv is ambiguous: a pass and a pipeline"):
+        parse_pipeline("cache-kv")

@@ -125,3 +125,13 @@ def test_a_residual_that_every_rank_holds_stays_whole() -> None:
 
 def test_a_graph_without_sums_is_left_alone() -> None:
     assert SequenceParallel().apply(attention_graph()).matches == 0
+
+
+def test_collectives_that_are_not_chosen_yet_are_named() -> None:
+    graph = preset_pair("tiny-qwen3").captured.graph
+    passes = [one for one in default_pipeline(2) if one.name != "insert-collectives"]
+    until = [one.name for one in passes].index("fuse-qkv")
+    _, stages = run_passes(graph, [*passes[:until], SequenceParallel()])
+    stats = stages[-1].stats
+    assert stats.matches == 0
+    assert "the collective of this redistribute is not chosen yet" in stats.nearest

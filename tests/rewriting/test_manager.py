@@ -10,7 +10,7 @@ from torch import fx
 
 from tests.models import Pair, preset_pair
 from tests.passes.steps import STANDARD
-from tpcompile.errors import PassError, ShardingError, VerifyError
+from tpcompile.errors import PassError, ShardingError, UsageError, VerifyError
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import operand, parameter_of, parameters, set_parameter
@@ -18,7 +18,7 @@ from tpcompile.ir.ops import ALL_REDUCE
 from tpcompile.ir.text import format_graph
 from tpcompile.passes import Pass, Report, Stats, default_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
-from tpcompile.rewriting.manager import FailedPassError, clone, describe
+from tpcompile.rewriting.manager import PASSES, FailedPassError, clone, describe, graph_pass
 from tpcompile.rewriting.rewrite import calls
 
 
@@ -198,3 +198,44 @@ def test_a_pass_must_report(pair: Pair) -> None:
 
     with pytest.raises(PassError, match="silent returned None"):
         run_passes(pair.captured.graph, [Silent()])  # type: ignore[list-item]
+
+
+def test_a_failure_keeps_its_problems_at_another_place(pair: Pair) -> None:
+    error = _failure(pair, [*default_pipeline(2)[:10], DropCollective()])
+    moved = error.at("rank 1")
+    assert (moved.where, moved.problems) == ("rank 1", error.problems)
+    assert "At rank 1." in str(moved) and error.where != "rank 1"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A pass with a name that pipeline text cannot express."""
+
+    name: ClassVar[str] = "my pass"
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        return Report()
+
+
+@dataclass(frozen=True)
+class Optional:
+    """A pass with an option whose type does not follow from its default."""
+
+    name: ClassVar[str] = "optional"
+    size: int | None = None
+
+    def apply(self, gm: fx.GraphModule) -> Report:
+        return Report()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Named, "'my pass' is not valid. Expected lower-case letters"),
+        (Optional, "option size of the pass optional cannot be parsed.*default None"),
+    ],
+)
+def test_a_pass_that_text_cannot_express_is_refused(kind: type[Pass], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        graph_pass(kind)
+    assert kind.name not in PASSES

@@ -57,8 +57,8 @@ class Executor(ABC):
         return self.memory.tokens(self.launch(steps, *options))
 
     @abstractmethod
-    def launch(self, steps: int) -> int:
-        """Run up to `steps` steps and return their number."""
+    def launch(self, steps: int, *options: Any) -> int:
+        """Run up to `steps` steps and return their number. An executor may have options."""
 
     @property
     def logits(self) -> torch.Tensor:

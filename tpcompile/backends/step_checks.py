@@ -52,7 +52,7 @@ def check_step(
             got=str(tokens.tolist()),
             expected=f"tokens from 0 to {vocabulary - 1}",
         )
-    _check_blocks(memory, lengths, tables)
+    _check_blocks(memory, lengths - 1, lengths, tables)
 
 
 def check_launch(memory: StepMemory, steps: int) -> None:
@@ -61,24 +61,47 @@ def check_launch(memory: StepMemory, steps: int) -> None:
         raise UsageError(f"steps must be at least 1, got {steps}")
     _at_most("number of steps in one launch", steps, memory.extent(Role.HISTORY, 0), "steps")
     going = ~memory.ended()
-    last = (memory.values(Role.LENGTHS)[0] + steps - 1) * going
+    lengths = memory.values(Role.LENGTHS)[0]
+    last = (lengths + steps - 1) * going
     _at_most("final length of a sequence", int(last.max()), memory.longest, "max_seq_len")
     places = (memory.values(Role.POSITIONS)[0] + steps - 1) * going
     _at_most("final position", int(places.max()), memory.longest - 1, "max_seq_len - 1")
-    _check_blocks(memory, last, memory.values(Role.TABLES)[0])
+    _check_blocks(memory, lengths - 1, last, memory.values(Role.TABLES)[0])
 
 
-def _check_blocks(memory: StepMemory, lengths: torch.Tensor, tables: torch.Tensor) -> None:
-    """Raise if a token has no valid block. A wrong block would corrupt another sequence."""
-    blocks = memory.values(Role.CACHE)[0].shape[2] // memory.block
+def _check_blocks(
+    memory: StepMemory, firsts: torch.Tensor, lengths: torch.Tensor, tables: torch.Tensor
+) -> None:
+    """Raise if a token has no valid block, or a new one the slot of a token of another sequence.
+
+    The new tokens of a sequence begin at its place in `firsts`. Sequences may share past tokens.
+    """
+    block = memory.block
+    blocks = memory.values(Role.CACHE)[0].shape[2] // block
+    held: list[list[int]] = []
     for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
-        held = table[: -(-length // memory.block)]
-        if len(held) * memory.block < length or not all(0 <= one < blocks for one in held):
+        held.append(table[: -(-length // block)])
+        if len(held[row]) * block < length or not all(0 <= one < blocks for one in held[row]):
             raise UsageError(
                 f"Sequence {row} lacks blocks for its {length} tokens",
-                got=f"blocks {held} of {memory.block} tokens each",
+                got=f"blocks {held[row]} of {block} tokens each",
                 expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
             )
+    written = {
+        number: (row, max(0, first - place * block))
+        for row, first in enumerate(firsts.tolist())
+        for place, number in enumerate(held[row])
+        if first < (place + 1) * block
+    }
+    for row, length in enumerate(lengths.tolist()):
+        for place, number in enumerate(held[row]):
+            writer, first = written.get(number, (row, 0))
+            if writer != row and length - place * block > first:
+                raise UsageError(
+                    f"Sequences {writer} and {row} must not share the slots of new tokens",
+                    got=f"block {number} in both",
+                    expected="a block of its own for the new tokens of each sequence",
+                )
 
 
 def _at_most(what: str, found: int, most: int, name: str) -> None:

@@ -73,10 +73,10 @@ def _run(argv: list[str]) -> Result:
         top.parse(argv)
     name, *rest = argv
     refuse_unknown("command", name, COMMANDS, "See tpcompile --help")
-    load_plugins()  # before the parser, whose choices plugins add to
+    load_plugins()  # before the parser is built: plugins add choices
     command = COMMANDS[name]
     args = command.parser(f"tpcompile {name}").parse(rest)
-    args.stdout = sys.stdout  # for results that are streamed
+    args.stdout = sys.stdout  # for streamed results
     with contextlib.redirect_stdout(sys.stderr):
         return command.run(args)
 

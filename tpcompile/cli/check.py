@@ -56,7 +56,7 @@ class _Checked:
     problems: Sequence[Problem] = ()
     verdicts: Sequence[Verdict] = ()
     unscheduled: str = ""
-    """Why a decode step could not be scheduled; empty if it could."""
+    """The reason why the decode step was not scheduled, if any."""
 
     @property
     def ok(self) -> bool:

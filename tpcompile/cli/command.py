@@ -26,7 +26,7 @@ class Result:
 
 
 class FailedError(Exception):
-    """A pass made an invalid graph from valid input. The exit status is 1."""
+    """A pass that made an invalid graph from valid input. The exit status is 1."""
 
     def __init__(self, error: FailedPassError) -> None:
         super().__init__(str(error))
@@ -53,7 +53,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `UsageError` and suggests the option probably meant."""
+    """An argument parser that raises `UsageError` and suggests similar options."""
 
     def __init__(self, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
@@ -91,7 +91,7 @@ def choice(*known: str) -> Callable[[str], str]:
 
 
 def backend_name(text: str) -> str:
-    """Argument type: the name of a backend. Plugins are asked only for names of theirs."""
+    """Parse the name of a backend. Executors are imported only for names that are not built in."""
     own = ("auto", "torch", "reference")
     if text in own:
         return text

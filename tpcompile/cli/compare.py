@@ -117,11 +117,9 @@ def _run(args: argparse.Namespace) -> Result:
         args.pipeline = _PROGRAM
     with progress() as say:
         passes = passes_of(args)
-        if args.tp > 1 and all(current.name != "plan-sharding" for current in passes):
-            raise UsageError(
-                f"The pipeline does not shard the model, but --tp is {args.tp}",
-                hint="Add plan-sharding to the pipeline, or leave out -p",
-            )
+        from tpcompile.api import check_shards
+
+        check_shards(passes, args.tp)
         say(f"comparing {args.model}")
         found = (_program if args.backend == "reference" else _modules)(args, passes)
     text = json_text(found.to_json()) if args.json else found.table(args.all)

@@ -1,4 +1,4 @@
-"""The steps from arguments to a graph, shared by all commands. Cheap checks run first."""
+"""The steps from arguments to a graph, shared by commands. Cheap checks run first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 def passes_of(args: argparse.Namespace) -> list[Pass]:
-    """Return the passes of `-p`, or the standard ones. Each must plan for the ranks of `--tp`."""
+    """Return the passes of `-p`, or the standard pipeline, for `--tp` ranks."""
     check_model_name(args.model)
     from tpcompile.api import passes_for
 
@@ -30,8 +30,10 @@ def passes_of(args: argparse.Namespace) -> list[Pass]:
 
 
 def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
-    """Warn if `--tp` is above 1 and no pass of the pipeline shards anything."""
-    if args.tp > 1 and all(current.name != "plan-sharding" for current in passes):
+    """Warn if `--tp` is above 1 but the pipeline does not shard the graph."""
+    from tpcompile.api import shards
+
+    if args.tp > 1 and not shards(passes):
         sys.stderr.write(
             f"warning: without plan-sharding in the pipeline, --tp {args.tp} has no effect\n"
         )
@@ -48,7 +50,7 @@ def lower_model(
 
 
 def capture_model(args: argparse.Namespace, say: Say) -> Captured:
-    """Capture the model that the arguments name."""
+    """Capture the model, and report the time with `--timing` or on a terminal."""
     from tpcompile.api import dtype_of
     from tpcompile.frontend import capture
 

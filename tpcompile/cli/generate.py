@@ -46,8 +46,8 @@ def _add_arguments(parser: Parser) -> None:
         metavar="B",
         type=backend_name,
         default="auto",
-        help="torch, reference, which interprets the program and is slow, or an executor of a "
-        "plugin; default: torch",
+        help="torch, reference (interprets the program slowly) or the name of a plugin's executor; "
+        "default: torch",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
     prompt = parser.add_mutually_exclusive_group(required=True)
@@ -71,8 +71,8 @@ def _add_arguments(parser: Parser) -> None:
         "--max-seq-len",
         metavar="L",
         type=number(1, "the number of tokens"),
-        help="most tokens of the prompt and the continuation together; "
-        "default: that of the configuration",
+        help="maximum length of the prompt and the continuation together; "
+        "default: the configuration's",
     )
     _add_choosing(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -161,7 +161,7 @@ def _tokenizer(args: argparse.Namespace) -> Any | None:
     from tpcompile.frontend import config_of
     from tpcompile.runtime.text import tokenizer_of
 
-    config_of(args.model)  # a directory without a model is refused before a missing tokenizer is
+    config_of(args.model)  # report a missing model before a missing tokenizer
     try:
         return tokenizer_of(args.model)
     except (CheckpointError, UnsupportedError):
@@ -171,7 +171,7 @@ def _tokenizer(args: argparse.Namespace) -> Any | None:
 
 
 def _room(args: argparse.Namespace, prompt: int) -> int:
-    """Return how many tokens to generate. Check that they fit before any weights are read."""
+    """Return the number of tokens to generate. Refuse it if the sequence would not fit."""
     from tpcompile.frontend import config_of
 
     limit: int = args.max_seq_len or config_of(args.model).max_position_embeddings

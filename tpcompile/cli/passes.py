@@ -13,6 +13,8 @@ from tpcompile.cli.command import Command, Parser, Result, json_text
 from tpcompile.cli.compiling import progress
 
 _WIDTH = 80
+_MIDDLE = 23
+"""The column of descriptions."""
 _EXAMPLES = """\
   tpcompile passes
   tpcompile passes --json
@@ -53,7 +55,7 @@ def _passes() -> list[dict[str, Any]]:
         {
             "name": name,
             "standard": name in standard,
-            "doc": _first_sentence(inspect.getdoc(kind) or ""),
+            "doc": _first_paragraph(inspect.getdoc(kind) or ""),
             "options": _options(kind),
         }
         for name, kind in PASSES.items()
@@ -66,7 +68,7 @@ def _pipelines() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "doc": _first_sentence(inspect.getdoc(kind) or ""),
+            "doc": _first_paragraph(inspect.getdoc(kind) or ""),
             "options": _options(kind),
             "passes": [current.name for current in kind().passes()],
         }
@@ -74,7 +76,7 @@ def _pipelines() -> list[dict[str, Any]]:
     ]
 
 
-def _first_sentence(doc: str) -> str:
+def _first_paragraph(doc: str) -> str:
     return " ".join(doc.partition("\n\n")[0].split())
 
 
@@ -100,7 +102,7 @@ def _field_docs(kind: type[Any]) -> dict[str, str]:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
             match below:
                 case ast.Expr(ast.Constant(str(doc))):
-                    docs[line.target.id] = _first_sentence(doc)
+                    docs[line.target.id] = _first_paragraph(doc)
     return docs
 
 
@@ -111,11 +113,11 @@ def _paragraph(entry: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _columns(left: str, right: str, indent: int, middle: int = 23) -> list[str]:
-    head = f"{' ' * indent}{left}".ljust(middle - 1) + " "
-    return textwrap.wrap(right, _WIDTH, initial_indent=head, subsequent_indent=" " * middle)
+def _columns(left: str, right: str, indent: int) -> list[str]:
+    head = f"{' ' * indent}{left}".ljust(_MIDDLE - 1) + " "
+    return textwrap.wrap(right, _WIDTH, initial_indent=head, subsequent_indent=" " * _MIDDLE)
 
 
 COMMAND = Command(
-    "list the passes, their options and what they do", _EXAMPLES, _add_arguments, _run
+    "list all passes and pipelines with their options", _EXAMPLES, _add_arguments, _run
 )

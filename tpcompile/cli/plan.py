@@ -1,4 +1,4 @@
-"""`tpcompile plan`: what each rank holds, and what the ranks exchange."""
+"""`tpcompile plan`: heads, bytes and collectives of each rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def _add_arguments(parser: Parser) -> None:
 def _run(args: argparse.Namespace) -> Result:
     with progress() as say:
         passes = passes_of(args)
-        if all(current.name != "plan-sharding" for current in passes):
+        from tpcompile.api import shards
+
+        if not shards(passes):
             raise UsageError(
                 "The pipeline has no plan-sharding pass, so it makes no plan",
                 hint="Add plan-sharding to the pipeline, or leave out -p",
@@ -34,7 +36,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 COMMAND = Command(
-    "show what each rank holds and what the ranks exchange",
+    "show the heads, bytes and collectives of each rank",
     _EXAMPLES,
     _add_arguments,
     _run,

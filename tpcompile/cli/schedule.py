@@ -1,4 +1,4 @@
-"""`tpcompile schedule`: which worker runs which instruction of a decode step, and when."""
+"""`tpcompile schedule`: assign the instructions of a decode step to workers, and verify it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="R",
         type=choice(*_ROTARY),
         default="half",
-        help="which elements of a head are rotated as a pair: half or interleaved; default: half",
+        help="order of the rotated pairs in a head: half or interleaved; default: half",
     )
     _add_sizes(parser)
     form = parser.add_mutually_exclusive_group()
@@ -87,8 +87,8 @@ def _add_arguments(parser: Parser) -> None:
 def _add_sizes(parser: Parser) -> None:
     for option, name, what, help in (
         ("--batch", "B", "the batch size", "number of sequences; default: 1"),
-        ("--context", "C", "the context", "sequence length that times are for; default: 1024"),
-        ("--max-seq-len", "L", "the length", "most tokens per sequence; default: the context, but "
+        ("--context", "C", "the context", "sequence length of the time estimate; default: 1024"),
+        ("--max-seq-len", "L", "the length", "maximum tokens per sequence; default: the context, "
                                              "at least 1024"),
         ("--spans", "S", "the number of spans", "parts of a sequence in attention; default: the "
                                                 "target's"),

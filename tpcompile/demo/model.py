@@ -26,7 +26,7 @@ STEPS = 350
 """Enough for text without mistakes; about a minute on two cores."""
 
 VOCABULARY = 947
-"""The most tokens that the text yields: each word is one. A prime, so that no tp divides it."""
+"""The vocabulary of the text with one token per word. It is prime, so no tp divides it."""
 
 SHAPES = ((8, 256), (16, 128))
 """Rows and lengths of alternating batches.
@@ -68,7 +68,7 @@ def make_demo(
 
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
-    """Disable the progress bar that Hugging Face shows for one file, even without a terminal."""
+    """Disable Hugging Face's progress bars, which also appear without a terminal."""
     were_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -98,7 +98,7 @@ def demo_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def demo_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """Return a configuration whose heads, widths and vocabulary few tp divide, on purpose."""
+    """Return a configuration with sizes that few tp divide, to exercise uneven splits."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=120,

@@ -70,7 +70,7 @@ _THINGS = ("lantern", "key", "purse", "drum", "kite", "ring", "bottle")
 _FEELINGS = {"lantern": "glad", "key": "relieved", "purse": "thankful", "drum": "proud"}
 
 _NEXT = 5
-"""Steps in PEOPLE from a person to the friend. With 17 people each is the friend of one other."""
+"""Distance in PEOPLE from a person to the friend, so each is the friend of exactly one other."""
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,19 @@ _BUILT_IN = (None, "eager", "sdpa")
 
 def module_of(model: Any, dtype: torch.dtype | None) -> Any:
     """Return the user's model, or build a model without storage from a configuration."""
-    if isinstance(model, nn.Module):
-        if dtype is not None and dtype != next(model.parameters()).dtype:
-            raise UsageError(
-                "The dtype of a model in memory cannot be changed",
-                got=f"dtype={dtype}",
-                expected=str(next(model.parameters()).dtype),
-                hint="Convert it first: model.to(dtype)",
-            )
-        module = model
-    else:
+    if not isinstance(model, nn.Module):
         module = _empty_model(config_of(model), dtype)
-    _refuse_unsupported(module)
-    return module
+        _refuse_unsupported(module)
+        return module
+    _refuse_unsupported(model)
+    if dtype is not None and dtype != next(model.parameters()).dtype:
+        raise UsageError(
+            "The dtype of a model in memory cannot be changed",
+            got=f"dtype={dtype}",
+            expected=str(next(model.parameters()).dtype),
+            hint="Convert it first: model.to(dtype)",
+        )
+    return model
 
 
 def name_of(model: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -70,10 +71,9 @@ class Layout:
 
     def overlap(self) -> str | None:
         """Return why the parts are not disjoint, or None if they are."""
-        total = sum(self.unit_count(rank) for rank in range(self.ranks))
-        if total > self.units:
-            return f"{total - self.units} units of {self.axis} are on more than one rank"
-        return None
+        held = Counter(unit for rank in range(self.ranks) for unit in self.held(rank))
+        repeated = sum(count > 1 for count in held.values())
+        return f"{repeated} units of {self.axis} are on more than one rank" if repeated else None
 
     def __str__(self) -> str:
         return self.axis

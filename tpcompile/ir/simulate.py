@@ -92,7 +92,8 @@ def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any])
     spec = spec_of(node)
     assert spec is not None, node
     if spec.across is not None:
-        source, *others = (arg for arg in node.args if isinstance(arg, fx.Node))
+        bound = spec.bind(node.args, dict(node.kwargs))
+        source, *others = (arg for arg in bound.values() if isinstance(arg, fx.Node))
         given = [values[other] for other in others]
         return list(spec.across(values[source], type_of(source), type_of(node), *given))
     results = []

@@ -118,9 +118,9 @@ def _simpler(node: fx.Node) -> fx.Node | None:
     if target is aten.to.dtype:
         return source if value_type(source).dtype == node.args[1] else None
     if target is aten.transpose.int:
-        return _uncancelled(node, source)
+        return _before_cancelled_pair(node, source)
     if target in _VIEWS:
-        return _as_unflatten(node, source)
+        return _as_split_or_merge(node, source)
     if target is aten.index.Tensor:
         return _as_index_select(node, source)
     return None
@@ -131,13 +131,13 @@ def cancel_transposes(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         inner = None
         if node.target is aten.transpose.int:
-            inner = _uncancelled(node, operand(node))
+            inner = _before_cancelled_pair(node, operand(node))
         if inner is not None:
             replace(node, inner)
     drop_dead(graph)
 
 
-def _uncancelled(node: fx.Node, source: fx.Node) -> fx.Node | None:
+def _before_cancelled_pair(node: fx.Node, source: fx.Node) -> fx.Node | None:
     """Return the input of the first of two transposes if they cancel, or None."""
     pair = source.target is aten.transpose.int and _swapped(node) == _swapped(source)
     return operand(source) if pair else None
@@ -149,7 +149,7 @@ def _swapped(transpose: fx.Node) -> set[int]:
     return {dim % value_type(transpose).dims for dim in dims}
 
 
-def _as_unflatten(node: fx.Node, source: fx.Node) -> fx.Node | None:
+def _as_split_or_merge(node: fx.Node, source: fx.Node) -> fx.Node | None:
     old, new = value_type(source).shape, value_type(node).shape
     with node.graph.inserting_before(node):
         split = _split_dim(old, new)

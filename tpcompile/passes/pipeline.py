@@ -204,6 +204,11 @@ def _unreadable(text: str, place: int, problem: str) -> UsageError:
 
 
 def _make(name: str, options: str) -> list[Pass]:
+    if name in PIPELINES and name in PASSES:
+        raise UsageError(
+            f"The name {name} is ambiguous: a pass and a pipeline have it",
+            hint="Rename one of them where it is registered",
+        )
     if name in PIPELINES:
         whole = PIPELINES[name]
         return whole(**_values(f"pipeline {name}", whole, options)).passes()

@@ -10,7 +10,8 @@ from torch import fx
 
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RMS_NORM
+from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, REDISTRIBUTE, REDUCE_SCATTER, RMS_NORM
+from tpcompile.rewriting.pattern import MissError
 from tpcompile.rewriting.rewrite import Report, calls, insert, insert_after, replace
 
 aten = torch.ops.aten
@@ -33,9 +34,12 @@ class SequenceParallel:
     """
 
     name: ClassVar[str] = "sequence-parallel"
+    after: ClassVar[tuple[str, ...]] = ("insert-collectives",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()
+        for node in calls(gm, REDISTRIBUTE):
+            report.miss(MissError(node, "the collective of this redistribute is not chosen yet"))
         scattered: dict[fx.Node, None] = {}
         for node in calls(gm, ALL_REDUCE):
             with gm.graph.inserting_before(node):

@@ -101,7 +101,7 @@ def split_columns(linear: fx.Node, layout: Layout) -> int:
     for reader in readers:
         reader.replace_input_with(linear, last)
     if dtype != torch.float32:
-        _round_behind(last, readers, dtype)
+        _round_after(last, readers, dtype)
     return 1
 
 
@@ -109,7 +109,7 @@ def _sum_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return () if dtype == torch.float32 else (torch.float32,)
 
 
-def _round_behind(total: fx.Node, readers: list[fx.Node], dtype: torch.dtype) -> None:
+def _round_after(total: fx.Node, readers: list[fx.Node], dtype: torch.dtype) -> None:
     """Round a sum in fp32: after the residual addition if that is a reader, else directly."""
     for reader in readers:
         if reader.target is aten.add.Tensor:

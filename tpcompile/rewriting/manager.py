@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -67,6 +68,18 @@ def check_options(what: str, kind: Any, method: str) -> None:
             f"The option {bare[0]} of the {what} {kind.name} has no default",
             expected="a default for every option, so that the name alone is valid",
         )
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name):
+        raise UsageError(
+            f"The name of the {what} {kind.name!r} is not valid",
+            expected="lower-case letters and digits, in parts joined by '-'",
+        )
+    for option in dataclasses.fields(kind):
+        if type(option.default) not in (bool, int, float, str):
+            raise UsageError(
+                f"The option {option.name} of the {what} {kind.name} cannot be parsed from text",
+                got=f"the default {option.default!r}",
+                expected="a default that is a bool, int, float or str",
+            )
 
 
 @dataclass(frozen=True)
@@ -80,10 +93,6 @@ class Stats:
     nodes_after: int
     nearest: str = ""
     """The closest candidate that did not match, and the reason; empty if there is none."""
-
-    @property
-    def node_delta(self) -> int:
-        return self.nodes_after - self.nodes_before
 
 
 @dataclass
@@ -115,7 +124,7 @@ class Stage:
 
     def text(self, rank: int | None = None) -> str:
         ranks = info_of(self.graph).tp
-        if rank is not None and ranks > 1 and not 0 <= rank < ranks:
+        if rank is not None and not 0 <= rank < ranks:
             raise UsageError(
                 f"The graph has no rank {rank}", expected=f"a rank from 0 to {ranks - 1}"
             )

@@ -13,10 +13,8 @@ from tpcompile.errors import UsageError
 
 def check_new_directory(directory: str | Path) -> Path:
     """Return the absolute path; raise unless it is new or empty and files can be created in it."""
-    target = Path(os.path.realpath(directory))
+    target = _target(directory)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.stat(directory)  # raises on a cycle of symbolic links
         if target.is_dir() and any(target.iterdir()):
             raise UsageError(
                 f"The directory {directory} is not empty",
@@ -28,6 +26,16 @@ def check_new_directory(directory: str | Path) -> Path:
             return target
     except OSError as error:
         raise _unwritable(directory, error) from error
+
+
+def _target(directory: str | Path) -> Path:
+    """Return the absolute path without symbolic links; raise if it cannot be resolved."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(directory)  # raises on a cycle of symbolic links
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    return Path(os.path.realpath(directory))
 
 
 @contextlib.contextmanager
@@ -54,7 +62,7 @@ def filled_directory(directory: str | Path, stale: Callable[[str], bool]) -> Ite
     They replace files of the same names. Other files are removed if `stale(name)` is true, and
     kept otherwise. If the body raises, `directory` does not change.
     """
-    target = Path(directory).resolve()
+    target = _target(directory)
     if target.exists() and not target.is_dir():
         raise UsageError(f"{directory} must be a directory", got="a file")
     try:

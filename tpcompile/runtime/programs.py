@@ -60,7 +60,8 @@ class StepPrograms:
         the programs.
         """
         self._target, self._longest = target_of(options.target or "cpu"), max_seq_len
-        self._policy, self._lowering = options.policy or DEFAULT_POLICY, options.lowering or AUTO
+        self._policy = DEFAULT_POLICY if options.policy is None else options.policy
+        self._lowering = AUTO if options.lowering is None else options.lowering
         _ = POLICIES[self._policy]  # raises for an unknown name
         self.batch = self.batch_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""

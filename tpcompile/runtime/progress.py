@@ -7,11 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Loaded = Callable[[int, int], None]
+"""Callback that takes the number of loaded parameters and their total."""
+
+
+class LoadCounter:
+    """A counter that reports its value and the total to a callback."""
+
+    def __init__(self, loaded: Loaded, total: int) -> None:
+        self._loaded, self._total, self._count = loaded, total, 0
+
+    def add(self) -> None:
+        self._count += 1
+        self._loaded(self._count, self._total)
 
 
 @contextmanager
 def loading_bar(shown: bool = True) -> Iterator[Loaded]:
-    """Yield a callback that takes the number of loaded parameters and their total."""
+    """Yield a callback that draws the bar."""
     if not shown or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, of: None
         return

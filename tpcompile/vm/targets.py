@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tpcompile.cores import cores
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.registry import Registry
 
@@ -67,7 +67,7 @@ def target_of(name: str, workers: int | None = None) -> Target:
     """
     found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
     if workers is None and name == "cpu":
-        workers = os.cpu_count()
+        workers = cores()
     if workers is not None:
         found = replace(found, workers=workers)
     _check(found)

@@ -12,7 +12,7 @@ from tpcompile.vm.program.instruction_set import decode
 
 @executor
 class WordMachine(Executor):
-    """An executor that decodes each row of words, and runs it in the memory of the program."""
+    """An executor that decodes and runs one row of words after another."""
 
     name: ClassVar[str] = "words"
 
@@ -21,7 +21,7 @@ class WordMachine(Executor):
         self._rows = encode_program(memory.program).words.tolist()
 
     def launch(self, steps: int) -> int:
-        """Run up to `steps` steps in the sequential order, or when other ranks let them."""
+        """Run up to `steps` steps in sequential order. Wait only for ranks in other processes."""
         done = 0
         while done < steps and not self.memory.finished:
             self.memory.forget()

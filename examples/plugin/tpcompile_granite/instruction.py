@@ -18,7 +18,7 @@ from tpcompile.vm.program.instruction import (
     Range,
     StepInstruction,
     columns_of,
-    fraction,
+    to_fp32,
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
@@ -47,7 +47,7 @@ class ScaledEmbedOperands:
     first: Annotated[int, rules.Number(0, "2147483647 - rows")]
     rows: Annotated[int, rules.COUNT]
     dtype: Annotated[DType, rules.DTypeOf("table")]
-    scale: Annotated[float, rules.Fraction()]
+    scale: Annotated[float, rules.Real()]
     summed: bool
     """Whether `out` is this rank's term of a sum, because other ranks have the other rows."""
 
@@ -81,7 +81,7 @@ class ScaledEmbed(StepInstruction):
         return self.at.batch * self.columns.extent * self.at.dtype.itemsize
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """Look up the rows. Tokens of other ranks, and those of empty rows, become zero."""
+        """Look up the rows. Tokens of other ranks and empty rows give zeros."""
         at = self.at
         rows = memory[at.tokens].long() - at.first
         held = (rows >= 0) & (rows < at.rows)
@@ -94,7 +94,7 @@ class ScaledEmbed(StepInstruction):
 
 @lowers(SCALED_EMBEDDING, terms=True)
 def scaled_embedding(to: Building, node: fx.Node) -> None:
-    """Divide the columns over instructions. If ranks have parts of the table, a sum follows."""
+    """Divide the columns among instructions. If ranks have parts of the table, a sum follows."""
     weight, ids, scale = node.args
     assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node) and isinstance(scale, float)
     kind = value_type(weight)
@@ -112,7 +112,7 @@ def scaled_embedding(to: Building, node: fx.Node) -> None:
             first=to.bound(node, rank).get("first_row", 0),
             rows=int(kind.local_shape(rank)[0]),
             dtype=DType.of(kind.dtype),
-            scale=fraction(scale),
+            scale=to_fp32(scale),
             summed=summed,
         )
         to.instructions += [ScaledEmbed(at, columns) for columns in to.plan.sums(width_of(node))]

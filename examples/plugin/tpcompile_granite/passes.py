@@ -1,4 +1,4 @@
-"""Two passes, and a pipeline of the standard passes and these."""
+"""Two passes, and two pipelines that contain them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -41,7 +41,7 @@ def _operand(node: fx.Node, found: Bindings) -> fx.Node:
 @graph_pass
 @dataclass(frozen=True)
 class FuseScaledEmbedding:
-    """Fuse the embedding with the number that it is multiplied by, also across a sum over ranks.
+    """Fuse an embedding and its multiplication by a number, also across a sum over ranks.
 
     %e = embedding(%weight, %ids)
     %y = %e * 12.0      →   %y = tpc.scaled_embedding(%weight, %ids, 12.0)

@@ -1,4 +1,4 @@
-"""A scheduling policy: like round-robin, but the last worker of a rank begins."""
+"""A scheduling policy: round-robin that starts with the last worker of each rank."""
 
 from tpcompile.vm.schedule.policies import Queues, Work, policy
 

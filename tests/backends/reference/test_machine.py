@@ -280,3 +280,26 @@ def test_a_sequence_that_has_ended_needs_no_room() -> None:
     machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]), stops=[stop])
     machine.run(1)
     assert len(machine.run(32)) == 0
+
+
+def test_new_tokens_need_slots_of_their_own() -> None:
+    """Sequences may share the blocks of past tokens, but no slot that a launch writes."""
+    case = Case("tiny-qwen3", lengths=(9, 9))
+    machine, tables = case.machine(), tables_of(case.lengths)
+    shared = tables.clone()
+    shared[1, :2] = tables[0, :2]
+    machine.place(**_placed(case, tables=shared))
+    for column in (2, 1):
+        wrong = tables.clone()
+        wrong[1, column] = tables[0, 2]
+        with pytest.raises(
+            UsageError, match=r"Sequences \d and \d must not share the slots of new"
+        ):
+            machine.place(**_placed(case, tables=wrong))
+    later = tables_of(case.lengths)
+    later[1, 3] = later[0, 0]
+    machine.place(**_placed(case, tables=later))
+    machine.run(4)
+    machine.place(**_placed(case, tables=later))
+    with pytest.raises(UsageError, match="Sequences 1 and 0 must not share the slots of new"):
+        machine.run(5)

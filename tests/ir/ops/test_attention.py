@@ -210,6 +210,13 @@ def test_refuses_shapes_that_do_not_fit() -> None:
     refused("attention", ATTENTION, random(4, 5, 4), K, V, *REST)
 
 
+def test_refuses_dtypes_that_differ() -> None:
+    half = (operand(given.whole.bfloat16()) for given in (K, V))
+    refused("attention", ATTENTION, Q, *half, *REST)
+    starts = operand(STARTS.whole.float(), ["S"])
+    refused("attention", ATTENTION, Q, K, V, starts, 0.5, None, 0)
+
+
 def test_refuses_heads_without_tokens() -> None:
     refused("attention", ATTENTION, random(4, 4), random(4, 4), random(4, 4), *REST)
 

@@ -187,6 +187,11 @@ def test_refuses_views(op: Any) -> None:
     refused("view", op, random(5, 12), [7, -1])
 
 
+def test_refuses_steps_and_widths_that_torch_refuses() -> None:
+    refused("slice", SLICE, random(4, 12), 1, None, None, -1)
+    refused("unflatten", UNFLATTEN, random(4, 12), 1, [-1, -2])
+
+
 def test_refuses_to_touch_a_split_dimension() -> None:
     x = random(4, 12).sharded(1, HEADS)
     refused("whole-axis", SELECT, x, 1, 0)

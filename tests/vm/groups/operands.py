@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tpcompile.vm.program.instruction import Range, StepInstruction, field_types, fraction
+from tpcompile.vm.program.instruction import Range, StepInstruction, field_types, to_fp32
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -24,7 +24,7 @@ def values(draw: Any, kind: Any) -> Any:
         return Range(draw(INT32), draw(INT32))
     if kind is float:
         finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
-        return fraction(draw(finite)) + 0.0  # minus zero is equal to zero, in other words
+        return to_fp32(draw(finite)) + 0.0  # minus zero is equal to zero, in other words
     if kind is bool:
         return draw(st.booleans())
     if issubclass(kind, IntEnum):

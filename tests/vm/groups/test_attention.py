@@ -16,10 +16,10 @@ from tpcompile.vm.groups import AttentionReduce, PartialAttention
 from tpcompile.vm.groups import attention as module
 from tpcompile.vm.groups.attention import AttentionOperands, ReduceOperands
 from tpcompile.vm.program import DType
-from tpcompile.vm.program.instruction import Range, fraction
+from tpcompile.vm.program.instruction import Range, to_fp32
 
 WIDTH, BLOCK, LAYER, MOST = 8, 4, 1, 8
-SCALE = fraction(WIDTH**-0.5)
+SCALE = to_fp32(WIDTH**-0.5)
 READERS = ((0, 0, 0, 1, 1), (0, 1), (0, 0, 0))
 """The KV head of each query head: uneven groups, one each, all one."""
 LENGTHS = ((1, 3, 4, 5), (27, 8, 1, 32))

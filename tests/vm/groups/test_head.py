@@ -16,9 +16,9 @@ from tpcompile.vm.groups import Argmax, NormLmHead
 from tpcompile.vm.groups.head import ArgmaxOperands, HeadOperands
 from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.program import DType
-from tpcompile.vm.program.instruction import Range, fraction
+from tpcompile.vm.program.instruction import Range, to_fp32
 
-BATCH, WIDTH, VOCABULARY, EPS, STEPS = 3, 10, 17, fraction(1e-6), 4
+BATCH, WIDTH, VOCABULARY, EPS, STEPS = 3, 10, 17, to_fp32(1e-6), 4
 STATE = ("tokens", "positions", "lengths", "finished", "stops", "clock", "history")
 
 
@@ -210,7 +210,7 @@ def test_what_it_shows() -> None:
 def test_trap_15_another_norm_than_the_last() -> None:
     work = Work(WHOLE)
     at = work.heads[0]
-    work.heads[0] = replace(at, normed=replace(at.normed, eps=fraction(0.5)))
+    work.heads[0] = replace(at, normed=replace(at.normed, eps=to_fp32(0.5)))
     assert not near(work.ran(), norm_linear(work.x, work.norm, EPS, work.weight))
 
 

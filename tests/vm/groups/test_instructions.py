@@ -20,7 +20,7 @@ from tpcompile.vm.program.instruction import (
     Range,
     StepInstruction,
     field_types,
-    fraction,
+    to_fp32,
     word_count,
 )
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS, decode, encode
@@ -232,12 +232,12 @@ def test_words_that_are_no_instruction(words: list[int], said: str) -> None:
         decode(words)
 
 
-def test_fractions_are_kept_as_they_are_used() -> None:
-    assert fraction(1e-6) != 1e-6
-    assert fraction(fraction(1e-6)) == fraction(1e-6)
+def test_floats_are_kept_as_they_are_used() -> None:
+    assert to_fp32(1e-6) != 1e-6
+    assert to_fp32(to_fp32(1e-6)) == to_fp32(1e-6)
     for case in CASES:
         for instruction in lowered(case).instructions:
             for name, kind in field_types(type(instruction.at)):
                 if kind is float:
                     value = getattr(instruction.at, name)
-                    assert fraction(value) == value
+                    assert to_fp32(value) == value

@@ -13,9 +13,9 @@ from tpcompile.ir.ops.decode.norm_linear import norm_gate_up_swiglu
 from tpcompile.vm.groups import NormGateUpSwiglu
 from tpcompile.vm.groups.mlp import GateUpOperands
 from tpcompile.vm.groups.normed import Normed
-from tpcompile.vm.program.instruction import Range, fraction
+from tpcompile.vm.program.instruction import Range, to_fp32
 
-BATCH, WIDTH, FFN, EPS = 3, 10, 13, fraction(1e-5)
+BATCH, WIDTH, FFN, EPS = 3, 10, 13, to_fp32(1e-5)
 
 
 class Work:
@@ -104,5 +104,5 @@ def test_a_norm_that_is_left_out() -> None:
 
 def test_trap_23_eps_is_an_operand() -> None:
     work = Work()
-    work.at = replace(work.at, normed=replace(work.at.normed, eps=fraction(0.1)))
+    work.at = replace(work.at, normed=replace(work.at.normed, eps=to_fp32(0.1)))
     assert not near(work.ran(), work.expected())

@@ -18,10 +18,10 @@ from tpcompile.vm.groups import qkv_operands as qkv
 from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.groups.qkv_operands import Part, QkvOperands
 from tpcompile.vm.program import DType
-from tpcompile.vm.program.instruction import Range, StepInstruction, fraction
+from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32
 
 HIDDEN, WIDTH, LAYERS, LAYER, BLOCK, MOST, LONGEST = 10, 8, 2, 1, 2, 4, 9
-EPS, HEAD_EPS = fraction(1e-6), fraction(1e-3)
+EPS, HEAD_EPS = to_fp32(1e-6), to_fp32(1e-3)
 LENGTHS = (5, 1, 8)
 TABLES = ((7, 2, 4, -1), (0, -1, -1, -1), (3, 9, 1, 6))
 SLOTS = (8, 0, 13)

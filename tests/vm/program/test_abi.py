@@ -156,3 +156,9 @@ def test_another_version_is_refused() -> None:
     abi.check_version(abi.VERSION, "native")
     with pytest.raises(UsageError, match=r"native was built for another version.*version 7.*again"):
         abi.check_version(7, "native")
+
+
+def test_a_buffer_with_more_dimensions_than_a_row_holds() -> None:
+    buffer = Buffer("deep", (1,) * 6)
+    with pytest.raises(UnsupportedError, match=r"deep has too many dimensions.*at most 5"):
+        abi.buffer_row(buffer, torch.zeros(buffer.shape), 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -15,13 +15,14 @@ import torch
 from tests.backends.reference.stepping import Case
 from tests.vm.mutations import changed
 from tpcompile.backends.memory import StepMemory
-from tpcompile.errors import UsageError, VerifyError
+from tpcompile.errors import UnsupportedError, UsageError, VerifyError
 from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.qkv_operands import Part
-from tpcompile.vm.program import Buffer, DType, Program, Role
+from tpcompile.vm.program import Buffer, DType, Program, Role, rules
 from tpcompile.vm.program.encoding import decode_program, encode_program
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_rules, field_types
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
+from tpcompile.vm.program.names import Names
 from tpcompile.vm.program.operands import disagreements, verify_operands
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import MOST_LISTED, check_program, verify_program
@@ -382,3 +383,37 @@ def _without(kind: Any, known: set[str]) -> list[str]:
 
 def test_abstract_programs_have_no_operands() -> None:
     assert list(disagreements(Program((Buffer("b", (1,)),), (), ((),), (), ()))) == []
+
+
+def _with_extra(rule: Any, extra: int) -> Program:
+    """Return a program in which one instruction has an operand of its own with this rule."""
+    program = replace(ONE, lowering="rows").program
+    number, first = next(
+        (n, one) for n, one in enumerate(program.instructions) if isinstance(one, NormQkvRows)
+    )
+    kind: Any = make_dataclass(
+        "Extended", [("extra", Annotated[int, rule])], bases=(NormQkvRows,), frozen=True
+    )
+    other = kind(**{field.name: getattr(first, field.name) for field in fields(first)}, extra=extra)
+    own = (*program.instructions[:number], other, *program.instructions[number + 1 :])
+    return replace(program, instructions=own)
+
+
+def test_an_own_number_without_a_limit() -> None:
+    assert not list(disagreements(_with_extra(rules.COUNT, 2**31 - 1)))
+    (found,) = disagreements(_with_extra(rules.COUNT, 0))
+    assert (found.wrong.operand, found.wrong.got) == ("extra", "0")
+
+
+@pytest.mark.parametrize("rule", [rules.Real(0.0), rules.RANKS, rules.Missing()], ids=repr)
+def test_a_rule_that_own_operands_cannot_have(rule: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"rule of extra is not supported.*operands `at`"):
+        list(disagreements(_with_extra(rule, 1)))
+
+
+def test_a_dimension_with_two_free_names_is_refused() -> None:
+    program = ONE.program
+    names = Names(program.instructions[0].at, 1)  # type: ignore[attr-defined]
+    assert names.bind(12, "4*free", "", found := {}) and found == {"free": 3}
+    with pytest.raises(UnsupportedError, match=r"two names that nothing binds.*free and other"):
+        names.bind(12, "free*other", "", {})

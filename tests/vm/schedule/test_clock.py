@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.vm.programs import Touch
+from tpcompile.errors import VerifyError
 from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.schedule.clock import timing
 
@@ -31,3 +34,9 @@ def test_workers_share_a_queue() -> None:
 def test_the_first_step_waits_for_no_step_before() -> None:
     program = Program((), (Touch(),), ((0,),), ((Wait(0, 0),),), ((0,),), repeats=True)
     assert timing(program, [2.0]).makespan == 2.0
+
+
+def test_a_deadlock_is_no_schedule() -> None:
+    program = Program((), (Touch(),) * 2, ((0,), (1,)), ((), (Wait(0, 2),)), ((0,), ()))
+    with pytest.raises(VerifyError, match=r"it deadlocks\. Found 1 of 2 instructions started"):
+        timing(program, [1.0, 1.0])

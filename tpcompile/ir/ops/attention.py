@@ -147,12 +147,17 @@ def attention_rule(
     alike = k.in_role(None) == v.in_role(None)
     require(alike, "kv-alike", f"k {k}, v {v}", "keys and values of the same type and layout")
     require(
-        k.shape[:-2] == tokens and k.shape[-1] == q.shape[-1],
+        k.shape[:-2] == tokens and k.shape[-1] == q.shape[-1] and k.dtype == q.dtype,
         "attention",
         f"q {q}, k {k}",
-        "the same tokens and the same head width in both",
+        "the same tokens, head width and dtype in both",
     )
-    require(starts.placement == REPLICATE, "attention", starts, "starts on every rank")
+    require(
+        starts.placement == REPLICATE and starts.dtype == torch.int64,
+        "attention",
+        starts,
+        "starts of int64 on every rank",
+    )
     heads, shared = q.shape[-2], k.shape[-2]
     assert isinstance(heads, int) and isinstance(shared, int)
     require(

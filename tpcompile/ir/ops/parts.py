@@ -33,6 +33,7 @@ def slice_rule(
 ) -> ValueType:
     dim = dim_of(self, dim)
     unsharded(self, dim, "slice")
+    require(step > 0, "slice", f"step {step}", "a step of at least 1")
     extent = self.shape[dim]
     if isinstance(extent, str):
         require(

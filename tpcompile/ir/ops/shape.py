@@ -91,7 +91,7 @@ def unflatten_rule(self: ValueType, dim: int, sizes: tuple[int, ...]) -> ValueTy
     require(len(sizes) == 2 and sizes[0] == -1, "unflatten", sizes, "[-1, width]")
     width = sizes[1]
     require(
-        isinstance(extent, int) and extent % width == 0,
+        isinstance(extent, int) and width > 0 and extent % width == 0,
         "unflatten",
         self,
         f"an extent that is a multiple of {width}",

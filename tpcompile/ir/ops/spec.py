@@ -70,7 +70,13 @@ class OpSpec:
             raise TypeError(
                 f"at most {len(self.argument_names)} arguments allowed, got {len(args)}"
             )
-        given = {**self.defaults, **dict(zip(self.argument_names, args, strict=False)), **kwargs}
+        positional = dict(zip(self.argument_names, args, strict=False))
+        for name in kwargs:
+            if name in positional:
+                raise TypeError(f"the argument {name} is given twice")
+            if name not in self.argument_names:
+                raise TypeError(f"{self.name} has no argument {name}")
+        given = {**self.defaults, **positional, **kwargs}
         return {name: given[name] for name in self.argument_names if name in given}
 
     def call(self, bound: dict[str, Any]) -> Any:

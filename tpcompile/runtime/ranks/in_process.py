@@ -11,6 +11,7 @@ from torch import nn
 from tpcompile.backends.torch_tp import run_together
 from tpcompile.comm import SimulatedGroup
 from tpcompile.ir.pieces import Read
+from tpcompile.runtime.progress import Loaded
 from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule, make_parameter
@@ -26,7 +27,7 @@ class InProcessRanks(OneFront):
         read: Read,
         rotary: Callable[[], nn.Module],
         device: torch.device,
-        loaded: Callable[[int, int], None] = lambda done, of: None,
+        loaded: Loaded = lambda done, of: None,
     ) -> None:
         self._owner = Owner()  # a fork would deadlock on torch's threads or on a held lock
         self._group = SimulatedGroup(len(modules))

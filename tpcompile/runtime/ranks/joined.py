@@ -23,6 +23,7 @@ from tpcompile.comm import ProcessGroupRank
 from tpcompile.errors import RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.progress import LoadCounter, Loaded
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_memory import shared_memory
@@ -77,6 +78,16 @@ def _check_owner(group: Any) -> None:
         raise UsageError(owner.refusal, hint="Compile in the processes that the launcher started")
 
 
+_KEPT: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The groups that forks of this process keep alive."""
+
+
+def _keep_in_forks(group: Any) -> None:
+    if group not in _KEPT:
+        _KEPT.add(group)
+        os.register_at_fork(after_in_child=partial(_keep, weakref.ref(group)))
+
+
 class JoinedRanks:
     """This process's rank of a model; all processes must make the same calls in the same order."""
 
@@ -87,7 +98,7 @@ class JoinedRanks:
         rotary: Callable[[], nn.Module],
         group: Any,
         device: torch.device,
-        loaded: Callable[[int, int], None] = lambda done, of: None,
+        loaded: Loaded = lambda done, of: None,
         timeout: float = 60.0,
     ) -> None:
         self._closed = ""
@@ -95,22 +106,16 @@ class JoinedRanks:
         self._owner = Owner()
         self._group = ProcessGroupRank(group)
         weakref.finalize(self, _rest, self._owner, self._group)
-        os.register_at_fork(after_in_child=partial(_keep, weakref.ref(group)))
+        _keep_in_forks(group)
         self._tp = len(modules)
         self._timeout = timeout
         self._columns: dict[int, list[int]] = {}
         """The columns of the logits on each rank, by the batch size of a program."""
         self._front: int = group.rank()
         module = modules[self._front]
-        count = 0
-
-        def one_more() -> None:
-            nonlocal count
-            count += 1
-            loaded(count, len(module.parameters))
-
+        counter = LoadCounter(loaded, len(module.parameters))
         with opened(weights) as read:
-            own = evaluate_all(module, read, one_more, device)
+            own = evaluate_all(module, read, counter.add, device)
         self._rank: Rank | None = Rank(module, own, rotary(), self._group, device)
 
     @property

@@ -11,9 +11,11 @@ from functools import partial
 import torch
 from torch import nn
 
+from tpcompile.cores import cores
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
+from tpcompile.runtime.progress import LoadCounter, Loaded
 from tpcompile.runtime.ranks.channel import encode
 from tpcompile.runtime.ranks.descriptors import memory_file
 from tpcompile.runtime.ranks.owner import Owner, check_open
@@ -31,7 +33,7 @@ from tpcompile.runtime.ranks.worker import (
     Tables,
     Weights,
 )
-from tpcompile.runtime.ranks.workers import Workers, cores
+from tpcompile.runtime.ranks.workers import Workers
 from tpcompile.runtime.weights import RandomWeights
 
 _TOKENS_A_LIMIT = 256
@@ -69,7 +71,7 @@ class SpawnedRanks(OneFront):
         modules: Sequence[RankModule],
         weights: CheckpointFiles | Read,
         rotary: Callable[[], nn.Module],
-        loaded: Callable[[int, int], None] = lambda done, of: None,
+        loaded: Loaded = lambda done, of: None,
     ) -> None:
         """Load each worker's module; call `loaded` with the number of parameters and their total.
 
@@ -78,7 +80,7 @@ class SpawnedRanks(OneFront):
         """
         with self._working():
             port = next(ready.port for ready in self._workers.answers(Ready))
-            counted = _Counter(loaded, sum(len(module.parameters) for module in modules))
+            counted = LoadCounter(loaded, sum(len(module.parameters) for module in modules))
             eager = cores() >= len(modules)
             for module in modules:
                 load = partial(Load, module, len(modules), port, eager)
@@ -194,14 +196,3 @@ class SpawnedRanks(OneFront):
     def _shut(self, reason: str) -> None:
         self._closed = self._closed or reason
         self._workers.end()
-
-
-class _Counter:
-    """A counter that reports its value and the total to a callback."""
-
-    def __init__(self, tell: Callable[[int, int], None], total: int) -> None:
-        self._tell, self._total, self._count = tell, total, 0
-
-    def add(self) -> None:
-        self._count += 1
-        self._tell(self._count, self._total)

@@ -27,7 +27,7 @@ from tpcompile.runtime.ranks.channel import Channel, ChannelClosed
 from tpcompile.runtime.ranks.rank import Rank, RankModule, make_parameter
 from tpcompile.runtime.ranks.shared_weights import SharedWeights
 from tpcompile.runtime.ranks.step import EncodedCode, Step
-from tpcompile.runtime.weights import RandomWeights
+from tpcompile.runtime.weights import RandomWeights, opened
 
 HOST = "127.0.0.1"
 """The ranks of a script are on one machine, and must not be reachable from others."""
@@ -205,10 +205,8 @@ class Worker:
                 return source.attach(mmap.mmap(file, source.size), module)
             finally:
                 os.close(file)
-        if isinstance(source, CheckpointFiles):
-            with source.open() as read:
-                return evaluate_all(module, read, self._progress, _CPU)
-        return evaluate_all(module, source, self._progress, _CPU)
+        with opened(source) as read:
+            return evaluate_all(module, read, self._progress, _CPU)
 
     def _progress(self) -> None:
         self._channel.send(Progress())

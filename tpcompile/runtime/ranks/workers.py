@@ -15,6 +15,7 @@ from functools import partial
 from itertools import combinations
 from typing import TypeVar
 
+from tpcompile.cores import cores
 from tpcompile.errors import CompileError, RankError
 from tpcompile.runtime.ranks.channel import ChannelClosed, Encoded
 from tpcompile.runtime.ranks.descriptors import pipe, socket_pair
@@ -152,13 +153,6 @@ class Workers:
             ),
             hint="If the machine is only slow, compile with a larger rank_timeout",
         )
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _Starter:

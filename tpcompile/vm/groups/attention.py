@@ -27,7 +27,7 @@ from tpcompile.vm.program.instruction import (
     Probe,
     Range,
     StepInstruction,
-    fraction,
+    to_fp32,
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
@@ -47,7 +47,7 @@ class AttentionOperands:
     values: Annotated[int, rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)]
     lse: Annotated[int, rules.scratch("batch", "heads", "spans", dtype=rules.F32)]
     width: Annotated[int, rules.COUNT]
-    scale: Annotated[float, rules.Fraction()]
+    scale: Annotated[float, rules.Real()]
     window: Annotated[int, rules.Number(1, optional=True)]
     block: Annotated[int, rules.COUNT]
     spans: Annotated[int, rules.COUNT]
@@ -231,7 +231,7 @@ def _attention_operands(
         values=values,
         lse=lse,
         width=width_of(bound["q"]),
-        scale=fraction(bound["scale"]),
+        scale=to_fp32(bound["scale"]),
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
         planned=-(-held // spans) * block,

@@ -17,8 +17,8 @@ from tpcompile.vm.program.instruction import (
     Probe,
     Range,
     columns_of,
-    fraction,
     present,
+    to_fp32,
     with_bias,
 )
 
@@ -31,7 +31,7 @@ class Normed:
     weight: Annotated[int, rules.weight("width")]
     batch: Annotated[int, rules.COUNT]
     width: Annotated[int, rules.COUNT]
-    eps: Annotated[float, rules.Fraction(0.0)]
+    eps: Annotated[float, rules.Real(0.0)]
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
@@ -57,4 +57,4 @@ def normed(to: Building, node: fx.Node, rank: int) -> Normed:
     """Return the operands of a fused op's norm."""
     bound = to.bound(node)
     x, weight = to.where(bound["x"], rank), to.where(bound["norm"], rank)
-    return Normed(x, weight, to.plan.batch, width_of(bound["x"]), fraction(bound["eps"]))
+    return Normed(x, weight, to.plan.batch, width_of(bound["x"]), to_fp32(bound["eps"]))

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 from torch import fx
 
 from tpcompile.errors import UsageError
+from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL
 from tpcompile.ir.types import Partial
@@ -193,13 +194,9 @@ def _columns(to: Building, at: ProjectOperands) -> list[Range]:
             f"column_splits={count} is too many on {to.ranks} ranks",
             expected=f"at most {at.leaves}, the number of partial sums of a rank",
         )
-    stops = [_leaf_stop(at, at.leaves // count * (n + 1)) for n in range(count)]
-    return [Range(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
-
-
-def _leaf_stop(at: ProjectOperands, leaf: int) -> int:
-    short, longer = divmod(at.width, at.leaves)
-    return leaf * short + min(leaf, longer)
+    leaves, each = even_runs(at.width, at.leaves), at.leaves // count
+    splits = [leaves[n * each : (n + 1) * each] for n in range(count)]
+    return [Range(split[0][0][0], split[-1][0][1]) for split in splits]
 
 
 def _terms_operands(

@@ -29,7 +29,7 @@ from tpcompile.vm.program.instruction import (
     Range,
     WeightInstruction,
     columns_of,
-    fraction,
+    to_fp32,
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
@@ -162,7 +162,7 @@ def _qkv_operands(
         bias=to.where_if(bound["bias"], rank),
         first_row=first_row,
         head_norm=to.where_if(head_norm, rank),
-        head_eps=fraction(bound["head_eps"]),
+        head_eps=to_fp32(bound["head_eps"]),
         cos=to.sole(Role.COS, (longest, width), dtype) + rank,
         sin=to.sole(Role.SIN, (longest, width), dtype) + rank,
         longest=longest,
@@ -183,7 +183,7 @@ def _heads(
         yield from (NormQkvRopeAppend(at, run) for run in to.plan.head_runs(heads, of))
         return
     blocks = to.plan.row_blocks(at.width, of)
-    wide = [(to.plan.batch, rows) for rows in _weight_rows(to, at)]
+    wide = [(to.plan.batch, rows) for rows in _rows_per_rank(to, at)]
     raw = to.declare("raw_qkv", wide, to.buffers[at.normed.x].dtype) + at.rank
     counts = [(rows // at.width,) for _, rows in wide]
     arrivals = to.declare(Role.ARRIVALS.word, counts, torch.int32, Role.ARRIVALS) + at.rank
@@ -192,6 +192,6 @@ def _heads(
             yield NormQkvRows(at, raw, arrivals, head, rows, len(blocks))
 
 
-def _weight_rows(to: Building, at: QkvOperands) -> list[int]:
+def _rows_per_rank(to: Building, at: QkvOperands) -> list[int]:
     first = at.weight - at.rank
     return [to.buffers[first + rank].shape[0] for rank in range(to.ranks)]

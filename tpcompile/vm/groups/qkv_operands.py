@@ -47,7 +47,7 @@ class QkvOperands:
     bias: Annotated[int, rules.maybe(rules.weight("all_heads*width"))]
     first_row: Annotated[int, rules.Chosen("part", _FIRST_ROWS)]
     head_norm: Annotated[int, rules.maybe(rules.weight("width"))]
-    head_eps: Annotated[float, rules.Fraction(0.0)]
+    head_eps: Annotated[float, rules.Real(0.0)]
     cos: Annotated[int, rules.sole(Role.COS, "longest", "width", dtype="float")]
     sin: Annotated[int, rules.sole(Role.SIN, "longest", "width", dtype="float")]
     longest: Annotated[int, rules.COUNT]

@@ -39,21 +39,23 @@ class Building:
         storages: Sequence[tuple[int, ...]] | None = None,
     ) -> int:
         """Return the number of rank 0's buffer of this name. Declare it if it is new."""
+        stored: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
+        wanted = [
+            Buffer(name, shape, dtype, rank, role, storage)
+            for rank, (shape, storage) in enumerate(zip(shapes, stored, strict=True))
+        ]
         if name not in self._numbers:
             self._numbers[name] = len(self.buffers)
-            lies: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
-            self.buffers += [
-                Buffer(name, shape, dtype, rank, role, storage)
-                for rank, (shape, storage) in enumerate(zip(shapes, lies, strict=True))
-            ]
+            self.buffers += wanted
         first = self._numbers[name]
         found = self.buffers[first : first + self.ranks]
-        if [(one.shape, one.dtype) for one in found] != [(shape, dtype) for shape in shapes]:
-            raise UnsupportedError(
-                f"All layers must use one shape and dtype for the buffer {name}",
-                got=f"{list(shapes)} of {dtype}",
-                expected=f"{[one.shape for one in found]} of {found[0].dtype}, as before",
-            )
+        for one, before in zip(wanted, found, strict=True):
+            if one != before:
+                raise UnsupportedError(
+                    f"All layers must declare the buffer {name} alike",
+                    got=str(one),
+                    expected=f"{before}, as before",
+                )
         return first
 
     def number(self, name: str) -> int:

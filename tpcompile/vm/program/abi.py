@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tpcompile.errors import UsageError
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.program.buffer import Buffer, DType, Role
 from tpcompile.vm.program.instruction import Range, flat_fields, operands_of, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -96,6 +96,12 @@ def column_offsets() -> Mapping[str, int]:
 
 def buffer_row(buffer: Buffer, tensor: torch.Tensor, block: int) -> list[int]:
     """Return the table row of a buffer that is stored in `tensor`."""
+    if tensor.dim() > MOST_DIMS:
+        raise UnsupportedError(
+            f"The buffer {buffer.name} has too many dimensions",
+            got=str(list(tensor.shape)),
+            expected=f"at most {MOST_DIMS} dimensions",
+        )
     row = [tensor.data_ptr(), buffer.role, buffer.rank, DType.of(buffer.dtype)]
     row += [block if buffer.role == Role.CACHE else 0, tensor.dim()]
     for extents in (tensor.shape, tensor.stride()):

@@ -17,10 +17,10 @@ from tpcompile.vm.program.names import Names
 from tpcompile.vm.program.rules import (
     Chosen,
     DTypeOf,
-    Fraction,
     Held,
     Missing,
     Number,
+    Real,
     Rule,
 )
 
@@ -114,7 +114,7 @@ class Agreement:
             self._refuse(path, value, f"at least {rule.least}")
         elif isinstance(rule, Missing) and value != NONE:
             self._refuse(path, value, "none, because the instruction does not use it")
-        elif isinstance(rule, Fraction) and not (math.isfinite(value) and value >= rule.least):
+        elif isinstance(rule, Real) and not (math.isfinite(value) and value >= rule.least):
             least = "" if rule.least == -math.inf else f", at least {rule.least:g}"
             self._refuse(path, value, f"a finite number{least}")
 

@@ -54,7 +54,7 @@ def unseen(name: str, sequences: Range, columns: Range, values: torch.Tensor) ->
     """Ignore intermediate values: the no-op probe."""
 
 
-def fraction(number: float) -> float:
+def to_fp32(number: float) -> float:
     """Round a number to fp32, the format of float operands."""
     rounded: float = struct.unpack("<f", struct.pack("<f", number))[0]
     return rounded

@@ -7,6 +7,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+from tpcompile.errors import UnsupportedError
 from tpcompile.vm.program.instruction import flat_fields
 from tpcompile.vm.program.rules import PROGRAM_RANKS
 
@@ -43,6 +44,12 @@ class Names:
         for factor in factors:
             value = self._value(factor, prefix, self._values, bound)
             if value is None:
+                if free:
+                    raise UnsupportedError(
+                        f"The rule {expression!r} has two names that nothing binds",
+                        got=f"{free} and {factor}",
+                        expected="at most one free name per dimension",
+                    )
                 free = factor
             else:
                 product *= value

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tpcompile.errors import CompileError, VerifyError
+from tpcompile.errors import CompileError, UnsupportedError, VerifyError
 from tpcompile.vm.program.agreement import Agreement, Buffers, Wrong
 from tpcompile.vm.program.instruction import StepInstruction, field_rules
 from tpcompile.vm.program.program import Program
 from tpcompile.vm.program.rules import Held, Number, Within
+from tpcompile.vm.targets import INT32_MAX
 
 NOT_IN_AGREEMENT = "An operand does not agree with the program's buffers"
 
@@ -63,6 +64,10 @@ def verify_operands(program: Program, error: type[CompileError] = VerifyError) -
         )
 
 
+def _is_range(rule: Any) -> bool:
+    return isinstance(rule, Number) and rule == Number(rule.least, rule.most)
+
+
 class _Own:
     """The limits of each instruction's own operands, given its shared operands."""
 
@@ -75,11 +80,20 @@ class _Own:
             if type(rule) is Within
         ]
         self._numbers = [
-            (name, rule.least, shared.names.number(rule.most))
+            (name, rule.least, shared.names.number(rule.most) if rule.most else INT32_MAX)
             for name, rule in rules.items()
-            if type(rule) is Number
+            if _is_range(rule)
         ]
         self._buffers = [(name, rule) for name, rule in rules.items() if type(rule) is Held]
+        checked = {name for name, *_ in (*self._ranges, *self._numbers, *self._buffers)}
+        for name in rules.keys() - checked:
+            raise UnsupportedError(
+                f"The rule of {name} is not supported for an operand that each instruction "
+                f"{kind.name} has for itself",
+                got=str(rules[name]),
+                expected="Within, Held, or Number with only least and most",
+                hint="Use another rule, or move the operand to the shared operands `at`",
+            )
         self._good: set[tuple[str, int]] = set()
 
     def within(self, one: StepInstruction) -> bool:

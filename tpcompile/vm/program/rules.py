@@ -86,7 +86,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Fraction:
+class Real:
     """A finite number of at least `least`."""
 
     least: float = -torch.inf
@@ -116,7 +116,7 @@ class Chosen:
     rules: Mapping[Any, Rule]
 
 
-Rule = Held | Missing | Number | Fraction | DTypeOf | Within | Chosen
+Rule = Held | Missing | Number | Real | DTypeOf | Within | Chosen
 
 COUNT = Number(1)
 RANKS = Number(1, exactly=PROGRAM_RANKS)

@@ -17,6 +17,6 @@ class Fault:
     """The number of faults that this one stands for."""
 
 
-def named(program: Program, number: int) -> str:
+def cited(program: Program, number: int) -> str:
     """Format an instruction for a message."""
     return f"{program.instructions[number].label} (instruction {number})"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tpcompile.vm.program import Instruction, Program, Region
 from tpcompile.vm.program.region import box_text, fits, refusal
 from tpcompile.vm.proof.conflict import Heads
-from tpcompile.vm.proof.fault import Fault, named
+from tpcompile.vm.proof.fault import Fault, cited
 
 
 def check_queues(program: Program) -> Iterator[Fault]:
@@ -47,14 +47,14 @@ def check_queues(program: Program) -> Iterator[Fault]:
             if rank != place // each:
                 yield Fault(
                     "rank",
-                    f"{named(program, number)} belongs to rank {rank} but is in queue {place}, "
+                    f"{cited(program, number)} belongs to rank {rank} but is in queue {place}, "
                     f"which belongs to rank {place // each}",
                 )
     for number, times in enumerate(seen):
         if times != 1:
             yield Fault(
                 "queue",
-                f"{named(program, number)} occurs {times} times in the queues; it must occur "
+                f"{cited(program, number)} occurs {times} times in the queues; it must occur "
                 "exactly once",
             )
 
@@ -84,14 +84,14 @@ def check_regions(program: Program) -> Iterator[Fault]:
             if not 0 <= buffer < len(shapes):
                 yield Fault(
                     "bounds",
-                    f"{named(program, number)} accesses buffer {buffer}, but the program has "
+                    f"{cited(program, number)} accesses buffer {buffer}, but the program has "
                     f"{len(shapes)} buffers, numbered from 0",
                 )
             elif not fits(box, shapes[buffer]):
                 name, wrong = program.buffers[buffer].name, refusal(box, shapes[buffer])
                 yield Fault(
                     "bounds",
-                    f"{named(program, number)} accesses a region outside of {name}: {wrong}",
+                    f"{cited(program, number)} accesses a region outside of {name}: {wrong}",
                 )
             else:
                 good.add(region)
@@ -121,15 +121,15 @@ def check_heads(program: Program, heads: Heads) -> Iterator[Fault]:
             if block.finish != join.finish:
                 yield Fault(
                     "heads",
-                    f"{named(program, number)} and {named(program, first)} finish the head {where} "
+                    f"{cited(program, number)} and {cited(program, first)} finish the head {where} "
                     "with different operands, but either block can be the last to arrive",
                 )
             if (block.whole, block.arrivals) != (join.whole, count):
                 yield Fault(
                     "heads",
-                    f"{named(program, number)} gives the head {where} {block.whole} rows and an "
+                    f"{cited(program, number)} gives the head {where} {block.whole} rows and an "
                     f"arrival count of {block.arrivals}; these must be {join.whole} rows, as in "
-                    f"its first block, {named(program, first)}, and an arrival count of {count}, "
+                    f"its first block, {cited(program, first)}, and an arrival count of {count}, "
                     "the number of blocks that arrive before any other access to the head",
                 )
         if end != join.whole:
@@ -145,7 +145,7 @@ def check_thresholds(program: Program) -> Iterator[Fault]:
             if counter < 0:
                 yield Fault(
                     "counter",
-                    f"{named(program, number)} signals counter {counter}; counters are numbered "
+                    f"{cited(program, number)} signals counter {counter}; counters are numbered "
                     "from 0",
                 )
             else:
@@ -157,13 +157,13 @@ def check_thresholds(program: Program) -> Iterator[Fault]:
             if wait.counter < 0:
                 yield Fault(
                     "counter",
-                    f"{named(program, number)} waits for counter {wait.counter}; counters are "
+                    f"{cited(program, number)} waits for counter {wait.counter}; counters are "
                     "numbered from 0",
                 )
             elif not -early * raised[wait.counter] <= wait.until <= raised[wait.counter]:
                 yield Fault(
                     "threshold",
-                    f"{named(program, number)} waits for {wait.until} signals of counter "
+                    f"{cited(program, number)} waits for {wait.until} signals of counter "
                     f"{wait.counter}, which gets {raised[wait.counter]}; the threshold must be "
                     f"from {-early * raised[wait.counter]} to {raised[wait.counter]}",
                 )

@@ -22,7 +22,7 @@ from tpcompile.vm.proof.conflict import Heads, conflict, heads_of
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.execution import run_order
-from tpcompile.vm.proof.fault import Fault, named
+from tpcompile.vm.proof.fault import Fault, cited
 from tpcompile.vm.proof.form import (
     check_counters,
     check_heads,
@@ -80,7 +80,7 @@ def _faults(program: Program) -> list[Fault]:
     foreign: list[Fault] = []
     for found in disagreements(program):
         wrong = found.wrong
-        said = f"in {named(program, found.number)}, {wrong.said}"
+        said = f"in {cited(program, found.number)}, {wrong.said}"
         (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, said))
     return foreign + (faults or list(check_regions(program)) or _order_faults(program))
 
@@ -105,7 +105,7 @@ def _deadlock(program: Program, order: list[int]) -> Fault:
     return Fault(
         "deadlock",
         f"{len(program.instructions) - len(order)} instructions never run; "
-        f"{named(program, first)}, the first of them in its queue, waits for {waits_for}",
+        f"{cited(program, first)}, the first of them in its queue, waits for {waits_for}",
     )
 
 
@@ -124,7 +124,7 @@ def _check_order(program: Program, heads: Heads, order: list[int]) -> Iterator[F
         for number in unguarded:
             yield Fault(
                 "steps",
-                f"{named(program, number)} can start before the previous step is complete: neither "
+                f"{cited(program, number)} can start before the previous step is complete: neither "
                 "it nor any instruction that must run before it waits for the end of that step",
             )
 
@@ -147,8 +147,8 @@ def _unordered(program: Program, heads: Heads, early: int, late: int) -> str:
     did, does = _verb(program, early, first), _verb(program, late, second)
     buffer = program.buffers[first.buffer].name
     return (
-        f"{named(program, early)} {did} {buffer}{box_text(first.box)} and "
-        f"{named(program, late)} {does} {buffer}{box_text(second.box)}; the second can run first: "
+        f"{cited(program, early)} {did} {buffer}{box_text(first.box)} and "
+        f"{cited(program, late)} {does} {buffer}{box_text(second.box)}; the second can run first: "
         f"{_LOOSE if program.sharing > 1 else 'neither a queue nor a counter makes it wait'}"
     )
 

@@ -11,7 +11,7 @@ from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.proof.counters import assign_counters
 from tpcompile.vm.proof.dependencies import Group, dependencies
-from tpcompile.vm.schedule.policies import POLICIES, schedule
+from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES, schedule
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def assemble(
     buffers: Sequence[Buffer],
     instructions: Sequence[Instruction],
     costs: Sequence[float],
-    policy: str = "critical-path",
+    policy: str = DEFAULT_POLICY,
     workers: int = 1,
     ranks: int = 1,
     repeats: bool = False,

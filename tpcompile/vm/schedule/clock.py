@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpcompile.errors import VerifyError
 from tpcompile.vm.program import Program
 
 
@@ -27,7 +28,7 @@ class Timing:
 
 
 def timing(program: Program, costs: Sequence[float]) -> Timing:
-    """Simulate one step of a program that terminates.
+    """Simulate one step of a program. Raise `VerifyError` if it deadlocks.
 
     A worker takes the next instruction of its queue when it is free, and starts it when its waits
     are met.
@@ -52,6 +53,7 @@ class _Clock:
         self._waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """By counter and the value that it must reach: waiting workers and their instructions."""
         self._running: list[tuple[float, int, int]] = []
+        self._started = 0
 
     def run(self) -> None:
         for worker in range(len(self.busy)):
@@ -63,6 +65,11 @@ class _Clock:
                 for waiting in self._waiting.pop((counter, self._counts[counter]), ()):
                     self._start(*waiting, now)
             self._take(worker, now)
+        if self._started < len(self.starts):
+            raise VerifyError(
+                "The program cannot be simulated, because it deadlocks",
+                got=f"{self._started} of {len(self.starts)} instructions started",
+            )
 
     def _take(self, worker: int, now: float) -> None:
         place = worker // self._program.sharing
@@ -79,6 +86,7 @@ class _Clock:
                 self._waiting.setdefault(wait, []).append((worker, number))
                 return
         cost = self._costs[number]
+        self._started += 1
         self.starts[number], self.finishes[number] = now, now + cost
         self.workers[number] = worker
         self.busy[worker] += cost

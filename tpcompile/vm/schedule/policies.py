@@ -15,6 +15,7 @@ from tpcompile.registry import Registry
 from tpcompile.vm.proof.waiting import Groups
 from tpcompile.vm.schedule.list_schedule import Start, list_schedule
 
+DEFAULT_POLICY = "critical-path"
 Queues = tuple[tuple[int, ...], ...]
 
 
@@ -129,7 +130,7 @@ def _wave(work: Work) -> Queues:
     return tuple(map(tuple, queues))
 
 
-@policy("critical-path")
+@policy(DEFAULT_POLICY)
 def _critical_path(work: Work) -> Queues:
     """Assign instructions to workers as list scheduling does."""
     queues: list[list[int]] = [[] for _ in range(work.ranks * work.workers)]

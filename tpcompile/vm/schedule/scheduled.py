@@ -17,13 +17,8 @@ from tpcompile.vm.proof.verify import check_program, refuse
 from tpcompile.vm.schedule.assemble import Assembled, assemble
 from tpcompile.vm.schedule.clock import Timing, timing
 from tpcompile.vm.schedule.list_schedule import tails
-from tpcompile.vm.schedule.policies import POLICIES
+from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.targets import TARGETS, Target
-
-DEFAULT_POLICY = "critical-path"
-_SMALL = replace(TARGETS["cpu"], workers=2)
-"""A target with few workers, so that checking the largest models takes seconds. A schedule for any
-other target is verified when it is made."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +121,13 @@ def is_decode_step(gm: fx.GraphModule) -> bool:
     return any(node.target == PARTIAL_ATTENTION for node in gm.graph.nodes)
 
 
-def verdicts(gm: fx.GraphModule, target: Target = _SMALL) -> list[Verdict]:
-    """Verify the schedules of every policy with every lowering."""
+def verdicts(gm: fx.GraphModule) -> list[Verdict]:
+    """Verify the schedules of every policy with every lowering, for two workers per rank.
+
+    With few workers, checking the largest models takes seconds. A schedule for any other target is
+    verified when it is made.
+    """
+    target = replace(TARGETS["cpu"], workers=2)
     found, longest = [], max(StepPlan.max_seq_len, _room_for_spans(gm))
     for lowering in LOWERINGS:
         plan = StepPlan(target.workers, max_seq_len=longest, lowering=lowering, grain=target.grain)

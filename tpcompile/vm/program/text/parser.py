@@ -192,7 +192,8 @@ class _Parser:
         number = line.reference(word, "a", "operands")
         if number >= len(self._operands):
             raise line.refusal(
-                f"There are no operands {word}", expected=f"a0 to a{len(self._operands) - 1}"
+                f"There are no operands {word}",
+                expected=f"one of the {len(self._operands)} operands from a0",
             )
         at = self._operands[number]
         if type(at) is not operands_of(kind):
@@ -251,7 +252,7 @@ def _placed(line: Line, placed: list[bool]) -> Iterator[int]:
             raise line.refusal(
                 "A queue names instructions that do not exist",
                 got=word,
-                expected=f"numbers from 0 to {len(placed) - 1}",
+                expected=f"numbers of the {len(placed)} instructions from 0",
             )
         for number in run:
             if placed[number]:

@@ -18,8 +18,8 @@ from tpcompile.vm.program.instruction import (
     Range,
     field_types,
     flat_fields,
-    fraction,
     operands_of,
+    to_fp32,
 )
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
@@ -98,7 +98,7 @@ def valued(kind: type, word: str) -> Any:
     if issubclass(kind, IntEnum):
         return chosen(word, {one.name.lower(): one for one in kind})
     if kind is float:
-        return _fraction(word)
+        return _real(word)
     return NONE if word == "none" else whole(word)
 
 
@@ -132,14 +132,14 @@ def _short(value: float) -> str:
 
 def _rounds_to(text: str, value: float) -> bool:
     try:
-        return fraction(float(text)) == value
+        return to_fp32(float(text)) == value
     except OverflowError:
         return False
 
 
-def _fraction(word: str) -> float:
+def _real(word: str) -> float:
     try:
-        found = fraction(float(word))
+        found = to_fp32(float(word))
     except (ValueError, OverflowError) as error:
         raise ValueError("a 32-bit number such as 0.125") from error
     if not math.isfinite(found):
