@@ -21,7 +21,17 @@ from rich.progress import track
 
 from benchmarks.checkpoint import RandomCheckpoint, random_checkpoint
 from benchmarks.counts import not_negative, positive
-from benchmarks.decode_measured import EAGER, HUGGING_FACE_TP, MODEL, ONE, TWO, Agreement, Measured
+from benchmarks.decode_measured import (
+    EAGER,
+    HUGGING_FACE_TP,
+    MODEL,
+    NATIVE,
+    NATIVE_TWO,
+    ONE,
+    TWO,
+    Agreement,
+    Measured,
+)
 from benchmarks.decode_report import show, to_json
 from benchmarks.peers.side import Side, SideError, SideSpec
 from benchmarks.report import write_json
@@ -38,6 +48,8 @@ def specs(threads: int) -> list[SideSpec]:
         SideSpec(ONE, "tpcompile", 1, threads),
         SideSpec(HUGGING_FACE_TP, "hugging-face-tp", 2, max(1, threads // 2)),
         SideSpec(TWO, "tpcompile", 2, threads),
+        SideSpec(NATIVE, "tpcompile-native", 1, threads),
+        SideSpec(NATIVE_TWO, "tpcompile-native", 2, threads),
     ]
 
 

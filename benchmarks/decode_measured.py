@@ -7,6 +7,7 @@ from statistics import median
 
 EAGER, HUGGING_FACE_TP = "Hugging Face eager", "Hugging Face TP, 2 ranks"
 ONE, TWO = "tpcompile tp=1", "tpcompile tp=2"
+NATIVE, NATIVE_TWO = "tpcompile native tp=1", "tpcompile native tp=2"
 MODEL = "qwen3-0.6b"
 
 

@@ -27,7 +27,7 @@ from tpcompile.runtime.weights import weights_of
 MODULES = ("auto", "torch")
 """Backends without programs. All other backends are executors of programs."""
 _LONGEST_S = 7 * 24 * 3600
-PLANNED = ("native", "triton")
+PLANNED = ("triton",)
 
 
 def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphModule:
@@ -60,8 +60,9 @@ def compile(
     defaults to the number of ranks. In a plain script `tp` defaults to 1, and the ranks of a
     larger `tp` run in worker processes. `simulate` keeps all ranks in this process.
 
-    `backend` selects what runs decode steps. "torch" runs one torch module per rank. "reference"
-    interprets the verified program instruction by instruction, slowly; torch modules run prompts.
+    `backend` selects what runs decode steps. "torch" runs one torch module per rank. "native" runs
+    the verified program on CPU threads, in a library that is built on first use. "reference"
+    interprets the program instruction by instruction, slowly. With both, torch modules run prompts.
     "auto" selects "torch".
 
     `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache.
@@ -128,7 +129,8 @@ def _check_place_of_programs(place: torch.device) -> None:
 def _check_backend(backend: str) -> None:
     if backend in PLANNED:
         raise UnsupportedError(
-            f"backend={backend!r} is not implemented yet", expected="auto, torch or reference"
+            f"backend={backend!r} is not implemented yet",
+            expected="auto, torch, native or reference",
         )
     known = (*MODULES, *EXECUTORS)
     if backend not in known:

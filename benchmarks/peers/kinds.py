@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,11 @@ def _tp_arguments(tp: int) -> dict[str, Any]:
         return {"tp_plan": "auto"}
 
 
-def compiled(directory: Path, tp: int) -> Loaded:
+def compiled(directory: Path, tp: int, backend: str = "torch") -> Loaded:
     """Load with tpcompile. Its ranks are worker processes or, with tp=1, this process."""
     import tpcompile
 
-    model = tpcompile.compile(str(directory), tp=tp, backend="torch")
+    model = tpcompile.compile(str(directory), tp=tp, backend=backend)
     return Loaded(model, lambda: None, list(model.processes) if tp > 1 else [os.getpid()])
 
 
@@ -62,6 +63,7 @@ KINDS: dict[str, Callable[[Path, int], Loaded]] = {
     "eager": eager,
     "hugging-face-tp": hugging_face_tp,
     "tpcompile": compiled,
+    "tpcompile-native": partial(compiled, backend="native"),
 }
 
 

@@ -68,13 +68,17 @@ def test_steps_are_eager_s(make: Make, poison: bool) -> None:
 
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
-def test_bits_are_the_reference_machine_s(make: Make, tp: int, lowering: str) -> None:
+def test_values_are_the_reference_machine_s(
+    make: Make, request: pytest.FixtureRequest, tp: int, lowering: str
+) -> None:
+    """Bit for bit on the reference machine in processes; others add in an order of their own."""
+    exact = "reference" in request.node.callspec.id
     case = replace(CASE, tp=tp, lowering=lowering)
     executor = make(case)
     for step, wanted in enumerate(steps_of(case, 3)):
         _placed(executor, case, step=step)
         executor.run()
-        assert torch.equal(executor.logits, wanted)
+        assert relative_error(executor.logits, wanted) <= (0 if exact else TOLERANCE)
 
 
 def test_a_launch_of_many_steps_is_as_many_launches(make: Make) -> None:

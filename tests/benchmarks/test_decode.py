@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.checkpoint import RandomCheckpoint, write_checkpoint
 from benchmarks.decode import Benchmark, main
-from benchmarks.decode_measured import EAGER, ONE, TARGETS, TWO, Agreement, Measured
+from benchmarks.decode_measured import EAGER, NATIVE, ONE, TARGETS, TWO, Agreement, Measured
 from benchmarks.decode_report import show
 from benchmarks.peers.kinds import eager
 from benchmarks.peers.side import Side, SideError, SideSpec
@@ -161,8 +161,9 @@ def test_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*options, "--sides", "eager", "tp=1", "--threads", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] and not found["missing"] and found["targets"] == []
-    assert {name: len(own["9"]) for name, own in found["seconds"].items()} == {EAGER: 5, ONE: 5}
-    assert len(found["agreements"]) == 2
+    steps = {name: len(own["9"]) for name, own in found["seconds"].items()}
+    assert steps == {EAGER: 5, ONE: 5, NATIVE: 5}
+    assert len(found["agreements"]) == 4
 
 
 @pytest.mark.parametrize("options", [["--sides", "nobody"], ["--steps", "0"]])

@@ -69,10 +69,14 @@ class RankShare:
             count = math.prod(buffer.extents)
             flat = torch.frombuffer(memory, dtype=buffer.dtype, count=count, offset=start)
             self.tensors[number] = flat.view(buffer.extents)
-        whole = memoryview(memory)[layout.counters :][: layout.row * program.ranks]
-        self._counters = whole.cast("B").cast("q")
+        count = layout.row // 8 * program.ranks
+        whole = torch.frombuffer(memory, dtype=torch.int64, count=count, offset=layout.counters)
+        self.counters = whole.view(program.ranks, layout.row // 8)
+        """`[ranks, counters]`: each rank signals in its own row."""
+        rows: Any = self.counters.view(-1).numpy()
+        self._counters = memoryview(rows)
         self._row = layout.row // 8
-        self._timeout = timeout
+        self.timeout = timeout
         self._steps = 0
 
     def order(self, program: Program) -> Iterator[int]:
@@ -90,7 +94,7 @@ class RankShare:
                 reached = wait.until + self._steps * signals
                 if not self._comes(wait.counter, reached):
                     raise RankError(
-                        f"Rank {self.rank} waited {self._timeout:g} s for other ranks",
+                        f"Rank {self.rank} waited {self.timeout:g} s for other ranks",
                         where=instruction.label,
                         got=f"counter {wait.counter} at {self.count(wait.counter)}",
                         expected=f"at least {reached}",
@@ -102,7 +106,7 @@ class RankShare:
 
     def _comes(self, counter: int, until: int) -> bool:
         """Wait until a counter reaches a value; return False on a timeout."""
-        looks, end = 0, time.monotonic() + self._timeout
+        looks, end = 0, time.monotonic() + self.timeout
         while self.count(counter) < until:
             looks += 1
             if looks < _LOOKS:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from tpcompile.cores import cores
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.ir.info import info_of
 from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import decoding
+from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
@@ -59,7 +61,10 @@ class StepPrograms:
         `passes` are the pipeline of the prompt graph, which shares its weights and KV cache with
         the programs.
         """
-        self._target, self._longest = target_of(options.target or "cpu"), max_seq_len
+        # Ranks share the cores of a machine.
+        tp = max((one.tp for one in passes if isinstance(one, PlanSharding)), default=1)
+        workers = max(1, cores() // tp) if options.target is None else None
+        self._target, self._longest = target_of(options.target or "cpu", workers), max_seq_len
         self._policy = DEFAULT_POLICY if options.policy is None else options.policy
         self._lowering = AUTO if options.lowering is None else options.lowering
         _ = POLICIES[self._policy]  # raises for an unknown name

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import fx
 from transformers import AutoConfig
 
 from tests.models import Pair, padded, pair_of, preset_pair
+from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import Rotation, StepMemory, rotation_of
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
@@ -232,16 +234,30 @@ def steps_of(
     steps: int = STEPS,
     order: Callable[[int], Order] = lambda step: in_program_order,
 ) -> list[torch.Tensor]:
-    """The logits of each step, `[batch, vocabulary]`."""
-    machine, found = case.machine(), []
-    rows, tables = texts(case.model, case.lengths), tables_of(case.lengths)
+    """The logits of each step on the reference machine, `[batch, vocabulary]`."""
+    return steps_on(case.machine(), case, steps, lambda step: (order(step),))
+
+
+def steps_on(
+    executor: Executor,
+    case: Case,
+    steps: int = STEPS,
+    options: Callable[[int], tuple[Any, ...]] = lambda step: (),
+) -> list[torch.Tensor]:
+    """The logits of each step on any executor of the case."""
+    found = []
     for step in range(steps):
-        lengths = torch.tensor(case.lengths) + step
-        tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
-        machine.place(torch.stack(tokens), lengths, tables)
-        machine.run(1, order(step))
-        found.append(machine.logits.clone())
+        place(executor, case, step)
+        executor.run(1, *options(step))
+        found.append(executor.logits.clone())
     return found
+
+
+def place(executor: Executor, case: Case, step: int = 0) -> None:
+    """Give an executor the tokens of a step."""
+    rows, lengths = texts(case.model, case.lengths), torch.tensor(case.lengths) + step
+    tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
+    executor.place(torch.stack(tokens), lengths, tables_of(case.lengths))
 
 
 def worst_error(case: Case, found: Sequence[torch.Tensor]) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.backends.reference.stepping import EVEN, Case, tables_of, texts, worst_error
+from tests.backends.reference.stepping import EVEN, Case, steps_on, worst_error
 from tests.models import TOLERANCE
+from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.reference import Machine, shuffled
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
@@ -16,28 +17,20 @@ from tpcompile.vm.program import Role
 STEPS = 3
 
 
-def _ran(machine: Machine, case: Case) -> list[torch.Tensor]:
-    """The logits of each step, and the cache that is left, heads in order."""
-    rows, tables = texts(case.model, case.lengths), tables_of(case.lengths)
-    found = []
-    for step in range(STEPS):
-        lengths = torch.tensor(case.lengths) + step
-        tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
-        machine.place(torch.stack(tokens), lengths, tables)
-        machine.run(1, shuffled(step))
-        found.append(machine.logits.clone())
-    return found
-
-
-def _on(case: Case, whole: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _on(
+    case: Case, whole: torch.Tensor, kind: type[Executor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The steps on the ranks of a case, each with its heads of one cache; and the caches then."""
-    kind = value_type(next(node for node in case.graph.graph.nodes if node.name == CACHE))
-    layout = kind.layout_of(3)
+    node = next(node for node in case.graph.graph.nodes if node.name == CACHE)
+    layout = value_type(node).layout_of(3)
     held = [list(range(8))] if layout is None else _heads(layout, case.tp)
-    machine = case.machine()
-    for own, heads in zip(machine.memory.values(Role.CACHE), held, strict=True):
+    executor = kind(case.memory())
+    for own, heads in zip(executor.memory.values(Role.CACHE), held, strict=True):
         own.copy_(whole[:, :, :, heads])
-    return _ran(machine, case), machine.memory.values(Role.CACHE)
+    options = (lambda step: (shuffled(step),)) if kind is Machine else lambda step: ()
+    found, caches = steps_on(executor, case, STEPS, options), executor.memory.values(Role.CACHE)
+    executor.close()
+    return found, caches
 
 
 def _heads(layout: object, tp: int) -> list[list[int]]:
@@ -45,16 +38,17 @@ def _heads(layout: object, tp: int) -> list[list[int]]:
     return [layout.held(rank) for rank in range(tp)]
 
 
+@pytest.mark.parametrize("kind", EXECUTORS.values(), ids=list(EXECUTORS))
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
-def test_bits_do_not_depend_on_the_ranks(lowering: str) -> None:
+def test_bits_do_not_depend_on_the_ranks(kind: type[Executor], lowering: str) -> None:
     alone = Case(EVEN, lowering=lowering, spans=3)
     whole = alone.machine().memory.values(Role.CACHE)[0]
-    wanted, kept = _on(alone, whole.clone())
+    wanted, kept = _on(alone, whole.clone(), kind)
     assert worst_error(alone, wanted) < TOLERANCE
     for tp in (2, 4, 8):
         for splits in (1, 8 // tp):
             case = Case(EVEN, tp, lowering=lowering, spans=3, column_splits=splits)
-            found, caches = _on(case, whole)
+            found, caches = _on(case, whole, kind)
             assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), (tp, splits)
             together = torch.cat(caches, 3)
             assert torch.equal(together.nan_to_num(7.0), kept[0].nan_to_num(7.0))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+import tpcompile.backends.native
 import tpcompile.backends.reference  # noqa: F401 - registers its executor
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.memory import StepMemory

@@ -1,0 +1,223 @@
+"""The native executor."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from tpcompile.backends.executor import Executor, executor
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.native.build import library, paths
+from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_mean
+from tpcompile.ir.types import dtype_name
+from tpcompile.vm.program import Program, Role, rules
+from tpcompile.vm.program.abi import buffer_row
+from tpcompile.vm.program.encoding import encode_program
+from tpcompile.vm.program.instruction import NONE, StepInstruction, field_rules, operands_of
+
+_LOOK_MS = 100
+"""The time between two looks for a signal such as Ctrl-C during a launch."""
+_RUNNING, _DONE, _TIMED_OUT = range(3)
+_OPCODES = range(1, 12)
+"""The opcodes that have kernels."""
+_TIMEOUT_S = 60.0
+
+
+class _Program(ctypes.Structure):
+    """`tpc_program` of the library."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("words", "buffers")),
+        *((name, ctypes.c_void_p) for name in ("queue_offsets", "queue_values")),
+        *((name, ctypes.c_void_p) for name in ("wait_offsets", "wait_values")),
+        *((name, ctypes.c_void_p) for name in ("signal_offsets", "signal_values")),
+        *((name, ctypes.c_void_p) for name in ("totals", "counters")),
+        *((name, ctypes.c_int64) for name in ("counter_rows", "counter_stride", "own_row")),
+        *((name, ctypes.c_int32) for name in ("first_queue", "queues", "sharing", "first_core")),
+        ("timeout", ctypes.c_double),
+    )
+
+
+@executor
+class Native(Executor):
+    """An executor that runs a program on threads, one per worker.
+
+    The threads start with the executor and sleep between launches. `path` is the name of a vector
+    path, by default the fastest of this CPU.
+    """
+
+    name: ClassVar[str] = "native"
+
+    def __init__(self, memory: StepMemory, path: str | None = None) -> None:
+        super().__init__(memory)
+        program = memory.program
+        _check_kernels(program)
+        _check_dtypes(program)
+        self.path = _chosen(path)
+        self._arrays = _arrays(program)
+        self._table = memory.table()
+        self._caches = program.one_per_rank(Role.CACHE)
+        self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
+        opened = library().tpc_open(ctypes.byref(self._program()), self.path.encode())
+        if opened is None:
+            raise UnsupportedError(
+                "The threads of the native backend cannot be started",
+                got=f"{len(program.queues) * program.sharing} workers",
+                hint="Allow more threads, or choose a target with fewer workers",
+            )
+        self._machine = ctypes.c_void_p(opened)
+        self._close = weakref.finalize(self, library().tpc_close, self._machine)
+
+    def launch(self, steps: int, *options: Any) -> int:
+        """Run up to `steps` steps. `options` may be an int64 tensor `[instructions, 3]`.
+
+        It receives the times in ns at which each instruction of the last step was taken, became
+        ready and was done.
+        """
+        times = options[0] if options else None
+        self._refresh()
+        address = ctypes.c_void_p(None if times is None else times.data_ptr())
+        library().tpc_launch(self._machine, ctypes.c_int64(steps), address)
+        state = self._wait()
+        if state == _TIMED_OUT:
+            self._close()
+            raise RankError(
+                f"An instruction waited {self._timeout:g} s for another one",
+                where=f"rank {self.memory.ranks[0]}",
+                hint="Another rank may have ended: compile the model again",
+            )
+        done: int = library().tpc_finish(self._machine)
+        return done
+
+    def close(self) -> None:
+        """End the threads and release the memory."""
+        self._close()
+        super().close()
+
+    def _wait(self) -> int:
+        """Wait for the end of a launch. After Ctrl-C, wait for the end of the current step."""
+        interrupted: BaseException | None = None
+        while True:
+            try:
+                state: int = library().tpc_wait(self._machine, ctypes.c_int64(_LOOK_MS))
+                if state != _RUNNING:
+                    break
+            except BaseException as error:
+                interrupted = error
+                library().tpc_stop(self._machine)
+        if interrupted is not None:
+            if state == _DONE:
+                library().tpc_finish(self._machine)
+            raise interrupted
+        return state
+
+    def _program(self) -> _Program:
+        program, share = self.memory.program, self.memory.share
+        each = len(program.queues) // program.ranks
+        found = _Program(
+            **{name: array.data_ptr() for name, array in self._arrays.items()},
+            buffers=self._table.data_ptr(),
+            counters=self._counters.data_ptr(),
+            counter_rows=1,
+            counter_stride=self._counters.numel(),
+            own_row=0,
+            first_queue=0,
+            queues=len(program.queues),
+            sharing=program.sharing,
+            first_core=0,
+            timeout=_TIMEOUT_S,
+        )
+        if share is not None:
+            found.counters = share.counters.data_ptr()
+            found.counter_rows, found.counter_stride = share.counters.shape
+            found.own_row = share.rank
+            found.first_queue, found.queues = share.rank * each, each
+            found.first_core = share.rank * each * program.sharing
+            found.timeout = share.timeout
+        return found
+
+    @property
+    def _timeout(self) -> float:
+        share = self.memory.share
+        return _TIMEOUT_S if share is None else share.timeout
+
+    def _refresh(self) -> None:
+        """Write the current caches to the table of buffers. Only they may change."""
+        memory = self.memory
+        for rank in memory.ranks:
+            number = self._caches[rank]
+            row = buffer_row(memory.program.buffers[number], memory.tensors[number], memory.block)
+            self._table[number] = torch.tensor(row)
+
+
+def _arrays(program: Program) -> dict[str, torch.Tensor]:
+    """Return the arrays of a program by their names in `tpc_program`."""
+    encoded = encode_program(program)
+    found = {"words": encoded.words, "totals": encoded.totals}
+    for name in ("queue", "wait", "signal"):
+        lists = getattr(encoded, f"{name}s")
+        found |= {f"{name}_offsets": lists.offsets, f"{name}_values": lists.values}
+    return {name: array.contiguous() for name, array in found.items()}
+
+
+def _chosen(path: str | None) -> str:
+    known = paths()
+    if path is None:
+        return known[0]
+    if path not in known:
+        raise UsageError(
+            f"The vector path {path!r} is not available on this CPU", hint=did_you_mean(path, known)
+        )
+    return path
+
+
+def _check_kernels(program: Program) -> None:
+    """Raise if an instruction has no kernel, such as one of another package."""
+    for one in program.instructions:
+        if not isinstance(one, StepInstruction) or one.opcode not in _OPCODES:
+            raise UnsupportedError(
+                f"The native backend has no kernel for {type(one).__name__}",
+                where=one.label,
+                hint='Compile with backend="reference" or backend="torch"',
+            )
+
+
+def _check_dtypes(program: Program) -> None:
+    """Raise unless all floating-point buffers whose dtype is free have the same one."""
+    found: dict[torch.dtype, str] = {}
+    seen: set[int] = set()
+    for one in program.instructions:
+        assert isinstance(one, StepInstruction)
+        if id(one.at) in seen:
+            continue
+        seen.add(id(one.at))
+        for number in _free_buffers(type(one), one.at):
+            buffer = program.buffers[number]
+            found.setdefault(buffer.dtype, buffer.name)
+    if len(found) > 1:
+        raise UnsupportedError(
+            "The native backend needs one dtype for weights, cache and values",
+            got=", ".join(f"{dtype_name(dtype)} in {name}" for dtype, name in found.items()),
+            hint='Compile with one dtype, or with backend="torch"',
+        )
+
+
+def _free_buffers(kind: Any, at: Any) -> Iterator[int]:
+    """Yield the buffers of shared operands whose rule leaves the floating-point dtype open."""
+    yield from _own_free(operands_of(kind), at, field_rules(kind).get("at", {}))
+
+
+def _own_free(kind: Any, at: Any, instead: Any) -> Iterator[int]:
+    known = {**field_rules(kind), **instead}
+    for name, value in vars(at).items():
+        rule = known.get(name)
+        if isinstance(rule, rules.Chosen):
+            rule = rule.rules[getattr(at, rule.operand)]
+        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str) and value != NONE:
+            yield value
+        elif rule is None and hasattr(value, "__dataclass_fields__"):
+            yield from _own_free(type(value), value, {})

@@ -1,0 +1,192 @@
+// Attention of one sequence's new token in spans of the cache, and the merge of the spans.
+#pragma once
+
+#include "normed.h"
+
+namespace {
+
+struct Span {
+  int64_t first, last;
+};
+
+// The tokens of a span: whole blocks, as evenly as possible, within the window.
+TPC_INLINE Span span_of(int64_t length, int64_t block, int64_t span, int64_t spans,
+                        int64_t window) {
+  const int64_t blocks = (length + block - 1) / block;
+  int64_t first = blocks * span / spans * block, last = blocks * (span + 1) / spans * block;
+  last = last < length ? last : length;
+  if (window != TPC_NONE && first < length - window) first = length - window;
+  return {first, last < first ? first : last};
+}
+
+// The keys or values of one KV head of a sequence.
+template <class T>
+struct Side {
+  const T* first;
+  int64_t stride;
+  const int32_t* table;
+  int64_t block;
+
+  TPC_INLINE const T* at(int64_t token) const {
+    return first + (table[token / block] * block + token % block) * stride;
+  }
+};
+
+// Scale the scores of one head, and turn them into weights. Return the log of their sum.
+inline float softmax(float* scores, int64_t count, float scale, float* mass) {
+  Lanes most = all(-std::numeric_limits<float>::infinity());
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const int64_t left = count - at;
+    Lanes own = load_some(scores + at, left) * scale;
+    store_some(scores + at, own, left);
+    for (int64_t lane = left; lane < kLanes; ++lane) own[lane] = own[0];
+    most = own > most ? own : most;
+  }
+  const float top = largest(most);
+  Lanes total{};
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const int64_t left = count - at;
+    Lanes own = exponential(load_some(scores + at, left) - top);
+    for (int64_t lane = left; lane < kLanes; ++lane) own[lane] = 0;
+    store_some(scores + at, own, left);
+    total = total + own;
+  }
+  *mass = sum(total);
+  return top + std::log(*mass);
+}
+
+// Add the values of all tokens, each with its weight, 16 columns of up to four heads at a time.
+template <class T, int kHeads>
+inline void mix(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
+                int64_t width, float* out) {
+  for (int64_t column = 0; column < width; column += 4 * kLanes) {
+    const int64_t parts = (width - column + kLanes - 1) / kLanes;
+    Lanes total[kHeads][4] = {};
+    for (int64_t token = tokens.first; token < tokens.last; ++token) {
+      const T* own = values.at(token) + column;
+      if (parts >= 4 && width - column >= 4 * kLanes) {
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+          const Lanes value = load(own + part * kLanes);
+#pragma GCC unroll 4
+          for (int head = 0; head < kHeads; ++head)
+            total[head][part] =
+                total[head][part] + value * weights[head * stride + token - tokens.first];
+        }
+      } else {
+        for (int part = 0; part < parts && part < 4; ++part) {
+          const Lanes value = load_some(own + part * kLanes, width - column - part * kLanes);
+          for (int head = 0; head < kHeads; ++head)
+            total[head][part] =
+                total[head][part] + value * weights[head * stride + token - tokens.first];
+        }
+      }
+    }
+    for (int part = 0; part < parts && part < 4; ++part)
+      for (int head = 0; head < kHeads; ++head)
+        store_some(out + head * width + column + part * kLanes, total[head][part],
+                   width - column - part * kLanes);
+  }
+}
+
+template <class T>
+void partial_attention(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_partial_attention*>(words);
+  const int64_t width = at.width, heads = at.heads.stop - at.heads.start;
+  const int64_t all_heads = memory.extent(at.lse, 1), row = at.sequence;
+  const int64_t length = memory.at<int32_t>(at.lengths)[row];
+  const Span tokens = span_of(length, at.block, at.span, at.spans, at.window);
+  const int64_t count = tokens.last - tokens.first;
+  const auto out_of = [&](int64_t head) {
+    return (row * all_heads + at.heads.start + head) * at.spans + at.span;
+  };
+  float* values = memory.at<float>(at.values);
+  float* lse = memory.at<float>(at.lse);
+  if (count == 0) {
+    for (int64_t head = 0; head < heads; ++head) {
+      std::memset(values + out_of(head) * width, 0, sizeof(float) * static_cast<size_t>(width));
+      lse[out_of(head)] = -std::numeric_limits<float>::infinity();
+    }
+    return;
+  }
+  const T* base = memory.at<T>(at.cache) + at.layer * memory.stride(at.cache, 0) +
+                  at.kv_head * memory.stride(at.cache, 3);
+  const int32_t* table = memory.at<int32_t>(at.tables) + row * memory.extent(at.tables, 1);
+  const Side<T> keys{base, memory.stride(at.cache, 2), table, at.block};
+  const Side<T> kept{base + memory.stride(at.cache, 1), keys.stride, table, at.block};
+  const T* queries = memory.at<T>(at.q) + row * memory.stride(at.q, 0) + at.heads.start * width;
+  const Sequences<T> q = sequences(queries, heads, width, scratch);
+  const int64_t stride = (count + kLanes - 1) / kLanes * kLanes;
+  float* scores = scratch.take<float>(heads * stride);
+  for (int64_t token = tokens.first; token < tokens.last; ++token) {
+    const T* own = keys.at(token);
+    row_dots(own, ahead_of(own, width), q, heads, width, scores + token - tokens.first, stride);
+  }
+  float* mixed = scratch.take<float>(heads * width);
+  float* mass = scratch.take<float>(heads);
+  for (int64_t head = 0; head < heads; ++head)
+    lse[out_of(head)] = softmax(scores + head * stride, count, at.scale, mass + head);
+  int64_t head = 0;
+  for (; head + 4 <= heads; head += 4)
+    mix<T, 4>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
+  for (; head + 2 <= heads; head += 2)
+    mix<T, 2>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
+  for (; head < heads; ++head)
+    mix<T, 1>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
+  for (head = 0; head < heads; ++head)
+    for (int64_t column = 0; column < width; column += kLanes)
+      store_some(values + out_of(head) * width + column,
+                 load_some(mixed + head * width + column, width - column) / mass[head],
+                 width - column);
+}
+
+// Merge the second span into the first. Merging with an empty span changes nothing.
+inline void merge(float* a, float* a_lse, const float* b, float b_lse, int64_t width) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float most = *a_lse > b_lse || *a_lse != *a_lse ? *a_lse : b_lse;
+  const bool empty = most == -infinity;
+  const float level = empty ? 0.0f : most;
+  const auto weight = [&](float own) {
+    return static_cast<float>(std::exp(static_cast<double>(own - level)));
+  };
+  const float of_a = weight(*a_lse), of_b = weight(b_lse);
+  const float total = empty ? 1.0f : of_a + of_b;
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const Lanes found = load_some(a + at, width - at) * (of_a / total) +
+                        load_some(b + at, width - at) * (of_b / total);
+    store_some(a + at, found, width - at);
+  }
+  *a_lse = empty ? -infinity : level + std::log(total);
+}
+
+template <class T>
+void attention_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_attention_reduce*>(words);
+  const int64_t width = at.width, all_heads = memory.extent(at.lse, 1);
+  float* values = scratch.take<float>(at.spans * width);
+  float* lse = scratch.take<float>(at.spans);
+  for (int64_t head = at.heads.start; head < at.heads.stop; ++head) {
+    const int64_t first = (at.sequence * all_heads + head) * at.spans;
+    std::memcpy(values, memory.at<float>(at.values) + first * width,
+                sizeof(float) * static_cast<size_t>(at.spans * width));
+    std::memcpy(lse, memory.at<float>(at.lse) + first,
+                sizeof(float) * static_cast<size_t>(at.spans));
+    for (int64_t count = at.spans; count > 1; count = (count + 1) / 2) {
+      for (int64_t pair = 0; pair < count / 2; ++pair) {
+        float* one = values + 2 * pair * width;
+        merge(one, lse + 2 * pair, one + width, lse[2 * pair + 1], width);
+        if (pair) std::memcpy(values + pair * width, one, sizeof(float) * width);
+        lse[pair] = lse[2 * pair];
+      }
+      if (count % 2) {
+        std::memcpy(values + count / 2 * width, values + (count - 1) * width,
+                    sizeof(float) * width);
+        lse[count / 2] = lse[count - 1];
+      }
+    }
+    T* to = memory.at<T>(at.out) + at.sequence * memory.stride(at.out, 0) + head * width;
+    narrow<T>(values, width, to);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,8 @@
+// The path for CPUs with AVX2, FMA and F16C.
+#include "path.h"
+
+namespace tpc {
+
+const Path avx2 = make_path("avx2");
+
+}  // namespace tpc

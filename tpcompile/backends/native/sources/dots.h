@@ -1,0 +1,213 @@
+// Dot products of weight rows with the values of each sequence, accumulated in fp32.
+//
+// The order of additions depends only on the number of columns: even and odd chunks have an
+// accumulator each, whose lanes are added in a fixed tree. So a result does not depend on the
+// batch, on the rows of the instruction, or on the worker.
+#pragma once
+
+#include <type_traits>
+
+#include "machine.h"
+#include "numbers.h"
+
+namespace {
+
+using tpc::Memory;
+using tpc::Scratch;
+
+// The number of bytes between a load and the prefetch that precedes it. Rows are contiguous, so
+// the prefetch runs across the ends of rows.
+constexpr int64_t kAhead = 4096;
+
+// How the values of sequences are held for dot products with weights of type T.
+template <class T>
+struct Form {
+  using Value = float;
+  static constexpr int64_t kChunk = kLanes;
+  using Loaded = Lanes;
+
+  static TPC_INLINE Lanes weights(const T* from) { return load(from); }
+  static TPC_INLINE Lanes some_weights(const T* from, int64_t count) {
+    return load_some(from, count);
+  }
+  static TPC_INLINE Lanes values(const float* from) { return load(from); }
+  static TPC_INLINE Lanes some_values(const float* from, int64_t count) {
+    return load_some(from, count);
+  }
+  static TPC_INLINE Lanes add(Lanes total, Lanes weight, Lanes value) {
+    return total + weight * value;
+  }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Form<bf16> {
+  using Value = bf16;
+  static constexpr int64_t kChunk = 2 * kLanes;
+  using Loaded = __m512i;
+
+  static TPC_INLINE Loaded weights(const bf16* from) { return _mm512_loadu_si512(from); }
+  static TPC_INLINE Loaded some_weights(const bf16* from, int64_t count) {
+    return _mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), from);
+  }
+  static TPC_INLINE Loaded values(const bf16* from) { return weights(from); }
+  static TPC_INLINE Loaded some_values(const bf16* from, int64_t count) {
+    return some_weights(from, count);
+  }
+  static TPC_INLINE Lanes add(Lanes total, Loaded weight, Loaded value) {
+    return (Lanes)_mm512_dpbf16_ps((__m512)total, (__m512bh)weight, (__m512bh)value);
+  }
+};
+#endif
+
+// Values of all sequences, `stride` values apart.
+template <class T>
+struct Sequences {
+  const typename Form<T>::Value* first;
+  int64_t stride;
+};
+
+// Return values of type T in the form for dot products with weights of type T.
+template <class T>
+TPC_INLINE const typename Form<T>::Value* in_form(const T* from, int64_t count, Scratch& scratch) {
+  if constexpr (sizeof(typename Form<T>::Value) == sizeof(T)) {
+    return reinterpret_cast<const typename Form<T>::Value*>(from);
+  } else {
+    float* found = scratch.take<float>(count);
+    for (int64_t at = 0; at < count; at += kLanes)
+      store_some(found + at, load_some(from + at, count - at), count - at);
+    return found;
+  }
+}
+
+template <class T>
+TPC_INLINE Sequences<T> sequences(const T* from, int64_t batch, int64_t width, Scratch& scratch) {
+  return {in_form(from, batch * width, scratch), width};
+}
+
+// Multiply one row by `kBatch` sequences. `ahead` is where the loads will be `kAhead` bytes later.
+template <class T, int kBatch>
+TPC_INLINE void row_dots(const T* row, const char* ahead, const typename Form<T>::Value* x,
+                         int64_t stride, int64_t columns, float* out, int64_t out_stride) {
+  using Of = Form<T>;
+  Lanes even[kBatch] = {}, odd[kBatch] = {};
+  constexpr int64_t kChunk = Of::kChunk;
+  int64_t at = 0;
+  for (; at + 2 * kChunk <= columns; at += 2 * kChunk) {
+    const char* next = ahead + at * static_cast<int64_t>(sizeof(T));
+    __builtin_prefetch(next);
+    if (2 * kChunk * sizeof(T) > 64) __builtin_prefetch(next + 64);
+    const auto first = Of::weights(row + at), second = Of::weights(row + at + kChunk);
+#pragma GCC unroll 8
+    for (int b = 0; b < kBatch; ++b) {
+      const auto* own = x + b * stride + at;
+      even[b] = Of::add(even[b], first, Of::values(own));
+      odd[b] = Of::add(odd[b], second, Of::values(own + kChunk));
+    }
+  }
+  for (; at < columns; at += kChunk) {
+    const int64_t left = columns - at < kChunk ? columns - at : kChunk;
+    const bool is_odd = at / kChunk % 2;
+    const auto some =
+        left == kChunk ? Of::weights(row + at) : Of::some_weights(row + at, left);
+    for (int b = 0; b < kBatch; ++b) {
+      const auto* own = x + b * stride + at;
+      const auto values = left == kChunk ? Of::values(own) : Of::some_values(own, left);
+      if (is_odd)
+        odd[b] = Of::add(odd[b], some, values);
+      else
+        even[b] = Of::add(even[b], some, values);
+    }
+  }
+  for (int b = 0; b < kBatch; ++b) out[b * out_stride] = sum(even[b] + odd[b]);
+}
+
+// Multiply one row by all sequences, eight at a time. The row stays in the nearest cache.
+template <class T>
+inline void row_dots(const T* row, const char* ahead, Sequences<T> x, int64_t batch,
+                     int64_t columns, float* out, int64_t out_stride) {
+  const auto* own = x.first;
+  const auto run = [&](auto count) {
+    row_dots<T, decltype(count)::value>(row, ahead, own, x.stride, columns, out, out_stride);
+    own += count * x.stride;
+    out += count * out_stride;
+    batch -= count;
+  };
+  while (batch >= 8) run(std::integral_constant<int, 8>());
+  if (batch >= 4) run(std::integral_constant<int, 4>());
+  if (batch >= 2) run(std::integral_constant<int, 2>());
+  if (batch >= 1) run(std::integral_constant<int, 1>());
+}
+
+// A row that is about `kAhead` bytes further on.
+template <class T>
+TPC_INLINE const char* ahead_of(const T* row, int64_t stride) {
+  const int64_t bytes = stride * static_cast<int64_t>(sizeof(T));
+  const int64_t rows = bytes >= kAhead ? 1 : kAhead / bytes;
+  return reinterpret_cast<const char*>(row + rows * stride);
+}
+
+// Multiply rows by all sequences: `out[row + sequence * out_stride]`.
+template <class T>
+inline void dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, int64_t batch,
+                 int64_t columns, float* out, int64_t out_stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* own = weight + row * stride;
+    row_dots(own, ahead_of(own, stride), x, batch, columns, out + row, out_stride);
+  }
+}
+
+// Add `count` terms in a fixed tree: neighbours first, then neighbours of neighbours.
+TPC_INLINE float fold(float* terms, int64_t count, int64_t stride) {
+  while (count > 1) {
+    for (int64_t pair = 0; pair < count / 2; ++pair)
+      terms[pair * stride] = terms[2 * pair * stride] + terms[(2 * pair + 1) * stride];
+    if (count % 2) terms[count / 2 * stride] = terms[(count - 1) * stride];
+    count = (count + 1) / 2;
+  }
+  return terms[0];
+}
+
+// Multiply like `dots`, as sums over `leaves` even runs of columns, added in a fixed tree.
+template <class T>
+inline void leaf_dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, int64_t batch,
+                      int64_t columns, int64_t leaves, float* out, int64_t out_stride,
+                      Scratch& scratch) {
+  float* terms = scratch.take<float>(leaves * batch);
+  const int64_t each = columns / leaves, longer = columns % leaves;
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* own = weight + row * stride;
+    const char* ahead = ahead_of(own, stride);
+    int64_t first = 0;
+    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+      const int64_t width = each + (leaf < longer);
+      row_dots(own + first, ahead + first * static_cast<int64_t>(sizeof(T)),
+               Sequences<T>{x.first + first, x.stride}, batch, width, terms + leaf * batch, 1);
+      first += width;
+    }
+    for (int64_t b = 0; b < batch; ++b)
+      out[row + b * out_stride] = fold(terms + b, leaves, batch);
+  }
+}
+
+// Add the bias of some rows, if there is one.
+template <class T>
+TPC_INLINE void add_bias(const Memory& memory, int32_t bias, int64_t first, int64_t rows,
+                         int64_t batch, float* values, int64_t stride) {
+  if (bias == TPC_NONE) return;
+  const T* own = memory.at<T>(bias) + first;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t row = 0; row < rows; row += kLanes) {
+      float* at = values + b * stride + row;
+      store_some(at, load_some(at, rows - row) + load_some(own + row, rows - row), rows - row);
+    }
+}
+
+// Round values to T where they are.
+template <class T>
+TPC_INLINE void round_all(float* values, int64_t count) {
+  for (int64_t at = 0; at < count; at += kLanes)
+    store_some(values + at, rounded<T>(load_some(values + at, count - at)), count - at);
+}
+
+}  // namespace

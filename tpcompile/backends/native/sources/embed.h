@@ -1,0 +1,28 @@
+// The embedding rows of the tokens.
+#pragma once
+
+#include "normed.h"
+
+namespace {
+
+template <class T>
+void embed(const Memory& memory, const int32_t* words, Scratch&) {
+  const auto& at = *reinterpret_cast<const tpc_embed*>(words);
+  const int64_t width = memory.extent(at.table, 1), columns = at.columns.stop - at.columns.start;
+  for (int64_t b = 0; b < at.batch; ++b) {
+    const int64_t row = int64_t{memory.at<int32_t>(at.tokens)[b]} - at.first;
+    const bool held = row >= 0 && row < at.rows;
+    const T* from = memory.at<T>(at.table) + (held ? row : 0) * width + at.columns.start;
+    const int64_t place = b * width + at.columns.start;
+    for (int64_t column = 0; column < columns; column += kLanes) {
+      // Adding 0 turns -0 into 0, as a sum across ranks does.
+      const Lanes own = held ? load_some(from + column, columns - column) + 0.0f : Lanes{};
+      if (at.summed)
+        store_some(memory.at<float>(at.out) + place + column, own, columns - column);
+      else
+        store_some(memory.at<T>(at.out) + place + column, own, columns - column);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,366 @@
+// The interpreter: worker threads that take instructions from queues, wait for counters and signal
+// them. The functions of the C interface are at the end.
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "machine.h"
+
+namespace tpc {
+
+Scratch::~Scratch() {
+  while (blocks_ != nullptr) {
+    Block* older = blocks_->older;
+    std::free(blocks_);
+    blocks_ = older;
+  }
+}
+
+void* Scratch::bytes(size_t count) {
+  constexpr size_t kLine = 64;
+  count = (count + kLine - 1) / kLine * kLine;
+  if (blocks_ == nullptr || used_ + count > size_) {
+    // Older blocks stay until the end, because the instruction may still use them.
+    const size_t size = std::max(2 * size_, std::max(count, size_t{1} << 16));
+    void* memory = std::aligned_alloc(kLine, kLine + size);
+    if (memory == nullptr) std::abort();
+    Block* block = static_cast<Block*>(memory);
+    *block = {static_cast<char*>(memory) + kLine, blocks_};
+    blocks_ = block;
+    size_ = size;
+    used_ = 0;
+  }
+  void* found = blocks_->start + used_;
+  used_ += count;
+  return found;
+}
+
+namespace {
+
+// Whether a path runs here is decided in this file, which has no target flags.
+struct Choice {
+  const Path* path;
+  bool (*runs_here)();
+};
+
+const Choice kPaths[] = {
+#if defined(__x86_64__)
+    {&avx512_bf16,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+              __builtin_cpu_supports("avx512bf16");
+     }},
+    {&avx2,
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("f16c");
+     }},
+#endif
+    {&portable, [] { return true; }}};
+
+}  // namespace
+}  // namespace tpc
+
+extern "C" {
+
+// A program and the memory that it runs in. The arrays must outlive the machine.
+typedef struct {
+  const int32_t* words;
+  const tpc_buffer* buffers;
+  const int32_t* queue_offsets;
+  const int32_t* queue_values;
+  const int32_t* wait_offsets;
+  const int32_t* wait_values;
+  const int32_t* signal_offsets;
+  const int32_t* signal_values;
+  const int32_t* totals;
+  int64_t* counters;
+  int64_t counter_rows;
+  int64_t counter_stride;
+  int64_t own_row;
+  int32_t first_queue;
+  int32_t queues;
+  int32_t sharing;
+  int32_t first_core;
+  double timeout;
+} tpc_program;
+
+enum tpc_state { TPC_RUNNING = 0, TPC_DONE = 1, TPC_TIMED_OUT = 2 };
+}
+
+namespace tpc {
+namespace {
+
+int64_t now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t{time.tv_sec} * 1000000000 + time.tv_nsec;
+}
+
+void rest() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Machine {
+ public:
+  Machine(const tpc_program& program, const Path& path)
+      : program_(program),
+        path_(path),
+        memory_{program.buffers},
+        tickets_(new std::atomic<int64_t>[static_cast<size_t>(program.queues)]) {}
+
+  ~Machine() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      quits_ = true;
+    }
+    begins_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Start the threads; return false if the system refuses one.
+  bool start() {
+    const int count = program_.queues * program_.sharing;
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cores_ = CPU_COUNT(&allowed);
+    try {
+      for (int worker = 0; worker < count; ++worker)
+        threads_.emplace_back([this, worker] { work(worker); });
+    } catch (const std::system_error&) {
+      return false;
+    }
+    if (program_.first_core + count <= cores_)
+      for (int worker = 0; worker < count; ++worker) pin(worker, allowed);
+    return true;
+  }
+
+  void launch(int64_t steps, int64_t* times) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    last_step_.store(steps, std::memory_order_relaxed);
+    stops_.store(false, std::memory_order_relaxed);
+    times_ = times;
+    for (int queue = 0; queue < program_.queues; ++queue)
+      tickets_[static_cast<size_t>(queue)].store(0, std::memory_order_relaxed);
+    busy_ = static_cast<int>(threads_.size());
+    ++launches_;
+    begins_.notify_all();
+  }
+
+  // Wait at most `milliseconds` for the end of a launch.
+  int32_t wait(int64_t milliseconds) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ends_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return busy_ == 0; });
+    if (busy_ > 0) return TPC_RUNNING;
+    return fails_.load(std::memory_order_relaxed) ? TPC_TIMED_OUT : TPC_DONE;
+  }
+
+  // Return the number of steps of the last launch, and count them as run.
+  int64_t finish() {
+    const int64_t steps = last_step_.load(std::memory_order_relaxed);
+    steps_before_ += steps;
+    return steps;
+  }
+
+  // End the launch after the current step.
+  void stop() { stops_.store(true, std::memory_order_relaxed); }
+
+ private:
+  void pin(int worker, const cpu_set_t& allowed) {
+    int left = program_.first_core + worker;
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (!CPU_ISSET(core, &allowed) || left-- > 0) continue;
+      cpu_set_t own;
+      CPU_ZERO(&own);
+      CPU_SET(core, &own);
+      // Without permission the threads run where the system puts them.
+      pthread_setaffinity_np(threads_[static_cast<size_t>(worker)].native_handle(), sizeof own,
+                             &own);
+      return;
+    }
+  }
+
+  void work(int worker) {
+    Scratch scratch;
+    for (int64_t seen = 0;; ++seen) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        begins_.wait(lock, [&] { return quits_ || launches_ > seen; });
+        if (quits_) return;
+      }
+      run(worker, scratch);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--busy_ == 0) ends_.notify_all();
+    }
+  }
+
+  void run(int worker, Scratch& scratch) {
+    const int place = worker / program_.sharing;
+    const int32_t* edges = program_.queue_offsets + program_.first_queue + place;
+    const int32_t* queue = program_.queue_values + edges[0];
+    const int64_t length = edges[1] - edges[0];
+    if (length == 0) return;
+    for (int64_t turn = 0;; ++turn) {
+      const int64_t own =
+          program_.sharing == 1
+              ? turn
+              : tickets_[static_cast<size_t>(place)].fetch_add(1, std::memory_order_relaxed);
+      const int64_t step = own / length;
+      if (!run_one(queue[own % length], step, scratch)) return;
+    }
+  }
+
+  // Run an instruction; return false if the launch ends before it.
+  bool run_one(int32_t number, int64_t step, Scratch& scratch) {
+    const int64_t begin = times_ == nullptr ? 0 : now_ns();
+    const int32_t* words = program_.words + int64_t{number} * TPC_ROW_WORDS;
+    if (ended(step)) return false;
+    const int32_t* waits = program_.wait_offsets + number;
+    for (int32_t at = waits[0]; at < waits[1]; ++at) {
+      const int32_t counter = program_.wait_values[2 * at];
+      const int64_t each = program_.totals[counter];
+      const int64_t until = program_.wait_values[2 * at + 1] + (steps_before_ + step) * each;
+      if (!comes(counter, until, step)) return false;
+    }
+    if (ended(step)) return false;
+    const int64_t ready = times_ == nullptr ? 0 : now_ns();
+    scratch.reset();
+    path_.kernels[words[0]](memory_, words, scratch);
+    if (words[0] == TPC_OP_ARGMAX && (stops_.load(std::memory_order_relaxed) || all_ended(words)))
+      end_after(step);
+    const int32_t* signals = program_.signal_offsets + number;
+    for (int32_t at = signals[0]; at < signals[1]; ++at)
+      __atomic_fetch_add(counter_of(program_.signal_values[at]), 1, __ATOMIC_RELEASE);
+    if (times_ != nullptr) {
+      int64_t* time = times_ + 3 * int64_t{number};
+      time[0] = begin, time[1] = ready, time[2] = now_ns();
+    }
+    return true;
+  }
+
+  bool ended(int64_t step) const { return step >= last_step_.load(std::memory_order_acquire); }
+
+  void end_after(int64_t step) {
+    int64_t last = last_step_.load(std::memory_order_relaxed);
+    while (step + 1 < last &&
+           !last_step_.compare_exchange_weak(last, step + 1, std::memory_order_release)) {
+    }
+  }
+
+  bool all_ended(const int32_t* words) const {
+    const auto& at = *reinterpret_cast<const tpc_argmax*>(words);
+    for (int32_t b = 0; b < at.batch; ++b)
+      if (memory_.at<int32_t>(at.finished)[b] == 0 && memory_.at<int32_t>(at.lengths)[b] != 0)
+        return false;
+    return true;
+  }
+
+  int64_t* counter_of(int32_t counter) const {
+    return program_.counters + program_.own_row * program_.counter_stride + counter;
+  }
+
+  // The signals of all ranks: each has a row of counters.
+  int64_t count(int32_t counter) const {
+    int64_t found = 0;
+    for (int64_t row = 0; row < program_.counter_rows; ++row)
+      found += __atomic_load_n(program_.counters + row * program_.counter_stride + counter,
+                               __ATOMIC_ACQUIRE);
+    return found;
+  }
+
+  // Wait until a counter reaches a value; return false if the launch ends before that.
+  bool comes(int32_t counter, int64_t until, int64_t step) {
+    constexpr int kSpins = 4096, kClockEvery = 1024;
+    const int patience = static_cast<int>(threads_.size()) > cores_ ? 16 : kSpins;
+    int64_t deadline = 0;
+    for (int64_t looks = 0; count(counter) < until; ++looks) {
+      if (ended(step)) return false;
+      if (looks < patience) {
+        rest();
+        continue;
+      }
+      sched_yield();
+      if (looks % kClockEvery) continue;
+      if (fails_.load(std::memory_order_relaxed)) return false;
+      const int64_t time = now_ns();
+      if (deadline == 0) deadline = time + static_cast<int64_t>(program_.timeout * 1e9);
+      if (time > deadline) {
+        fails_.store(true, std::memory_order_relaxed);
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const tpc_program program_;
+  const Path& path_;
+  const Memory memory_;
+  std::unique_ptr<std::atomic<int64_t>[]> tickets_;
+  std::vector<std::thread> threads_;
+  int cores_ = 1;
+  std::mutex mutex_;
+  std::condition_variable begins_, ends_;
+  int64_t launches_ = 0;
+  int busy_ = 0;
+  bool quits_ = false;
+  std::atomic<int64_t> last_step_{0};
+  std::atomic<bool> stops_{false}, fails_{false};
+  int64_t steps_before_ = 0;
+  int64_t* times_ = nullptr;
+};
+
+}  // namespace
+}  // namespace tpc
+
+extern "C" {
+
+int32_t tpc_abi_version() { return TPC_ABI_VERSION; }
+
+// Return the name of the path at this place among those that run here, fastest first, or null.
+const char* tpc_path(int32_t place) {
+  for (const tpc::Choice& choice : tpc::kPaths)
+    if (choice.runs_here() && place-- == 0) return choice.path->name;
+  return nullptr;
+}
+
+// Return a machine, or null if the path does not run here or the threads cannot be started.
+void* tpc_open(const tpc_program* program, const char* name) {
+  for (const tpc::Choice& choice : tpc::kPaths) {
+    if (std::strcmp(choice.path->name, name) != 0 || !choice.runs_here()) continue;
+    auto machine = std::make_unique<tpc::Machine>(*program, *choice.path);
+    return machine->start() ? machine.release() : nullptr;
+  }
+  return nullptr;
+}
+
+// Start a launch of up to `steps` steps. `times` is null, or has begin, ready and end of each
+// instruction in ns.
+void tpc_launch(void* machine, int64_t steps, int64_t* times) {
+  static_cast<tpc::Machine*>(machine)->launch(steps, times);
+}
+
+int32_t tpc_wait(void* machine, int64_t milliseconds) {
+  return static_cast<tpc::Machine*>(machine)->wait(milliseconds);
+}
+
+int64_t tpc_finish(void* machine) { return static_cast<tpc::Machine*>(machine)->finish(); }
+
+void tpc_stop(void* machine) { static_cast<tpc::Machine*>(machine)->stop(); }
+
+void tpc_close(void* machine) { delete static_cast<tpc::Machine*>(machine); }
+}

@@ -1,0 +1,67 @@
+// The state that kernels see: the table of buffers, and scratch memory of the worker.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tpc_abi.h"
+
+namespace tpc {
+
+// Memory of one worker for intermediate values of one instruction.
+class Scratch {
+ public:
+  ~Scratch();
+
+  // Return memory for `count` values, aligned to a cache line. It is valid until `reset`.
+  template <class T>
+  T* take(int64_t count) {
+    return static_cast<T*>(bytes(sizeof(T) * static_cast<size_t>(count)));
+  }
+
+  void reset() { used_ = 0; }
+
+ private:
+  void* bytes(size_t count);
+
+  struct Block {
+    char* start;
+    Block* older;
+  };
+
+  Block* blocks_ = nullptr;
+  size_t size_ = 0;
+  size_t used_ = 0;
+};
+
+struct Memory {
+  const tpc_buffer* buffers;
+
+  template <class T>
+  T* at(int32_t buffer) const {
+    return reinterpret_cast<T*>(buffers[buffer].address);
+  }
+
+  int64_t extent(int32_t buffer, int dim) const { return buffers[buffer].shape[dim]; }
+
+  int64_t stride(int32_t buffer, int dim) const { return buffers[buffer].strides[dim]; }
+};
+
+// Run one instruction, given its row of words.
+using Kernel = void (*)(const Memory&, const int32_t* words, Scratch&);
+
+constexpr int kKernels = 256;
+
+// The kernels of one vector path, by opcode.
+struct Path {
+  const char* name;
+  Kernel kernels[kKernels];
+};
+
+extern const Path portable;
+#if defined(__x86_64__)
+extern const Path avx2;
+extern const Path avx512_bf16;
+#endif
+
+}  // namespace tpc

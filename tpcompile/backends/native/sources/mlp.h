@@ -1,0 +1,32 @@
+// Gate and up projections of the normed residual, and their activation.
+#pragma once
+
+#include "normed.h"
+
+namespace {
+
+// silu(gate) * up with the arithmetic of torch in dtype T: the activation is rounded first.
+template <class T>
+TPC_INLINE Lanes swiglu(Lanes gate, Lanes up) {
+  return rounded<T>(gate / (1.0f + exponential(-gate))) * up;
+}
+
+template <class T>
+void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_norm_gate_up_swiglu*>(words);
+  const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
+  const Sequences<T> x = normed<T>(memory, at, scratch);
+  float* gate = scratch.take<float>(batch * rows);
+  float* up = scratch.take<float>(batch * rows);
+  linear_rows(memory, at, x, at.rows.start, rows, gate, rows);
+  linear_rows(memory, at, x, int64_t{at.ffn} + at.rows.start, rows, up, rows);
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t row = 0; row < rows; row += kLanes) {
+      const Lanes found = swiglu<T>(load_some(gate + b * rows + row, rows - row),
+                                    load_some(up + b * rows + row, rows - row));
+      store_some(memory.at<T>(at.out) + b * int64_t{at.ffn} + at.rows.start + row, found,
+                 rows - row);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,65 @@
+// The normed residual, which each instruction computes for itself, and rows of linears of it.
+#pragma once
+
+#include "dots.h"
+
+namespace {
+
+// Normalise a row in fp32, round it to T, multiply by the weight and round again.
+template <class T>
+inline void rms_norm(const float* x, const T* weight, int64_t width, float eps, float* out) {
+  Lanes even{}, odd{};
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const Lanes own = load_some(x + at, width - at);
+    if (at / kLanes % 2)
+      odd = odd + own * own;
+    else
+      even = even + own * own;
+  }
+  const float root = std::sqrt(sum(even + odd) / static_cast<float>(width) + eps);
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const Lanes normal = rounded<T>(load_some(x + at, width - at) / root);
+    const Lanes found = rounded<T>(load_some(weight + at, width - at) * normal);
+    store_some(out + at, found, width - at);
+  }
+}
+
+template <class T>
+inline void widen(const T* from, int64_t count, float* to) {
+  for (int64_t at = 0; at < count; at += kLanes)
+    store_some(to + at, load_some(from + at, count - at), count - at);
+}
+
+template <class T, class Out>
+TPC_INLINE void narrow(const float* from, int64_t count, Out* to) {
+  for (int64_t at = 0; at < count; at += kLanes)
+    store_some(to + at, load_some(from + at, count - at), count - at);
+}
+
+// Return the normed residual of all sequences. `Words` are of an instruction that begins with a
+// norm.
+template <class T, class Words>
+inline Sequences<T> normed(const Memory& memory, const Words& at, Scratch& scratch) {
+  const int64_t batch = at.normed_batch, width = at.normed_width;
+  using Value = typename Form<T>::Value;
+  Value* found = scratch.take<Value>(batch * width);
+  float* row = scratch.take<float>(width);
+  for (int64_t b = 0; b < batch; ++b) {
+    widen(memory.at<T>(at.normed_x) + b * width, width, row);
+    rms_norm(row, memory.at<T>(at.normed_weight), width, at.normed_eps, row);
+    narrow<T>(row, width, found + b * width);
+  }
+  return {found, width};
+}
+
+// Apply rows of a linear to the normed residual; round the results to T.
+template <class T, class Words>
+inline void linear_rows(const Memory& memory, const Words& at, Sequences<T> x, int64_t first,
+                        int64_t rows, float* out, int64_t out_stride) {
+  const int64_t batch = at.normed_batch, width = at.normed_width;
+  dots(memory.at<T>(at.weight) + first * width, width, rows, x, batch, width, out, out_stride);
+  add_bias<T>(memory, at.bias, first, rows, batch, out, out_stride);
+  for (int64_t b = 0; b < batch; ++b) round_all<T>(out + b * out_stride, rows);
+}
+
+}  // namespace

@@ -1,0 +1,170 @@
+// Numbers: 16 lanes of fp32, and the dtypes that they are loaded from and rounded to.
+//
+// The kernels of a path are one translation unit with its own target flags. Everything here has
+// internal linkage, so that the linker cannot give one path the code of another.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int kLanes = 16;
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef float EightLanes __attribute__((vector_size(32)));
+typedef float FourLanes __attribute__((vector_size(16)));
+typedef int32_t IntLanes __attribute__((vector_size(64)));
+typedef uint32_t BitLanes __attribute__((vector_size(64)));
+typedef uint16_t HalfBits __attribute__((vector_size(32)));
+typedef _Float16 HalfLanes __attribute__((vector_size(32)));
+
+#define TPC_INLINE inline __attribute__((always_inline))
+
+struct bf16 {
+  uint16_t bits;
+};
+using f16 = _Float16;
+using f32 = float;
+
+template <class V>
+TPC_INLINE V load_bytes(const void* from) {
+  V found;
+  std::memcpy(&found, from, sizeof(V));
+  return found;
+}
+
+TPC_INLINE Lanes all(float value) { return Lanes{} + value; }
+
+TPC_INLINE Lanes load(const f32* from) { return load_bytes<Lanes>(from); }
+
+TPC_INLINE Lanes load(const f16* from) {
+#if defined(__F16C__)
+  Lanes found;
+  const __m256 halves[] = {_mm256_cvtph_ps(load_bytes<__m128i>(from)),
+                           _mm256_cvtph_ps(load_bytes<__m128i>(from + 8))};
+  std::memcpy(&found, halves, sizeof found);
+  return found;
+#else
+  return __builtin_convertvector(load_bytes<HalfLanes>(from), Lanes);
+#endif
+}
+
+TPC_INLINE Lanes load(const bf16* from) {
+  const BitLanes wide = __builtin_convertvector(load_bytes<HalfBits>(from), BitLanes);
+  return (Lanes)(wide << 16);
+}
+
+TPC_INLINE void store(f32* to, Lanes values) { std::memcpy(to, &values, sizeof values); }
+
+TPC_INLINE void store(f16* to, Lanes values) {
+#if defined(__F16C__)
+  __m256 halves[2];
+  std::memcpy(halves, &values, sizeof values);
+  const __m128i found[] = {_mm256_cvtps_ph(halves[0], _MM_FROUND_TO_NEAREST_INT),
+                           _mm256_cvtps_ph(halves[1], _MM_FROUND_TO_NEAREST_INT)};
+#else
+  const HalfLanes found = __builtin_convertvector(values, HalfLanes);
+#endif
+  std::memcpy(to, &found, sizeof found);
+}
+
+// Round to the nearest bf16, ties to even; NaN stays NaN.
+TPC_INLINE void store(bf16* to, Lanes values) {
+  const BitLanes bits = (BitLanes)values;
+  const BitLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const BitLanes quiet = (bits >> 16) | 0x40;
+  const BitLanes chosen = values == values ? rounded : quiet;
+  const HalfBits found = __builtin_convertvector(chosen, HalfBits);
+  std::memcpy(to, &found, sizeof found);
+}
+
+// Round fp32 values to T and back.
+template <class T>
+TPC_INLINE Lanes rounded(Lanes values) {
+  T held[kLanes];
+  store(held, values);
+  return load(held);
+}
+
+template <>
+TPC_INLINE Lanes rounded<f32>(Lanes values) {
+  return values;
+}
+
+// Load up to 16 values; the other lanes are 0.
+template <class T>
+TPC_INLINE Lanes load_some(const T* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  T held[kLanes] = {};
+  std::memcpy(held, from, sizeof(T) * static_cast<size_t>(count));
+  return load(held);
+}
+
+template <class T>
+TPC_INLINE void store_some(T* to, Lanes values, int64_t count) {
+  if (count >= kLanes) {
+    store(to, values);
+    return;
+  }
+  T held[kLanes];
+  store(held, values);
+  std::memcpy(to, held, sizeof(T) * static_cast<size_t>(count));
+}
+
+template <class T>
+TPC_INLINE float number(const T* from) {
+  return load_some(from, 1)[0];
+}
+
+template <class T>
+TPC_INLINE void put(T* to, float value) {
+  store_some(to, all(value), 1);
+}
+
+// Add the lanes in a fixed tree: the second half to the first until one is left.
+TPC_INLINE float sum(Lanes values) {
+  EightLanes eight[2];
+  std::memcpy(eight, &values, sizeof values);
+  eight[0] += eight[1];
+  FourLanes four[2];
+  std::memcpy(four, eight, sizeof four);
+  four[0] += four[1];
+  return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
+}
+
+TPC_INLINE float largest(Lanes values) {
+  float most = values[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = values[lane] > most ? values[lane] : most;
+  return most;
+}
+
+// exp(x) within 2 units in the last place. The result is 0 below -87.3 and infinite above 88.3.
+TPC_INLINE Lanes exponential(Lanes x) {
+  const Lanes low = all(-87.3f), high = all(88.3f);
+  const Lanes within = x < low ? low : (x > high ? high : x);
+  const Lanes turned = within * 1.44269504f;
+  const Lanes half = turned < 0 ? all(-0.5f) : all(0.5f);
+  const IntLanes power = __builtin_convertvector(turned + half, IntLanes);
+  const Lanes whole = __builtin_convertvector(power, Lanes);
+  const Lanes rest = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  Lanes poly = all(1.9875691500e-4f);
+  poly = poly * rest + 1.3981999507e-3f;
+  poly = poly * rest + 8.3334519073e-3f;
+  poly = poly * rest + 4.1665795894e-2f;
+  poly = poly * rest + 1.6666665459e-1f;
+  poly = poly * rest + 5.0000001201e-1f;
+  poly = poly * rest * rest + rest + 1.0f;
+  const Lanes found = poly * (Lanes)((power + 127) << 23);
+  const Lanes ends = x < low ? all(0.0f) : all(std::numeric_limits<float>::infinity());
+  const Lanes finite = (x < low) | (x > high) ? ends : found;
+  return x == x ? finite : x;
+}
+
+}  // namespace

@@ -1,0 +1,86 @@
+// Queries, keys and values: projection, norm and rotation of whole heads.
+#pragma once
+
+#include "normed.h"
+
+namespace {
+
+// Rotate a head with the arithmetic of torch in dtype T: each product and the sum are rounded.
+template <class T>
+inline void rotate(const float* x, const T* cos, const T* sin, int64_t width, bool interleaved,
+                   float* out) {
+  const int64_t half = width / 2;
+  const auto value = [](float number) { return rounded<T>(all(number))[0]; };
+  for (int64_t pair = 0; pair < half; ++pair) {
+    const int64_t low = interleaved ? 2 * pair : pair, high = interleaved ? low + 1 : pair + half;
+    out[low] = value(value(x[low] * number(cos + pair)) + value(-x[high] * number(sin + pair)));
+    out[high] = value(value(x[high] * number(cos + pair + half)) +
+                      value(x[low] * number(sin + pair + half)));
+  }
+}
+
+// Norm, rotate and store the heads from `first`, whose projections are in `rows`.
+template <class T, class Words>
+inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t heads,
+                   float* rows, int64_t stride, Scratch& scratch) {
+  const int64_t width = at.width;
+  float* turned = scratch.take<float>(width);
+  for (int64_t b = 0; b < at.normed_batch; ++b) {
+    const int64_t length = at.part == TPC_PART_Q ? 0 : memory.at<int32_t>(at.lengths)[b];
+    if (at.part != TPC_PART_Q && length == 0) continue;
+    for (int64_t head = 0; head < heads; ++head) {
+      float* x = rows + b * stride + head * width;
+      if (at.head_norm != TPC_NONE)
+        rms_norm(x, memory.at<T>(at.head_norm), width, at.head_eps, x);
+      if (at.part != TPC_PART_V) {
+        const int64_t place = memory.at<int32_t>(at.positions)[b] * width;
+        rotate(x, memory.at<T>(at.cos) + place, memory.at<T>(at.sin) + place, width,
+               at.interleaved, turned);
+        x = turned;
+      }
+      T* to = memory.at<T>(at.out);
+      if (at.part == TPC_PART_Q) {
+        to += b * memory.stride(at.out, 0) + (first + head) * width;
+      } else {
+        const int64_t blocks = memory.extent(at.tables, 1), newest = length - 1;
+        const int64_t block = memory.at<int32_t>(at.tables)[b * blocks + newest / at.block];
+        const int64_t slot = block * at.block + newest % at.block;
+        to += at.layer * memory.stride(at.out, 0) + at.part * memory.stride(at.out, 1) +
+              slot * memory.stride(at.out, 2) + (first + head) * memory.stride(at.out, 3);
+      }
+      narrow<T>(x, width, to);
+    }
+  }
+}
+
+template <class T>
+void norm_qkv_rope_append(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_norm_qkv_rope_append*>(words);
+  const int64_t heads = at.heads.stop - at.heads.start, rows = heads * at.width;
+  const Sequences<T> x = normed<T>(memory, at, scratch);
+  float* found = scratch.take<float>(at.normed_batch * rows);
+  linear_rows(memory, at, x, at.first_row + int64_t{at.heads.start} * at.width, rows, found, rows);
+  finish<T>(memory, at, at.heads.start, heads, found, rows, scratch);
+}
+
+// The last block of a head to arrive finishes the head.
+template <class T>
+void norm_qkv_rows(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_norm_qkv_rows*>(words);
+  const int64_t rows = at.rows.stop - at.rows.start, whole = memory.extent(at.raw, 1);
+  const int64_t place = at.first_row / at.width + at.head, first = place * at.width;
+  const Sequences<T> x = normed<T>(memory, at, scratch);
+  float* found = scratch.take<float>(at.normed_batch * rows);
+  linear_rows(memory, at, x, first + at.rows.start, rows, found, rows);
+  for (int64_t b = 0; b < at.normed_batch; ++b)
+    narrow<T>(found + b * rows, rows, memory.at<T>(at.raw) + b * whole + first + at.rows.start);
+  int32_t* arrivals = memory.at<int32_t>(at.arrivals) + place;
+  const int32_t arrived = __atomic_add_fetch(arrivals, 1, __ATOMIC_ACQ_REL);
+  if (arrived % at.blocks) return;
+  float* head = scratch.take<float>(at.normed_batch * at.width);
+  for (int64_t b = 0; b < at.normed_batch; ++b)
+    widen(memory.at<T>(at.raw) + b * whole + first, at.width, head + b * at.width);
+  finish<T>(memory, at, at.head, 1, head, at.width, scratch);
+}
+
+}  // namespace

@@ -1,0 +1,35 @@
+// Sums over ranks and over the splits of a projection, added to the residual.
+#pragma once
+
+#include "normed.h"
+
+namespace {
+
+template <class T>
+void all_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_all_reduce*>(words);
+  const int64_t columns = at.columns.stop - at.columns.start, whole = memory.extent(at.out, 1);
+  const int64_t count = int64_t{at.ranks} * at.slots;
+  Lanes* terms = scratch.take<Lanes>(count);
+  for (int64_t b = 0; b < at.batch; ++b)
+    for (int64_t column = 0; column < columns; column += kLanes) {
+      const int64_t left = columns - column, place = b * whole + at.columns.start + column;
+      for (int64_t rank = 0; rank < at.ranks; ++rank)
+        for (int64_t slot = 0; slot < at.slots; ++slot)
+          terms[rank * at.slots + slot] = load_some(
+              memory.at<float>(at.terms + rank) + slot * at.batch * whole + place, left);
+      for (int64_t held = count; held > 1; held = (held + 1) / 2) {
+        for (int64_t pair = 0; pair < held / 2; ++pair)
+          terms[pair] = terms[2 * pair] + terms[2 * pair + 1];
+        if (held % 2) terms[held / 2] = terms[held - 1];
+      }
+      Lanes found = terms[0];
+      if (at.bias != TPC_NONE)
+        found = found + load_some(memory.at<T>(at.bias) + at.columns.start + column, left);
+      if (at.residual != TPC_NONE)
+        found = load_some(memory.at<T>(at.residual) + place, left) + found;
+      store_some(memory.at<T>(at.out) + place, found, left);
+    }
+}
+
+}  // namespace
