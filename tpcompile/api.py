@@ -89,6 +89,7 @@ def compile(
     place = _device_of(device)
     if backend not in MODULES:
         _check_place_of_programs(place)
+        EXECUTORS[backend].prepare()
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()

@@ -32,6 +32,10 @@ class Executor(ABC):
     abi: ClassVar[int] = VERSION
     """The version of the binary interface that the executor implements."""
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Do what is needed once per machine, such as building a library. Raise if it fails."""
+
     def __init__(self, memory: StepMemory) -> None:
         check_version(self.abi, self.name)
         self.memory = memory

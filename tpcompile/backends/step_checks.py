@@ -88,10 +88,9 @@ def _check_blocks(
                 expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
             )
     written = {
-        number: (row, max(0, first - place * block))
+        held[row][place]: (row, max(0, first - place * block))
         for row, first in enumerate(firsts.tolist())
-        for place, number in enumerate(held[row])
-        if first < (place + 1) * block
+        for place in range(max(0, first) // block, len(held[row]))
     }
     for row, length in enumerate(lengths.tolist()):
         for place, number in enumerate(held[row]):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from torch import fx
 from transformers import AutoConfig
 
-import tpcompile
 from tests.backends.reference.stepping import (
     BIASED,
     EDGES,
@@ -23,12 +24,23 @@ from tests.backends.reference.stepping import (
     worst_error,
 )
 from tests.models import TOLERANCE, relative_error
+from tpcompile.backends.executor import Executor
+from tpcompile.backends.memory import StepMemory, rotation_of
 from tpcompile.backends.native import Native, executor
 from tpcompile.backends.native.build import paths
+from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.frontend import Captured, capture
+from tpcompile.ir.simulate import materialise
+from tpcompile.passes import run_passes
+from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
+from tpcompile.runtime.weights import RandomWeights
+from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Role
 from tpcompile.vm.schedule.policies import POLICIES
+from tpcompile.vm.schedule.scheduled import scheduled
+from tpcompile.vm.targets import target_of
 
 STEPS = 3
 PATHS = paths()
@@ -154,36 +166,71 @@ def test_threads_end_with_the_executor() -> None:
     assert native.memory.tensors == []
 
 
+ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}
+"""Widths that fill neither vectors nor tiles."""
+
+
+@lru_cache
+def _captured(dtype: torch.dtype, odd: bool) -> Captured:
+    return capture(
+        AutoConfig.for_model(**{**preset("tiny-qwen3"), **(ODD if odd else {})}), dtype=dtype
+    )
+
+
+@lru_cache
+def _graph(dtype: torch.dtype, tp: int, odd: bool) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """The decode graph, and the weights of each rank."""
+    captured = _captured(dtype, odd)
+    graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4))
+    return graph, materialise(graph, RandomWeights(captured, 0))
+
+
+def _memory(dtype: torch.dtype, tp: int, batch: int, odd: bool) -> StepMemory:
+    """The memory of a program in any dtype, with empty caches."""
+    graph, weights = _graph(dtype, tp, odd)
+    plan = StepPlan(2, batch, max_seq_len=32, context=32, grain=4, steps=8)
+    program = scheduled(graph, target_of("cpu", 2), plan).proved
+    rotation = rotation_of(program, _captured(dtype, odd).rotary.fresh())
+    return StepMemory(program, lambda rank, name: weights[name][rank], rotation)
+
+
+@lru_cache
+def _reference(dtype: torch.dtype, odd: bool) -> torch.Tensor:
+    return _first_steps(Machine(_memory(dtype, 1, 2, odd)), 2)
+
+
+def _first_steps(executor: Executor, batch: int) -> torch.Tensor:
+    """The logits of the first five tokens of `batch` sequences, in fp32."""
+    found, tables = [], torch.arange(2 * batch).view(batch, 2)
+    for step in range(5):
+        tokens = torch.arange(batch) * 7 + step
+        executor.place(tokens, torch.full((batch,), step + 1), tables)
+        executor.run(1)
+        found.append(executor.logits.float())
+    executor.close()
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tp", [1, 2])
-def test_16_bits(dtype: torch.dtype, tp: int) -> None:
-    """The error against fp32 is not above that of the reference machine by more than a half."""
-    config = AutoConfig.for_model(**preset("tiny-qwen3"))
-    prompt = torch.randint(1000, (2, 9), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("odd", [False, True])
+def test_16_bits(dtype: torch.dtype, path: str, odd: bool) -> None:
+    """The error against fp32 is about that of the reference machine."""
+    exact, reference = _reference(torch.float32, odd), _reference(dtype, odd)
+    found = _first_steps(Native(_memory(dtype, 2, 2, odd), path), 2)
+    assert relative_error(found, exact) <= 1.5 * relative_error(reference, exact)
 
-    def logits(backend: str, of: torch.dtype) -> torch.Tensor:
-        model = tpcompile.compile(
-            config,
-            tp,
-            backend=backend,
-            dtype=of,
-            random_weights=0,
-            max_seq_len=64,
-            max_batch=2,
-            simulate=True,
-        )
-        with model, torch.inference_mode():
-            out = model(prompt, use_cache=True)
-            token = torch.tensor([[5], [6]])
-            found = []
-            for _ in range(4):
-                out = model(token, past_key_values=out.past_key_values, use_cache=True)
-                found.append(out.logits[:, -1].float())
-            return torch.stack(found)
 
-    exact = logits("reference", torch.float32)
-    native, reference = (relative_error(logits(b, dtype), exact) for b in ("native", "reference"))
-    assert native <= 1.5 * reference, (native, reference)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bits_of_16_bits_do_not_depend_on_batch_and_ranks(dtype: torch.dtype, path: str) -> None:
+    alone = _first_steps(Native(_memory(dtype, 1, 1, True), path), 1)
+    for batch in (3, 17):
+        found = _first_steps(Native(_memory(dtype, 1, batch, True), path), batch)
+        assert torch.equal(found[:, :1], alone), batch
+    even = _first_steps(Native(_memory(dtype, 1, 2, False), path), 2)
+    for tp in (2, 4):
+        assert torch.equal(_first_steps(Native(_memory(dtype, tp, 2, False), path), 2), even), tp
 
 
 def test_a_path_that_is_not_here() -> None:

@@ -26,7 +26,12 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
-_X86: Mapping[str, tuple[str, ...]] = {"avx2": _AVX2, "avx512_bf16": _AVX512}
+_AMX = (*_AVX512, "-mamx-tile", "-mamx-bf16")
+_X86: Mapping[str, tuple[str, ...]] = {
+    "avx2": _AVX2,
+    "avx512_bf16": _AVX512,
+    "amx_bf16": _AMX,
+}
 _LAST_LINES = 12
 """The number of lines of a compiler's output in an error."""
 

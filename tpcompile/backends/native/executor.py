@@ -52,6 +52,11 @@ class Native(Executor):
 
     name: ClassVar[str] = "native"
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Build the library, unless it is in the cache."""
+        library()
+
     def __init__(self, memory: StepMemory, path: str | None = None) -> None:
         super().__init__(memory)
         program = memory.program

@@ -27,8 +27,16 @@ struct Side {
   const int32_t* table;
   int64_t block;
 
-  TPC_INLINE const T* at(int64_t token) const {
-    return first + (table[token / block] * block + token % block) * stride;
+  // Call `use(place, row, count)` for the runs of tokens in one block each; `place` counts from 0.
+  template <class Use>
+  TPC_INLINE void each(Span tokens, const Use& use) const {
+    for (int64_t token = tokens.first; token < tokens.last;) {
+      const int64_t held = token / block, left = (held + 1) * block - token;
+      const int64_t count = left < tokens.last - token ? left : tokens.last - token;
+      use(token - tokens.first, first + (table[held] * block + token - held * block) * stride,
+          count);
+      token += count;
+    }
   }
 };
 
@@ -55,38 +63,62 @@ inline float softmax(float* scores, int64_t count, float scale, float* mass) {
   return top + std::log(*mass);
 }
 
-// Add the values of all tokens, each with its weight, 16 columns of up to four heads at a time.
-template <class T, int kHeads>
-inline void mix(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
-                int64_t width, float* out) {
-  for (int64_t column = 0; column < width; column += 4 * kLanes) {
-    const int64_t parts = (width - column + kLanes - 1) / kLanes;
-    Lanes total[kHeads][4] = {};
-    for (int64_t token = tokens.first; token < tokens.last; ++token) {
-      const T* own = values.at(token) + column;
-      if (parts >= 4 && width - column >= 4 * kLanes) {
-#pragma GCC unroll 4
-        for (int part = 0; part < 4; ++part) {
-          const Lanes value = load(own + part * kLanes);
-#pragma GCC unroll 4
-          for (int head = 0; head < kHeads; ++head)
-            total[head][part] =
-                total[head][part] + value * weights[head * stride + token - tokens.first];
-        }
-      } else {
-        for (int part = 0; part < parts && part < 4; ++part) {
-          const Lanes value = load_some(own + part * kLanes, width - column - part * kLanes);
-          for (int head = 0; head < kHeads; ++head)
-            total[head][part] =
-                total[head][part] + value * weights[head * stride + token - tokens.first];
-        }
+// Add `kParts * 16` columns of the values of all tokens, each with its weight, for some heads.
+template <class T, int kHeads, int kParts>
+inline void mix_columns(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
+                        int64_t width, float* out) {
+  Lanes total[kHeads][kParts] = {};
+  values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
+    for (int64_t token = 0; token < count; ++token, row += values.stride) {
+      const char* ahead = reinterpret_cast<const char*>(row) + kAhead;
+      for (int64_t line = 0; line < kParts * kLanes * int64_t{sizeof(T)}; line += 64)
+        __builtin_prefetch(ahead + line);
+#pragma GCC unroll 8
+      for (int part = 0; part < kParts; ++part) {
+        const Lanes value = load(row + part * kLanes);
+#pragma GCC unroll 2
+        for (int head = 0; head < kHeads; ++head)
+          total[head][part] += value * weights[head * stride + place + token];
       }
     }
-    for (int part = 0; part < parts && part < 4; ++part)
+  });
+  for (int head = 0; head < kHeads; ++head)
+    for (int part = 0; part < kParts; ++part)
+      store(out + head * width + part * kLanes, total[head][part]);
+}
+
+// The same for the last columns, which fill no vector.
+template <class T, int kHeads>
+inline void mix_rest(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
+                     int64_t width, int64_t columns, float* out) {
+  Lanes total[kHeads] = {};
+  values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
+    for (int64_t token = 0; token < count; ++token, row += values.stride) {
+      const Lanes value = load_some(row, columns);
       for (int head = 0; head < kHeads; ++head)
-        store_some(out + head * width + column + part * kLanes, total[head][part],
-                   width - column - part * kLanes);
-  }
+        total[head] += value * weights[head * stride + place + token];
+    }
+  });
+  for (int head = 0; head < kHeads; ++head) store_some(out + head * width, total[head], columns);
+}
+
+// Mix the values of all tokens for one or two heads.
+template <class T, int kHeads>
+inline void mix(Side<T> values, Span tokens, const float* weights, int64_t stride, int64_t width,
+                float* out) {
+  int64_t left = width;
+  const auto past = [&](int64_t columns) {
+    left -= columns;
+    values.first += columns;
+    out += columns;
+  };
+  for (; left >= 8 * kLanes; past(8 * kLanes))
+    mix_columns<T, kHeads, 8>(values, tokens, weights, stride, width, out);
+  for (; left >= 4 * kLanes; past(4 * kLanes))
+    mix_columns<T, kHeads, 4>(values, tokens, weights, stride, width, out);
+  for (; left >= kLanes; past(kLanes))
+    mix_columns<T, kHeads, 1>(values, tokens, weights, stride, width, out);
+  if (left > 0) mix_rest<T, kHeads>(values, tokens, weights, stride, width, left, out);
 }
 
 template <class T>
@@ -118,17 +150,18 @@ void partial_attention(const Memory& memory, const int32_t* words, Scratch& scra
   const Sequences<T> q = sequences(queries, heads, width, scratch);
   const int64_t stride = (count + kLanes - 1) / kLanes * kLanes;
   float* scores = scratch.take<float>(heads * stride);
-  for (int64_t token = tokens.first; token < tokens.last; ++token) {
-    const T* own = keys.at(token);
-    row_dots(own, ahead_of(own, width), q, heads, width, scores + token - tokens.first, stride);
-  }
+  Sums sums;
+  keys.each(tokens, [&](int64_t place, const T* own, int64_t tokens_here) {
+    for (int64_t token = 0; token < tokens_here; ++token, own += keys.stride)
+      row_dots(own, ahead_of(own, width), q, heads, width, scores + place + token, stride,
+               sums);
+  });
+  sums.flush();
   float* mixed = scratch.take<float>(heads * width);
   float* mass = scratch.take<float>(heads);
   for (int64_t head = 0; head < heads; ++head)
     lse[out_of(head)] = softmax(scores + head * stride, count, at.scale, mass + head);
   int64_t head = 0;
-  for (; head + 4 <= heads; head += 4)
-    mix<T, 4>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
   for (; head + 2 <= heads; head += 2)
     mix<T, 2>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
   for (; head < heads; ++head)

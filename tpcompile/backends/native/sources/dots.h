@@ -85,10 +85,34 @@ TPC_INLINE Sequences<T> sequences(const T* from, int64_t batch, int64_t width, S
   return {in_form(from, batch * width, scratch), width};
 }
 
+// Sums of lanes that are still to be added, eight at a time. A flush writes all of them.
+class Sums {
+ public:
+  TPC_INLINE void add(Lanes total, float* out) {
+    totals_[count_] = total;
+    outs_[count_] = out;
+    if (++count_ < 8) return;
+    const EightLanes found = sums(totals_);
+    for (int own = 0; own < 8; ++own) *outs_[own] = found[own];
+    count_ = 0;
+  }
+
+  TPC_INLINE void flush() {
+    for (int own = 0; own < count_; ++own) *outs_[own] = sum(totals_[own]);
+    count_ = 0;
+  }
+
+ private:
+  Lanes totals_[8];
+  float* outs_[8];
+  int count_ = 0;
+};
+
 // Multiply one row by `kBatch` sequences. `ahead` is where the loads will be `kAhead` bytes later.
 template <class T, int kBatch>
 TPC_INLINE void row_dots(const T* row, const char* ahead, const typename Form<T>::Value* x,
-                         int64_t stride, int64_t columns, float* out, int64_t out_stride) {
+                         int64_t stride, int64_t columns, float* out, int64_t out_stride,
+                         Sums& sums) {
   using Of = Form<T>;
   Lanes even[kBatch] = {}, odd[kBatch] = {};
   constexpr int64_t kChunk = Of::kChunk;
@@ -119,16 +143,17 @@ TPC_INLINE void row_dots(const T* row, const char* ahead, const typename Form<T>
         even[b] = Of::add(even[b], some, values);
     }
   }
-  for (int b = 0; b < kBatch; ++b) out[b * out_stride] = sum(even[b] + odd[b]);
+  for (int b = 0; b < kBatch; ++b) sums.add(even[b] + odd[b], out + b * out_stride);
 }
 
 // Multiply one row by all sequences, eight at a time. The row stays in the nearest cache.
 template <class T>
 inline void row_dots(const T* row, const char* ahead, Sequences<T> x, int64_t batch,
-                     int64_t columns, float* out, int64_t out_stride) {
+                     int64_t columns, float* out, int64_t out_stride, Sums& sums) {
   const auto* own = x.first;
   const auto run = [&](auto count) {
-    row_dots<T, decltype(count)::value>(row, ahead, own, x.stride, columns, out, out_stride);
+    row_dots<T, decltype(count)::value>(row, ahead, own, x.stride, columns, out, out_stride,
+                                          sums);
     own += count * x.stride;
     out += count * out_stride;
     batch -= count;
@@ -147,14 +172,25 @@ TPC_INLINE const char* ahead_of(const T* row, int64_t stride) {
   return reinterpret_cast<const char*>(row + rows * stride);
 }
 
+#if defined(__AMX_BF16__)
+#include "tiles.h"
+#endif
+
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class T>
 inline void dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, int64_t batch,
-                 int64_t columns, float* out, int64_t out_stride) {
+                 int64_t columns, float* out, int64_t out_stride, Scratch& scratch) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<T, bf16>)
+    return tile_dots(weight, stride, rows, x.first, x.stride, batch, columns, 1, out, out_stride,
+                     scratch);
+#endif
+  Sums sums;
   for (int64_t row = 0; row < rows; ++row) {
     const T* own = weight + row * stride;
-    row_dots(own, ahead_of(own, stride), x, batch, columns, out + row, out_stride);
+    row_dots(own, ahead_of(own, stride), x, batch, columns, out + row, out_stride, sums);
   }
+  sums.flush();
 }
 
 // Add `count` terms in a fixed tree: neighbours first, then neighbours of neighbours.
@@ -173,8 +209,14 @@ template <class T>
 inline void leaf_dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, int64_t batch,
                       int64_t columns, int64_t leaves, float* out, int64_t out_stride,
                       Scratch& scratch) {
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<T, bf16>)
+    return tile_dots(weight, stride, rows, x.first, x.stride, batch, columns, leaves, out,
+                     out_stride, scratch);
+#endif
   float* terms = scratch.take<float>(leaves * batch);
   const int64_t each = columns / leaves, longer = columns % leaves;
+  Sums sums;
   for (int64_t row = 0; row < rows; ++row) {
     const T* own = weight + row * stride;
     const char* ahead = ahead_of(own, stride);
@@ -182,9 +224,11 @@ inline void leaf_dots(const T* weight, int64_t stride, int64_t rows, Sequences<T
     for (int64_t leaf = 0; leaf < leaves; ++leaf) {
       const int64_t width = each + (leaf < longer);
       row_dots(own + first, ahead + first * static_cast<int64_t>(sizeof(T)),
-               Sequences<T>{x.first + first, x.stride}, batch, width, terms + leaf * batch, 1);
+               Sequences<T>{x.first + first, x.stride}, batch, width, terms + leaf * batch, 1,
+               sums);
       first += width;
     }
+    sums.flush();
     for (int64_t b = 0; b < batch; ++b)
       out[row + b * out_stride] = fold(terms + b, leaves, batch);
   }

@@ -10,24 +10,43 @@ TPC_INLINE bool above(float logit, float best) {
   return best == best && (logit > best || logit != logit);
 }
 
+// Whether a logit may be above the best one.
+inline bool any_above(const float* logits, int64_t count, float best) {
+  IntLanes found{};
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const Lanes own = load_some(logits + at, count - at);
+    found |= (own > best) | (own != own);
+  }
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (found[lane]) return true;
+  return false;
+}
+
+constexpr int64_t kChunk = 512;
+
 template <class T>
 void norm_lm_head(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_norm_lm_head*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
-  const Sequences<T> x = normed<T>(memory, at, scratch);
-  float* found = scratch.take<float>(batch * rows);
-  linear_rows(memory, at, x, at.rows.start, rows, found, rows);
   const int64_t slots = memory.extent(at.best, 1);
-  for (int64_t b = 0; b < batch; ++b) {
-    const float* own = found + b * rows;
-    narrow<T>(own, rows,
-              memory.at<T>(at.logits) + b * memory.extent(at.logits, 1) + at.rows.start);
-    int64_t best = 0;
-    for (int64_t row = 1; row < rows; ++row)
-      if (above(own[row], own[best])) best = row;
-    memory.at<float>(at.best)[b * slots + at.slot] = own[best];
-    memory.at<int32_t>(at.ids)[b * slots + at.slot] =
-        static_cast<int32_t>(at.first + at.rows.start + best);
+  const Sequences<T> x = normed<T>(memory, at, scratch);
+  // The logits of a chunk stay in the nearest caches until the best one is found.
+  float* found = scratch.take<float>(batch * kChunk);
+  for (int64_t chunk = 0; chunk < rows; chunk += kChunk) {
+    const int64_t first = at.rows.start + chunk, count = kChunk < rows - chunk ? kChunk : rows - chunk;
+    linear_rows(memory, at, x, first, count, found, kChunk, scratch);
+    for (int64_t b = 0; b < batch; ++b) {
+      const float* own = found + b * kChunk;
+      narrow<T>(own, count, memory.at<T>(at.logits) + b * memory.extent(at.logits, 1) + first);
+      float* best = memory.at<float>(at.best) + b * slots + at.slot;
+      if (chunk > 0 && !any_above(own, count, *best)) continue;
+      int32_t* id = memory.at<int32_t>(at.ids) + b * slots + at.slot;
+      for (int64_t row = 0; row < count; ++row) {
+        if (chunk + row > 0 && !above(own[row], *best)) continue;
+        *best = own[row];
+        *id = static_cast<int32_t>(at.first + first + row);
+      }
+    }
   }
 }
 

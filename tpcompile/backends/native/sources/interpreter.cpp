@@ -2,7 +2,12 @@
 // them. The functions of the C interface are at the end.
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -55,14 +60,32 @@ struct Choice {
   bool (*runs_here)();
 };
 
+#if defined(__x86_64__)
+bool has_avx512_bf16() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bf16");
+}
+
+// Whether the CPU has tiles and the system lets this process use them.
+bool has_amx_bf16() {
+#if defined(__linux__)
+  constexpr unsigned kTileBits = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if ((d & kTileBits) != kTileBits) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 const Choice kPaths[] = {
 #if defined(__x86_64__)
-    {&avx512_bf16,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512bf16");
-     }},
+    {&amx_bf16, has_amx_bf16},
+    {&avx512_bf16, has_avx512_bf16},
     {&avx2,
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -108,6 +131,57 @@ int64_t now_ns() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return int64_t{time.tv_sec} * 1000000000 + time.tv_nsec;
+}
+
+// The weights that an instruction reads first.
+struct Weights {
+  int32_t buffer;
+  int64_t row;
+};
+
+template <class Words>
+Weights weights_from(const int32_t* words, int64_t (*row)(const Words&)) {
+  const auto& at = *reinterpret_cast<const Words*>(words);
+  return {at.weight, row(at)};
+}
+
+Weights first_weights(const int32_t* words) {
+  switch (words[0]) {
+    case TPC_OP_NORM_QKV_ROPE_APPEND:
+      return weights_from<tpc_norm_qkv_rope_append>(
+          words, [](const auto& at) { return at.first_row + int64_t{at.heads.start} * at.width; });
+    case TPC_OP_NORM_QKV_ROWS:
+      return weights_from<tpc_norm_qkv_rows>(words, [](const auto& at) {
+        return at.first_row + int64_t{at.head} * at.width + at.rows.start;
+      });
+    case TPC_OP_LINEAR_RESIDUAL:
+      return weights_from<tpc_linear_residual>(
+          words, [](const auto& at) { return int64_t{at.rows.start}; });
+    case TPC_OP_LINEAR_TERMS:
+      return weights_from<tpc_linear_terms>(
+          words, [](const auto& at) { return int64_t{at.rows.start}; });
+    case TPC_OP_NORM_GATE_UP_SWIGLU:
+      return weights_from<tpc_norm_gate_up_swiglu>(
+          words, [](const auto& at) { return int64_t{at.rows.start}; });
+    case TPC_OP_NORM_LM_HEAD:
+      return weights_from<tpc_norm_lm_head>(
+          words, [](const auto& at) { return int64_t{at.rows.start}; });
+    default:
+      return {TPC_NONE, 0};
+  }
+}
+
+// Fetch the first rows of weights into the second cache: they do not depend on what is waited for.
+void fetch_weights(const Memory& memory, const int32_t* words) {
+  constexpr int64_t kRows = 16, kMostBytes = 1 << 16;
+  const Weights first = first_weights(words);
+  if (first.buffer == TPC_NONE) return;
+  const tpc_buffer& buffer = memory.buffers[first.buffer];
+  const int64_t row = buffer.strides[0] * (buffer.dtype == TPC_DTYPE_F32 ? 4 : 2);
+  const int64_t rows = std::min(kRows, buffer.shape[0] - first.row);
+  const char* from = reinterpret_cast<const char*>(buffer.address) + first.row * row;
+  for (int64_t at = 0; at < std::min(rows * row, kMostBytes); at += 64)
+    __builtin_prefetch(from + at, 0, 2);
 }
 
 void rest() {
@@ -230,6 +304,7 @@ class Machine {
     const int64_t begin = times_ == nullptr ? 0 : now_ns();
     const int32_t* words = program_.words + int64_t{number} * TPC_ROW_WORDS;
     if (ended(step)) return false;
+    fetch_weights(memory_, words);
     const int32_t* waits = program_.wait_offsets + number;
     for (int32_t at = waits[0]; at < waits[1]; ++at) {
       const int32_t counter = program_.wait_values[2 * at];

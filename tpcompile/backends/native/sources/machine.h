@@ -62,6 +62,7 @@ extern const Path portable;
 #if defined(__x86_64__)
 extern const Path avx2;
 extern const Path avx512_bf16;
+extern const Path amx_bf16;
 #endif
 
 }  // namespace tpc

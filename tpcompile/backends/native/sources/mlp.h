@@ -18,8 +18,8 @@ void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& sc
   const Sequences<T> x = normed<T>(memory, at, scratch);
   float* gate = scratch.take<float>(batch * rows);
   float* up = scratch.take<float>(batch * rows);
-  linear_rows(memory, at, x, at.rows.start, rows, gate, rows);
-  linear_rows(memory, at, x, int64_t{at.ffn} + at.rows.start, rows, up, rows);
+  linear_rows(memory, at, x, at.rows.start, rows, gate, rows, scratch);
+  linear_rows(memory, at, x, int64_t{at.ffn} + at.rows.start, rows, up, rows, scratch);
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t row = 0; row < rows; row += kLanes) {
       const Lanes found = swiglu<T>(load_some(gate + b * rows + row, rows - row),

@@ -55,9 +55,10 @@ inline Sequences<T> normed(const Memory& memory, const Words& at, Scratch& scrat
 // Apply rows of a linear to the normed residual; round the results to T.
 template <class T, class Words>
 inline void linear_rows(const Memory& memory, const Words& at, Sequences<T> x, int64_t first,
-                        int64_t rows, float* out, int64_t out_stride) {
+                        int64_t rows, float* out, int64_t out_stride, Scratch& scratch) {
   const int64_t batch = at.normed_batch, width = at.normed_width;
-  dots(memory.at<T>(at.weight) + first * width, width, rows, x, batch, width, out, out_stride);
+  dots(memory.at<T>(at.weight) + first * width, width, rows, x, batch, width, out, out_stride,
+       scratch);
   add_bias<T>(memory, at.bias, first, rows, batch, out, out_stride);
   for (int64_t b = 0; b < batch; ++b) round_all<T>(out + b * out_stride, rows);
 }

@@ -139,6 +139,29 @@ TPC_INLINE float sum(Lanes values) {
   return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
 }
 
+// Add the lanes of eight vectors, each in the tree of `sum`.
+TPC_INLINE EightLanes sums(const Lanes* values) {
+  EightLanes eight[8];
+  for (int own = 0; own < 8; ++own) {
+    EightLanes halves[2];
+    std::memcpy(halves, values + own, sizeof halves);
+    eight[own] = halves[0] + halves[1];
+  }
+  EightLanes four[4], two[2];
+  for (int own = 0; own < 4; ++own) {
+    const EightLanes a = eight[2 * own], b = eight[2 * own + 1];
+    four[own] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+                __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  for (int own = 0; own < 2; ++own) {
+    const EightLanes a = four[2 * own], b = four[2 * own + 1];
+    two[own] = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13) +
+               __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15);
+  }
+  return __builtin_shufflevector(two[0], two[1], 0, 2, 4, 6, 8, 10, 12, 14) +
+         __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
 TPC_INLINE float largest(Lanes values) {
   float most = values[0];
   for (int lane = 1; lane < kLanes; ++lane) most = values[lane] > most ? values[lane] : most;

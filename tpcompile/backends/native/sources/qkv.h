@@ -7,16 +7,26 @@ namespace {
 
 // Rotate a head with the arithmetic of torch in dtype T: each product and the sum are rounded.
 template <class T>
-inline void rotate(const float* x, const T* cos, const T* sin, int64_t width, bool interleaved,
-                   float* out) {
+inline void rotate(float* x, const T* cos, const T* sin, int64_t width, bool interleaved,
+                   float* held) {
   const int64_t half = width / 2;
-  const auto value = [](float number) { return rounded<T>(all(number))[0]; };
-  for (int64_t pair = 0; pair < half; ++pair) {
-    const int64_t low = interleaved ? 2 * pair : pair, high = interleaved ? low + 1 : pair + half;
-    out[low] = value(value(x[low] * number(cos + pair)) + value(-x[high] * number(sin + pair)));
-    out[high] = value(value(x[high] * number(cos + pair + half)) +
-                      value(x[low] * number(sin + pair + half)));
+  const auto place = [&](int64_t pair, int64_t side) {
+    return interleaved ? 2 * pair + side : pair + side * half;
+  };
+  for (int64_t pair = 0; pair < half; ++pair)
+    for (int64_t side = 0; side < 2; ++side) held[side * half + pair] = x[place(pair, side)];
+  for (int64_t at = 0; at < half; at += kLanes) {
+    const int64_t left = half - at;
+    const Lanes low = load_some(held + at, left), high = load_some(held + half + at, left);
+    const auto turned = [&](Lanes own, Lanes other, int64_t column) {
+      return rounded<T>(rounded<T>(own * load_some(cos + column, left)) +
+                        rounded<T>(other * load_some(sin + column, left)));
+    };
+    store_some(held + at, turned(low, -high, at), left);
+    store_some(held + half + at, turned(high, low, half + at), left);
   }
+  for (int64_t pair = 0; pair < half; ++pair)
+    for (int64_t side = 0; side < 2; ++side) x[place(pair, side)] = held[side * half + pair];
 }
 
 // Norm, rotate and store the heads from `first`, whose projections are in `rows`.
@@ -24,7 +34,7 @@ template <class T, class Words>
 inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t heads,
                    float* rows, int64_t stride, Scratch& scratch) {
   const int64_t width = at.width;
-  float* turned = scratch.take<float>(width);
+  float* held = scratch.take<float>(width);
   for (int64_t b = 0; b < at.normed_batch; ++b) {
     const int64_t length = at.part == TPC_PART_Q ? 0 : memory.at<int32_t>(at.lengths)[b];
     if (at.part != TPC_PART_Q && length == 0) continue;
@@ -35,8 +45,7 @@ inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t
       if (at.part != TPC_PART_V) {
         const int64_t place = memory.at<int32_t>(at.positions)[b] * width;
         rotate(x, memory.at<T>(at.cos) + place, memory.at<T>(at.sin) + place, width,
-               at.interleaved, turned);
-        x = turned;
+               at.interleaved, held);
       }
       T* to = memory.at<T>(at.out);
       if (at.part == TPC_PART_Q) {
@@ -59,7 +68,8 @@ void norm_qkv_rope_append(const Memory& memory, const int32_t* words, Scratch& s
   const int64_t heads = at.heads.stop - at.heads.start, rows = heads * at.width;
   const Sequences<T> x = normed<T>(memory, at, scratch);
   float* found = scratch.take<float>(at.normed_batch * rows);
-  linear_rows(memory, at, x, at.first_row + int64_t{at.heads.start} * at.width, rows, found, rows);
+  const int64_t first = at.first_row + int64_t{at.heads.start} * at.width;
+  linear_rows(memory, at, x, first, rows, found, rows, scratch);
   finish<T>(memory, at, at.heads.start, heads, found, rows, scratch);
 }
 
@@ -71,7 +81,7 @@ void norm_qkv_rows(const Memory& memory, const int32_t* words, Scratch& scratch)
   const int64_t place = at.first_row / at.width + at.head, first = place * at.width;
   const Sequences<T> x = normed<T>(memory, at, scratch);
   float* found = scratch.take<float>(at.normed_batch * rows);
-  linear_rows(memory, at, x, first + at.rows.start, rows, found, rows);
+  linear_rows(memory, at, x, first + at.rows.start, rows, found, rows, scratch);
   for (int64_t b = 0; b < at.normed_batch; ++b)
     narrow<T>(found + b * rows, rows, memory.at<T>(at.raw) + b * whole + first + at.rows.start);
   int32_t* arrivals = memory.at<int32_t>(at.arrivals) + place;
