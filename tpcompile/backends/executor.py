@@ -35,6 +35,7 @@ class Executor(ABC):
     @classmethod
     def prepare(cls) -> None:
         """Do what is needed once per machine, such as building a library. Raise if it fails."""
+        return
 
     def __init__(self, memory: StepMemory) -> None:
         check_version(self.abi, self.name)
