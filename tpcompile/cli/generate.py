@@ -46,8 +46,8 @@ def _add_arguments(parser: Parser) -> None:
         metavar="B",
         type=backend_name,
         default="auto",
-        help="torch, reference (interprets the program slowly) or the name of a plugin's executor; "
-        "default: torch",
+        help="torch, native (decodes on CPU threads), reference (interprets the program slowly) or "
+        "the name of a plugin's executor; default: torch",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
     prompt = parser.add_mutually_exclusive_group(required=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,10 +163,43 @@ def test_an_interrupted_launch_ends_after_a_step(monkeypatch: pytest.MonkeyPatch
 
 
 def test_threads_end_with_the_executor() -> None:
-    native = Native(CASE.memory())
+    memory = CASE.memory()
+    before = threads()
+    native = Native(memory)
+    assert threads() == before + CASE.tp * CASE.workers
     native.close()
     native.close()
+    assert threads() == before
     assert native.memory.tensors == []
+    with pytest.raises(UsageError, match="closed"):
+        native.launch(1)
+
+
+def threads() -> int:
+    """The threads of this process, also those that Python does not know."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_a_fork_ends_without_the_threads() -> None:
+    """It inherits the machine but not the threads, so it must not wait for them at its exit."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], timeout=120, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "child\nparent 0\n"), done.stderr
+
+
+FORK = """
+import os, sys
+from tests.backends.reference.stepping import Case, place
+from tpcompile.backends.native import Native
+native = Native(Case("tiny-qwen3").memory())
+if child := os.fork():
+    _, status = os.waitpid(child, 0)
+    print("parent", status)
+else:
+    print("child", flush=True)
+    sys.exit(0)
+"""
 
 
 ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -75,7 +76,7 @@ class Native(Executor):
                 hint="Allow more threads, or choose a target with fewer workers",
             )
         self._machine = ctypes.c_void_p(opened)
-        self._close = weakref.finalize(self, library().tpc_close, self._machine)
+        self._close = weakref.finalize(self, _close, self._machine, os.getpid())
 
     def launch(self, steps: int, *options: Any) -> int:
         """Run up to `steps` steps. `options` may be an int64 tensor `[instructions, 3]`.
@@ -83,6 +84,8 @@ class Native(Executor):
         It receives the times in ns at which each instruction of the last step was taken, became
         ready and was done.
         """
+        if not self._close.alive:
+            raise UsageError("The executor is closed", hint="Compile the model again")
         times = options[0] if options else None
         self._refresh()
         address = ctypes.c_void_p(None if times is None else times.data_ptr())
@@ -157,6 +160,12 @@ class Native(Executor):
             number = self._caches[rank]
             row = buffer_row(memory.program.buffers[number], memory.tensors[number], memory.block)
             self._table[number] = torch.tensor(row)
+
+
+def _close(machine: ctypes.c_void_p, owner: int) -> None:
+    """End the threads of a machine. A fork has not inherited them, and must not wait for them."""
+    if os.getpid() == owner:
+        library().tpc_close(machine)
 
 
 def _arrays(program: Program) -> dict[str, torch.Tensor]:
