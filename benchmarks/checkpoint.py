@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -33,6 +34,12 @@ class RandomCheckpoint:
     weight_bytes: int
     largest: tuple[int, int]
     """The number of rows of the largest tensor, and the bytes of one row."""
+    token_bytes: int = 0
+    """The bytes of the KV cache per token."""
+
+    def step_bytes(self, context: int) -> int:
+        """Return the bytes that a decode step must read after `context` tokens."""
+        return self.weight_bytes + context * self.token_bytes
 
     def largest_slice(self, tp: int) -> int:
         """Return the bytes of the largest part that one of `tp` ranks reads at once."""
@@ -78,6 +85,7 @@ def write_checkpoint(directory: Path, model: str, seed: int = 0) -> RandomCheckp
         dtype,
         total,
         (largest[0], prod(largest[1:]) * dtype.itemsize),
+        _token_bytes(captured.config, dtype),
     )
 
 
@@ -85,3 +93,9 @@ def _write(directory: Path, held: dict[str, torch.Tensor], number: int) -> dict[
     file = f"model-{number:05d}.safetensors"
     save_file(held, directory / file, metadata={"format": "pt"})
     return dict.fromkeys(held, file)
+
+
+def _token_bytes(config: Any, dtype: torch.dtype) -> int:
+    heads, layers = config.num_key_value_heads, config.num_hidden_layers
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * layers * heads * width * dtype.itemsize)

@@ -35,6 +35,7 @@ from benchmarks.decode_measured import (
 from benchmarks.decode_report import show, to_json
 from benchmarks.peers.side import Side, SideError, SideSpec
 from benchmarks.report import write_json
+from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.compare.comparison import row_of
 
 PREFILL = 512
@@ -65,6 +66,7 @@ class Benchmark:
     def __init__(self, checkpoint: RandomCheckpoint, model: str) -> None:
         self._checkpoint = checkpoint
         self._sides: dict[str, Side] = {}
+        self._read = ReadLoop(checkpoint.weight_bytes)
         self.measured = Measured(model)
 
     def start(self, chosen: Sequence[SideSpec], stack: ExitStack, progress: Console) -> None:
@@ -92,10 +94,12 @@ class Benchmark:
 
     def decode(self, context: int, steps: int, progress: Console) -> None:
         """Measure `steps` steps of every side after `context` tokens, a few steps in turn."""
+        self.measured.step_bytes[str(context)] = self._checkpoint.step_bytes(context)
         source = _tokens(context, self._checkpoint.vocabulary)
         prompt = list(islice(source, context))
         self._compare(f"context {context}", self._ask(self._sides, "prefill", prompt))
         for _ in track(range(-(-steps // STEPS_A_TURN)), f"context {context}", console=progress):
+            self.measured.bandwidths.append(self._read.bandwidth())
             # not measured: the first step of a turn, when the CPU caches hold another side's data
             results = self._ask(self._sides, "decode", list(islice(source, 1 + STEPS_A_TURN)))
             self._note(str(context), {n: (s[1:], logits) for n, (s, logits) in results.items()})

@@ -50,6 +50,17 @@ class Measured:
     agreements: list[Agreement] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     """Sides that could not be measured, with the reason."""
+    bandwidths: list[float] = field(default_factory=list)
+    """Bytes per second of a loop that only reads, measured in turn with the sides."""
+    step_bytes: dict[str, int] = field(default_factory=dict)
+    """The bytes that a step must read, by measurement."""
+
+    def share(self, side: str, what: str) -> float | None:
+        """Return the share of the read bandwidth that a side reaches, if both are known."""
+        seconds = self.seconds.get(side, {}).get(what)
+        if not seconds or not self.bandwidths or what not in self.step_bytes:
+            return None
+        return self.step_bytes[what] / median(seconds) / median(self.bandwidths)
 
     def ratio(self, target: Target) -> float | None:
         """Return the side's speed relative to its peer; None if one of them was not measured."""

@@ -20,6 +20,11 @@ def to_json(measured: Measured) -> dict[str, Any]:
         "ok": measured.ok,
         "model": measured.model,
         "seconds": measured.seconds,
+        "bandwidths": measured.bandwidths,
+        "shares": {
+            name: {what: measured.share(name, what) for what in own if what in measured.step_bytes}
+            for name, own in measured.seconds.items()
+        },
         "agreements": [asdict(agreement) for agreement in measured.agreements],
         "missing": measured.missing,
         "targets": [
@@ -36,10 +41,16 @@ def show(measured: Measured, console: Console) -> None:
     for what in columns:
         table.add_column(what if what == PREFILL else f"decode at {what}", justify="right")
     for name, own in measured.seconds.items():
-        table.add_row(name, *(_cell(own.get(what), what) for what in columns))
+        cells = (_cell(own.get(what), what, measured.share(name, what)) for what in columns)
+        table.add_row(name, *cells)
     for name in measured.missing:
         table.add_row(name, *["missing"] * len(columns))
     console.print(table)
+    if measured.bandwidths:
+        console.print(
+            f"a loop that only reads: {median(measured.bandwidths) / 1e9:.1f} GB/s, in turn with "
+            "the sides; shares count the weights and the KV cache"
+        )
     for name, why in measured.missing.items():
         console.print(f"{name} is missing: {why}", markup=False)
     _show_agreement(measured, console)
@@ -64,9 +75,10 @@ def _show_agreement(measured: Measured, console: Console) -> None:
         )
 
 
-def _cell(seconds: Sequence[float] | None, what: str) -> str:
+def _cell(seconds: Sequence[float] | None, what: str, share: float | None) -> str:
     if not seconds:
         return ""
     unit = [f"{1e3 * s:.1f}" for s in (median(seconds), min(seconds), max(seconds))]
     rate = "" if what == PREFILL else f"  {1 / median(seconds):.1f} tokens/s"
-    return f"{unit[0]} ({unit[1]} to {unit[2]}){rate}"
+    of_bandwidth = "" if share is None else f"  {share:.2f} of read"
+    return f"{unit[0]} ({unit[1]} to {unit[2]}){rate}{of_bandwidth}"

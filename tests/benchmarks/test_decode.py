@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,7 @@ def test_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     steps = {name: len(own["9"]) for name, own in found["seconds"].items()}
     assert steps == {EAGER: 5, ONE: 5, NATIVE: 5}
     assert len(found["agreements"]) == 4
+    assert found["bandwidths"] and all(own["9"] > 0 for own in found["shares"].values())
 
 
 @pytest.mark.parametrize("options", [["--sides", "nobody"], ["--steps", "0"]])
@@ -172,3 +174,19 @@ def test_bad_options(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
         main(options)
     assert caught.value.code == 2
     assert "nobody" not in capsys.readouterr().out
+
+
+def test_shares_of_the_read_bandwidth() -> None:
+    checkpoint = replace(CHECKPOINT, weight_bytes=1000, token_bytes=10)
+    assert checkpoint.step_bytes(64) == 1640
+    measured = Measured(
+        "tiny-qwen3",
+        {ONE: {"64": [2.0, 2.0, 9.0], "prefill": [1.0]}},
+        bandwidths=[1000.0, 1640.0, 2000.0],
+        step_bytes={"64": checkpoint.step_bytes(64)},
+    )
+    assert measured.share(ONE, "64") == 0.5
+    assert measured.share(ONE, "prefill") is None and measured.share(TWO, "64") is None
+    text = io.StringIO()
+    show(measured, Console(file=text, width=110))
+    assert "0.50 of read" in text.getvalue() and "only reads: 0.0 GB/s" in text.getvalue()

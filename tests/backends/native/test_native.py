@@ -30,6 +30,7 @@ from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory, rotation_of
 from tpcompile.backends.native import Native, executor
+from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.backends.native.build import paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError, UsageError
@@ -293,3 +294,10 @@ def test_two_dtypes_are_refused() -> None:
 def test_the_library_refuses_unknown_paths() -> None:
     assert executor.library().tpc_path(99) is None
     assert ctypes.c_void_p(executor.library().tpc_open(None, b"nothing")).value is None
+
+
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_the_read_loop(threads: int | None) -> None:
+    loop = ReadLoop(1_000_001)
+    assert loop.size >= 1_000_001
+    assert 1e6 < loop.bandwidth(threads) < 1e13

@@ -437,5 +437,19 @@ int64_t tpc_finish(void* machine) { return static_cast<tpc::Machine*>(machine)->
 
 void tpc_stop(void* machine) { static_cast<tpc::Machine*>(machine)->stop(); }
 
+// Read memory on some threads, an even part each, and return the seconds.
+double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
+  uint64_t (*read)(const char*, int64_t) = tpc::portable.read;
+  for (const tpc::Choice& choice : tpc::kPaths)
+    if (std::strcmp(choice.path->name, name) == 0 && choice.runs_here()) read = choice.path->read;
+  std::atomic<uint64_t> found{0};
+  const int64_t begin = tpc::now_ns(), part = bytes / threads;
+  std::vector<std::thread> all;
+  for (int32_t thread = 0; thread < threads; ++thread)
+    all.emplace_back([&, thread] { found += read(from + thread * part, part); });
+  for (std::thread& thread : all) thread.join();
+  return static_cast<double>(tpc::now_ns() - begin) * 1e-9;
+}
+
 void tpc_close(void* machine) { delete static_cast<tpc::Machine*>(machine); }
 }

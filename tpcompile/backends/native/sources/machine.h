@@ -55,6 +55,7 @@ constexpr int kKernels = 256;
 // The kernels of one vector path, by opcode.
 struct Path {
   const char* name;
+  uint64_t (*read)(const char* from, int64_t bytes);
   Kernel kernels[kKernels];
 };
 

@@ -1,0 +1,32 @@
+"""The read bandwidth of this machine: a loop that only reads, on several threads."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import torch
+
+from tpcompile.backends.native.build import library, paths
+from tpcompile.cores import cores
+
+
+class ReadLoop:
+    """A loop over `size` bytes of memory of its own, in huge pages if the system has them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory = mmap.mmap(-1, self.size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8).fill_(1)
+
+    def bandwidth(self, threads: int | None = None) -> float:
+        """Read all bytes once; return the bytes per second. The default is a thread per core."""
+        seconds = library().tpc_read(
+            paths()[0].encode(),
+            ctypes.c_void_p(self._bytes.data_ptr()),
+            ctypes.c_int64(self.size),
+            ctypes.c_int32(cores() if threads is None else threads),
+        )
+        return self.size / float(seconds)
