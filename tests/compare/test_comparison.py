@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 
 import pytest
@@ -100,3 +101,17 @@ def test_all_values_can_be_shown() -> None:
     found = compared()
     assert found.table(everything=True).count(" ok ") == len(found.rows)
     assert found.table().count(" ok ") <= 4
+
+
+def test_nan_is_null_in_json() -> None:
+    """JSON has no NaN; strict parsers refuse it."""
+
+    def spoil(gm: fx.GraphModule) -> None:
+        norm = next(node for node in gm.graph.nodes if node.target is RMS_NORM)
+        norm.args = (*norm.args[:2], float("nan"))
+
+    found = compared(spoil).to_json()
+    json.dumps(found, allow_nan=False)
+    assert (
+        found["first_divergence"]["rel"] is None and "NaN" in found["first_divergence"]["problem"]
+    )

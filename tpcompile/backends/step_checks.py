@@ -59,6 +59,11 @@ def check_launch(memory: StepMemory, steps: int) -> None:
     """Raise unless there is room for `steps` more steps."""
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps}")
+    if steps > 1 and not memory.program.repeats:
+        raise UsageError(
+            "The program must run one step per launch: its steps do not wait for each other",
+            got=f"{steps} steps",
+        )
     _at_most("number of steps in one launch", steps, memory.extent(Role.HISTORY, 0), "steps")
     going = ~memory.ended()
     lengths = memory.values(Role.LENGTHS)[0]

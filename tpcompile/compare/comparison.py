@@ -6,6 +6,7 @@ computes, and a sharded value is assembled according to its type.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,8 +44,8 @@ class Comparison:
         first = self.first_divergence
         return {
             "ok": self.ok,
-            "rows": [asdict(row) for row in self.rows],
-            "first_divergence": asdict(first) if first else None,
+            "rows": [_plain(row) for row in self.rows],
+            "first_divergence": _plain(first) if first else None,
             "tokens_equal": self.tokens_equal,
             "top5": self.top5,
         }
@@ -150,3 +151,11 @@ def _rows(
         yield row_of(
             node.name, str(origin), found, wanted, tolerance, origin.layer, replicas, truth
         )
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """Return a row for JSON, which has neither NaN nor infinity: such an error becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(row).items()
+    }

@@ -19,7 +19,7 @@ from tests.backends.reference.stepping import (
     worst_error,
 )
 from tests.models import TOLERANCE
-from tpcompile.backends.reference import held_back, shuffled
+from tpcompile.backends.reference import Machine, held_back, shuffled
 from tpcompile.errors import UsageError
 from tpcompile.presets import PRESETS
 from tpcompile.vm.program import Role
@@ -303,3 +303,14 @@ def test_new_tokens_need_slots_of_their_own() -> None:
     machine.place(**_placed(case, tables=later))
     with pytest.raises(UsageError, match="Sequences 1 and 0 must not share the slots of new"):
         machine.run(5)
+
+
+def test_a_program_that_does_not_repeat_runs_one_step() -> None:
+    case = Case("tiny-qwen3", lengths=(9,))
+    memory = case.memory()
+    memory.program = replace(memory.program, repeats=False)
+    machine = Machine(memory)
+    machine.place(**_placed(case))
+    assert len(machine.run(1)) == 1
+    with pytest.raises(UsageError, match=r"one step per launch.*Found 2 steps"):
+        machine.run(2)
