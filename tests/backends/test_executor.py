@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.backends.processes import Processes
-from tests.backends.reference.stepping import Case, eager_logits, steps_of, tables_of, texts
+from tests.backends.reference.stepping import Case, eager_logits, place, steps_of
 from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.memory import StepMemory
@@ -49,9 +49,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 
 
 def _placed(executor: Made, case: Case = CASE, step: int = 0, **options: list[int]) -> None:
-    rows, lengths = texts(case.model, case.lengths), torch.tensor(case.lengths) + step
-    tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
-    executor.place(torch.stack(tokens), lengths, tables_of(case.lengths), **options)
+    place(executor, case, step, **options)
 
 
 @pytest.mark.parametrize("poison", [True, False])

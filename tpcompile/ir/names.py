@@ -36,7 +36,7 @@ from tpcompile.ir.ops import (
 aten = torch.ops.aten
 
 _NUMBER = re.compile(r"(_default)?(_\d+)?$")
-"""What torch appends to the name of an op."""
+"""The suffix that torch appends to the name of an op."""
 _NORM = re.compile(r"_?(layer_?)?norm$")
 _Rule = Callable[[fx.Node], str]
 _RESERVED = ("self", "torch", "F", "tpc", "layer", "output")

@@ -253,11 +253,11 @@ def steps_on(
     return found
 
 
-def place(executor: Executor, case: Case, step: int = 0) -> None:
+def place(executor: Any, case: Case, step: int = 0, **options: Any) -> None:
     """Give an executor the tokens of a step."""
     rows, lengths = texts(case.model, case.lengths), torch.tensor(case.lengths) + step
     tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
-    executor.place(torch.stack(tokens), lengths, tables_of(case.lengths))
+    executor.place(torch.stack(tokens), lengths, tables_of(case.lengths), **options)
 
 
 def worst_error(case: Case, found: Sequence[torch.Tensor]) -> float:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -17,8 +18,9 @@ from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_me
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.program import Program, Role, rules
 from tpcompile.vm.program.abi import buffer_row
+from tpcompile.vm.program.agreement import shared_rules
 from tpcompile.vm.program.encoding import encode_program
-from tpcompile.vm.program.instruction import NONE, StepInstruction, field_rules, operands_of
+from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 _LOOK_MS = 100
 """The time between two looks for a signal such as Ctrl-C during a launch."""
@@ -137,7 +139,7 @@ class Native(Executor):
             queues=len(program.queues),
             sharing=program.sharing,
             first_core=0,
-            timeout=_TIMEOUT_S,
+            timeout=self._timeout,
         )
         if share is not None:
             found.counters = share.counters.data_ptr()
@@ -145,7 +147,6 @@ class Native(Executor):
             found.own_row = share.rank
             found.first_queue, found.queues = share.rank * each, each
             found.first_core = share.rank * each * program.sharing
-            found.timeout = share.timeout
         return found
 
     @property
@@ -222,16 +223,9 @@ def _check_dtypes(program: Program) -> None:
 
 def _free_buffers(kind: Any, at: Any) -> Iterator[int]:
     """Yield the buffers of shared operands whose rule leaves the floating-point dtype open."""
-    yield from _own_free(operands_of(kind), at, field_rules(kind).get("at", {}))
-
-
-def _own_free(kind: Any, at: Any, instead: Any) -> Iterator[int]:
-    known = {**field_rules(kind), **instead}
-    for name, value in vars(at).items():
-        rule = known.get(name)
+    for path, _, rule in shared_rules(kind):
+        number = attrgetter(path)(at)
         if isinstance(rule, rules.Chosen):
-            rule = rule.rules[getattr(at, rule.operand)]
-        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str) and value != NONE:
-            yield value
-        elif rule is None and hasattr(value, "__dataclass_fields__"):
-            yield from _own_free(type(value), value, {})
+            rule = rule.rules[attrgetter(rule.operand)(at)]
+        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str) and number != NONE:
+            yield number

@@ -1,4 +1,4 @@
-"""How a rank stores each parameter."""
+"""The storage order of a rank's parameters."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _Answer = TypeVar("_Answer", Ready, Done)
 _START_S = 60.0
 """The minimum timeout for the start, which depends on the disk and not on a step's timeout."""
 _CAUSE_S = 2.0
-"""How long to wait for the original error after a rank reports a lost connection to another."""
+"""The time to wait for the original error after a rank reports a lost connection to another."""
 
 
 class Workers:

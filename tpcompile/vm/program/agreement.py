@@ -78,7 +78,7 @@ class Agreement:
         self.names = Names(at, buffers.ranks)
         self._dtypes: dict[str, torch.dtype] = {}
         self.wrong: list[Wrong] = []
-        chosen = map(self._chosen, _rules_of(kind))
+        chosen = map(self._chosen, shared_rules(kind))
         rules = [named for named in chosen if not self._absent(named)]
         for check in (self._check_least, self._check_held, self._check_limits):
             for named in rules:
@@ -212,7 +212,7 @@ def _described(number: int, buffer: Buffer) -> str:
 
 
 @cache
-def _rules_of(kind: Any) -> tuple[_Named, ...]:
+def shared_rules(kind: Any) -> tuple[_Named, ...]:
     """Return the rules of the operands that instructions of this kind share."""
     return tuple(_nested(operands_of(kind), "", field_rules(kind).get("at", {})))
 

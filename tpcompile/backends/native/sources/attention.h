@@ -204,21 +204,20 @@ void attention_reduce(const Memory& memory, const int32_t* words, Scratch& scrat
                 sizeof(float) * static_cast<size_t>(at.spans * width));
     std::memcpy(lse, memory.at<float>(at.lse) + first,
                 sizeof(float) * static_cast<size_t>(at.spans));
-    for (int64_t count = at.spans; count > 1; count = (count + 1) / 2) {
-      for (int64_t pair = 0; pair < count / 2; ++pair) {
-        float* one = values + 2 * pair * width;
-        merge(one, lse + 2 * pair, one + width, lse[2 * pair + 1], width);
-        if (pair) std::memcpy(values + pair * width, one, sizeof(float) * width);
-        lse[pair] = lse[2 * pair];
-      }
-      if (count % 2) {
-        std::memcpy(values + count / 2 * width, values + (count - 1) * width,
-                    sizeof(float) * width);
-        lse[count / 2] = lse[count - 1];
-      }
-    }
+    const auto move = [&](int64_t to, int64_t one) {
+      if (to == one) return;
+      std::memcpy(values + to * width, values + one * width,
+                  sizeof(float) * static_cast<size_t>(width));
+      lse[to] = lse[one];
+    };
+    const auto join = [&](int64_t to, int64_t one) {
+      float* first = values + one * width;
+      merge(first, lse + one, first + width, lse[one + 1], width);
+      move(to, one);
+    };
+    fold(at.spans, join, move);
     T* to = memory.at<T>(at.out) + at.sequence * memory.stride(at.out, 0) + head * width;
-    narrow<T>(values, width, to);
+    convert(values, width, to);
   }
 }
 

@@ -67,6 +67,13 @@ struct Sequences {
   int64_t stride;
 };
 
+// Round or widen values to another type.
+template <class From, class To>
+inline void convert(const From* from, int64_t count, To* to) {
+  for (int64_t at = 0; at < count; at += kLanes)
+    store_some(to + at, load_some(from + at, count - at), count - at);
+}
+
 // Return values of type T in the form for dot products with weights of type T.
 template <class T>
 TPC_INLINE const typename Form<T>::Value* in_form(const T* from, int64_t count, Scratch& scratch) {
@@ -74,8 +81,7 @@ TPC_INLINE const typename Form<T>::Value* in_form(const T* from, int64_t count, 
     return reinterpret_cast<const typename Form<T>::Value*>(from);
   } else {
     float* found = scratch.take<float>(count);
-    for (int64_t at = 0; at < count; at += kLanes)
-      store_some(found + at, load_some(from + at, count - at), count - at);
+    convert(from, count, found);
     return found;
   }
 }
@@ -172,6 +178,29 @@ TPC_INLINE const char* ahead_of(const T* row, int64_t stride) {
   return reinterpret_cast<const char*>(row + rows * stride);
 }
 
+// Combine `count` terms in a fixed tree, neighbours first, then neighbours of neighbours. The result
+// is term 0. `join(to, one)` combines `one` and the term after it, `move(to, one)` keeps a last one.
+template <class Join, class Move>
+TPC_INLINE void fold(int64_t count, const Join& join, const Move& move) {
+  for (; count > 1; count = (count + 1) / 2) {
+    for (int64_t pair = 0; pair < count / 2; ++pair) join(pair, 2 * pair);
+    if (count % 2) move(count / 2, count - 1);
+  }
+}
+
+// Add `count` runs of `size` terms, each term to its like.
+template <class Term>
+TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
+  const auto join = [&](int64_t to, int64_t one) {
+    for (int64_t at = 0; at < size; ++at)
+      terms[to * size + at] = terms[one * size + at] + terms[(one + 1) * size + at];
+  };
+  const auto move = [&](int64_t to, int64_t one) {
+    for (int64_t at = 0; at < size; ++at) terms[to * size + at] = terms[one * size + at];
+  };
+  fold(count, join, move);
+}
+
 #if defined(__AMX_BF16__)
 #include "tiles.h"
 #endif
@@ -191,17 +220,6 @@ inline void dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, 
     row_dots(own, ahead_of(own, stride), x, batch, columns, out + row, out_stride, sums);
   }
   sums.flush();
-}
-
-// Add `count` terms in a fixed tree: neighbours first, then neighbours of neighbours.
-TPC_INLINE float fold(float* terms, int64_t count, int64_t stride) {
-  while (count > 1) {
-    for (int64_t pair = 0; pair < count / 2; ++pair)
-      terms[pair * stride] = terms[2 * pair * stride] + terms[(2 * pair + 1) * stride];
-    if (count % 2) terms[count / 2 * stride] = terms[(count - 1) * stride];
-    count = (count + 1) / 2;
-  }
-  return terms[0];
 }
 
 // Multiply like `dots`, as sums over `leaves` even runs of columns, added in a fixed tree.
@@ -229,8 +247,8 @@ inline void leaf_dots(const T* weight, int64_t stride, int64_t rows, Sequences<T
       first += width;
     }
     sums.flush();
-    for (int64_t b = 0; b < batch; ++b)
-      out[row + b * out_stride] = fold(terms + b, leaves, batch);
+    fold_sums(terms, leaves, batch);
+    for (int64_t b = 0; b < batch; ++b) out[row + b * out_stride] = terms[b];
   }
 }
 

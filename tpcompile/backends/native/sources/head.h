@@ -37,7 +37,7 @@ void norm_lm_head(const Memory& memory, const int32_t* words, Scratch& scratch) 
     linear_rows(memory, at, x, first, count, found, kChunk, scratch);
     for (int64_t b = 0; b < batch; ++b) {
       const float* own = found + b * kChunk;
-      narrow<T>(own, count, memory.at<T>(at.logits) + b * memory.extent(at.logits, 1) + first);
+      convert(own, count, memory.at<T>(at.logits) + b * memory.extent(at.logits, 1) + first);
       float* best = memory.at<float>(at.best) + b * slots + at.slot;
       if (chunk > 0 && !any_above(own, count, *best)) continue;
       int32_t* id = memory.at<int32_t>(at.ids) + b * slots + at.slot;

@@ -140,32 +140,29 @@ struct Weights {
 };
 
 template <class Words>
-Weights weights_from(const int32_t* words, int64_t (*row)(const Words&)) {
+Weights first_rows(const int32_t* words) {
   const auto& at = *reinterpret_cast<const Words*>(words);
-  return {at.weight, row(at)};
+  return {at.weight, at.rows.start};
 }
 
 Weights first_weights(const int32_t* words) {
   switch (words[0]) {
-    case TPC_OP_NORM_QKV_ROPE_APPEND:
-      return weights_from<tpc_norm_qkv_rope_append>(
-          words, [](const auto& at) { return at.first_row + int64_t{at.heads.start} * at.width; });
-    case TPC_OP_NORM_QKV_ROWS:
-      return weights_from<tpc_norm_qkv_rows>(words, [](const auto& at) {
-        return at.first_row + int64_t{at.head} * at.width + at.rows.start;
-      });
+    case TPC_OP_NORM_QKV_ROPE_APPEND: {
+      const auto& at = *reinterpret_cast<const tpc_norm_qkv_rope_append*>(words);
+      return {at.weight, at.first_row + int64_t{at.heads.start} * at.width};
+    }
+    case TPC_OP_NORM_QKV_ROWS: {
+      const auto& at = *reinterpret_cast<const tpc_norm_qkv_rows*>(words);
+      return {at.weight, at.first_row + int64_t{at.head} * at.width + at.rows.start};
+    }
     case TPC_OP_LINEAR_RESIDUAL:
-      return weights_from<tpc_linear_residual>(
-          words, [](const auto& at) { return int64_t{at.rows.start}; });
+      return first_rows<tpc_linear_residual>(words);
     case TPC_OP_LINEAR_TERMS:
-      return weights_from<tpc_linear_terms>(
-          words, [](const auto& at) { return int64_t{at.rows.start}; });
+      return first_rows<tpc_linear_terms>(words);
     case TPC_OP_NORM_GATE_UP_SWIGLU:
-      return weights_from<tpc_norm_gate_up_swiglu>(
-          words, [](const auto& at) { return int64_t{at.rows.start}; });
+      return first_rows<tpc_norm_gate_up_swiglu>(words);
     case TPC_OP_NORM_LM_HEAD:
-      return weights_from<tpc_norm_lm_head>(
-          words, [](const auto& at) { return int64_t{at.rows.start}; });
+      return first_rows<tpc_norm_lm_head>(words);
     default:
       return {TPC_NONE, 0};
   }

@@ -24,18 +24,6 @@ inline void rms_norm(const float* x, const T* weight, int64_t width, float eps, 
   }
 }
 
-template <class T>
-inline void widen(const T* from, int64_t count, float* to) {
-  for (int64_t at = 0; at < count; at += kLanes)
-    store_some(to + at, load_some(from + at, count - at), count - at);
-}
-
-template <class T, class Out>
-TPC_INLINE void narrow(const float* from, int64_t count, Out* to) {
-  for (int64_t at = 0; at < count; at += kLanes)
-    store_some(to + at, load_some(from + at, count - at), count - at);
-}
-
 // Return the normed residual of all sequences. `Words` are of an instruction that begins with a
 // norm.
 template <class T, class Words>
@@ -45,9 +33,9 @@ inline Sequences<T> normed(const Memory& memory, const Words& at, Scratch& scrat
   Value* found = scratch.take<Value>(batch * width);
   float* row = scratch.take<float>(width);
   for (int64_t b = 0; b < batch; ++b) {
-    widen(memory.at<T>(at.normed_x) + b * width, width, row);
+    convert(memory.at<T>(at.normed_x) + b * width, width, row);
     rms_norm(row, memory.at<T>(at.normed_weight), width, at.normed_eps, row);
-    narrow<T>(row, width, found + b * width);
+    convert(row, width, found + b * width);
   }
   return {found, width};
 }

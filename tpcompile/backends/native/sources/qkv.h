@@ -57,7 +57,7 @@ inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t
         to += at.layer * memory.stride(at.out, 0) + at.part * memory.stride(at.out, 1) +
               slot * memory.stride(at.out, 2) + (first + head) * memory.stride(at.out, 3);
       }
-      narrow<T>(x, width, to);
+      convert(x, width, to);
     }
   }
 }
@@ -83,13 +83,13 @@ void norm_qkv_rows(const Memory& memory, const int32_t* words, Scratch& scratch)
   float* found = scratch.take<float>(at.normed_batch * rows);
   linear_rows(memory, at, x, first + at.rows.start, rows, found, rows, scratch);
   for (int64_t b = 0; b < at.normed_batch; ++b)
-    narrow<T>(found + b * rows, rows, memory.at<T>(at.raw) + b * whole + first + at.rows.start);
+    convert(found + b * rows, rows, memory.at<T>(at.raw) + b * whole + first + at.rows.start);
   int32_t* arrivals = memory.at<int32_t>(at.arrivals) + place;
   const int32_t arrived = __atomic_add_fetch(arrivals, 1, __ATOMIC_ACQ_REL);
   if (arrived % at.blocks) return;
   float* head = scratch.take<float>(at.normed_batch * at.width);
   for (int64_t b = 0; b < at.normed_batch; ++b)
-    widen(memory.at<T>(at.raw) + b * whole + first, at.width, head + b * at.width);
+    convert(memory.at<T>(at.raw) + b * whole + first, at.width, head + b * at.width);
   finish<T>(memory, at, at.head, 1, head, at.width, scratch);
 }
 

@@ -18,11 +18,7 @@ void all_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
         for (int64_t slot = 0; slot < at.slots; ++slot)
           terms[rank * at.slots + slot] = load_some(
               memory.at<float>(at.terms + rank) + slot * at.batch * whole + place, left);
-      for (int64_t held = count; held > 1; held = (held + 1) / 2) {
-        for (int64_t pair = 0; pair < held / 2; ++pair)
-          terms[pair] = terms[2 * pair] + terms[2 * pair + 1];
-        if (held % 2) terms[held / 2] = terms[held - 1];
-      }
+      fold_sums(terms, count, 1);
       Lanes found = terms[0];
       if (at.bias != TPC_NONE)
         found = found + load_some(memory.at<T>(at.bias) + at.columns.start + column, left);

@@ -99,15 +99,7 @@ inline void tile_dots(const bf16* weight, int64_t stride, int64_t rows, const bf
                    sums + leaf * held * sequences);
         first += width;
       }
-      for (int64_t count = leaves; count > 1; count = (count + 1) / 2) {
-        const int64_t size = held * sequences;
-        for (int64_t pair = 0; pair < count / 2; ++pair)
-          for (int64_t at = 0; at < size; ++at)
-            sums[pair * size + at] = sums[2 * pair * size + at] + sums[(2 * pair + 1) * size + at];
-        if (count % 2)
-          std::memcpy(sums + count / 2 * size, sums + (count - 1) * size,
-                      sizeof(float) * static_cast<size_t>(size));
-      }
+      fold_sums(sums, leaves, held * sequences);
       for (int64_t b = 0; b < sequences; ++b)
         for (int64_t own_row = 0; own_row < held; ++own_row)
           out[row + own_row + (group + b) * out_stride] = sums[own_row * sequences + b];
