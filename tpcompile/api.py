@@ -9,25 +9,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from tpcompile.backends.executor import EXECUTORS
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.plugins import load_plugins
+from tpcompile.runtime.backend import BackendChoice
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.runtime.programs import ProgramOptions, StepPrograms
+from tpcompile.runtime.programs import ProgramOptions
 from tpcompile.runtime.ranks.joined import find_group
-from tpcompile.runtime.ranks.program import ProgramRanks
-from tpcompile.runtime.ranks.rank import Ranks, rank_modules
+from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
 
-MODULES = ("auto", "torch")
-"""Backends without programs. All other backends are executors of programs."""
 _LONGEST_S = 7 * 24 * 3600
-PLANNED = ("triton",)
 
 
 def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphModule:
@@ -63,7 +59,8 @@ def compile(
     `backend` selects what runs decode steps. "torch" runs one torch module per rank. "native" runs
     the verified program on CPU threads, in a library that is built on first use. "reference"
     interprets the program instruction by instruction, slowly. With both, torch modules run prompts.
-    "auto" selects "torch".
+    "auto" selects "native" on the CPU, or "torch" with a warning if native code cannot run the
+    model or cannot be built; on a GPU it selects "torch".
 
     `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache.
     `pipeline` is a pass pipeline as text or as a sequence of passes (default: the standard
@@ -75,21 +72,13 @@ def compile(
     attention `spans`.
     """
     load_plugins()
-    _check_backend(backend)
-    how = ProgramOptions(target, policy, lowering, spans)
-    if backend in MODULES and how != ProgramOptions():
-        raise UsageError(
-            f"backend={backend!r} runs modules, which have no target, policy, lowering or spans",
-            hint='Compile with backend="reference"',
-        )
     check_limit("max_seq_len", max_seq_len)
     check_limit("max_batch", max_batch)
     check_limit("spans", spans)
     _check_seconds(rank_timeout)
     place = _device_of(device)
-    if backend not in MODULES:
-        _check_place_of_programs(place)
-        EXECUTORS[backend].prepare()
+    how = ProgramOptions(target, policy, lowering, spans)
+    chosen = BackendChoice(backend, place, how)
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
@@ -100,42 +89,21 @@ def compile(
         weights = weights_of(captured, model, random_weights)
         graph, stages = run_passes(captured.graph, passes)
         longest = max_seq_len or captured.config.max_position_embeddings
-        programs = None
-        if backend not in MODULES:
-            programs = StepPrograms(captured.graph, passes, how, longest, max_batch or 1)
+        programs = chosen.programs(captured.graph, passes, longest, max_batch or 1)
         described = rank_modules(graph, programs=programs is not None)
         modules = load(described, weights, captured.rotary.fresh)
-        ranks: Ranks = modules
-        if programs is not None:
-            ranks = ProgramRanks(modules, programs, captured.rotary.fresh, backend)
+        ranks = chosen.ranks(modules, programs, captured.rotary.fresh)
         return CompiledModel(
             captured,
             graph,
             stages,
             ranks,
-            programs=programs,
             modules=described,
             generation_config=generation_config_of(captured, weights),
             max_seq_len=max_seq_len,
             max_batch=max_batch,
             device=place,
         )
-
-
-def _check_place_of_programs(place: torch.device) -> None:
-    if place.type != "cpu":
-        raise UnsupportedError(f"Programs do not run on {place} yet", expected="the CPU")
-
-
-def _check_backend(backend: str) -> None:
-    if backend in PLANNED:
-        raise UnsupportedError(
-            f"backend={backend!r} is not implemented yet",
-            expected="auto, torch, native or reference",
-        )
-    known = (*MODULES, *EXECUTORS)
-    if backend not in known:
-        raise UsageError(f"There is no backend {backend!r}", hint=did_you_mean(str(backend), known))
 
 
 def check_limit(name: str, limit: int | None) -> None:

@@ -126,7 +126,10 @@ def test_generated_tokens_are_eager_s() -> None:
     eager = enlivened(config_of("qwen3", "gelu"))
     ids = torch.randint(1, 61, (2, 5), generator=torch.Generator().manual_seed(0))
     asked = {"max_new_tokens": 6, "do_sample": False}
-    with tpcompile.compile(eager, tp=2, simulate=True) as compiled:
+    with pytest.warns(UserWarning, match="programs support only silu"):
+        compiled = tpcompile.compile(eager, tp=2, simulate=True)
+    with compiled:
+        assert compiled.backend == "torch"
         assert compiled.generate(ids, **asked).tolist() == eager.generate(ids, **asked).tolist()
 
 

@@ -25,6 +25,12 @@ def both() -> Both:
     return Both(eager, tpcompile.compile(eager, tp=3, simulate=True))
 
 
+@pytest.fixture(scope="module")
+def modules(both: Both) -> Both:
+    """The same model, with modules that run every step."""
+    return Both(both.eager, tpcompile.compile(both.eager, tp=3, simulate=True, backend="torch"))
+
+
 NEEDS_TOKENS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "ends": {"eos_token_id": [5, 6]},
@@ -42,11 +48,11 @@ NEEDS_LOGITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("asked", [*NEEDS_TOKENS, *NEEDS_LOGITS])
-def test_what_the_ranks_are_asked_for(both: Both, asked: str) -> None:
+def test_what_the_ranks_are_asked_for(modules: Both, asked: str) -> None:
     given = prompt(5, 9)
     options = (NEEDS_TOKENS | NEEDS_LOGITS)[asked]
-    with steps(both.compiled) as seen:
-        both.compiled.generate(**given, max_new_tokens=4, pad_token_id=PAD, **options)
+    with steps(modules.compiled) as seen:
+        modules.compiled.generate(**given, max_new_tokens=4, pad_token_id=PAD, **options)
     wanted = "tokens" if asked in NEEDS_TOKENS else "logits"
     assert {step.output for step in seen} == {wanted}
     assert len(seen) == (6 if "chunk" in asked else 4)
@@ -54,9 +60,9 @@ def test_what_the_ranks_are_asked_for(both: Both, asked: str) -> None:
         assert {step.inputs["logit_rows"].numel() for step in seen} <= {1, 2}
 
 
-def test_only_new_tokens_are_computed(both: Both) -> None:
-    with steps(both.compiled) as seen:
-        both.compiled.generate(**prompt(5, 9), max_new_tokens=4, pad_token_id=PAD)
+def test_only_new_tokens_are_computed(modules: Both) -> None:
+    with steps(modules.compiled) as seen:
+        modules.compiled.generate(**prompt(5, 9), max_new_tokens=4, pad_token_id=PAD)
     assert [step.inputs["input_ids"].numel() for step in seen] == [14, 2, 2, 2]
     assert [step.inputs["lengths"].tolist() for step in seen][-1] == [8, 12]
 
@@ -77,7 +83,8 @@ def test_pipelines_without_a_greedy_head() -> None:
     """Tokens cannot be asked for; the same text comes of logits."""
     eager = lively("tiny-qwen3")
     passes = [each for each in default_pipeline(2) if each.name != "greedy-head"]
-    with tpcompile.compile(eager, tp=2, simulate=True, pipeline=passes) as model:
+    options: dict[str, Any] = {"simulate": True, "pipeline": passes, "backend": "torch"}
+    with tpcompile.compile(eager, tp=2, **options) as model:
         with steps(model) as seen:
             Both(eager, model).same(prompt(5)["input_ids"], max_new_tokens=6)
         assert {step.output for step in seen} == {"logits"}

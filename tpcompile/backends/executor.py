@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from tpcompile.backends.memory import StepMemory
 from tpcompile.registry import Registry
+from tpcompile.vm.program import Program
 from tpcompile.vm.program.abi import VERSION, check_version
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor")
 _Kind = TypeVar("_Kind", bound="type[Executor]")
+OnTokens = Callable[[torch.Tensor], None]
+"""Callback that receives the tokens of one step, `[batch]`."""
 
 
 def executor(kind: _Kind) -> _Kind:
@@ -37,9 +40,16 @@ class Executor(ABC):
         """Do what is needed once per machine, such as building a library. Raise if it fails."""
         return
 
+    @classmethod
+    def check(cls, program: Program) -> None:
+        """Raise if the executor cannot run this program, for example for want of a kernel."""
+        check_version(cls.abi, cls.name)
+
     def __init__(self, memory: StepMemory) -> None:
-        check_version(self.abi, self.name)
+        self.check(memory.program)
         self.memory = memory
+        self._each: OnTokens | None = None
+        self._told = 0
 
     def place(
         self,
@@ -53,17 +63,38 @@ class Executor(ABC):
         """Write the inputs of the next step: see `StepMemory.place`."""
         self.memory.place(tokens, lengths, tables, positions, stops, ended)
 
-    def run(self, steps: int = 1, *options: Any) -> torch.Tensor:
+    def run(self, steps: int = 1, *options: Any, each: OnTokens | None = None) -> torch.Tensor:
         """Run `steps` steps, fewer if all sequences end; return the tokens, `[steps, batch]`.
 
-        A sequence that has already ended gets -1. `options` are passed to `launch`.
+        A sequence that has already ended gets -1. `options` are passed to `launch`. `each` is
+        called with the tokens of each step, as soon as the executor can tell them.
         """
         self.memory.begin(steps)
-        return self.memory.tokens(self.launch(steps, *options))
+        self._each, self._told = each, 0
+        try:
+            done = self.launch(steps, *options)
+            self.tell(done)
+        finally:
+            self._each = None
+        return self.memory.tokens(done)
 
     @abstractmethod
     def launch(self, steps: int, *options: Any) -> int:
-        """Run up to `steps` steps and return their number. An executor may have options."""
+        """Run up to `steps` steps and return their number. An executor may have options.
+
+        It may call `tell` in between.
+        """
+
+    @property
+    def streams(self) -> bool:
+        """Whether the caller of `run` wants tokens as they come."""
+        return self._each is not None
+
+    def tell(self, done: int) -> None:
+        """Pass on the tokens of the first `done` steps of the launch that are new."""
+        while self._each is not None and self._told < done:
+            self._told += 1
+            self._each(self.memory.tokens(self._told)[-1])
 
     @property
     def logits(self) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tpcompile.backends.copies import columns_joined
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.step_checks import check_launch, check_step
 from tpcompile.errors import UnsupportedError, UsageError
@@ -120,7 +121,7 @@ class StepMemory:
     @property
     def logits(self) -> torch.Tensor:
         """The logits of the last step, `[batch, vocabulary]`; of one rank, its columns."""
-        return torch.cat(self.values(Role.LOGITS), 1)
+        return columns_joined(self.values(Role.LOGITS))
 
     def place(
         self,

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from tpcompile.passes import Instrument, Pass
 
 Say = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show the warnings of the body without the place in the code, which users do not know."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        sys.stderr.write(f"warning: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def passes_of(args: argparse.Namespace) -> list[Pass]:

@@ -16,7 +16,7 @@ from tpcompile.cli.command import (
     number,
     printable,
 )
-from tpcompile.cli.compiling import progress
+from tpcompile.cli.compiling import plain_warnings, progress
 from tpcompile.cli.numbers import fraction, positive, token_ids
 from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
@@ -47,7 +47,8 @@ def _add_arguments(parser: Parser) -> None:
         type=backend_name,
         default="auto",
         help="torch, native (decodes on CPU threads), reference (interprets the program slowly) or "
-        "the name of a plugin's executor; default: torch",
+        "the name of a plugin's executor; default: native on the CPU if it can run the model, "
+        "else torch",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
     prompt = parser.add_mutually_exclusive_group(required=True)
@@ -119,16 +120,17 @@ def _run(args: argparse.Namespace) -> Result:
 
         from tpcompile.api import compile
 
-        model = compile(
-            args.model,
-            tp=args.tp,
-            backend=args.backend,
-            dtype=args.dtype,
-            device=args.device,
-            max_seq_len=args.max_seq_len,
-            pipeline=args.pipeline,
-            random_weights=args.random_weights,
-        )
+        with plain_warnings():
+            model = compile(
+                args.model,
+                tp=args.tp,
+                backend=args.backend,
+                dtype=args.dtype,
+                device=args.device,
+                max_seq_len=args.max_seq_len,
+                pipeline=args.pipeline,
+                random_weights=args.random_weights,
+            )
     with model:
         prints = text.is_first_process()
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)

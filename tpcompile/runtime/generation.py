@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from tpcompile.backends.executor import OnTokens
 from tpcompile.errors import CheckpointError
 from tpcompile.frontend import Captured
 from tpcompile.json_files import read_object, shortened
@@ -53,6 +54,15 @@ def _stored_config(directory: Path) -> GenerationConfig:
         ) from error
 
 
+def _put_in(streamer: Any, padding: torch.Tensor | None) -> OnTokens:
+    """Return a callback that passes tokens to a streamer, with padding after the end."""
+
+    def put(tokens: torch.Tensor) -> None:
+        streamer.put(tokens if padding is None else torch.where(tokens < 0, padding.cpu(), tokens))
+
+    return put
+
+
 def decode_greedily(
     model: Any,
     input_ids: torch.Tensor,
@@ -63,9 +73,10 @@ def decode_greedily(
 ) -> torch.Tensor:
     """Run Hugging Face's loop for `do_sample=False` on tokens instead of logits.
 
-    A program runs several steps per launch if no Python code inspects each token.
+    A program runs several steps per launch if no Python code decides after each token. A streamer
+    gets each token as it comes.
     """
-    stops = stop_tokens(stopping_criteria, streamer)
+    stops = stop_tokens(stopping_criteria)
     lengths = [one.max_length for one in stopping_criteria if hasattr(one, "max_length")]
     most = min(lengths, default=generation_config.max_length)
     stops_at_eos = any(hasattr(criteria, "eos_token_id") for criteria in stopping_criteria)
@@ -73,14 +84,14 @@ def decode_greedily(
     padding = generation_config._pad_token_tensor
     model_kwargs["greedy"] = True
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
-    launched = outputs.tokens[None]
+    launched, streamed = outputs.tokens[None], False
     while unfinished.any():
         for tokens in launched.to(input_ids.device):
             model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
             if stops_at_eos:
                 tokens = tokens * unfinished + padding.to(tokens.device) * (1 - unfinished)
             input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
-            if streamer is not None:
+            if streamer is not None and not streamed:
                 streamer.put(tokens)
             unfinished = unfinished & ~stopping_criteria(input_ids, None)
             if not unfinished.any():
@@ -90,8 +101,10 @@ def decode_greedily(
                 input_ids, next_sequence_length=1, **model_kwargs
             )
             steps = model.steps_ahead(inputs, stops, most - input_ids.shape[1])
-            if steps > 1:
-                launched = model.launch(inputs, unfinished == 0, steps, stops)
+            streamed = steps > 1
+            if streamed:
+                each = None if streamer is None else _put_in(streamer, padding)
+                launched = model.launch(inputs, unfinished == 0, steps, stops, each)
             else:
                 launched = model(**inputs, return_dict=True).tokens[None]
     if streamer is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from tpcompile.backends.executor import OnTokens
 from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.ranks.program import ProgramRanks
@@ -41,12 +42,17 @@ class Launches:
         return max(1, min(ranks.most_steps(len(stops)), room, remaining))
 
     def launch(
-        self, inputs: Mapping[str, Any], ended: torch.Tensor, steps: int, stops: tuple[int, ...]
+        self,
+        inputs: Mapping[str, Any],
+        ended: torch.Tensor,
+        steps: int,
+        stops: tuple[int, ...],
+        each: OnTokens | None = None,
     ) -> torch.Tensor:
         """Run `steps` greedy steps, fewer if all sequences end; return tokens, `[steps, batch]`.
 
         `inputs` are the arguments of `forward` for the first step. A sequence that has ended gets
-        -1.
+        -1. `each` receives the tokens of each step as they come.
         """
         cache: PagedCache = inputs["past_key_values"]
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
@@ -65,15 +71,15 @@ class Launches:
             }
             step = Step(own, "tokens", placed.blocks, placed.copies, steps, stops)
             assert isinstance(self._ranks, ProgramRanks)
-            tokens = self._ranks.launch(step)
+            tokens = self._ranks.launch(step, each)
         self._steps += len(tokens)
         return tokens
 
 
-def stop_tokens(criteria: Any, streamer: Any) -> tuple[int, ...] | None:
-    """Return the tokens that end a sequence, or None if Python code must see every token."""
+def stop_tokens(criteria: Any) -> tuple[int, ...] | None:
+    """Return the tokens that end a sequence, or None if Python code decides after each token."""
     known = (MaxLengthCriteria, EosTokenCriteria)
-    if streamer is not None or any(type(one) not in known for one in criteria):
+    if any(type(one) not in known for one in criteria):
         return None
     ends = [one.eos_token_id.tolist() for one in criteria if isinstance(one, EosTokenCriteria)]
     return tuple(dict.fromkeys(token for tokens in ends for token in tokens))

@@ -26,6 +26,7 @@ from tpcompile.runtime.arguments import (
     refuse_code,
     refuse_options,
 )
+from tpcompile.runtime.backend import MODULES
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
 from tpcompile.runtime.kv.blocks import BlockPool, blocks_for
@@ -33,9 +34,10 @@ from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import Packed, pack, packs_sequences
 from tpcompile.runtime.launches import Launches
 from tpcompile.runtime.open_calls import OpenCalls
-from tpcompile.runtime.programs import StepProgram, StepPrograms
+from tpcompile.runtime.programs import StepProgram
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 from tpcompile.runtime.ranks.owner import check_open
+from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.rank import RankModule, Ranks, rank_modules
 from tpcompile.runtime.ranks.step import Step, StepCounts
 from tpcompile.runtime.weights_out import WeightsOut
@@ -67,7 +69,6 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         max_seq_len: int | None = None,
         max_batch: int | None = None,
         device: torch.device | None = None,
-        programs: StepPrograms | None = None,
         modules: Sequence[RankModule] = (),
     ) -> None:
         """Wrap started ranks; `modules` describe them, by default as `rank_modules(graph)` does."""
@@ -86,7 +87,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         self._ranks = ranks
         self._name_weights(captured, graph)
         self._device = device or torch.device("cpu")
-        self._programs = programs
+        self._programs = ranks.programs if isinstance(ranks, ProgramRanks) else None
         self._steps = 0
         kept = self._rank_modules[0].cache
         self._pool = BlockPool(kept.block, self._enough(kept.block)) if kept else None
@@ -122,6 +123,11 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         return self._ranks.processes
 
     @property
+    def backend(self) -> str:
+        """The backend that runs decode steps: "torch", or the name of an executor."""
+        return self._ranks.executor if isinstance(self._ranks, ProgramRanks) else MODULES
+
+    @property
     def graph(self) -> fx.GraphModule:
         """The graph after the last pass."""
         return self._graph[0]
@@ -146,7 +152,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         if self._programs is None:
             raise UnsupportedError(
                 "This model runs modules and has no program",
-                hint='Compile it with backend="reference"',
+                hint='Compile it with backend="native"',
             )
         return self._programs.for_batch(self._programs.batch)
 

@@ -154,13 +154,46 @@ def test_generate_launches_several_steps(
 
 
 class _Streamer(BaseStreamer):
-    def __init__(self) -> None:
-        self.seen = 0
+    """A streamer that records tokens, and raises at the token `breaks_at`."""
+
+    def __init__(self, breaks_at: int = -1) -> None:
+        self.seen: list[list[int]] = []
+        self._breaks_at = breaks_at
 
     def put(self, value: torch.Tensor) -> None:
-        self.seen += 1
+        if len(self.seen) == self._breaks_at:
+            raise ValueError("the reader has left")
+        self.seen.append(value.tolist())
 
     def end(self) -> None: ...
+
+
+@pytest.mark.parametrize("simulate", [True, False])
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_a_streamer_gets_tokens_inside_a_launch(
+    monkeypatch: pytest.MonkeyPatch, backend: str, *, simulate: bool
+) -> None:
+    with _compiled(backend, tp=2, simulate=simulate) as model:
+        launched = _launches(model, monkeypatch)
+        plain = model.generate(LATE_ENDS, max_new_tokens=20)
+        streamer = _Streamer()
+        ends = {"eos_token_id": plain[0, 6 + 5].item(), "pad_token_id": 1}
+        found = model.generate(LATE_ENDS, max_new_tokens=20, streamer=streamer, **ends)
+        assert launched == [19, 19], "tokens are streamed without single steps"
+        assert streamer.seen == [LATE_ENDS.tolist(), *found[:, 6:].t().tolist()]
+
+
+@pytest.mark.parametrize("simulate", [True, False])
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_a_streamer_that_raises(backend: str, *, simulate: bool) -> None:
+    """Its error reaches the caller, and the model can be used again."""
+    with _compiled(backend, tp=2, simulate=simulate) as model:
+        plain = model.generate(LATE_ENDS[:1], max_new_tokens=20)
+        streamer = _Streamer(breaks_at=4)
+        with pytest.raises(ValueError, match="the reader has left"):
+            model.generate(LATE_ENDS[:1], max_new_tokens=20, streamer=streamer)
+        assert streamer.seen[1:] == plain[0, 6:9, None].tolist()
+        assert torch.equal(model.generate(LATE_ENDS[:1], max_new_tokens=20), plain)
 
 
 class _Watching(StoppingCriteria):
@@ -169,7 +202,6 @@ class _Watching(StoppingCriteria):
 
 
 WATCHED: dict[str, Callable[[CompiledModel], dict[str, Any]]] = {
-    "a streamer": lambda model: {"streamer": _Streamer()},
     "a stopping criterion": lambda model: {"stopping_criteria": [_Watching()]},
     "a cache of the caller": lambda model: {"past_key_values": model.new_cache()},
     "a cache in the result": lambda model: {"return_dict_in_generate": True},
@@ -226,7 +258,12 @@ def _launches(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> list[int
     ranks, found = model._ranks, list[int]()
     assert isinstance(ranks, ProgramRanks)
     launch = ranks.launch
-    monkeypatch.setattr(ranks, "launch", lambda step: found.append(step.steps) or launch(step))
+
+    def noted(step: Step, each: Any = None) -> torch.Tensor:
+        found.append(step.steps)
+        return launch(step, each)
+
+    monkeypatch.setattr(ranks, "launch", noted)
     return found
 
 

@@ -24,6 +24,8 @@ from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 _LOOK_MS = 100
 """The time between two looks for a signal such as Ctrl-C during a launch."""
+_ALL = 2**63 - 1
+"""More steps than any launch has."""
 _RUNNING, _DONE, _TIMED_OUT = range(3)
 _OPCODES = range(1, 12)
 """The opcodes that have kernels."""
@@ -60,11 +62,16 @@ class Native(Executor):
         """Build the library, unless it is in the cache."""
         library()
 
+    @classmethod
+    def check(cls, program: Program) -> None:
+        """Raise if an instruction has no kernel, or if floating-point buffers differ in dtype."""
+        super().check(program)
+        _check_kernels(program)
+        _check_dtypes(program)
+
     def __init__(self, memory: StepMemory, path: str | None = None) -> None:
         super().__init__(memory)
         program = memory.program
-        _check_kernels(program)
-        _check_dtypes(program)
         self.path = _chosen(path)
         self._arrays = _arrays(program)
         self._table = memory.table()
@@ -109,15 +116,22 @@ class Native(Executor):
         super().close()
 
     def _wait(self) -> int:
-        """Wait for the end of a launch. After Ctrl-C, wait for the end of the current step."""
+        """Wait for the end of a launch, and pass tokens on. After an error, end with the step."""
         interrupted: BaseException | None = None
+        wanted = 1 if self.streams else _ALL
         while True:
             try:
-                state: int = library().tpc_wait(self._machine, ctypes.c_int64(_LOOK_MS))
+                state: int = library().tpc_wait(
+                    self._machine, ctypes.c_int64(_LOOK_MS), ctypes.c_int64(wanted)
+                )
                 if state != _RUNNING:
                     break
+                if self.streams and interrupted is None:
+                    done: int = library().tpc_steps_done(self._machine)
+                    self.tell(done)
+                    wanted = done + 1
             except BaseException as error:
-                interrupted = error
+                interrupted, wanted = error, _ALL
                 library().tpc_stop(self._machine)
         if interrupted is not None:
             if state == _DONE:

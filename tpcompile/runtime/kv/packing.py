@@ -35,6 +35,8 @@ class Packed:
 
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
         """Scatter one result per logit row into [batch, kept columns, …]; padding is zero."""
+        if bool(self.kept.all()):
+            return rows.reshape(*self.kept.shape, *rows.shape[1:])
         whole = rows.new_zeros(*self.kept.shape, *rows.shape[1:])
         whole[self.kept.to(rows.device)] = rows
         return whole

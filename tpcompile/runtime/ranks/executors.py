@@ -8,7 +8,7 @@ import torch
 
 import tpcompile.backends.native
 import tpcompile.backends.reference  # noqa: F401 - registers its executor
-from tpcompile.backends.executor import EXECUTORS, Executor
+from tpcompile.backends.executor import EXECUTORS, Executor, OnTokens
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.share import RankShare
 from tpcompile.runtime.ranks.step import Step, StepCode
@@ -28,11 +28,18 @@ class StepExecutors:
         memory = StepMemory(code.program, self._parameter, code.rotation, caches, share=share)
         self._executors[code.batch] = EXECUTORS[code.executor](memory)
 
-    def run(self, batch: int, step: Step, caches: Sequence[torch.Tensor]) -> torch.Tensor:
+    def run(
+        self,
+        batch: int,
+        step: Step,
+        caches: Sequence[torch.Tensor],
+        each: OnTokens | None = None,
+    ) -> torch.Tensor:
         """Run `step.steps` steps; return their tokens, `[steps, sequences]`, or the last logits.
 
         Of the logits, return the columns of the ranks in this process. The step may have fewer
-        sequences than the program, whose other rows stay empty.
+        sequences than the program, whose other rows stay empty. `each` receives the tokens of each
+        step as they come.
         """
         executor, inputs = self._executors[batch], step.inputs
         executor.memory.use_caches(caches)  # new tensors if they have grown
@@ -44,8 +51,13 @@ class StepExecutors:
             step.stops,
             inputs.get("ended"),
         )
-        tokens = executor.run(step.steps)
         sequences = len(inputs["lengths"])
+
+        def tell(tokens: torch.Tensor) -> None:
+            if each is not None:
+                each(tokens[:sequences].long())
+
+        tokens = executor.run(step.steps, each=tell if each else None)
         if step.output == "tokens":
             return tokens[:, :sequences].long()
         return executor.logits[:sequences]

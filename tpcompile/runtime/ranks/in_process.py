@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from tpcompile.backends.executor import OnTokens
 from tpcompile.backends.torch_tp import run_together
 from tpcompile.comm import SimulatedGroup
 from tpcompile.ir.pieces import Read
@@ -57,11 +58,11 @@ class InProcessRanks(OneFront):
         check_open(self.closed)
         self._executors.load(code, [rank.cache for rank in self._ranks])
 
-    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size."""
         check_open(self.closed)
         caches = [rank.cache_for(step) for rank in self._ranks]
-        return self._executors.run(batch, step, caches)
+        return self._executors.run(batch, step, caches, each)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import datetime
 import hashlib
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +19,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
+from tpcompile.backends.executor import OnTokens
 from tpcompile.backends.share import RankShare
 from tpcompile.comm import ProcessGroupRank
 from tpcompile.errors import RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.progress import LoadCounter, Loaded
+from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_memory import shared_memory
@@ -141,6 +144,11 @@ class JoinedRanks:
                 for root, result in enumerate(results)
             ]
 
+    def check_programs(self) -> None:
+        """Raise unless all processes can share memory. All of them must call this."""
+        check_open(self.closed)
+        shared_memory(self._group, self._front, self._tp, mmap.PAGESIZE).close()
+
     def load_program(self, code: StepCode) -> None:
         """Load a program, with memory that the processes share. They must be on one machine."""
         with self._working() as rank:
@@ -151,11 +159,11 @@ class JoinedRanks:
             each = code.program.one_per_rank(Role.LOGITS)
             self._columns[code.batch] = [buffers[number].shape[1] for number in each]
 
-    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size; return the result of all ranks."""
-        with self._working() as rank:
+        with Later(each) as later, self._working() as rank:
             self._check_alike(step)
-            own = rank.run_program(batch, step)
+            own = rank.run_program(batch, step, later.callback)
             if step.output == "tokens":
                 return own
             return self._group.all_gather(own, 1, self._columns[batch])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from tpcompile.backends.executor import OnTokens
 from tpcompile.backends.memory import rotation_of
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.rank import ModuleRanks
@@ -26,8 +27,8 @@ class ProgramRanks:
         rotary: Callable[[], nn.Module],
         executor: str,
     ) -> None:
-        self._modules, self._programs, self._rotary = modules, programs, rotary()
-        self._executor = executor
+        self.programs, self.executor = programs, executor
+        self._modules, self._rotary = modules, rotary()
         self._loaded: set[int] = set()
 
     def run(self, step: Step) -> torch.Tensor:
@@ -41,23 +42,26 @@ class ProgramRanks:
         """Run a step; return the result of every rank. A program has one result for all."""
         if not decodes(step):
             return self._modules.run_all(step)
-        return [self.run(step)] * self._programs.ranks
+        return [self.run(step)] * self.programs.ranks
 
-    def launch(self, step: Step) -> torch.Tensor:
-        """Run steps by a program; return their tokens, `[steps, sequences]`, or the last logits."""
-        batch = self._programs.batch_for(len(step.inputs["lengths"]))
+    def launch(self, step: Step, each: OnTokens | None = None) -> torch.Tensor:
+        """Run steps by a program; return their tokens, `[steps, sequences]`, or the last logits.
+
+        `each` receives the tokens of each step as they come.
+        """
+        batch = self.programs.batch_for(len(step.inputs["lengths"]))
         if batch not in self._loaded:
-            program = self._programs.for_batch(batch).program
+            program = self.programs.for_batch(batch).program
             rotation = rotation_of(program, self._rotary)
-            self._modules.load_program(StepCode(program, batch, rotation, self._executor))
+            self._modules.load_program(StepCode(program, batch, rotation, self.executor))
             self._loaded.add(batch)
-        found = self._modules.run_program(batch, step)
-        self._programs.steps += len(found) if step.output == "tokens" else 1
+        found = self._modules.run_program(batch, step, each)
+        self.programs.steps += len(found) if step.output == "tokens" else 1
         return found
 
     def most_steps(self, stops: int) -> int:
         """Return the maximum number of steps per launch if so many tokens end a sequence."""
-        return self._programs.most_steps if stops <= self._programs.most_stops else 1
+        return self.programs.most_steps if stops <= self.programs.most_stops else 1
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import fx, nn
 
+from tpcompile.backends.executor import OnTokens
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.torch_tp import (
     Storage,
@@ -121,11 +122,15 @@ class Ranks(Protocol):
 class ModuleRanks(Ranks, Protocol):
     """Ranks that run modules, and programs that share the modules' weights and KV caches."""
 
+    def check_programs(self) -> None:
+        """Raise if the ranks cannot run programs because they share no memory."""
+        ...
+
     def load_program(self, code: StepCode) -> None:
         """Load a program on every rank, which then runs steps of its batch size."""
         ...
 
-    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size: see `StepExecutors.run`."""
         ...
 
@@ -139,6 +144,9 @@ class OneFront:
     def same(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x`: this is the first front."""
         return x
+
+    def check_programs(self) -> None:
+        """Do nothing: this process or its workers can always share memory."""
 
     @property
     def front(self) -> int:
@@ -240,9 +248,9 @@ class Rank:
         """Load a program, of which this rank runs its own instructions."""
         self._executors.load(code, [self.cache], share)
 
-    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size; return the tokens or own logits."""
-        return self._executors.run(batch, step, [self.cache_for(step)])
+        return self._executors.run(batch, step, [self.cache_for(step)], each)
 
     @property
     def cache(self) -> torch.Tensor:

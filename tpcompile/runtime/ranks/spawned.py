@@ -11,6 +11,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from tpcompile.backends.copies import columns_joined
+from tpcompile.backends.executor import OnTokens
 from tpcompile.cores import cores
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.ir.pieces import Read
@@ -18,6 +20,7 @@ from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.progress import LoadCounter, Loaded
 from tpcompile.runtime.ranks.channel import encode
 from tpcompile.runtime.ranks.descriptors import memory_file
+from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import OneFront, RankModule
 from tpcompile.runtime.ranks.shared_weights import fill, places_of
@@ -86,7 +89,7 @@ class SpawnedRanks(OneFront):
                 load = partial(Load, module, len(modules), port, eager)
                 self._send_module(module, load, weights, counted.add)
             self._workers.introduce()
-            self._workers.answers(Done, counted.add)
+            self._workers.answers(Done, lambda _: counted.add())
             self._modules, self._rotary = modules, rotary()
 
     def run(self, step: Step) -> torch.Tensor:
@@ -122,15 +125,15 @@ class SpawnedRanks(OneFront):
                 os.close(file)
             self._workers.answers(Done)
 
-    def run_program(self, batch: int, step: Step) -> torch.Tensor:
+    def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size; return the result of all ranks."""
         check_open(self.closed)
-        message = encode(RunProgram(batch, step))
-        with self._working():
+        message = encode(RunProgram(batch, step, streams=each is not None))
+        with Later(each) as later, self._working():
             for rank in range(len(self._modules)):
                 self._workers.send(rank, message)
-            answers = self._workers.answers(Done, patience=step.steps)
-        return torch.cat([done.result for done in answers if done.result is not None], -1)
+            answers = self._workers.answers(Done, later.receive, patience=step.steps)
+        return columns_joined([done.result for done in answers if done.result is not None])
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""

@@ -101,10 +101,13 @@ class RunProgram:
 
     batch: int
     step: Step
+    streams: bool
+    """Whether rank 0 reports the tokens of each step as they come."""
 
     def answer(self, worker: Worker) -> torch.Tensor | None:
         """Run the step; return this rank's part of the result."""
-        result = worker.loaded().run_program(self.batch, self.step)
+        each = worker.progress if self.streams and worker.rank == 0 else None
+        result = worker.loaded().run_program(self.batch, self.step, each)
         return result if worker.rank == 0 or self.step.output == "logits" else None
 
 
@@ -121,7 +124,10 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Progress:
-    """The report that one more parameter is loaded."""
+    """The report that one more parameter is loaded, or that a step of a program is done."""
+
+    tokens: torch.Tensor | None = None
+    """The tokens of the step."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +212,11 @@ class Worker:
             finally:
                 os.close(file)
         with opened(source) as read:
-            return evaluate_all(module, read, self._progress, _CPU)
+            return evaluate_all(module, read, self.progress, _CPU)
 
-    def _progress(self) -> None:
-        self._channel.send(Progress())
+    def progress(self, tokens: torch.Tensor | None = None) -> None:
+        """Report progress to the parent."""
+        self._channel.send(Progress(tokens))
 
 
 def evaluate_all(

@@ -84,7 +84,7 @@ class Workers:
     def answers(
         self,
         kind: type[_Answer],
-        progress: Callable[[], None] = lambda: None,
+        progress: Callable[[Progress], None] = lambda _: None,
         ranks: Sequence[int] | None = None,
         patience: float = 1.0,
     ) -> list[_Answer]:
@@ -103,7 +103,7 @@ class Workers:
             for worker in spoke:
                 message = self._receive(worker)
                 if isinstance(message, Progress):
-                    progress()
+                    progress(message)
                 elif isinstance(message, kind):
                     found[worker.rank] = message
                     waiting.discard(worker.rank)

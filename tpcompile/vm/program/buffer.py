@@ -150,7 +150,12 @@ class Buffer:
         return tuple(found)
 
     def has_strides(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor has these strides, ignoring dimensions of extent 1."""
+        """Return whether the tensor has these strides, ignoring dimensions of extent 1.
+
+        An empty tensor has no elements that strides could misplace.
+        """
+        if not tensor.numel():
+            return True
         wanted = self.strides(tensor.shape)
         each = zip(tensor.shape, tensor.stride(), wanted, strict=True)
         return all(extent == 1 or got == stride for extent, got, stride in each)

@@ -193,7 +193,11 @@ class Machine {
       : program_(program),
         path_(path),
         memory_{program.buffers},
-        tickets_(new std::atomic<int64_t>[static_cast<size_t>(program.queues)]) {}
+        tickets_(new std::atomic<int64_t>[static_cast<size_t>(program.queues)]) {
+    const int32_t* edges = program.queue_offsets + program.first_queue;
+    for (int32_t at = edges[0]; at < edges[program.queues]; ++at)
+      if (opcode(program.queue_values[at]) == TPC_OP_ARGMAX) ++ends_per_step_;
+  }
 
   ~Machine() {
     {
@@ -228,15 +232,19 @@ class Machine {
     times_ = times;
     for (int queue = 0; queue < program_.queues; ++queue)
       tickets_[static_cast<size_t>(queue)].store(0, std::memory_order_relaxed);
+    step_ends_.store(0);
     busy_ = static_cast<int>(threads_.size());
     ++launches_;
     begins_.notify_all();
   }
 
-  // Wait at most `milliseconds` for the end of a launch.
-  int32_t wait(int64_t milliseconds) {
+  // Wait at most `milliseconds` until a launch ends or has done `wanted` steps.
+  int32_t wait(int64_t milliseconds, int64_t wanted) {
     std::unique_lock<std::mutex> lock(mutex_);
-    ends_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return busy_ == 0; });
+    wanted_.store(wanted);
+    ends_.wait_for(lock, std::chrono::milliseconds(milliseconds),
+                   [&] { return busy_ == 0 || steps_done() >= wanted; });
+    wanted_.store(INT64_MAX);
     if (busy_ > 0) return TPC_RUNNING;
     return fails_.load(std::memory_order_relaxed) ? TPC_TIMED_OUT : TPC_DONE;
   }
@@ -246,6 +254,11 @@ class Machine {
     const int64_t steps = last_step_.load(std::memory_order_relaxed);
     steps_before_ += steps;
     return steps;
+  }
+
+  // The number of steps of the launch whose tokens are known.
+  int64_t steps_done() const {
+    return ends_per_step_ == 0 ? 0 : step_ends_.load() / ends_per_step_;
   }
 
   // End the launch after the current step.
@@ -313,8 +326,7 @@ class Machine {
     const int64_t ready = times_ == nullptr ? 0 : now_ns();
     scratch.reset();
     path_.kernels[words[0]](memory_, words, scratch);
-    if (words[0] == TPC_OP_ARGMAX && (stops_.load(std::memory_order_relaxed) || all_ended(words)))
-      end_after(step);
+    if (words[0] == TPC_OP_ARGMAX) end_step(words, step);
     const int32_t* signals = program_.signal_offsets + number;
     for (int32_t at = signals[0]; at < signals[1]; ++at)
       __atomic_fetch_add(counter_of(program_.signal_values[at]), 1, __ATOMIC_RELEASE);
@@ -323,6 +335,16 @@ class Machine {
       time[0] = begin, time[1] = ready, time[2] = now_ns();
     }
     return true;
+  }
+
+  // Note the end of a step: its tokens are known.
+  void end_step(const int32_t* words, int64_t step) {
+    if (stops_.load(std::memory_order_relaxed) || all_ended(words)) end_after(step);
+    // Sequentially consistent, as in `wait`: either the waiter sees the step or this sees the wish.
+    ++step_ends_;
+    if (steps_done() < wanted_.load()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    ends_.notify_all();
   }
 
   bool ended(int64_t step) const { return step >= last_step_.load(std::memory_order_acquire); }
@@ -340,6 +362,10 @@ class Machine {
       if (memory_.at<int32_t>(at.finished)[b] == 0 && memory_.at<int32_t>(at.lengths)[b] != 0)
         return false;
     return true;
+  }
+
+  int32_t opcode(int32_t number) const {
+    return program_.words[int64_t{number} * TPC_ROW_WORDS];
   }
 
   int64_t* counter_of(int32_t counter) const {
@@ -392,6 +418,8 @@ class Machine {
   bool quits_ = false;
   std::atomic<int64_t> last_step_{0};
   std::atomic<bool> stops_{false}, fails_{false};
+  int64_t ends_per_step_ = 0;
+  std::atomic<int64_t> step_ends_{0}, wanted_{INT64_MAX};
   int64_t steps_before_ = 0;
   int64_t* times_ = nullptr;
 };
@@ -426,8 +454,13 @@ void tpc_launch(void* machine, int64_t steps, int64_t* times) {
   static_cast<tpc::Machine*>(machine)->launch(steps, times);
 }
 
-int32_t tpc_wait(void* machine, int64_t milliseconds) {
-  return static_cast<tpc::Machine*>(machine)->wait(milliseconds);
+// Wait until the launch ends or has done `wanted` steps, but at most `milliseconds`.
+int32_t tpc_wait(void* machine, int64_t milliseconds, int64_t wanted) {
+  return static_cast<tpc::Machine*>(machine)->wait(milliseconds, wanted);
+}
+
+int64_t tpc_steps_done(void* machine) {
+  return static_cast<tpc::Machine*>(machine)->steps_done();
 }
 
 int64_t tpc_finish(void* machine) { return static_cast<tpc::Machine*>(machine)->finish(); }

@@ -1,0 +1,108 @@
+"""The choice of the backend that runs decode steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import fx, nn
+
+from tpcompile.backends.executor import EXECUTORS
+from tpcompile.errors import CompileError, UnsupportedError, UsageError, did_you_mean
+from tpcompile.passes import Pass
+from tpcompile.passes.cache_kv import CacheKv
+from tpcompile.runtime.programs import ProgramOptions, StepPrograms
+from tpcompile.runtime.ranks.program import ProgramRanks
+from tpcompile.runtime.ranks.rank import ModuleRanks, Ranks
+
+AUTO = "auto"
+MODULES = "torch"
+"""The backend without programs. All other backends are executors of programs."""
+_PREFERRED = "native"
+_PLANNED = ("triton",)
+
+
+class BackendChoice:
+    """A backend by name. "auto" prefers native code on the CPU, and falls back to modules."""
+
+    def __init__(self, backend: str, device: torch.device, options: ProgramOptions) -> None:
+        """Check the name against the device and the options of programs."""
+        _check_name(backend)
+        automatic = backend == AUTO
+        if automatic:
+            backend = _PREFERRED if device.type == "cpu" else MODULES
+        if backend == MODULES and options != ProgramOptions():
+            raise UsageError(
+                "Modules have no target, policy, lowering or spans",
+                hint='Compile with backend="native"',
+            )
+        if backend != MODULES and device.type != "cpu":
+            raise UnsupportedError(f"Programs do not run on {device} yet", expected="the CPU")
+        self.name = backend
+        """The name of an executor, or "torch" for modules."""
+        self._options = options
+        self._falls_back = automatic and options == ProgramOptions()
+
+    def programs(
+        self, captured: fx.GraphModule, passes: Sequence[Pass], longest: int, batch: int
+    ) -> StepPrograms | None:
+        """Return the programs that the executor runs, or None if modules run decode steps.
+
+        See `StepPrograms` for the arguments. If the choice is automatic, warn about the reason why
+        there are no programs.
+        """
+        cached = any(isinstance(one, CacheKv) for one in passes)
+        if self._falls_back and not cached:  # nothing can decode
+            self.name = MODULES
+        if self.name == MODULES:
+            return None
+        executor = EXECUTORS[self.name]
+        with self._or_modules():
+            executor.prepare()
+            found = StepPrograms(captured, passes, self._options, longest, batch)
+            executor.check(found.for_batch(found.batch).program)
+            return found
+        return None
+
+    def ranks(
+        self,
+        modules: ModuleRanks,
+        programs: StepPrograms | None,
+        rotary: Callable[[], nn.Module],
+    ) -> Ranks:
+        """Return ranks that run the programs, or the modules alone if there are no programs."""
+        if programs is None:
+            return modules
+        with self._or_modules():
+            modules.check_programs()
+            return ProgramRanks(modules, programs, rotary, self.name)
+        return modules
+
+    @contextmanager
+    def _or_modules(self) -> Iterator[None]:
+        """If the body raises and the choice is automatic, choose modules and warn."""
+        try:
+            yield
+        except CompileError as error:
+            if not self._falls_back:
+                raise
+            self.name = MODULES
+            warnings.warn(
+                "Torch modules run decode steps, because native code cannot. "
+                f"The reason: {error}\n"
+                'Pass backend="torch" to choose modules without this warning.',
+                stacklevel=5,
+            )
+
+
+def _check_name(backend: str) -> None:
+    if backend in _PLANNED:
+        raise UnsupportedError(
+            f"backend={backend!r} is not implemented yet",
+            expected="auto, torch, native or reference",
+        )
+    known = (AUTO, MODULES, *EXECUTORS)
+    if backend not in known:
+        raise UsageError(f"There is no backend {backend!r}", hint=did_you_mean(str(backend), known))
