@@ -1,1 +1,1 @@
-"""Tests of tpcompile/backends, file by file."""
+"""Tests of tpcompile/backends."""

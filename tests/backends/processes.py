@@ -1,4 +1,4 @@
-"""The executor of each rank in a process of its own, behind the interface of one executor."""
+"""Run the executor of each rank in its own process, as if they were a single executor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpcompile.vm.program import Role
 
 
 class Processes:
-    """What it is asked to do, all ranks do at once; an error of one of them is raised here."""
+    """Executor that forwards each call to all ranks and raises the first error of any rank."""
 
     def __init__(self, executor: str, case: Case, poison: bool = True) -> None:
         memory = case.memory(poison)
@@ -96,10 +96,10 @@ def _serve(rank: int, connection: File, file: File) -> None:
     while True:
         try:
             name, args, options = channel.receive()
-        except Exception:  # the other end is closed
+        except Exception:  # the peer closed the connection
             return
         try:
             found = getattr(executor, name)
             channel.send(found(*args, **options) if callable(found) else found)
-        except Exception as error:  # raised by the test's process
+        except Exception as error:  # raised again in the test's process
             channel.send(error)

@@ -1,4 +1,4 @@
-"""What every executor does, whichever it is: the same tests for all that are registered."""
+"""Tests of the executor interface, run on all registered executors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAKERS = {name: _in_one_process(name) for name in EXECUTORS} | {
 
 @pytest.fixture(params=MAKERS.values(), ids=list(MAKERS))
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """What makes an executor for a case, in one process and with one per rank."""
+    """Provide a factory of executors, in a single process or with one process per rank."""
     made: list[Made] = []
 
     def keeps(case: Case = CASE, poison: bool = True) -> Made:
@@ -69,7 +69,7 @@ def test_steps_are_eager_s(make: Make, poison: bool) -> None:
 def test_values_are_the_reference_machine_s(
     make: Make, request: pytest.FixtureRequest, tp: int, lowering: str
 ) -> None:
-    """Bit for bit on the reference machine in processes; others add in an order of their own."""
+    """Logits match the reference machine: bitwise for itself, within tolerance for others."""
     exact = "reference" in request.node.callspec.id
     case = replace(CASE, tp=tp, lowering=lowering)
     executor = make(case)
@@ -127,7 +127,7 @@ def test_a_weight_of_another_shape_is_refused() -> None:
 
 
 def test_tensors_of_another_dtype_are_refused() -> None:
-    """Before the first step: an executor would read bits of another meaning."""
+    """Tensors of another dtype are refused when memory is created, not when a step runs."""
     shapes = {(b.rank, b.name): b.shape for b in CASE.program.buffers}
     with pytest.raises(CompileError, match=r"in torch\.bfloat16.*in torch\.float32"):
         StepMemory(CASE.program, lambda *key: torch.ones(shapes[key]).bfloat16(), CASE.rotation)
@@ -138,7 +138,7 @@ def test_tensors_of_another_dtype_are_refused() -> None:
 
 
 def test_tensors_of_another_layout_are_refused() -> None:
-    """An executor computes addresses from contiguous rows, and from slots side by side."""
+    """Tensors of another layout are refused, since executors compute addresses from strides."""
     shapes = {(b.rank, b.name): b.shape for b in CASE.program.buffers}
 
     def columns(*key: Any) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_tensors_of_another_layout_are_refused() -> None:
 
     with pytest.raises(CompileError, match=r"parameter .*memory layout .*strides \(1, "):
         StepMemory(CASE.program, columns, CASE.rotation)
-    memory = replace(CASE, tp=1).memory()  # with two heads, whose order matters
+    memory = replace(CASE, tp=1).memory()  # two heads, whose order in memory matters
     with pytest.raises(UsageError, match=r"KV cache of rank 0 must have the memory layout"):
         memory.use_caches([cache.contiguous() for cache in memory.values(Role.CACHE)])
 

@@ -1,4 +1,4 @@
-"""The code of a layer: its names never stand for two values at once."""
+"""In the source of a layer, a name never refers to two live values at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 4
 
 
 class _Drawn:
-    """A graph of one layer, number 7, behind values of no layer."""
+    """Graph of one layer, number 7, which reads values from outside the layer."""
 
     def __init__(self) -> None:
         self.graph, self.root = fx.Graph(), nn.Module()
@@ -37,7 +37,7 @@ class _Drawn:
         return new_parameter(self.graph, name, made, Origin("", layer=7), self.root)
 
     def layer(self, result: fx.Node, **parameters: torch.Tensor) -> nn.Module:
-        """The module of the layer."""
+        """Return the compiled module of the layer."""
         self.graph.output(result)
         (section,) = (s for s in sections_of(self.graph, ()) if s.layer == 7)
         code = layer_code(section, 0, dict.fromkeys(parameters, Storage.ROWS))
@@ -48,7 +48,7 @@ class _Drawn:
 
 
 def test_a_value_from_elsewhere_that_is_read_after_its_name_is_used_again() -> None:
-    """As with Granite, whose embedding and layers are multiplied."""
+    """A name from outside is not rebound while the layer still reads it, as in Granite."""
     drawn = _Drawn()
     outer = drawn.call("mul", aten.mul.Tensor, drawn.x, 12.0, layer=None)
     relu = drawn.call("l7_relu", aten.relu.default, outer)
@@ -69,7 +69,7 @@ def test_a_name_is_used_again_once_nothing_reads_the_value() -> None:
 
 
 def test_parameters_of_one_short_name() -> None:
-    """A layer's own, one that is outside of the layers, and one that a module has already."""
+    """A layer's parameter, an outer one, and names taken by the module itself stay distinct."""
     drawn = _Drawn()
     names = ("scale", "l7_scale", "l7_group", "l7_forward")
     value = drawn.call("l7_mul", aten.mul.Tensor, drawn.x, drawn.weight(names[0]))

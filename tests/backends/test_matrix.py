@@ -1,4 +1,4 @@
-"""Linears give what torch gives, whatever their layout and kernel; weights can be had back."""
+"""Linears equal torch's for each weight layout and kernel; weights can be restored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAYS = {"reordered": (True, False), "weight first": (False, True), "as torch doe
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the ways that another CPU prefers, as far as this one can go it."""
+    """Force a layout that other CPUs prefer; skip it if this CPU lacks the kernels."""
     name: str = request.param
     reorders, first = WAYS[name]
     bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -44,7 +44,7 @@ def test_the_sums_are_in_fp32_and_rounded_once(
         with torch.inference_mode():
             found, torchs = linear(x, matrix, added), functional.linear(x, weight, added)
         if dtype != torch.bfloat16 or way == "as torch does":
-            assert torch.equal(found, torchs), "it is the same call"
+            assert torch.equal(found, torchs), "the calls are identical"
         assert found.dtype == dtype and found.shape == torchs.shape
         assert found.is_contiguous()
         assert bool((_error(found, x, weight, added) <= _allowed(x, weight, added)).all())
@@ -58,7 +58,7 @@ def _error(
 
 
 def _allowed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The bound for any order of an fp32 sum, and one rounding of the dtype at the end."""
+    """Return the error bound for an fp32 sum in any order, rounded once to the dtype."""
     added = torch.zeros(len(weight)) if bias is None else bias
     magnitudes = functional.linear(x.double().abs(), weight.double().abs(), added.double().abs())
     terms = x.shape[1] + 1
@@ -68,7 +68,7 @@ def _allowed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def test_sums_in_bf16_would_be_found() -> None:
-    """The bound is tight enough to tell a sum that is rounded on its way."""
+    """The bound is tight enough to detect a sum with an intermediate rounding to bf16."""
     torch.manual_seed(0)
     weight, x = torch.randn(507, 896).bfloat16(), torch.randn(33, 896).bfloat16()
     halves = [
@@ -78,7 +78,7 @@ def test_sums_in_bf16_would_be_found() -> None:
 
 
 def test_only_bf16_is_treated_in_another_way() -> None:
-    """Others would have other bits, or no kernel. A CPU goes one of the ways at most."""
+    """Only bf16 weights are stored in another layout: other dtypes lack kernels, or change bits."""
     for dtype in (torch.float32, torch.float16, torch.float64):
         assert not matrices._reorders(dtype) and not matrices._puts_weight_first(dtype)
         weight = torch.ones(4, 4, dtype=dtype)

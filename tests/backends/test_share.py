@@ -1,4 +1,4 @@
-"""The memory that ranks share when each runs its part of a program in a process of its own."""
+"""Tests of the memory that ranks share when each rank runs in its own process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_rank_that_never_signals_is_missed() -> None:
 
 
 def test_each_rank_runs_its_own_instructions() -> None:
-    """In order, and in the end every counter has been signalled as often as the program says."""
+    """Each rank runs its instructions in order, and counters reach their final values."""
     program = CASE.program
     memory = bytearray(SharedLayout.of(program).size)
 

@@ -1,4 +1,4 @@
-"""How parameters are stored: no weight is held twice, unless its storage says so."""
+"""Parameters are stored once, unless their storage requires a second copy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_only_linears_read_may_be_reordered(*, tied: bool) -> None:
 def test_modules_and_programs_share_every_weight(
     tp: int, monkeypatch: pytest.MonkeyPatch, *, tied: bool
 ) -> None:
-    """Even on a CPU that prefers reordered weights."""
+    """Modules and programs share all weights, even on a CPU that prefers reordered weights."""
     bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     monkeypatch.setattr(matrix, "_reorders", lambda dtype: bf16 and dtype == torch.bfloat16)
     with _compiled(tp, "reference", tied=tied) as model:

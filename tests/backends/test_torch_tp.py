@@ -1,4 +1,4 @@
-"""Emitted modules: readable source that is what runs, on ranks that are threads."""
+"""Tests of emitted modules: their source is readable, and is what runs on ranks in threads."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_source_golden(tp: int, golden: Any) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
 def test_emitted_modules_give_the_bits_of_the_graph(name: str, tp: int) -> None:
-    """The graph on simulated ranks and the source that was made of it do the same sums.
+    """The graph on simulated ranks and the source emitted from it give identical bits.
 
-    Whichever result is wanted, the same is kept for the next step.
+    The caches are identical too, whichever output is requested.
     """
     modules, group, gm = _modules(name, default_pipeline(tp))
     packed = batch((1, 33, 7))
@@ -68,11 +68,11 @@ def test_emitted_modules_give_the_bits_of_the_graph(name: str, tp: int) -> None:
             assert torch.equal(kept.nan_to_num(), caches[rank].nan_to_num())
         if output == OUTPUTS[0]:
             found = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
-            assert torch.equal(found, values[output_of(gm.graph)][0][0]), "it is the default"
+            assert torch.equal(found, values[output_of(gm.graph)][0][0]), "default output"
 
 
 class _Counting:
-    """A rank that counts what it is asked for."""
+    """Group proxy that records which operations are called."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.asked = inner, list[str]()
@@ -105,7 +105,7 @@ def test_a_graph_with_one_result_is_not_asked_which() -> None:
 
 
 def test_a_result_that_the_other_is_made_of_is_computed_once() -> None:
-    """On one rank the tokens are read off the logits themselves."""
+    """On one rank the tokens are computed from the logits without a second linear."""
     _, _, gm = _modules("tiny-qwen3", default_pipeline(1))
     source = emit_source(gm, 0)
     assert len([line for line in source.splitlines() if "linear(normed_selected, " in line]) == 1
@@ -140,7 +140,7 @@ def test_source_calls_functions_and_no_custom_ops() -> None:
 def test_every_function_that_source_calls_is_a_reference() -> None:
     named = {spec.name.removeprefix("tpc."): spec.reference for spec in SPECS.values()}
     named["local_argmax"] = local_argmax  # a rank's part of argmax
-    named |= {"linear": linear, "as_matrix": as_matrix}  # torch's own, of a weight laid out anew
+    named |= {"linear": linear, "as_matrix": as_matrix}  # torch's, with another weight layout
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
 
@@ -200,7 +200,7 @@ def test_parts_that_are_not_as_wide_as_planned_are_refused() -> None:
 
 
 def test_two_callers_take_turns() -> None:
-    """Two threads of the user's call one model: the ranks of one run meet only each other."""
+    """Two user threads can call the same model; collectives never mix their runs."""
     modules, group, gm = _modules("tiny-qwen3", default_pipeline(3))
     batches = [batch((3, 9), seed=seed) for seed in range(6)]
     expected = [stage_logits(gm, preset_pair("tiny-qwen3"), packed) for packed in batches]

@@ -1,1 +1,1 @@
-"""The native executor: its numbers, its bits, its threads and how it is built."""
+"""Tests of the native executor: accuracy, reproducibility, threads and the build."""

@@ -1,4 +1,4 @@
-"""Building the library: what is refused, and what is built again."""
+"""Tests of the library build: compiler errors, cache validation and rebuilds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpcompile.errors import UnsupportedError
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+    """Provide an empty build cache."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     return tmp_path
 
@@ -74,7 +74,10 @@ def test_the_key_depends_on_sources_flags_and_compiler(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", build._units())
 def test_paths_share_no_code(name: str, tmp_path: Path) -> None:
-    """The linker may keep any of several weak copies, also one with instructions of another CPU."""
+    """No unit defines weak symbols.
+
+    The linker keeps any one copy of a weak symbol, possibly one compiled for another CPU.
+    """
     if name == "interpreter" or shutil.which("nm") is None:
         pytest.skip("the interpreter has no target flags" if name == "interpreter" else "no nm")
     compiler = shutil.which("c++")

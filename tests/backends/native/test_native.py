@@ -1,4 +1,4 @@
-"""Values and bits of every vector path, launches, and programs that have no kernels."""
+"""Tests of all vector paths, of launches, and of programs without native kernels."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_sequence(length: int, spans: int) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_bits_do_not_depend_on_the_schedule(path: str) -> None:
-    """Nor on the number of threads, which may be more than there are cores."""
+    """The logits are bitwise equal for all policies, lowerings and thread counts."""
     wanted = _steps(CASE, path)
     for policy, workers, lowering in product(POLICIES, (1, 2, 5), ("heads", "rows")):
         other = replace(CASE, policy=policy, workers=workers, lowering=lowering)
@@ -85,7 +85,7 @@ def test_bits_do_not_depend_on_the_schedule(path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_bits_do_not_depend_on_the_batch(path: str) -> None:
-    """A sequence alone and as the first of up to 16, from its first token on."""
+    """A sequence has the same bits alone and in a batch of up to 16, from its first token on."""
     alone = _steps(Case("tiny-qwen3", lengths=(1,)), path, 9)
     for batch in (2, 3, 5, 8, 16):
         found = _steps(Case("tiny-qwen3", lengths=(1,) * batch), path, 9)
@@ -140,7 +140,7 @@ def test_an_interrupted_launch_ends_after_a_step(monkeypatch: pytest.MonkeyPatch
     real = executor.library()
 
     class Interrupted:
-        """The library; its first wait is interrupted, as by Ctrl-C."""
+        """Proxy of the library whose first wait raises KeyboardInterrupt."""
 
         def __init__(self) -> None:
             self.waits = 0
@@ -177,12 +177,12 @@ def test_threads_end_with_the_executor() -> None:
 
 
 def threads() -> int:
-    """The threads of this process, also those that Python does not know."""
+    """Return the number of OS threads of this process, including native ones."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def test_a_fork_ends_without_the_threads() -> None:
-    """It inherits the machine but not the threads, so it must not wait for them at its exit."""
+    """A forked child, which has the machine but no worker threads, exits without joining them."""
     done = subprocess.run(
         [sys.executable, "-c", FORK], timeout=120, capture_output=True, text=True, check=False
     )
@@ -204,7 +204,7 @@ else:
 
 
 ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}
-"""Widths that fill neither vectors nor tiles."""
+"""Sizes that leave partial vectors and partial tiles."""
 
 
 @lru_cache
@@ -216,14 +216,14 @@ def _captured(dtype: torch.dtype, odd: bool) -> Captured:
 
 @lru_cache
 def _graph(dtype: torch.dtype, tp: int, odd: bool) -> tuple[fx.GraphModule, dict[str, Any]]:
-    """The decode graph, and the weights of each rank."""
+    """Return the decode graph and the weights of each rank."""
     captured = _captured(dtype, odd)
     graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4))
     return graph, materialise(graph, RandomWeights(captured, 0))
 
 
 def _memory(dtype: torch.dtype, tp: int, batch: int, odd: bool) -> StepMemory:
-    """The memory of a program in any dtype, with empty caches."""
+    """Return a program's memory in the given dtype, with empty caches."""
     graph, weights = _graph(dtype, tp, odd)
     plan = StepPlan(2, batch, max_seq_len=32, context=32, grain=4, steps=8)
     program = scheduled(graph, target_of("cpu", 2), plan).proved
@@ -237,7 +237,7 @@ def _reference(dtype: torch.dtype, odd: bool) -> torch.Tensor:
 
 
 def _first_steps(executor: Executor, batch: int) -> torch.Tensor:
-    """The logits of the first five tokens of `batch` sequences, in fp32."""
+    """Return the logits of the first five tokens of `batch` sequences, in fp32."""
     found, tables = [], torch.arange(2 * batch).view(batch, 2)
     for step in range(5):
         tokens = torch.arange(batch) * 7 + step
@@ -252,7 +252,7 @@ def _first_steps(executor: Executor, batch: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("odd", [False, True])
 def test_16_bits(dtype: torch.dtype, path: str, odd: bool) -> None:
-    """The error against fp32 is about that of the reference machine."""
+    """The error relative to fp32 is at most 1.5 times that of the reference machine."""
     exact, reference = _reference(torch.float32, odd), _reference(dtype, odd)
     found = _first_steps(Native(_memory(dtype, 2, 2, odd), path), 2)
     assert relative_error(found, exact) <= 1.5 * relative_error(reference, exact)

@@ -1,8 +1,7 @@
-"""Decode steps of a small real model on the reference machine, behind a prefilled cache.
+"""Decode steps of a small real model on the reference machine, with a prefilled cache.
 
-The cache is filled by the graph of the torch backend, in blocks that lie scattered; what comes
-then is given token by token, so that Hugging Face says with one forward pass what every step
-should come to.
+The torch backend's graph fills the cache, in scattered blocks. The remaining tokens are then given
+one by one, so that a single forward pass of Hugging Face gives the expected logits of all steps.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from tpcompile.vm.targets import target_of
 BLOCK = 4
 STEPS = 32
 EDGES = (1, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK - 2)
-"""Lengths with the first new token: around the edges of blocks, and some blocks long."""
+"""Lengths including the first new token: around block boundaries, and several blocks long."""
 LONGEST = 64
-"""The tokens that a program has room for."""
+"""The maximum number of tokens per sequence."""
 
 
 EVEN = "even"
-"""A model whose heads, widths and vocabulary 8 ranks share evenly, with bias and head norms."""
+"""A model that 8 ranks split evenly (heads, widths, vocabulary), with biases and per-head norms."""
 BIASED = "biased"
-"""A model all of whose linears but the head have biases."""
+"""A model with a bias in all linears except the head."""
 OWN = {
     EVEN: {
         **preset("tiny-qwen3"),
@@ -64,12 +63,12 @@ OWN = {
         "mlp_bias": True,
     },
 }
-"""Models that are no presets."""
+"""Configurations of the models that are not presets."""
 
 
 @lru_cache(maxsize=32)
 def pair_named(model: str) -> Pair:
-    """A preset, small, or one of the models that are none."""
+    """Return a scaled-down preset, or a model defined above."""
     if model in OWN:
         return pair_of(AutoConfig.for_model(**OWN[model]))
     return preset_pair(model)
@@ -77,7 +76,7 @@ def pair_named(model: str) -> Pair:
 
 @dataclass(frozen=True)
 class Case:
-    """What is compiled, and how it is lowered and scheduled."""
+    """The model, its lowering and its schedule."""
 
     model: str
     tp: int = 1
@@ -115,11 +114,11 @@ class Case:
         return _program(self)
 
     def machine(self) -> Machine:
-        """With a cache of all but the tokens to come."""
+        """Return a reference machine whose cache holds all tokens before the first step."""
         return Machine(self.memory())
 
     def memory(self, poison: bool = True) -> StepMemory:
-        """The same for any executor."""
+        """Return such a memory for any executor."""
         weights = _weights(self.model, self.tp, self.interleaved)
         kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved)
         caches = [cache.clone() for cache in kept]
@@ -133,7 +132,7 @@ class Case:
 
     @property
     def rotation(self) -> Rotation:
-        """The cosines and sines of every position that the program has room for."""
+        """Return cosines and sines of all positions that the program supports."""
         return rotation_of(self.program, self.pair.captured.rotary.fresh())
 
 
@@ -148,7 +147,7 @@ def _program(case: Case) -> Program:
 def _graphs(
     model: str, tp: int, spans: int, interleaved: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """One that can prefill, and the decode graph that it becomes."""
+    """Return the graph that can prefill, and the decode graph lowered from it."""
     passes = decode_pipeline(tp, spans, BLOCK, interleaved)
     _, stages = run_passes(pair_named(model).captured.graph, passes)
     return next(s.graph for s in stages if s.name == "cache-kv"), stages[-1].graph
@@ -160,7 +159,7 @@ def _weights(model: str, tp: int, interleaved: bool) -> dict[str, list[torch.Ten
 
 
 def texts(model: str, lengths: Sequence[int], steps: int = STEPS) -> list[torch.Tensor]:
-    """The tokens of each sequence, those of all steps too."""
+    """Return the tokens of each sequence, including those of all steps."""
     vocabulary = pair_named(model).captured.config.vocab_size
     longer = [length + steps - 1 for length in lengths]
     ids, mask = padded(longer, vocabulary)
@@ -168,7 +167,7 @@ def texts(model: str, lengths: Sequence[int], steps: int = STEPS) -> list[torch.
 
 
 def tables_of(lengths: Sequence[int], steps: int = STEPS) -> torch.Tensor:
-    """Blocks for every sequence and all that it grows by, dealt like cards."""
+    """Return block tables with room for all steps; blocks are assigned round-robin, in reverse."""
     held = [-(-(length + steps) // BLOCK) for length in lengths]
     tables = torch.full((len(lengths), max(held)), -1)
     block = 0
@@ -184,7 +183,7 @@ def tables_of(lengths: Sequence[int], steps: int = STEPS) -> torch.Tensor:
 def _prefilled(
     model: str, tp: int, lengths: tuple[int, ...], interleaved: bool
 ) -> list[torch.Tensor]:
-    """Each rank's cache of all but the last of so many tokens; the rest of it is no number."""
+    """Prefill each rank's cache with all tokens but the last; all other slots are NaN."""
     pair = pair_named(model)
     gm = clone(_graphs(model, tp, 1, interleaved)[0])
     node = next(node for node in gm.graph.nodes if node.name == CACHE)
@@ -197,7 +196,7 @@ def _prefilled(
     inputs = _prompt(model, lengths)
     if len(inputs["input_ids"]):
         weights = materialise(gm, pair.read) | {str(node.target): caches}
-        node.op = "get_attr"  # a cache lies on the ranks, as their weights do
+        node.op = "get_attr"  # caches are given per rank, like weights
         with torch.inference_mode():
             run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
     return caches
@@ -224,7 +223,7 @@ def _prompt(model: str, lengths: Sequence[int]) -> dict[str, torch.Tensor]:
 
 @lru_cache(maxsize=16)
 def eager_logits(model: str, lengths: tuple[int, ...]) -> list[torch.Tensor]:
-    """Hugging Face's logits of every token of each sequence."""
+    """Return Hugging Face's logits of all tokens of each sequence."""
     with torch.inference_mode():
         return [pair_named(model).eager(row[None]).logits[0] for row in texts(model, lengths)]
 
@@ -234,7 +233,7 @@ def steps_of(
     steps: int = STEPS,
     order: Callable[[int], Order] = lambda step: in_program_order,
 ) -> list[torch.Tensor]:
-    """The logits of each step on the reference machine, `[batch, vocabulary]`."""
+    """Return the logits of each step on the reference machine, `[batch, vocabulary]`."""
     return steps_on(case.machine(), case, steps, lambda step: (order(step),))
 
 
@@ -244,7 +243,7 @@ def steps_on(
     steps: int = STEPS,
     options: Callable[[int], tuple[Any, ...]] = lambda step: (),
 ) -> list[torch.Tensor]:
-    """The logits of each step on any executor of the case."""
+    """Return the logits of each step on any executor."""
     found = []
     for step in range(steps):
         place(executor, case, step)
@@ -254,20 +253,20 @@ def steps_on(
 
 
 def place(executor: Any, case: Case, step: int = 0, **options: Any) -> None:
-    """Give an executor the tokens of a step."""
+    """Place the tokens of a step."""
     rows, lengths = texts(case.model, case.lengths), torch.tensor(case.lengths) + step
     tokens = [row[length - 1] for row, length in zip(rows, lengths.tolist(), strict=True)]
     executor.place(torch.stack(tokens), lengths, tables_of(case.lengths), **options)
 
 
 def worst_error(case: Case, found: Sequence[torch.Tensor]) -> float:
-    """The largest error of any step, over the largest logit of that step."""
+    """Return the largest error of any step, relative to the largest logit of that step."""
     eager = eager_logits(case.model, case.lengths)
     worst = 0.0
     for step, logits in enumerate(found):
         places = [length - 1 + step for length in case.lengths]
         wanted = torch.stack([row[at] for row, at in zip(eager, places, strict=True)])
         error = float((logits - wanted).abs().max() / wanted.abs().max())
-        assert error == error, f"step {step} is no number"
+        assert error == error, f"step {step} has NaN logits"
         worst = max(worst, error)
     return worst

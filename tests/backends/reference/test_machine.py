@@ -1,4 +1,4 @@
-"""The reference machine beside Hugging Face eager: every preset's heads, and every way to lower."""
+"""The reference machine agrees with Hugging Face eager for all presets and all lowerings."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ SEVERAL_RANKS = (
     "qwen3-32b",
 )
 FEW_STEPS = 5
-"""Enough to enter another block from any place in one, where heads are swept."""
+"""Enough steps to cross a block boundary from any position, for sweeps over head counts."""
 WAYS = list(product(POLICIES, ("heads", "rows"), (False, True), (1, 2, 3, 7)))
-"""Policy, lowering, interleaved, spans: more than a model needs to meet, so each meets another."""
+"""Policy, lowering, interleaved, spans. Each model gets one of the combinations."""
 
 
 def _on_the_way(case: Case, number: int) -> Case:
-    """A case that is lowered and scheduled in one of all the ways; 7 has no divisor with them."""
+    """Return the case lowered and scheduled one way; 7 is coprime to the number of combinations."""
     policy, lowering, interleaved, spans = WAYS[number * 7 % len(WAYS)]
     return replace(case, policy=policy, lowering=lowering, interleaved=interleaved, spans=spans)
 
@@ -80,7 +80,7 @@ def test_every_way(model: str, policy: str, lowering: str, interleaved: bool) ->
 
 
 def test_sixteen_sequences() -> None:
-    """All of different lengths."""
+    """Sixteen sequences of different lengths agree with eager."""
     case = Case("tiny-qwen3", tp=2, lengths=tuple(range(1, 32, 2)), lowering="rows")
     assert case.plan.batch == len(set(case.lengths)) == 16
     assert worst_error(case, steps_of(case, 3)) < TOLERANCE
@@ -89,7 +89,7 @@ def test_sixteen_sequences() -> None:
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("model", TINY)
 def test_bits_do_not_depend_on_the_schedule(model: str, tp: int) -> None:
-    """Nor on how many workers there are, where work is cut, or in which order it is done."""
+    """The bits are independent of workers, splits, policy and execution order."""
     case = Case(model, tp, spans=3)
     wanted = steps_of(case, 2)
     for number, policy in enumerate(POLICIES):
@@ -102,7 +102,7 @@ def test_bits_do_not_depend_on_the_schedule(model: str, tp: int) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bits_with_an_adversary(policy: str) -> None:
-    """Whichever instruction is held back for as long as it can be."""
+    """The bits are unchanged when any single instruction is delayed as long as possible."""
     case = Case("tiny-qwen3", 2, lengths=(3, 9), policy=policy, lowering="rows", workers=3)
     wanted = steps_of(case, 1)
     for number in range(0, len(case.program.instructions), 3):
@@ -123,7 +123,7 @@ def _placed(case: Case, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_many_tokens_in_one_launch(tp: int) -> None:
-    """What a launch of many steps says is what as many launches of one step say, and eager."""
+    """A launch of many steps returns the tokens of as many one-step launches, and of eager."""
     case = Case("tiny-qwen3", tp, policy="dynamic")
     machine, single = case.machine(), case.machine()
     for each in (machine, single):
@@ -140,7 +140,7 @@ def _eager(case: Case) -> list[torch.Tensor]:
 
 
 def _assert_eager_agrees(case: Case, found: torch.Tensor) -> None:
-    """Every token has the highest of eager's logits behind the tokens before it."""
+    """Assert that each token has the largest of eager's logits after the tokens before it."""
     rows = texts(case.model, case.lengths)
     for row, length, said in zip(rows, case.lengths, found.t(), strict=True):
         text = torch.cat([row[:length], said.long()])
@@ -151,7 +151,7 @@ def _assert_eager_agrees(case: Case, found: torch.Tensor) -> None:
 
 
 def test_a_sequence_ends_at_a_stop() -> None:
-    """The others go on; when all have ended the launch is over."""
+    """Other sequences continue; the launch ends when all sequences have ended."""
     case = Case("tiny-qwen3", 2)
     free = case.machine()
     free.place(**_placed(case))
@@ -179,7 +179,7 @@ def test_room_for_more_sequences_than_there_are() -> None:
 
 
 def test_what_runs_too_early_is_no_number() -> None:
-    """Scratch memory is poisoned: put the last instruction but the token first, and see."""
+    """An instruction that runs too early gives NaN, since scratch memory is poisoned."""
     case = Case("tiny-qwen3")
     machine = case.machine()
     machine.place(**_placed(case))
@@ -189,7 +189,7 @@ def test_what_runs_too_early_is_no_number() -> None:
 
 
 def test_tokens_of_nobody_are_no_numbers() -> None:
-    """A length that is one too long reads a slot that nobody has written."""
+    """A length that is too long by one reads a slot that was never written, which gives NaN."""
     case = Case("tiny-qwen3", lengths=(9,))
     machine = case.machine()
     placed = _placed(case)
@@ -251,7 +251,7 @@ def test_what_would_spoil_the_cache(changes: dict[str, torch.Tensor], said: str)
 
 
 def test_steps_beyond_the_blocks() -> None:
-    """Refused before any of them is run."""
+    """A launch that exceeds the blocks of a sequence is refused before its first step."""
     case = Case("tiny-qwen3", lengths=(9,))
     machine = case.machine()
     machine.place(**_placed(case, tables=tables_of(case.lengths)[:, :3]))
@@ -269,7 +269,7 @@ def test_a_sequence_that_has_ended_before() -> None:
     machine.place(**_placed(case), ended=torch.tensor([True, False]))
     assert machine.run(3).tolist() == [[-1, token] for token in alone.tolist()]
     machine.place(**_placed(case), ended=torch.tensor([True, True]))
-    assert len(machine.run(3)) <= 1, "nothing is left to do"
+    assert len(machine.run(3)) <= 1, "all sequences have ended"
 
 
 def test_a_sequence_that_has_ended_needs_no_room() -> None:
@@ -283,7 +283,7 @@ def test_a_sequence_that_has_ended_needs_no_room() -> None:
 
 
 def test_new_tokens_need_slots_of_their_own() -> None:
-    """Sequences may share the blocks of past tokens, but no slot that a launch writes."""
+    """Sequences may share blocks of past tokens, but not slots that a launch writes."""
     case = Case("tiny-qwen3", lengths=(9, 9))
     machine, tables = case.machine(), tables_of(case.lengths)
     shared = tables.clone()

@@ -1,4 +1,4 @@
-"""The same bits on 1, 2, 4 and 8 ranks, where heads and widths divide evenly."""
+"""Results are bitwise equal on 1, 2, 4 and 8 ranks if heads and widths divide evenly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 3
 def _on(
     case: Case, whole: torch.Tensor, kind: type[Executor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The steps on the ranks of a case, each with its heads of one cache; and the caches then."""
+    """Run the steps, each rank with its heads of the cache; return logits and final caches."""
     node = next(node for node in case.graph.graph.nodes if node.name == CACHE)
     layout = value_type(node).layout_of(3)
     held = [list(range(8))] if layout is None else _heads(layout, case.tp)

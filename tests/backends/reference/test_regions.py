@@ -1,4 +1,4 @@
-"""What instructions say that they touch is what they touch: all that is proved rests on it."""
+"""Instructions access exactly the regions that they declare; all proofs rely on this."""
 
 from __future__ import annotations
 
