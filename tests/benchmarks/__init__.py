@@ -1,1 +1,1 @@
-"""Tests of the benchmarks: that they can fail, and what their command line says."""
+"""Tests of the benchmarks: failures are reported, and the command line is correct."""

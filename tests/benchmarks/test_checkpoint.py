@@ -1,4 +1,4 @@
-"""Checkpoints of random weights are what every side reads."""
+"""Checkpoints with random weights can be read by all sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compile-time benchmark misses its targets when they are missed, and counts no imports."""
+"""The compile-time benchmark reports missed targets and excludes import time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode benchmark: sides run in turn on the same tokens, and it can fail in every way."""
+"""The decode benchmark runs all sides in turn on the same tokens, and reports each failure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKPOINT = RandomCheckpoint(Path("nowhere"), 2, 1013, torch.float32, 1, (1, 1)
 
 
 def _measured(slower: float = 1.0, **changes: Any) -> Measured:
-    """All targets reached, just; `slower` is how much longer tpcompile takes."""
+    """Return times that just reach all targets, with tpcompile's multiplied by `slower`."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for target in TARGETS:
         seconds.setdefault(target.peer, {})[target.what] = [target.least] * 20
@@ -66,7 +66,7 @@ def test_a_target_whose_peer_is_gone_is_not_met() -> None:
 
 
 class _Fake:
-    """A side that writes down when it is asked, and says what it is told to."""
+    """Fake side that logs its calls and returns given logits."""
 
     def __init__(self, name: str, log: list[tuple[str, str, int]], logits: Sequence[float]) -> None:
         self._name, self._log, self._logits = name, log, logits
@@ -94,7 +94,7 @@ def test_sides_take_turns_on_the_same_tokens() -> None:
     assert log == [(n, r, c) for r, c in [("prefill", 64), ("decode", 6), ("decode", 6)]
                    for n in (EAGER, ONE)]  # fmt: skip
     assert fakes[EAGER].tokens == fakes[ONE].tokens and len(set(fakes[ONE].tokens)) > 50
-    # the first step of a turn, which took 99 s, is not counted
+    # the first step of each turn, which took 99 s, is excluded
     assert benchmark.measured.seconds == {n: {"64": [1.0] * 10} for n in (EAGER, ONE)}
 
 
@@ -130,7 +130,7 @@ def test_a_runner_continues_its_sequence(tiny: RandomCheckpoint) -> None:
     torch.testing.assert_close(torch.from_numpy(first), expected[2])
     torch.testing.assert_close(torch.from_numpy(last), expected[-1])
     runner.prefill([1])
-    again = runner.prefill([5, 6, 7])[1]  # a new sequence forgets the one before
+    again = runner.prefill([5, 6, 7])[1]  # a new sequence resets the state
     torch.testing.assert_close(torch.from_numpy(again), expected[2])
 
 

@@ -1,4 +1,4 @@
-"""The load benchmark: what is counted, what is allowed, and that too much is a failure."""
+"""The load benchmark measures memory of all processes, and fails above the limits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ sys.stdin.read()
 def test_counts_what_a_process_cannot_drop(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"1" * 64 * MB)
-    # below a shell, as ranks are below a launcher
+    # as a grandchild, like ranks under a launcher
     shell = ["sh", "-c", '"$@"; exit', "sh", sys.executable, "-c", _PROGRAM, str(path)]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         with MemoryWatch(process.pid) as watch:
@@ -92,7 +92,7 @@ def test_main_fails_when_a_side_does(
     arguments = ["--models", "tiny-qwen3", "--ranks", "2", "--runs", "2"]
     assert main([*arguments, "--json"]) == 1
     cases = json.loads(capsys.readouterr().out)["cases"]
-    assert [case["ok"] for case in cases] == [True, False]  # a peer is not judged
+    assert [case["ok"] for case in cases] == [True, False]  # peers have no limit
     assert main(arguments) == 1
     assert "MISSED" in capsys.readouterr().out
     most = 100 * MB

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: names, help, and status."""
+"""Tests of `python -m benchmarks`: names, help, and exit status."""
 
 from __future__ import annotations
 

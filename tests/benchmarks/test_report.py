@@ -1,4 +1,4 @@
-"""How benchmarks write several runs."""
+"""Tests of reports on several runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule benchmark misses its targets when they are missed, and adds up."""
+"""The schedule benchmark reports missed targets, and its phases sum to the total."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RUN = Run(2.0, 1.0, 0.2, 0.1, 0.1, 0.1, 0.2, 1000, 100, 0, 400_000_000)
 
 
 def _linear(case: Case) -> Run:
-    """A run in which each layer takes as long, in every phase."""
+    """Return a run whose phases all take the same time per layer."""
     each = 0.01 * case.layers
     return replace(
         _RUN, lower=each, dependencies=each, schedule=each, counters=each, verify=4 * each
@@ -36,7 +36,7 @@ def _measured(changes: dict[Case, dict[str, Any]] | None = None) -> Measured:
         (_measured({MANY: {"lower": 2.5}}), False),
         (_measured({CASES[-1]: {"lower": 9.0}}), True),
         (_measured({CASES[-1]: {"lower": 12.0}}), False),
-        (_measured({FEW: {"verify": 0.2}}), False),  # then each layer takes longer with many
+        (_measured({FEW: {"verify": 0.2}}), False),  # superlinear in the number of layers
         (_measured({CASES[1]: {"faults": 1}}), False),
     ],
 )
