@@ -1,1 +1,1 @@
-"""Tests of tpcompile/cli, file by file."""
+"""Tests of tpcompile/cli."""

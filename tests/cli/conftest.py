@@ -1,4 +1,4 @@
-"""The command line in this process, and model directories that hold a config.json only."""
+"""Fixtures that run the command line in this process, and model directories without weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNSUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command line came to."""
+    """The exit status and output of a command line."""
 
     status: int
     out: str
@@ -39,17 +39,17 @@ Cli = Callable[..., Ran]
 
 @pytest.fixture(scope="module", autouse=True)
 def _captured_once(captured_once: None) -> None:
-    """Capture is not the subject here."""
+    """Share captures between tests; capture is not the subject here."""
 
 
 @pytest.fixture(autouse=True)
 def _captured_once(captured_once: None) -> None:
-    """Capture is not the subject of these tests."""
+    """Share captures between tests; capture is not the subject here."""
 
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`cli("dump preset:tiny-qwen3 --tp 2", "-p", "…")`: the first text is split at spaces."""
+    """Provide `cli("dump preset:tiny-qwen3 --tp 2", "-p", "…")`; the first text is split."""
 
     def run(line: str, *more: str) -> Ran:
         status = main([*line.split(), *more])
@@ -61,14 +61,14 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture
 def unsupported(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory with the configuration of a kind of model that is no decoder."""
+    """Create a directory with the configuration of an unsupported kind of model."""
     UNSUPPORTED[request.param]().save_pretrained(tmp_path)
     return tmp_path
 
 
 @dataclass(frozen=True)
 class DropCollective:
-    """A broken pass: it loses the last sum across ranks."""
+    """Broken pass that removes the last sum across ranks."""
 
     name: ClassVar[str] = "drop-collective"
 
@@ -81,7 +81,7 @@ class DropCollective:
 
 @pytest.fixture
 def broken_pipeline(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A pipeline whose last but one pass leaves an invalid graph behind."""
+    """Provide a pipeline whose second to last pass leaves an invalid graph."""
     monkeypatch.setitem(PASSES._entries, "drop-collective", DropCollective)
     return (
         "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
@@ -90,5 +90,5 @@ def broken_pipeline(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def without_lines(text: str) -> str:
-    """Lines of Hugging Face's files move from release to release."""
+    """Drop line numbers of Hugging Face's files, which differ between releases."""
     return re.sub(r"\.py:\d+", ".py", text)

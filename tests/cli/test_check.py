@@ -1,4 +1,4 @@
-"""`tpcompile check`."""
+"""Tests of `tpcompile check`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_schedule_is_verified(cli: Cli) -> None:
 
 
 def test_a_pipeline_of_ones_own(cli: Cli) -> None:
-    """Only what makes a decode step is scheduled."""
+    """With a user-defined pipeline, only decode graphs are scheduled."""
     found = json.loads(cli("check preset:tiny-qwen3 --tp 2 --json -p standard").out)
     assert (found["ok"], found["schedules"]) == (True, [])
     assert {row["pipeline"] for row in found["passes"]} == {"given"}

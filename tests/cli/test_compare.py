@@ -1,4 +1,4 @@
-"""`tpcompile compare`: what it prints, and that it can fail."""
+"""Tests of `tpcompile compare`: its output, and that it detects mistakes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_json(cli: Cli) -> None:
     ends = {row["node"]: row for row in found["rows"][-len(ENDS) :]}
     assert list(ends) == ENDS
     assert ends["emitted"]["source"] == "modules of the ranks, in this process"
-    assert ends["emitted"]["max_abs"] == 0.0, "emitted modules do what the graph does"
+    assert ends["emitted"]["max_abs"] == 0.0, "emitted modules equal the graph"
     assert ends["best tokens"]["max_abs"] == 0.0
     assert ends["decode step 1"]["rel"] < 1e-5
 
@@ -107,7 +107,7 @@ def test_json_of_a_program(cli: Cli) -> None:
 
 
 def test_the_comparison_of_a_program_can_fail(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm with another epsilon: off by far more than rounding in fp32, by far less than all."""
+    """A norm with another epsilon is detected: its error is small, but far above fp32 rounding."""
     spoil = operands(NormQkvRopeAppend, normed=eps(1e-5))
 
     def spoilt(*given: Any) -> Any:
@@ -124,7 +124,7 @@ def test_the_comparison_of_a_program_can_fail(cli: Cli, monkeypatch: pytest.Monk
 
 @dataclass(frozen=True)
 class Wrong:
-    """A pass with a mistake that leaves a valid graph behind."""
+    """Pass with a mistake that leaves a valid graph."""
 
     mistake: Callable[[fx.GraphModule], None]
     name: ClassVar[str] = "wrong"
@@ -140,20 +140,20 @@ def other_scale(gm: fx.GraphModule) -> None:
 
 
 def narrow_window(gm: fx.GraphModule) -> None:
-    """The prompt of nine tokens fits into it, the first token behind does not."""
+    """Set a window that fits the prompt of nine tokens but not the first new token."""
     place = SPECS[PAGED_ATTENTION].argument_names.index("window")
     calls(gm, PAGED_ATTENTION)[0].update_arg(place, 9)
 
 
 def slightly_other_scale(gm: fx.GraphModule) -> None:
-    """Off by far more than rounding in fp32, and by far less than all."""
+    """Scale by 1.01: a small error, but far above fp32 rounding."""
     place = SPECS[PAGED_ATTENTION].argument_names.index("scale")
     attention = calls(gm, PAGED_ATTENTION)[1]
     attention.update_arg(place, 1.01 * attention.args[place])  # type: ignore[operator]
 
 
 def worst_tokens(gm: fx.GraphModule) -> None:
-    """The logits stay what they were."""
+    """Pick the tokens with the smallest logits; leave the logits unchanged."""
     (tokens,) = calls(gm, ARGMAX)
     logits = tokens.args[0]
     with gm.graph.inserting_before(tokens):

@@ -1,4 +1,4 @@
-"""`tpcompile dump`."""
+"""Tests of `tpcompile dump`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_diffs(cli: Cli, golden: Callable[[str, str], None]) -> None:
 
 
 def test_diffs_add_up(cli: Cli) -> None:
-    """No line comes or goes between two stages but those of the diffs."""
+    """The diffs of all stages add up to the difference between the first and the last stage."""
     first = cli(TINY, "--stop-after", "capture").out.splitlines()
     last = cli(TINY).out.splitlines()
     diff = cli(TINY, "--diff").out.splitlines()
@@ -49,7 +49,7 @@ def test_print_after_every_pass(cli: Cli) -> None:
 
 @pytest.mark.parametrize("options", ["", "{spans=3,interleaved=true}"])
 def test_every_stage_of_a_decode_step(cli: Cli, options: str) -> None:
-    """A pipeline by its name: each fusion is a stage of its own."""
+    """A pipeline given by name has one stage per pass."""
     ran = cli(TINY, "-p", f"decode{options}", "--print-ir-after", "all")
     assert (ran.status, ran.err) == (0, "")
     headers = [line for line in ran.out.splitlines() if line.startswith("# after ")]

@@ -1,4 +1,4 @@
-"""`tpcompile generate`: the text, the times, and what it refuses."""
+"""Tests of `tpcompile generate`: its text, timings and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = ["text", "tokens", "prompt_tokens", "new_tokens", "prefill_s", "decode_to
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with a tokenizer that has learned a little."""
+    """Train a demo model for a few steps, and save it with its tokenizer."""
     directory = tmp_path_factory.mktemp("demo") / "demo"
     make_demo(directory, steps=8)
     return directory
@@ -42,7 +42,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(demo: Path) -> tuple[list[int], str]:
-    """What Hugging Face makes of the prompt: ids, and the text of the same."""
+    """Return Hugging Face's continuation of the prompt as ids and as text."""
     tokenizer: Any = AutoTokenizer.from_pretrained(demo)
     eager: Any = AutoModelForCausalLM.from_pretrained(demo).eval()
     ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
@@ -74,7 +74,7 @@ def test_ranks_of_their_own_and_json(cli: Cli, demo: Path, expected: tuple[list[
 
 
 def test_steps_of_the_program_are_counted(cli: Cli) -> None:
-    """The prompt is run by modules. Ranks are processes, and the tokens are those of modules."""
+    """The program runs all steps after prefill; the tokens equal the torch backend's."""
     options = "--tp 2 --prompt-ids 5,9 --max-new-tokens 6 --max-seq-len 64"
     ran, plain = (cli(f"generate {TINY} {options} --backend {b}") for b in ("reference", "torch"))
     assert ran.err.endswith(" tokens per second; 5 of 6 steps by the program\n")
@@ -149,7 +149,7 @@ def test_beams(cli: Cli) -> None:
 def test_chat_prints_the_answer_alone(
     cli: Cli, demo: Path, expected: tuple[list[int], str], tmp_path: Path
 ) -> None:
-    """A template that adds nothing makes the prompt the same."""
+    """The answer is printed without the prompt, here with a template that adds nothing."""
     tokenizer: Any = AutoTokenizer.from_pretrained(demo)
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     for file in demo.iterdir():
@@ -166,7 +166,7 @@ def test_special_tokens_are_no_text(cli: Cli, demo: Path) -> None:
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> Path:
-    """`bare` has weights and no tokenizer, in `torn` its file is cut off, `empty` has nothing."""
+    """Create `bare` without a tokenizer, `torn` with a truncated one, and `empty`."""
     root = tmp_path_factory.mktemp("directories")
     for name in ("bare", "torn"):
         (root / name).mkdir()
@@ -250,7 +250,7 @@ def _group_is_gone(group: int, seconds: float = 5.0) -> bool:
 
 
 def test_ctrl_c_ends_all_ranks(demo: Path) -> None:
-    """Pressed on a terminal it reaches every process; here once the first text is there."""
+    """Ctrl-C on a terminal signals all processes; here it is sent after the first text."""
     command = ["-m", "tpcompile", "generate", str(demo), "--tp", "2", "--sample"]
     command += ["--max-new-tokens", "500", "--prompt", PROMPT]
     master, terminal = os.openpty()
@@ -266,7 +266,7 @@ def test_ctrl_c_ends_all_ranks(demo: Path) -> None:
 
 
 def test_torchrun(demo: Path, expected: tuple[list[int], str]) -> None:
-    """`--tp` is the number of processes; the first of them prints."""
+    """Under torchrun `--tp` defaults to the number of processes, and only rank 0 prints."""
     command = ["-m", "tpcompile", "generate", str(demo), "--max-new-tokens", "12"]
     ran = scripts.run([*command, "--prompt", PROMPT], ranks=2)
     assert (ran.returncode, ran.stdout) == (0, expected[1] + "\n"), ran.stderr

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, refusals, exit statuses, stdout for results only."""
+"""Tests of the command line as a whole: help, refusals, exit status, and output streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def python(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_has_examples(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """It fits a terminal of 80 columns; argparse uses what a wider one has."""
+    """Help fits into 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     ran = cli(f"{command} --help")
     assert (ran.status, ran.err) == (0, "")
@@ -113,7 +113,7 @@ BAD = {
 
 @pytest.mark.parametrize("line", BAD)
 def test_bad_input(cli: Cli, tmp_path: Path, line: str) -> None:
-    """One paragraph on stderr that says what to do, status 2, and nothing else anywhere."""
+    """Bad input exits with status 2, one line on stderr, and no other output or files."""
     more = ["--dump-dir", str(tmp_path / "d")] if line.startswith("dump ") else []
     ran = cli(line, *more)
     assert (ran.status, ran.out) == (2, "")

@@ -1,4 +1,4 @@
-"""`tpcompile make-demo`."""
+"""Tests of `tpcompile make-demo`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_refusals(cli: Cli, tmp_path: Path, line: str, said: str) -> None:
 
 
 def test_help(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fits a terminal of 80 columns; argparse uses what a wider one has."""
+    """Help fits into 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     ran = cli("make-demo --help")
     assert (ran.status, ran.err) == (0, "")

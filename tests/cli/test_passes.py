@@ -1,4 +1,4 @@
-"""`tpcompile passes`."""
+"""Tests of `tpcompile passes`."""
 
 from __future__ import annotations
 

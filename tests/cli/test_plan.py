@@ -1,4 +1,4 @@
-"""`tpcompile plan`."""
+"""Tests of `tpcompile plan`."""
 
 from __future__ import annotations
 

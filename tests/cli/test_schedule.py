@@ -1,4 +1,4 @@
-"""`tpcompile schedule`: what it prints and writes, that it can fail, what it refuses."""
+"""Tests of `tpcompile schedule`: its output and files, detected faults, and refusals."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.fixture
 def lost_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs whose last instruction waits for nothing."""
+    """Drop the waits of the last instruction in each program."""
 
     def broken(*args: Any, **options: Any) -> Assembled:
         made = assemble(*args, **options)
