@@ -1,1 +1,1 @@
-"""Tests of tpcompile/comm, file by file."""
+"""Tests of tpcompile/comm."""

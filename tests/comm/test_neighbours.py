@@ -1,4 +1,4 @@
-"""Ranks that send each other what is small over sockets: threads stand for them here."""
+"""Tests of small exchanges between ranks over sockets, with threads as ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ranks_of(count: int, eager: bool = True) -> Iterator[list[Neighbours]]:
 
 
 def gather(ranks: list[Neighbours], size: int, times: int = 1) -> list[list[torch.Tensor]]:
-    """What each rank found in each exchange; rank r sends r, r + 1, … as bytes."""
+    """Return the result of each exchange per rank; rank r sends bytes from r upwards."""
     found: list[list[torch.Tensor]] = [[] for _ in ranks]
 
     def work(rank: int) -> None:
@@ -36,7 +36,7 @@ def gather(ranks: list[Neighbours], size: int, times: int = 1) -> list[list[torc
             room = torch.zeros(len(ranks), size, dtype=torch.uint8)
             ranks[rank].gather(own, room)
             found[rank].append(room)
-            time.sleep(0.001 * (rank == turn % len(ranks)))  # each is late in its turn
+            time.sleep(0.001 * (rank == turn % len(ranks)))  # each rank is late in turn
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(ranks))]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Ranks over torch.distributed: the bits of simulated ranks, and faults by name."""
+"""Ranks over torch.distributed give the bits of simulated ranks, and report faults by name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.collectives import tree_sum
 
 LARGE = WHOLE_BYTES // 4 + 5
-"""A number of fp32 values that is sent in pieces, and does not divide evenly."""
+"""A number of fp32 values that is sent in several pieces of unequal size."""
 
 
 def _connected(ranks: int, seconds: float = 30.0) -> list[Any]:
-    """Groups made by hand, each rank's in a thread: no default group, no processes."""
+    """Create one process group per rank, in threads, without a default group or processes."""
     store: Any = dist.HashStore()
     limit = datetime.timedelta(seconds=seconds)
 
@@ -55,7 +55,7 @@ def _together(ranks: list[Group], call: Callable[[Group, int], torch.Tensor]) ->
 def _both(
     ranks: int, call: Callable[[Group, int], torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What a process group gives, and what simulated ranks do."""
+    """Return the results of process groups and of simulated ranks."""
     simulated = SimulatedGroup(ranks)
     expected = _together([simulated.rank(rank) for rank in range(ranks)], call)
     return _together(list(_groups(ranks)), call), expected
@@ -96,7 +96,7 @@ def test_sums_have_the_bits_of_the_tree(
 
 
 def test_a_sum_does_not_share_memory_with_the_next() -> None:
-    """The scratch memory is used again; no result may lie in it."""
+    """Results are not overwritten when scratch memory is reused."""
 
     def twice(group: Group, rank: int) -> torch.Tensor:
         first = group.all_reduce(torch.full((4,), float(rank)))
@@ -176,7 +176,7 @@ NAN, INF = float("nan"), float("inf")
     ],
 )
 def test_the_best_id_is_that_of_the_whole_row(row: list[float], dtype: torch.dtype) -> None:
-    """Shards of two columns, the winner in the second: ids of rank r are 2r and 2r + 1."""
+    """The global id wins: each rank's maximum is its second column, with id 2r + 1."""
     whole = torch.tensor([[-INF, value] for value in row], dtype=dtype).view(1, -1)
 
     def call(group: Group, rank: int) -> torch.Tensor:
@@ -223,7 +223,7 @@ def test_a_rank_that_does_not_come_is_named_as_such() -> None:
 def test_a_rank_that_has_gone_is_named_as_such() -> None:
     groups = _connected(2)
     first = ProcessGroupRank(groups[0])
-    groups.clear()  # the second closes its connections
+    groups.clear()  # closes the second rank's connections
     with pytest.raises(PeerError, match="connection to another rank was lost"):
         first.all_reduce(torch.ones(3))
 
@@ -239,14 +239,14 @@ def test_nothing_is_waited_for_where_the_group_was_not_used(
 
 
 def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 is in a sum that rank 1 joins only while rank 0 rests."""
+    """A pending collective keeps its tensor until it completes; here rank 1 joins during `rest`."""
     first, second = _connected(2)
     rank = ProcessGroupRank(first)
     late, other = torch.ones(5), torch.ones(5)
     kept = weakref.ref(late)
 
     class Pending:
-        """What rank 0 does not wait for."""
+        """Work handle that never blocks."""
 
         def wait(self) -> None:
             pass
@@ -255,7 +255,7 @@ def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.Mo
     rank._wait(lambda x: Pending(), torch.ones(1))
     address = late.data_ptr()
     del late
-    assert kept() is not None, "it is still in use"
+    assert kept() is not None, "the collective is pending"
     slept = 0
 
     def sleep(seconds: float) -> None:
@@ -277,4 +277,4 @@ def test_what_the_group_still_uses_is_kept_and_waited_for(monkeypatch: pytest.Mo
     slept = 3
     rank._wait(lambda x: Pending(), torch.ones(1))
     del held
-    assert kept() is None, "nobody uses it any more"
+    assert kept() is None, "the collective is complete"
