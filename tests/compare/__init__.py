@@ -1,1 +1,1 @@
-"""Tests of tpcompile/compare, file by file."""
+"""Tests of tpcompile/compare."""

@@ -1,4 +1,4 @@
-"""Ranks that are watched: one that differs in a bit is seen, and kept as it was."""
+"""A rank that differs in a single bit is detected, and its values are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_ranks_that_agree() -> None:
 
 
 def test_a_rank_that_differs_once() -> None:
-    """In its second step, by the last bit; what is run behind does not hide it."""
+    """Rank 2 differs in the last bit of its second step; later steps do not hide it."""
     ranks = _watched(modules(3, "return x + x * 2**-23 * (x == 2) * (RANK == 2)"))
     for value in (1.0, 2.0, 3.0):
         assert ranks.run(step(x=torch.tensor([value]))).item() == value

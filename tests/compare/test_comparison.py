@@ -1,4 +1,4 @@
-"""Comparing value by value: a mistake put in is found where it was put, and good graphs pass."""
+"""Mistakes are reported at the node where they were made; correct graphs pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.rewriting.rewrite import calls
 
 UNFUSED = [current.name for current in default_pipeline(3)].index("fuse-qkv")
-"""The fusions at the end of the pipeline are left out, so that every node stands alone."""
+"""Omit the fusions at the end of the pipeline, so that all nodes are separate."""
 
 
 def compared(change: Callable[[fx.GraphModule], object] | None = None) -> Comparison:
-    """tiny-qwen3 on three ranks, with a mistake in it."""
+    """Compare tiny-qwen3 on three ranks, after an optional change."""
     pair, packed = preset_pair("tiny-qwen3"), batch((4, 9), 1013)
     gm, _ = run_passes(pair.captured.graph, default_pipeline(3)[:UNFUSED])
     if change is not None:
@@ -104,7 +104,7 @@ def test_all_values_can_be_shown() -> None:
 
 
 def test_nan_is_null_in_json() -> None:
-    """JSON has no NaN; strict parsers refuse it."""
+    """NaN is null in JSON, since strict parsers reject NaN."""
 
     def spoil(gm: fx.GraphModule) -> None:
         norm = next(node for node in gm.graph.nodes if node.target is RMS_NORM)

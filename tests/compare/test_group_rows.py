@@ -1,4 +1,4 @@
-"""Sides of a step beside each other: what is off, where, and whose it is."""
+"""Comparing the sides of a step reports which values differ, where, and on which side."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def values_of(group: Group, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def side_of(name: str, ranks: int, dtype: torch.dtype = torch.float32, **changed: float) -> Side:
-    """Values of a step, with some moved by so much at their last place."""
+    """Return the values of a step; add each given offset to the last element of its group."""
     groups = GROUPS if ranks > 1 else [replace(group, layout=None) for group in GROUPS]
     pieces = Pieces(name, groups, ranks)
     found = {group.key: values_of(group, dtype) for group in GROUPS}
@@ -160,7 +160,7 @@ def test_what_one_side_alone_has_is_a_divergence() -> None:
 
 
 def test_bf16_is_judged_beside_fp32() -> None:
-    """Rounding is none, and the same mistake as ever is one."""
+    """Rounding to bf16 passes, and a mistake is still reported."""
     step = Step(GROUPS, side_of("eager", 1, torch.bfloat16), side_of("exact", 1))
     good = side_of("program", 2, torch.bfloat16)
     rows = list(compare_sides(step, [good]))

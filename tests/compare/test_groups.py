@@ -1,4 +1,4 @@
-"""Values put together from pieces: nothing missing, nothing twice, no two with other bits."""
+"""Groups assembled from pieces have no gaps, duplicates or conflicting bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.ir.ops.rotary import interleave
 
 WHOLE = torch.arange(24.0).view(2, 12)
 SHARED = Layout("kv_heads", 3, 4, (((0, 2),), ((1, 3),)))
-"""Both ranks have the head in the middle."""
+"""Both ranks hold the middle head."""
 KEY = ("k", 1)
 GROUP = Group("k", 1, 2, 12, SHARED, "kv head", 4)
 
@@ -67,7 +67,7 @@ def test_what_is_recomputed_is_there_twice_with_the_same_bits() -> None:
 
 @pytest.mark.parametrize("columns", [(0, 8), (3, 8), (7, 8)])
 def test_twice_from_one_rank_is_a_problem_with_the_same_bits_too(columns: tuple[int, int]) -> None:
-    """Of all or of some elements; those of another rank are no matter."""
+    """A rank may report an element once, but several ranks may report the same element."""
     pieces = Pieces("program", [GROUP], ranks=2)
     pieces.put(KEY, WHOLE[:, :8], "one of rank 0", rank=0)
     pieces.put(KEY, WHOLE[:, 4:], "one of rank 1", rank=1)

@@ -1,4 +1,4 @@
-"""The comparison as a function: bf16 is judged beside fp32, and real ranks beside each other."""
+"""Tests of comparing models: bf16 values are judged relative to fp32, ranks with each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 
 def _compared(dtype: torch.dtype, sharper: int = 1, **options: Any) -> Comparison:
-    """`sharper` multiplies the scores of attention, which then magnifies errors as much."""
+    """Compare with attention scores multiplied by `sharper`, which amplifies errors as much."""
     model = lively("tiny-qwen3").to(dtype)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -35,7 +35,7 @@ def _compared(dtype: torch.dtype, sharper: int = 1, **options: Any) -> Compariso
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_that_layers_magnify_is_no_divergence(dtype: torch.dtype) -> None:
-    """These weights carry it beyond any number that knows nothing of the model."""
+    """Errors beyond any fixed tolerance pass if eager's own error is as large."""
     found = _compared(dtype, sharper=8, seed=1)
     assert found.ok, found.table()
     assert max(row.rel for row in found.rows) > TOLERANCES[dtype] * math.sqrt(1 + 2)  # two layers
@@ -54,7 +54,7 @@ def test_a_tolerance_takes_the_place_of_fp32() -> None:
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_mistake_in_bf16_is_found(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scale of attention that is off by a quarter: far less than what no rotation would do."""
+    """An attention scale that is wrong by a quarter is detected."""
     place = SPECS[PAGED_ATTENTION].argument_names.index("scale")
 
     def spoilt(graph: fx.GraphModule, passes: Any) -> Any:
@@ -84,7 +84,7 @@ def test_a_graph_that_is_another_in_fp32_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 RESULTS = {"logits": "lm_head_whole", "tokens": "tokens"}
-"""What the generated module calls them."""
+"""The names of the results in the generated module."""
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ RESULTS = {"logits": "lm_head_whole", "tokens": "tokens"}
 def test_ranks_that_differ_are_found(
     result: str, simulate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only by asking all of them: rank 0 says what it should, and what ranks exchange is right."""
+    """A wrong result on rank 1 is detected although rank 0 and all exchanged values are right."""
     name = RESULTS[result]
 
     def spoilt(graph: fx.GraphModule) -> list[RankModule]:

@@ -1,4 +1,4 @@
-"""One value beside another: what is a mistake, and what is only rounding."""
+"""Comparing two values separates mistakes from rounding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def _rounded(dtype: torch.dtype, tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A value in fp32, and as a long computation in a narrow dtype leaves it."""
+    """Return a value in fp32 and with the rounding errors of a long computation in `dtype`."""
     exact = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(9))
     noise = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(seed))
     return exact, (exact + 4 * torch.finfo(dtype).eps * noise).to(dtype)
@@ -47,7 +47,7 @@ def _rounded(dtype: torch.dtype, tokens: int, seed: int) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("tokens", [1, 27])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_other_roundings_are_no_mistake(dtype: torch.dtype, tokens: int) -> None:
-    """However far they are from each other: each is as far from fp32."""
+    """Values that are equally far from fp32 pass, however far they are from each other."""
     exact, expected = _rounded(dtype, tokens, 0)
     for seed in range(1, 50):
         row = row_of("x", "", _rounded(dtype, tokens, seed)[1], expected, exact=exact)
@@ -57,7 +57,7 @@ def test_other_roundings_are_no_mistake(dtype: torch.dtype, tokens: int) -> None
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_twice_the_roundings_are_one(dtype: torch.dtype) -> None:
-    """Also when only one token in 27 is wrong; and a token alone says less than many."""
+    """Twice the rounding error fails, as does 1 wrong token of 27; a single token may do so."""
     exact, expected = _rounded(dtype, 27, 0)
     worse = (exact + 2 * (expected.float() - exact)).to(dtype)
     assert not row_of("x", "", worse, expected, exact=exact).ok

@@ -1,1 +1,1 @@
-"""Tests of programs beside eager and the torch module."""
+"""Tests that compare programs with eager and with the torch module."""

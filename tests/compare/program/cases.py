@@ -1,4 +1,4 @@
-"""Decode steps of small models that eager and the torch module have run already."""
+"""Decode steps of small models, with the results of eager and of the torch module."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tpcompile.vm.program import Program
 QWEN2, QWEN3 = "preset:tiny-qwen2", "preset:tiny-qwen3"
 BLOCK = 4
 BATCH = Batch((9, 6, 1))
-"""The last sequence has empty spans, and nothing in its cache before."""
+"""The last sequence has empty spans and no history."""
 SPANS = 2
 WORKERS = 5
 
 
 @lru_cache(maxsize=16)
 def case_of(model: str, tp: int = 1, *, interleaved: bool = False, batch: Batch = BATCH) -> Case:
-    """A preset with weights from seed 0, or a model that is made here."""
+    """Return the step of a preset with weights from seed 0, or of a model defined here."""
     passes = decode_pipeline(tp, SPANS, BLOCK, interleaved)
     if model in _MADE:
         return prepare(_MADE[model](), passes, batch)
@@ -37,13 +37,13 @@ def case_of(model: str, tp: int = 1, *, interleaved: bool = False, batch: Batch 
 
 @lru_cache(maxsize=32)
 def lowered_of(model: str, tp: int, lowering: str = "heads", **options: Any) -> Lowered:
-    """Its program, in pieces so small that every worker has some."""
+    """Lower the case into small instructions, so that each worker has some."""
     case = case_of(model, tp, **options)
     return lower(case.graph, replace(plan_for(case, WORKERS, lowering), grain=4))
 
 
 def in_order(lowered: Lowered) -> Program:
-    """One instruction after the other, as they are meant: a schedule does not change a bit."""
+    """Return a program that runs instructions in order; the schedule does not affect the bits."""
     count = len(lowered.instructions)
     nothing: tuple[Any, ...] = ((),) * count
     queues = [
@@ -62,12 +62,12 @@ def in_order(lowered: Lowered) -> Program:
 
 
 def _with_biases() -> Any:
-    """On all projections of attention, the row-parallel one too."""
+    """Return a model with biases in all attention projections, including the row-parallel one."""
     return tiny("qwen3", attention_bias=True)
 
 
 def _with_a_tie() -> Any:
-    """Two tokens have the same row in the table, and it is the best one of the first sequence."""
+    """Return a model in which two tokens tie for the first sequence's best."""
     model = tiny("qwen3")
     (taken,) = case_of(QWEN3).taken
     best = int(taken.step.eager.values[TOKEN][0])
@@ -80,7 +80,7 @@ def _with_a_tie() -> Any:
 
 
 def tiny(kind: str, **changes: Any) -> Any:
-    """A tiny preset in eager with another configuration, and weights from seed 0."""
+    """Return a tiny preset in eager with a changed configuration and weights from seed 0."""
     return copy.deepcopy(_tiny(kind, **changes))
 
 

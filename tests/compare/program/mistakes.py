@@ -1,4 +1,4 @@
-"""The mistakes themselves: what instructions do, or work on, that they should not."""
+"""Mistakes to inject: changed instructions, operands and weights."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def eps(number: float) -> Callable[[Any], Any]:
 
 
 def normed_with(name: str, model: str = QWEN3, tp: int = 3) -> Callable[[Any], Any]:
-    """The scale of this weight."""
+    """Replace the norm's weight with this one."""
     first = lowered_of(model, tp).numbers(name)[0]
     return lambda at: replace(at.normed, weight=first + at.rank)
 
 
 def norm_of_slices(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Of eight rows of a head at a time."""
+    """Normalise each slice of eight elements of a head separately."""
     parts = zip(x.split(8, -1), weight.split(8), strict=True)
     return torch.cat([rms_norm(part, scale, eps) for part, scale in parts], -1)
 
@@ -81,7 +81,7 @@ def layers_back(memory: Any, other: Tensors, at: Any) -> None:
 
 
 def spanned(change: Callable[..., Any]) -> Callable[..., Any]:
-    """`attend_span` with other partials."""
+    """Wrap `attend_span` to change its partials."""
     right = attention.attend_span
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:
@@ -111,7 +111,7 @@ def one_token_twice(length: int, block: int, span: int, spans: int, window: int 
 
 @dataclass(frozen=True)
 class CountsEmpty(PartialAttention):
-    """An empty span that has a weight."""
+    """Attention that gives an empty span a weight."""
 
     def run(self, memory: Any, probe: Any = None) -> None:
         def show(name: str, rows: Range, columns: Range, values: torch.Tensor) -> None:
@@ -132,12 +132,12 @@ def equal_weights(one: Any, other: Any, **functions: Any) -> Any:
 
 
 def overwritten(one: Any, other: Any, **functions: Any) -> Any:
-    """Only the last span counts."""
+    """Keep only the last span."""
     return other
 
 
 def plus_residual(share: float) -> Callable[[Any], Any]:
-    """Terms that hold a share of the residual already."""
+    """Add a share of the residual to each rank's partial sum."""
 
     def change(one: Any) -> Any:
         summed = next(
@@ -153,7 +153,7 @@ def plus_residual(share: float) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class WithResidual(Mistaken):
-    """Terms to which a share of the residual is added."""
+    """Instruction whose partial sums include a share of the residual."""
 
     residual: int = NONE
     share: float = 1.0
@@ -176,12 +176,12 @@ def ranks_swapped(held: Tensors) -> Tensors:
 
 
 def scrambled(held: Tensors) -> Tensors:
-    """Read along the other dimension: shapes fit, values are noise."""
+    """Reshape the transpose: the shape is right, the values are permuted."""
     return [weight.t().reshape(weight.shape) for weight in held]
 
 
 def straight(held: Tensors) -> Tensors:
-    """As in the checkpoint, where interleaved heads want it permuted."""
+    """Use the checkpoint's order, although interleaved heads need a permuted weight."""
     return case_of(QWEN3, 3).weights["l1_q_norm_weight"]
 
 
@@ -194,7 +194,7 @@ def one_row_off(memory: Tensors, at: Any) -> None:
 
 
 def last_of_equals(memory: Tensors, at: Any) -> None:
-    """All slots in the opposite order, so that the first of the highest is the last."""
+    """Reverse all slots, so that the last of several maxima wins."""
     for rank in range(at.ranks):
         for first in (at.best, at.ids):
             memory[first + rank] = memory[first + rank].flip(1)
@@ -204,12 +204,12 @@ def last_of_equals(memory: Tensors, at: Any) -> None:
 
 
 def fewer_columns(one: Any) -> Any:
-    """The width in blocks of eight, and what is left over is forgotten."""
+    """Round the width down to a multiple of eight, and drop the rest."""
     return replace(one, columns=Range(one.columns.start, one.columns.stop // 8 * 8))
 
 
 def numbers(name: str, at: Any) -> int:
-    """The buffer of this name on the rank of these operands; the same for all lowerings."""
+    """Return the buffer with this name on the operands' rank; it is the same for all lowerings."""
     return lowered_of(QWEN3, 3).numbers(name)[0] + int(at.rank)
 
 

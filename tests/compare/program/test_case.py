@@ -1,4 +1,4 @@
-"""Programs that are right agree with eager and with the torch module, group by group."""
+"""Correct programs agree with eager and with the torch module, group by group."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_programs_agree_step_by_step(
 
 @pytest.mark.parametrize("setting", ["eager", "sdpa"])
 def test_layers_that_see_a_window(setting: str) -> None:
-    """And a model in memory, whose attention is what it was afterwards."""
+    """Layers with a sliding window agree, and the model's attention setting is restored."""
     changes = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     model = tiny("qwen2", **changes)
     model.set_attn_implementation(setting)
@@ -113,7 +113,7 @@ def test_layers_that_see_a_window(setting: str) -> None:
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_rounding_is_no_divergence(model: str) -> None:
-    """These weights carry it so far that only fp32 beside it can tell."""
+    """Rounding in bf16 is not reported, although these weights amplify it beyond the tolerances."""
     found = compared(lively(model).to(torch.bfloat16), 3, 2)
     assert found.ok, found.table()
     assert max(row.rel for row in found.rows) > 1e-2
@@ -121,7 +121,7 @@ def test_rounding_is_no_divergence(model: str) -> None:
 
 
 def test_a_mistake_in_bf16_is_found() -> None:
-    """A scale that is off by a quarter: far less than a missing one."""
+    """A scale that is wrong by a quarter is detected in bf16."""
     passes = decode_pipeline(2, SPANS, BLOCK)
     case = prepare(lively("tiny-qwen3").to(torch.bfloat16), passes, Batch(LENGTHS))
     right = lower(case.graph, plan_for(case, 3))
@@ -140,12 +140,12 @@ def test_a_tolerance_takes_the_place_of_fp32() -> None:
 
 
 def right() -> Spoilt:
-    """What a mistake is put into."""
+    """Return the correct program that mistakes are injected into."""
     return case_of(QWEN3, 3), lowered_of(QWEN3, 3)
 
 
 def test_one_wrong_instruction_is_named() -> None:
-    """Of all that attend: one sequence, one KV head, one span."""
+    """A single wrong attention instruction is named, with its sequence, KV head and span."""
 
     mistake = operands(
         PartialAttention, lambda one: (one.rank, one.sequence, one.span) == (2, 1, 0), scale=1.0
@@ -160,7 +160,7 @@ def test_one_wrong_instruction_is_named() -> None:
 
 
 def test_one_of_many_norms_that_is_wrong_is_named() -> None:
-    """All instructions that read it norm the residual; a single one does it in another way."""
+    """If a single instruction computes another norm than the others, it is named."""
 
     mistake = operands(
         NormGateUpSwiglu, lambda one: (one.rank, one.rows.start) == (1, 0), normed=eps(1e-3)
@@ -188,7 +188,7 @@ DOUBLED = [
 def test_an_instruction_that_is_there_twice_is_named(
     kind: Any, which: Any, node: str, layer: int | None
 ) -> None:
-    """Its values have the same bits, so nothing else tells."""
+    """A duplicated instruction is reported, although its values are bitwise equal."""
     case, lowered = case_of(QWEN3, 2), lowered_of(QWEN3, 2)
     found = [one for one in lowered.instructions if isinstance(one, kind) and which(one)]
     again = next(one for one in found if one.layer in (1, -1) and one.rank == 1)
@@ -203,14 +203,14 @@ def test_an_instruction_that_is_there_twice_is_named(
 
 
 class Quiet(Mistaken):
-    """Shows nothing of what it computes."""
+    """Instruction that reports no values."""
 
     def run(self, memory: Any, probe: Any = None) -> None:
         self.one.run(memory)
 
 
 class Talkative(Mistaken):
-    """Shows something that no other side has."""
+    """Instruction that reports a value that no other side has."""
 
     def run(self, memory: Any, probe: Any = None) -> None:
         self.one.run(memory, lambda name, *rest: (probe(name, *rest), probe("extra", *rest)))
@@ -239,7 +239,7 @@ def test_what_is_no_token_is_none_that_is_the_same() -> None:
 
 @dataclass(frozen=True)
 class WrongPass:
-    """A pass that spoils the op of layer 1 with another argument, and leaves a valid graph."""
+    """Pass that changes an argument of an op in layer 1, and leaves a valid graph."""
 
     target: Any
     argument: str

@@ -1,4 +1,4 @@
-"""Hugging Face's own model, watched: nothing of it changes, and nothing stays behind."""
+"""Observing Hugging Face's model changes neither its results nor its state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_is_left_as_it_was_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_attention_function_of_the_users_own_is_the_one_that_runs() -> None:
-    """Put into this process alone, it is there afterwards too."""
+    """A user-defined attention function registered in this process runs, and stays registered."""
     model = tiny("qwen3")
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     asked = []
@@ -65,11 +65,11 @@ def test_an_attention_function_of_the_users_own_is_the_one_that_runs() -> None:
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
     finally:
         del ALL_ATTENTION_FUNCTIONS["sdpa"]
-    assert asked == [0, 1] * 2  # the prompt, and the step
+    assert asked == [0, 1] * 2  # once for the prompt, once for the step
 
 
 def test_what_it_is_asked_in_pieces_is_what_it_says_at_once() -> None:
-    """So the caches are those of the sequences."""
+    """Prefill and step give the logits of a single forward pass, so the caches are correct."""
     case = case_of("preset:tiny-qwen3", batch=Batch((9, 6, 1), 2))
     model = tiny("qwen3")
     for taken in case.taken:

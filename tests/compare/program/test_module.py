@@ -1,4 +1,4 @@
-"""The torch module behind its own prompt: what its caches hold, and what it reports."""
+"""Tests of the torch module after its own prefill: its caches and its reported values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_cache_holds_the_prompt_and_nothing_else() -> None:
 
 
 def test_every_value_comes_from_every_rank() -> None:
-    """With which node computed it, so that a divergence can be looked up in the graph."""
+    """All ranks report their values with the node that computed them."""
     case = case_of(QWEN3, 3)
     side = case.taken[0].module
     assert not side.problems

@@ -1,4 +1,4 @@
-"""Partials in plain terms: merged by their log-sum-exp they are attention."""
+"""Partials of spans merged by log-sum-exp equal attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the groups are, told from the sharded graph."""
+"""Tests of the groups derived from a sharded graph."""
 
 from __future__ import annotations
 

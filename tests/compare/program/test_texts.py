@@ -1,4 +1,4 @@
-"""Sequences, and the blocks that they lie in."""
+"""Tests of sequences and their cache blocks."""
 
 from __future__ import annotations
 

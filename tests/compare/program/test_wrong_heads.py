@@ -1,4 +1,4 @@
-"""Mistakes on the way to queries, keys and values: the comparison names the group and the layer."""
+"""For mistakes in computing queries, keys and values, the comparison names group and layer."""
 
 from __future__ import annotations
 
@@ -150,5 +150,5 @@ def test_a_mistake_is_found_where_it_is(one: Wrong) -> None:
 
 
 def test_without_a_mistake_all_is_well() -> None:
-    """So what is found above is the mistake, and nothing else."""
+    """Without a mistake the comparison passes, so it detects only the mistakes above."""
     wrong.assert_well(WRONG)

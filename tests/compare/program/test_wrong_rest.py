@@ -1,4 +1,4 @@
-"""Mistakes from attention to the token: the comparison names the group and the layer."""
+"""For mistakes from attention to the token, the comparison names group and layer."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ WRONG = [
         "mlp_residual",
         wrong.weights("l1_down_proj_weight", ranks_swapped),
     ),
-    # the ends
+    # the end of the step
     Wrong(
         "rows of the table counted from another token",
         "embedding",
@@ -206,5 +206,5 @@ def test_a_mistake_is_found_where_it_is(one: Wrong) -> None:
 
 
 def test_without_a_mistake_all_is_well() -> None:
-    """So what is found above is the mistake, and nothing else."""
+    """Without a mistake the comparison passes, so it detects only the mistakes above."""
     wrong.assert_well(WRONG)

@@ -1,4 +1,4 @@
-"""Ways to put a mistake into a program: into operands, into what instructions do, into weights."""
+"""Tools to inject mistakes into a program: into operands, instructions and weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS = ("embedding", "final_norm", "logits", "token")
 
 @dataclass(frozen=True)
 class Mistaken:
-    """An instruction that does something else; for everybody who asks it is still itself."""
+    """Instruction that computes something else, but keeps the identity of the original."""
 
     one: StepInstruction
 
@@ -35,7 +35,7 @@ class Mistaken:
 
 @dataclass(frozen=True)
 class Patched(Mistaken):
-    """With other functions in the place of those that it calls."""
+    """Instruction that runs with patched functions."""
 
     patches: tuple[tuple[Any, str, Any], ...]
 
@@ -48,7 +48,7 @@ class Patched(Mistaken):
 
 @dataclass(frozen=True)
 class RunsAs(Mistaken):
-    """With the meaning of another instruction."""
+    """Instruction that runs as another one."""
 
     other: StepInstruction
 
@@ -58,7 +58,7 @@ class RunsAs(Mistaken):
 
 @dataclass(frozen=True)
 class OtherMemory(Mistaken):
-    """With copies of some buffers that were changed; what it writes there may be put back."""
+    """Instruction that runs on modified copies of buffers; its writes can be mapped back."""
 
     change: Callable[[list[torch.Tensor], Any], None]
     back: Callable[[Memory, list[torch.Tensor], Any], None] | None = None
@@ -76,7 +76,7 @@ def anywhere(one: Any) -> bool:
 
 
 def instructions(kind: type, change: Change, which: Which = lambda one: True) -> Change:
-    """Change the instructions of a kind in layer 1, or of the whole step where it has none."""
+    """Change the instructions of a kind in layer 1, or in the whole step if they have no layer."""
 
     def changed(lowered: Lowered) -> Iterator[Any]:
         found = False
@@ -94,7 +94,7 @@ def instructions(kind: type, change: Change, which: Which = lambda one: True) ->
 
 
 def operands(kind: type, which: Which = lambda one: True, **changes: Any) -> Change:
-    """Other operands; a function is given those that there are."""
+    """Replace operands; a callable value receives the current operands."""
 
     return instructions(kind, lambda one: _with(one, changes), which)
 
@@ -105,7 +105,7 @@ def _with(one: Any, changes: dict[str, Any]) -> Any:
 
 
 def runs_with(kind: type, which: Which = anywhere, **changes: Any) -> Change:
-    """Run with other operands than those that the program has: those would be refused."""
+    """Run with other operands, which the program itself could not have."""
     return instructions(kind, lambda one: RunsAs(one, _with(one, changes)), which)
 
 
@@ -118,7 +118,7 @@ def memory(kind: type, which: Which, change: Any, back: Any = None) -> Change:
 
 
 def weights(name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Change:
-    """Another tensor on each rank of one weight."""
+    """Replace each rank's tensor of a weight."""
 
     def spoil(spoilt: Spoilt) -> Spoilt:
         case, lowered = spoilt
@@ -128,7 +128,7 @@ def weights(name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]
 
 
 def of(part: Part) -> Which:
-    """Queries, keys or values."""
+    """Select instructions that compute queries, keys or values."""
     return lambda one: one.at.part == part
 
 
@@ -138,7 +138,7 @@ def on_rank(rank: int) -> Which:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A mistake, and the group that is the first to be off: of layer 1 if it is in the layers."""
+    """A mistake and the first group that diverges, by default in layer 1."""
 
     what: str
     group: str
@@ -151,7 +151,7 @@ class Wrong:
 
     @property
     def right(self) -> Spoilt:
-        """What the mistake is put into."""
+        """Return the program that the mistake is injected into."""
         options = {"interleaved": True} if self.interleaved else {}
         lowered = lowered_of(self.model, self.tp, self.lowering, **options)
         return case_of(self.model, self.tp, **options), lowered
