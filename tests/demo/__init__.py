@@ -1,1 +1,1 @@
-"""Tests of tpcompile/demo, file by file."""
+"""Tests of tpcompile/demo."""

@@ -1,4 +1,4 @@
-"""The demo model: a checkpoint like any other, the same from the same seed, in sentences."""
+"""The demo model is an ordinary checkpoint, deterministic in its seed, that writes sentences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = 10
 
 @dataclass(frozen=True)
 class Few:
-    """A demo model of few steps, real in everything but its text; and what was told of them."""
+    """A demo model trained for a few steps, and its reported progress."""
 
     directory: Path
     loss: float
@@ -60,7 +60,7 @@ def _tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def _greedy(model: Any, ids: torch.Tensor, tokens: int) -> tuple[list[int], list[torch.Tensor]]:
-    """Tokens of the largest logit, the whole sequence run again for each; and the logits."""
+    """Return greedy tokens and logits, without a cache."""
     seen: list[torch.Tensor] = []
     with torch.inference_mode():
         for _ in range(tokens):
@@ -137,7 +137,7 @@ def test_stories() -> None:
 
 
 def test_everybody_has_a_turn() -> None:
-    """From friend to friend the stories reach the whole village."""
+    """The chain of friends reaches all people of the village."""
     met = [0]
     while friend_of(met[-1]) not in met:
         met.append(friend_of(met[-1]))
@@ -206,7 +206,7 @@ def test_interrupted_while_files_are_placed(
 
 @pytest.mark.slow
 def test_greedy_text_is_sentences_of_the_grammar(tmp_path: Path) -> None:
-    """And compiled for two ranks it is the same, token by token."""
+    """Greedy text consists of sentences of the grammar, and equals that of two compiled ranks."""
     make_demo(tmp_path / "demo")
     tokenizer, eager = _loaded(tmp_path / "demo")
     known = set(all_sentences())

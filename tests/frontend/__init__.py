@@ -1,1 +1,1 @@
-"""Tests of tpcompile/frontend, file by file."""
+"""Tests of tpcompile/frontend."""

@@ -1,4 +1,4 @@
-"""Capturing models of several families: what comes out equals Hugging Face eager."""
+"""Captured models of several families equal Hugging Face eager."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SMALL = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-"""16 wide heads; what differs between families comes on top."""
+"""Shared settings, with heads of width 16; families add their own."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -120,7 +120,7 @@ def test_families(name: str, tp: int) -> None:
 
 @pytest.mark.parametrize("kind", ROPES)
 def test_rope_types(kind: str) -> None:
-    """Also beyond the length where dynamic and longrope choose other frequencies, and back."""
+    """All RoPE types equal eager, including dynamic and longrope beyond the original length."""
     parameters = {"rope_type": kind, "rope_theta": 10_000.0, **ROPES[kind]}
     longest = 16 if kind == "dynamic" else 64
     config = scaled_config(
@@ -207,7 +207,7 @@ def test_a_failed_capture_leaves_the_model_as_it_was() -> None:
 
 
 def test_no_weights_are_made_for_a_preset() -> None:
-    """72 billion parameters would not fit; the graph holds shapes only."""
+    """No weights are allocated for a preset: the graph has shapes only, even of 72B parameters."""
     captured = capture("preset:qwen2.5-72b")
     assert all(p.is_meta for p in captured.graph.parameters())
     assert len(parameters_by_layer(captured.graph)) == 80
@@ -219,7 +219,7 @@ def parameters_by_layer(gm: fx.GraphModule) -> set[int]:
 
 
 def test_nothing_is_keyed_to_names() -> None:
-    """The same model with other attribute names compiles to the same ops and shards."""
+    """A model with renamed attributes compiles to the same ops and shards."""
     config = family("llama")
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for layer in model.model.layers:
@@ -238,5 +238,5 @@ def test_nothing_is_keyed_to_names() -> None:
 
 
 def _renamed(kind: type) -> type:
-    """The layer's class, finding its `mlp` under the new name."""
+    """Return a subclass of the layer that looks up `mlp` under the new name."""
     return type(kind.__name__, (kind,), {"mlp": property(lambda self: self.thing)})

@@ -1,4 +1,4 @@
-"""Every causal LM of Hugging Face: equal to eager, or refused for a known reason."""
+"""Each causal LM of Hugging Face equals eager, or is refused for a known reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tpcompile.runtime.weights import weights_of
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 _HUGGING_FACE = (AttributeError, ImportError, StrictDataclassError, ValueError)
-"""What Hugging Face raises for configurations that it does not build."""
+"""Errors that Hugging Face raises for configurations that it cannot build."""
 
 LENGTH = 4 * WINDOW - 1
 
@@ -57,7 +57,7 @@ def test_variants(kind: str, changes: dict[str, Any], capfd: pytest.CaptureFixtu
 
 
 def _check(config: Any, capfd: pytest.CaptureFixture[str]) -> str | None:
-    """The known reason for which the class is refused; None if it equals eager."""
+    """Return the known reason why the class is refused, or None if it equals eager."""
     on_meta = tiny_model(config, on_meta=True)
     capfd.readouterr()
     try:
@@ -83,7 +83,7 @@ def _check(config: Any, capfd: pytest.CaptureFixture[str]) -> str | None:
 
 
 def _runs(model: Any) -> list[torch.Tensor]:
-    """Logits of two prompts, of the same padded, and of one step from a cache."""
+    """Return logits of two prompts, of the same prompts padded, and of one cached step."""
     ids = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[0, :WINDOW] = 0

@@ -1,4 +1,4 @@
-"""Refusals of features: one sentence that names the class, the feature and what is supported."""
+"""Refusals of unsupported features name the class, the feature and the supported alternatives."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _llama(**changes: Any) -> Any:
 
 
 def test_dense_layers_of_a_class_with_experts_compile() -> None:
-    """The modules decide, and not the class."""
+    """A class that can have experts compiles if all its layers are dense: the modules decide."""
     model = tiny_model(tiny_config("qwen3_moe", mlp_only_layers=[0, 1]), on_meta=True)
     refuse_features(model)
 
@@ -131,7 +131,7 @@ def test_attention_that_cannot_be_replaced_is_refused() -> None:
 
 
 def test_bidirectional_attention_is_refused() -> None:
-    """Hugging Face masks nothing then, and says so nowhere but in the configuration."""
+    """Bidirectional attention shows only in the configuration; Hugging Face then masks nothing."""
     with pytest.raises(UnsupportedError, match="LlamaForCausalLM is an encoder: is_causal=False"):
         capture(_llama(is_causal=False))
 
@@ -143,7 +143,7 @@ def test_value_heads_of_another_width_are_refused_where_they_are_traced() -> Non
 
 
 class _Records(logging.Handler):
-    """What torch logs; its own handler writes to the stderr of when it was imported."""
+    """Log handler that collects torch's records; torch's own one has an early copy of stderr."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _Records(logging.Handler):
 
 
 def test_an_error_while_tracing_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """Fake tensors log it with a traceback too."""
+    """An error while tracing is reported once, without the traceback that fake tensors log."""
     model = _llama()
     model.model.layers[0].mlp.down_proj = nn.Linear(47, 32, bias=False)
     capfd.readouterr()
@@ -190,7 +190,7 @@ def test_encoders(config: Any, loader: Any) -> None:
 
 
 class _Unknown(nn.Module):
-    """Not a Hugging Face model."""
+    """A module that is not a Hugging Face model."""
 
 
 @pytest.mark.parametrize("module", [_Unknown(), nn.Linear(2, 2), nn.ModuleList()], ids=str)

@@ -1,4 +1,4 @@
-"""Which layers are taken for copies of each other."""
+"""Tests of which layers are considered copies of each other."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_layer_is_enough() -> None:
 
 
 def test_layers_that_look_alike_but_trace_differently_are_all_traced() -> None:
-    """A forward that branches on the layer's number: seen by comparing traces, not modules."""
+    """Layers with equal modules but different traces, here by layer number, are all traced."""
     config = copy.deepcopy(preset_pair("qwen3-0.6b").captured.config)
     config.num_hidden_layers = 4
     config.layer_types = ["full_attention"] * 4
@@ -82,7 +82,7 @@ def test_layers_that_look_alike_but_trace_differently_are_all_traced() -> None:
 
 
 class _OddMlp(Qwen3MLP):
-    """Doubles its result in the last layer only."""
+    """MLP that doubles its result in the last layer only."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = super().forward(x)

@@ -1,4 +1,4 @@
-"""Windows that only a mask carries, and masks that cannot be compiled."""
+"""Tests of windows that only a mask carries, and of masks that are not supported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def tiny(kind: str = "qwen3", **changes: Any) -> Any:
-    """A lively model in eager; its layers differ in windows as the changes say."""
+    """Return a tiny eager model with spread-out weights; changes may set a window per layer."""
     base = MOE if kind == "qwen2_moe" else TINY
     if kind == "qwen3":
         base = {**base, "head_dim": 8}
@@ -60,19 +60,19 @@ def tiny(kind: str = "qwen3", **changes: Any) -> Any:
 
 
 def windows(model: Any) -> list[int | None]:
-    """The window of each layer, as it is in the graph."""
+    """Return the window of each layer in the captured graph."""
     graph = capture(model).graph.graph
     return [node.args[5] for node in graph.nodes if node.target is ATTENTION]
 
 
 def masks(model: Any) -> list[int | None]:
-    """The windows that the masks of the layers mean; nothing is traced for it."""
+    """Return the window that each layer's mask implies, without tracing."""
     read = watch.watch_layers(model, find_layers(model)).masks
     return [meaning.window for meaning in read if meaning is not None]
 
 
 def assert_as_eager(model: Any, tp: int) -> None:
-    """A prompt that is longer than the window, then tokens one by one."""
+    """Compare with eager on a prompt longer than the window, then on single tokens."""
     ids = torch.randint(1, 97, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode(), tpcompile.compile(model, tp=tp, simulate=True) as compiled:
         for given in ({"use_cache": False}, {}):
@@ -89,7 +89,7 @@ def assert_as_eager(model: Any, tp: int) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what is changed in its config once it is made, and the windows of its layers."""
+    """A model, changes to its configuration after construction, and its windows."""
 
     kind: str
     made: dict[str, Any]
@@ -130,7 +130,7 @@ QUICK = {("only in the mask", 2), ("window changed, qwen3", 1), ("layer types ch
 
 @pytest.mark.parametrize("case", CASES)
 def test_windows_are_those_of_the_masks(case: str) -> None:
-    """The masks follow the config as it is when the model is compiled."""
+    """Masks follow the configuration at compile time."""
     assert masks(CASES[case].model()) == CASES[case].windows
 
 
@@ -143,14 +143,14 @@ def test_windows_are_those_of_the_masks(case: str) -> None:
     ],
 )
 def test_windows_as_in_eager(case: str, tp: int) -> None:
-    """The attention call of Qwen2-MoE never says them, those of the others say the old ones."""
+    """Windows come from the masks; arguments of the attention call may be missing or outdated."""
     model = CASES[case].model()
     assert windows(model) == CASES[case].windows
     assert_as_eager(model, tp)
 
 
 def test_a_window_that_the_changed_config_no_longer_has() -> None:
-    """Eager raises too."""
+    """Removing the window of a sliding layer is refused; eager raises as well."""
     model = tiny(layer_types=[SLIDING, FULL])
     model.config.sliding_window = None
     with pytest.raises(CompileError, match="sliding_window"):
@@ -181,7 +181,7 @@ def test_masks_are_read_once_not_once_per_layer(monkeypatch: pytest.MonkeyPatch)
 
 
 class OwnLoop(Qwen3Model):
-    """Qwen3 whose layers are given what `mask_for` makes."""
+    """Qwen3 whose layers receive the masks that `mask_for` returns."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, **options: Any) -> Any:
         hidden = self.embed_tokens(input_ids)
@@ -197,7 +197,7 @@ class OwnLoop(Qwen3Model):
 
 
 def with_masks(make: Callable[..., Any], **settings: Any) -> Any:
-    """A model in its own loop; `make` makes the mask of every layer."""
+    """Return a model with its own layer loop, in which `make` creates the mask of each layer."""
     model = tiny(use_sliding_window=False)
     vars(model.config).update(settings)
     model.model.__class__ = type("OwnMasks", (OwnLoop,), {"mask_for": make})
@@ -260,7 +260,7 @@ def test_a_model_of_its_own_with_a_plain_mask() -> None:
 
 
 def test_bidirectional_in_the_config() -> None:
-    """Hugging Face makes other masks then, and nothing else."""
+    """A bidirectional configuration changes only Hugging Face's masks, and is refused."""
     model = tiny(use_sliding_window=False)
     model.config.is_causal = False
     with pytest.raises(UnsupportedError, match="token 0 attends to token 1"):
@@ -277,7 +277,7 @@ def mask(function: Callable[..., Any], *sizes: int) -> Mask:
 
 
 def meaning(function: Callable[..., Any], *sizes: int) -> Meaning:
-    """Of a mask in which packed sequences see each other."""
+    """Return the meaning of a mask in which packed sequences are visible to each other."""
     made = mask(function, *sizes)
     return meaning_of(made, made, POSITIONS, "here")
 

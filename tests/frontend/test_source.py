@@ -1,4 +1,4 @@
-"""What MODEL may be, and the refusals of everything else."""
+"""Tests of all forms of MODEL, and of invalid models."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_code_of_a_checkpoint_is_neither_run_nor_asked_about(
 def test_a_known_type_is_loaded_without_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Hugging Face does without trust_remote_code."""
+    """A known model type is loaded without its remote code, as in Hugging Face by default."""
     said = answer_yes(monkeypatch)
     scaled_config("qwen3-0.6b").save_pretrained(tmp_path)
     mark = add_code(tmp_path, "config.json", **CODE)
@@ -143,7 +143,7 @@ def test_a_known_type_is_loaded_without_the_code(
 
 
 def test_attention_from_the_hub_is_not_loaded() -> None:
-    """A configuration can name a repository with a kernel; ours takes its place in any case."""
+    """An attention kernel from the Hub is not loaded, since ours replaces it."""
     config = scaled_config("qwen3-0.6b", attn_implementation="someone/kernel")
     assert config._attn_implementation == "someone/kernel"
     assert module_of(config, None).config._attn_implementation == "eager"

@@ -1,4 +1,4 @@
-"""Models whose own loop over the layers does more than call them one after the other."""
+"""Tests of models whose layer loop does more than call the layers in turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _causal(model: Any, hidden: torch.Tensor) -> Any:
 
 
 class _OtherTables(Qwen3Model):
-    """Gives layer 3 the rotary tables of other positions."""
+    """Model that gives layer 3 the rotary tables of other positions."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, **options: Any) -> Any:
         hidden = self.embed_tokens(input_ids)
@@ -75,7 +75,7 @@ def test_a_layer_that_is_given_something_else_is_of_another_kind() -> None:
 
 
 class _Faded(Qwen3Model):
-    """Scales the residual between layers."""
+    """Model that scales the residual between layers."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, **options: Any) -> Any:
         hidden = self.embed_tokens(input_ids)
