@@ -1,1 +1,1 @@
-"""Tests of tpcompile/inspect, file by file."""
+"""Tests of tpcompile/inspect."""

@@ -1,4 +1,4 @@
-"""Abstract programs in the shape of a decode step: kinds of instructions, layers, ranks."""
+"""Abstract programs with the structure of a decode step: instruction kinds, layers and ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.vm.schedule.clock import timing
 
 @dataclass(frozen=True)
 class Step:
-    """Touches, and says where it belongs."""
+    """Instruction with a label, a layer, accesses and a cost."""
 
     label: str
     layer: int = -1
@@ -25,23 +25,23 @@ class Step:
 
 
 class Embed(Step):
-    """The first of all."""
+    """The first instruction of the step."""
 
 
 class NormQkv(Step):
-    """One for each head."""
+    """Instruction with one instance per head."""
 
 
 class PartialAttention(Step):
-    """One for each head."""
+    """Instruction with one instance per head."""
 
 
 class LinearResidual(Step):
-    """One for each block of rows."""
+    """Instruction with one instance per block of rows."""
 
 
 class Argmax(Step):
-    """The last of all."""
+    """The last instruction of the step."""
 
 
 HEADS, BLOCKS = 4, 6
@@ -58,7 +58,7 @@ def _all(buffer: int) -> tuple[Region, ...]:
 
 
 def steps(layers: int) -> tuple[Step, ...]:
-    """In program order."""
+    """Return the instructions in program order."""
     found: list[Step] = [Embed("embed", -1, (), _all(_X), 0.5)]
     for layer in range(layers):
         for h in range(HEADS):
@@ -76,7 +76,7 @@ def steps(layers: int) -> tuple[Step, ...]:
 
 
 def step_timeline(layers: int, workers: int = 3, policy: str = "critical-path") -> Timeline:
-    """Such a program on so many workers of one rank."""
+    """Return the timeline of such a program on one rank."""
     instructions = steps(layers)
     costs = [step.cost for step in instructions]
     program = assemble("steps", BUFFERS, instructions, costs, policy, workers).program
@@ -84,7 +84,7 @@ def step_timeline(layers: int, workers: int = 3, policy: str = "critical-path") 
 
 
 def ranked(layers: int, workers: int, ranks: int) -> Timeline:
-    """The workers of one rank, dealt out to several."""
+    """Return a timeline whose workers are divided among several ranks."""
     one = step_timeline(layers, workers * ranks, "round-robin")
     return Timeline(dataclasses.replace(one.program, ranks=ranks), one.timing)
 
@@ -95,7 +95,7 @@ def without_layers(timeline: Timeline) -> Timeline:
 
 
 def many_kinds() -> Timeline:
-    """More of them than a line of the legend can hold."""
+    """Return a timeline with more instruction kinds than fit into a line of the legend."""
     timeline = step_timeline(2, 3)
     steps = tuple(
         type(f"AKindOfInstruction{place}", (Step,), {})(instruction.label)

@@ -1,4 +1,4 @@
-"""Graphs to look at: a tiny model as captured and as sharded."""
+"""Graphs of a tiny model for the tests: captured and sharded."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def lowered(tp: int, *instruments: Instrument, pipeline: str = "") -> fx.GraphMo
 
 @lru_cache
 def captured() -> fx.GraphModule:
-    """Before any pass."""
+    """Return the graph before any pass."""
     return run_passes(preset_pair("tiny-qwen3").captured.graph, [])[0]

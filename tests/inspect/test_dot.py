@@ -1,4 +1,4 @@
-"""The picture of a graph."""
+"""Tests of the drawing of a graph."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_line_is_graphviz(rank: int | None) -> None:
 
 
 def drawn(gm: fx.GraphModule, rank: int | None = None) -> dict[str, str]:
-    """The attributes of every node, by name."""
+    """Return the attributes of each node by name."""
     found = re.findall(r'^ +"(\w+)" (\[.*\]);$', graph_dot(gm, rank), re.MULTILINE)
     return dict(found)
 

@@ -1,4 +1,4 @@
-"""The JSON form of a graph."""
+"""Tests of the JSON form of a graph."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_tokens_split_over_ranks_have_no_intervals() -> None:
 
 
 def expanded(found: list[dict[str, Any]]) -> dict[str, list[tuple[int, int]]]:
-    """Every run of bytes written out, by tensor."""
+    """Return all byte ranges of each tensor."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for read in found:
         starts = [read["start"] + i * read["stride"] for i in range(read["count"])]

@@ -1,4 +1,4 @@
-"""Directories with one file a stage, and files."""
+"""Tests of writing directories with one file per stage, and of writing single files."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_file_that_is_replaced_stays_as_private_as_it_was(tmp_path: Path) -> N
     before = path.stat().st_ino
     write_file(path, lambda file: file.write("second"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert path.stat().st_ino != before  # in one step, by another file
+    assert path.stat().st_ino != before  # replaced atomically by another file
 
 
 def test_a_fifo_stays_and_its_reader_gets_the_text(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_fifo_stays_and_its_reader_gets_the_text(tmp_path: Path) -> None:
 
 
 def _device(tmp_path: Path, name: str, minor: int) -> Path:
-    """A device that a test may lose: as root it is a node of our own."""
+    """Return a device that the test may overwrite: as root, a new node."""
     if os.geteuid() != 0:
         return Path("/dev") / name
     node = tmp_path / name
@@ -146,7 +146,7 @@ def test_links_stay_and_their_targets_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's /proc")
 def test_a_link_to_a_descriptor_is_written_in_place(tmp_path: Path) -> None:
-    """As /dev/stdout is: where it leads to a pipe, its target has no path."""
+    """A link to a descriptor, such as /dev/stdout, is written in place; a pipe has no path."""
     read, write = os.pipe()
     link = tmp_path / "stdout"
     link.symlink_to(f"/proc/self/fd/{write}")
@@ -174,7 +174,7 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
 def test_a_dump_goes_to_the_target_of_a_link(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("dump")
-    for stages in (STAGES, STAGES[:1]):  # dangling, then there
+    for stages in (STAGES, STAGES[:1]):  # dangling, then existing
         written = write_stages(link, stages, "txt")
         assert link.readlink() == Path("dump")
         assert sorted((tmp_path / "dump").iterdir()) == [

@@ -1,4 +1,4 @@
-"""The picture: every instruction once, in its place and colour, words that stand clear."""
+"""The Gantt chart shows each instruction once, in its place and colour; texts do not overlap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drawn(timeline: Timeline, title: str = "a title") -> Element:
 
 
 def slices(root: Element) -> dict[str, Element]:
-    """The rectangles of instructions, by label."""
+    """Return the rectangles of instructions by label."""
     found = {}
     for rect in root.iter(f"{_SVG}rect"):
         tooltip = rect.find(f"{_SVG}title")
@@ -154,4 +154,4 @@ def test_of_a_long_program_the_first_layers(timeline: Timeline) -> None:
     ends = max(box_of(rect)[2] for rect in found.values())
     rects = list(root.iter(f"{_SVG}rect"))
     strips = [box_of(rect)[2] for rect in rects if rect.attrib.get("stroke") == svg.GRID]
-    assert ends <= strips[0] + 0.2, "what goes on is cut where the strips of the overview end"
+    assert ends <= strips[0] + 0.2, "bars that continue are cut where the overview ends"

@@ -1,4 +1,4 @@
-"""Instruments on the pass manager."""
+"""Tests of the pass manager's instruments."""
 
 from __future__ import annotations
 

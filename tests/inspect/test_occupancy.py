@@ -1,4 +1,4 @@
-"""The strip above a picture: how many are busy with what."""
+"""Tests of the occupancy strip: the number of busy workers per kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan, read off the types of a sharded graph."""
+"""Tests of the plan report, which is derived from the types of a sharded graph."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def test_sums_and_gathers() -> None:
     ops = [collective.op for collective in report.collectives]
     assert ops == ["all_reduce"] * 5 + ["all_gather", "argmax"]
     sums = {c.bytes_per_token for c in report.collectives if c.op == "all_reduce"}
-    assert sums == {2 * 64 * 4 * 2 // 3}, "around a ring of 3, twice 2/3 of the value"
+    assert sums == {2 * 64 * 4 * 2 // 3}, "a ring of 3 sends twice 2/3 of the value"
     logits, tokens = report.collectives[-2:]
     assert logits.bytes_per_token == 1013 * 4 * 2 // 3
-    assert tokens.bytes_per_token == 16 * 2, "a pair from each of the two others"
+    assert tokens.bytes_per_token == 16 * 2, "one pair from each of the two other ranks"
 
 
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("options", ["", "{spans=3,interleaved=true}"])
 def test_a_decode_graph_has_the_same_plan(tp: int, options: str) -> None:
-    """The same heads, bytes and collectives, also where a sum takes the residual along."""
+    """A decode graph has the same plan, although its sums across ranks add the residual."""
     standard, decode = plan_report(graph(tp)), plan_report(graph(tp, f"decode{options}"))
     assert decode.ranks == standard.ranks
     crossing = [[(c.op, c.bytes_per_token) for c in p.collectives] for p in (standard, decode)]

@@ -1,4 +1,4 @@
-"""What a schedule comes to, in figures."""
+"""Tests of the figures of a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a picture."""
+"""Tests of the elements of SVG pictures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def channels(colour: str) -> list[int]:
 
 
 def contrast(one: str, other: str) -> float:
-    """As the accessibility guidelines for the web reckon it."""
+    """Return the contrast ratio as defined by the Web Content Accessibility Guidelines."""
     light, dark = sorted((luminance(one), luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 

@@ -1,4 +1,4 @@
-"""Tracks, what released an instruction, and what the end waited for."""
+"""Tests of tracks, of the instruction that released each instruction, and of the critical path."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_tracks_of_several_ranks() -> None:
 
 
 def test_the_last_signal_counts() -> None:
-    """Instruction 3 waits for both signals of counter 0 and one of counter 1; 4 for none."""
+    """The last signal needed releases an instruction: 3 waits for two counters, 4 for none."""
     program = dataclasses.replace(
         step_timeline(1).program,
         instructions=step_timeline(1).program.instructions[:5],
@@ -52,14 +52,14 @@ def test_the_last_signal_counts() -> None:
     assert timeline.released_by == (None, None, None, 1, None)
     assert timeline.chain == (1, 3)
     together = dataclasses.replace(timing, finishes=(5, 5, 3, 6, 1))
-    assert Timeline(program, together).released_by[3] == 0, "the first of those at one moment"
+    assert Timeline(program, together).released_by[3] == 0, "ties go to the first instruction"
     early = dataclasses.replace(program, waits=(*program.waits[:3], (Wait(0, 1),), ()))
     assert Timeline(early, timing).released_by[3] == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_chain_fills_the_time(policy: str) -> None:
-    """Each of it starts when the one before it is done, so together they take all of the time."""
+    """Each instruction of the critical path starts when its predecessor ends."""
     timeline = step_timeline(3, 4, policy)
     timing = timeline.timing
     assert timing.starts[timeline.chain[0]] == 0.0

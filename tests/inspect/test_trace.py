@@ -1,4 +1,4 @@
-"""The trace is what Perfetto's importer asks for: slices that nest, arrows that start inside."""
+"""The trace meets the rules of Perfetto's importer: slices nest, and arrows start inside them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(timeline: Timeline) -> Events:
 
 
 def check_trace(events: Events) -> None:
-    """What the format asks of every event, and of slices and arrows together."""
+    """Assert the format's rules for single events, for slices and for arrows."""
     for event in events:
         assert set(event) == KEYS[event["ph"]]
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
@@ -85,7 +85,7 @@ def test_schema(policy: str) -> None:
 
 
 def test_moments_between_nanoseconds() -> None:
-    """Times that no number of nanoseconds meets still make slices that do not overlap."""
+    """Slices do not overlap at times that are not whole nanoseconds."""
     timeline = step_timeline(3, 4)
     third = 1 / 3 + 1e-5
     timing = Timing(

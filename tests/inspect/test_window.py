@@ -1,4 +1,4 @@
-"""What a picture of a long program shows, and what it says of that."""
+"""Tests of the window that a picture of a long program shows, and of its caption."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ def test_without_layers_the_first_instructions() -> None:
     window = window_of(CUT)
     assert window.said == "the first 120 instructions"
     across = zip(CUT.timing.starts, CUT.timing.finishes, strict=True)
-    assert any(start < window.stop < finish for start, finish in across), "some are cut"
+    assert any(start < window.stop < finish for start, finish in across), "some must be cut"
