@@ -1,1 +1,1 @@
-"""Tests of tpcompile/ir, file by file."""
+"""Tests of tpcompile/ir."""

@@ -1,4 +1,4 @@
-"""One op on simulated ranks: operands dealt out by their types, results put together by theirs."""
+"""Run one op on simulated ranks: distribute operands and reassemble results by their types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpcompile.ir.types import PARTIAL, REPLICATE, AnyType, Dim, Partial, Shard,
 
 @dataclass(frozen=True)
 class Operand:
-    """A whole value and the type that says how the ranks hold it."""
+    """A whole value and the type that describes its placement."""
 
     whole: torch.Tensor
     kind: ValueType
@@ -38,7 +38,7 @@ class Operand:
 
 
 def operand(whole: torch.Tensor, symbols: Sequence[str | None] = ()) -> Operand:
-    """On every rank; `symbols` names the extents that the type does not know."""
+    """Return a replicated operand; `symbols` names its symbolic extents."""
     names = [*symbols, *[None] * (whole.dim() - len(symbols))]
     shape: list[Dim] = [
         extent if name is None else name for extent, name in zip(whole.shape, names, strict=True)
@@ -52,14 +52,14 @@ def random(*shape: int, symbols: Sequence[str | None] = (), seed: int = 0) -> Op
 
 
 def whole_numbers(*shape: int, symbols: Sequence[str | None] = (), seed: int = 0) -> Operand:
-    """Small integers as floats: sums of them are exact in any order."""
+    """Return small integers as floats, whose sums are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(-4, 5, shape, generator=generator).float()
     return operand(values, symbols)
 
 
 def deal(given: Operand, ranks: int) -> list[torch.Tensor]:
-    """What each rank holds of an operand."""
+    """Return each rank's part of an operand."""
     whole, placement = given.whole, given.kind.placement
     if isinstance(placement, Partial):
         generator = torch.Generator().manual_seed(1)
@@ -79,13 +79,13 @@ def deal(given: Operand, ranks: int) -> list[torch.Tensor]:
 
 
 def infer(target: Any, *args: Any, **kwargs: Any) -> AnyType:
-    """The type of the result, from the operands' types; raises what the rule raises."""
+    """Infer the type of the result, or raise the rule's error."""
     return Checker().infer(_graph(target, args, kwargs)[1])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A result: its type, what each rank holds, and what the op gives on whole operands."""
+    """A result: its type, each rank's part, and the op's result on whole operands."""
 
     kind: AnyType
     ranks: list[Any]
@@ -99,7 +99,7 @@ class Outcome:
         return to_whole(self.ranks, self.kind)
 
     def assert_sound(self, *, exact: bool = False) -> None:
-        """The type tells shape, dtype and placement as they are, and the numbers are the op's."""
+        """Assert that shapes, dtype and placement match the type, and values match the op's."""
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         columns = zip(*self.ranks, strict=True) if isinstance(self.kind, tuple) else [self.ranks]
         expected = self.expected if isinstance(self.kind, tuple) else [self.expected]
@@ -122,7 +122,7 @@ class Outcome:
 
 
 def run(target: Any, *args: Any, ranks: int, **kwargs: Any) -> Outcome:
-    """The op on every rank, and on the whole operands."""
+    """Run the op on all ranks and on the whole operands."""
     graph, node, operands = _graph(target, args, kwargs)
     node.meta["type"] = kind = Checker().infer(node)
     graph.output(node)
@@ -135,13 +135,13 @@ def run(target: Any, *args: Any, ranks: int, **kwargs: Any) -> Outcome:
 
 
 def sound_or_refused(target: Any, *args: Any, **kwargs: Any) -> None:
-    """The rule may refuse; what it takes must be as its type says."""
+    """Assert that the rule refuses, or that its type is sound."""
     if refusal(target, *args, **kwargs) is None:
         run(target, *args, ranks=2, **kwargs).assert_sound()
 
 
 def refusal(target: Any, *args: Any, **kwargs: Any) -> str | None:
-    """The rule that refuses the operands, if one does."""
+    """Return the rule that refuses the operands, or None."""
     try:
         infer(target, *args, **kwargs)
     except RuleError as error:
@@ -150,7 +150,7 @@ def refusal(target: Any, *args: Any, **kwargs: Any) -> str | None:
 
 
 def refused(rule: str, target: Any, *args: Any, **kwargs: Any) -> RuleError:
-    """The refusal, which must be of this rule and say what was found and expected."""
+    """Assert that this rule refuses the operands, and return the error."""
     with pytest.raises(RuleError) as caught:
         infer(target, *args, **kwargs)
     assert caught.value.rule == rule, caught.value
@@ -188,7 +188,7 @@ def _whole(arg: Any) -> Any:
 
 
 def _assert_shape(kind: Sequence[Dim], found: Sequence[int]) -> None:
-    """Named extents may be anything; the others are what the type says."""
+    """Assert that all known extents match; symbolic extents may have any size."""
     assert len(kind) == len(found), (kind, found)
     for said, extent in zip(kind, found, strict=True):
         assert isinstance(said, str) or said == extent, (kind, found)

@@ -1,4 +1,4 @@
-"""Random layouts, placements and recipes, for the property tests of the ir room."""
+"""Random layouts, placements and recipes for property tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tpcompile.ir.layout import FusedLayout, Interval, Layout
 from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, shape_of
 
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True)
-"""A seed of its own for each test: a run that passes passes again."""
+"""Settings with a fixed seed per test, so that runs are reproducible."""
 
 RANKS = st.integers(1, 4)
 
 
 def intervals_of(units: Iterable[int]) -> tuple[Interval, ...]:
-    """Units in order, touching ones as one interval."""
+    """Return sorted intervals, with adjacent units merged."""
     found: list[Interval] = []
     for unit in sorted(units):
         if found and found[-1][1] == unit:
@@ -39,7 +39,7 @@ def layouts(
     overlapping: bool = False,
     axis: str = "axis",
 ) -> Layout:
-    """Every unit on a rank, every rank with a unit; uneven, in scattered runs, shared if asked."""
+    """Draw an uneven, scattered, optionally overlapping layout with a unit on each rank."""
     units = draw(st.integers(ranks, ranks + 4)) if units is None else units
     grain = draw(st.integers(1, 3)) if grain is None else grain
     others = st.lists(st.integers(0, ranks - 1), min_size=units - ranks, max_size=units - ranks)
@@ -53,7 +53,7 @@ def layouts(
 
 @st.composite
 def runs(draw: st.DrawFn, units: int, ranks: int) -> tuple[tuple[Interval, ...], ...]:
-    """One run of units a rank, of any length but zero."""
+    """Draw one non-empty run of units per rank."""
     inner = st.sets(st.integers(1, units - 1), min_size=ranks - 1, max_size=ranks - 1)
     cuts = [0, *sorted(draw(inner) if ranks > 1 else ()), units]
     return tuple(((a, b),) for a, b in pairwise(cuts))
@@ -70,7 +70,7 @@ def fused_layouts(draw: st.DrawFn, ranks: int, *, overlapping: bool = False) -> 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
-    """Any expression of the five kinds, over tensors of one to three dimensions."""
+    """Draw an expression of the five kinds over tensors of one to three dimensions."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     recipe: Recipe = Tensor("t0", shape)
     for step in range(draw(st.integers(0, 5))):
@@ -107,7 +107,7 @@ def _grown(draw: st.DrawFn, recipe: Recipe, kind: str, name: str) -> Recipe:
 
 
 def numbered(recipe_tensors: Iterable[Tensor]) -> dict[str, torch.Tensor]:
-    """Checkpoint tensors in which every element is another number, and none is zero."""
+    """Return checkpoint tensors whose elements are distinct and non-zero."""
     found: dict[str, torch.Tensor] = {}
     next_number = 1
     for tensor in recipe_tensors:

@@ -1,4 +1,4 @@
-"""MLPs with any activation are found by data flow: their projections, and where they end."""
+"""MLPs with any activation, their projections and results are found by data flow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Activate = Callable[[Made, fx.Node], fx.Node]
 
 
 def written_gelu(made: Made, x: fx.Node) -> fx.Node:
-    """GELU as `gelu_new` has it: eight ops around one tanh."""
+    """Write GELU as in `gelu_new`: eight ops around one tanh."""
     cube = made.call(aten.mul.Tensor, made.call(aten.pow.Tensor_Scalar, x, 3.0), 0.044715)
     inner = made.call(aten.mul.Tensor, made.call(aten.add.Tensor, x, cube), 0.7978845608)
     outer = made.call(aten.add.Tensor, made.call(aten.tanh.default, inner), 1.0)
@@ -83,7 +83,7 @@ def test_swiglu_is_an_op_of_its_own() -> None:
 
 
 def _no_down(made: Made, x: fx.Node) -> fx.Node:
-    """As a cap of the logits: nothing is summed behind it."""
+    """Write an activation without a down projection, as a cap on logits has it."""
     return made.call(aten.tanh.default, made.linear(x, "up", 8, 8))
 
 
@@ -121,7 +121,7 @@ def test_what_is_no_mlp(write: Activate) -> None:
 
 
 def test_values_that_meet_again_are_visited_once() -> None:
-    """A chain of squares as products of a value by itself has 2**60 ways back."""
+    """A value used twice is visited once; this chain has 2**60 paths."""
     made = GraphBuilder()
     value = made.call(aten.relu.default, made.linear(made.input("x", "T", 8), "up", 8, 8))
     for _ in range(60):

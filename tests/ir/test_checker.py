@@ -1,4 +1,4 @@
-"""The checker: good graphs pass, and every rule of its own refuses a graph made to break it."""
+"""The checker accepts valid graphs, and each of its rules detects a violation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ aten = torch.ops.aten
 
 
 def lowered(tp: int = 4, until: str = "") -> fx.GraphModule:
-    """tiny-qwen3 after the standard passes, or after those up to one."""
+    """Return tiny-qwen3 after the standard passes, or after a prefix of them."""
     passes = default_pipeline(tp)
     names = [current.name for current in passes]
     passes = passes[: names.index(until) + 1] if until else passes
@@ -62,7 +62,7 @@ def called(gm: fx.GraphModule, target: Any) -> fx.Node:
 
 
 def made_of(gm: fx.GraphModule, tensor: str) -> fx.Node:
-    """The parameter that a checkpoint tensor goes into."""
+    """Return the parameter made from a checkpoint tensor."""
     return next(n for n in parameters(gm.graph) if tensor in parameter_of(n).describe())
 
 
@@ -70,7 +70,7 @@ def redefined(node: fx.Node, **changes: Any) -> None:
     set_parameter(node, dataclasses.replace(parameter_of(node), **changes))
 
 
-# Edits: each breaks one rule.
+# Edits that break one rule each.
 
 
 def unknown_op(gm: fx.GraphModule) -> None:
@@ -79,7 +79,7 @@ def unknown_op(gm: fx.GraphModule) -> None:
 
 
 def used_before(gm: fx.GraphModule) -> None:
-    """A norm moved in front of what it reads."""
+    """Move a norm before its operand."""
     norm = called(gm, RMS_NORM)
     operand(norm).prepend(norm)
 
@@ -90,13 +90,13 @@ def split_input(gm: fx.GraphModule) -> None:
 
 
 def split_slots(gm: fx.GraphModule) -> None:
-    """The cache may be split, as keys are; what says where they are may not."""
+    """Split the slots: the cache may be split like the keys, but not its indices."""
     node = named(gm, "slots")
     node.meta["type"] = value_type(node).sharded(0, TokenLayout(4))
 
 
 def split_input_as_keys(gm: fx.GraphModule) -> None:
-    """Keys that come in from outside are no cache, though only the op with a cache reads them."""
+    """Add split keys as an input; only the cache may be a split input."""
     node, attention = named(gm, "cache"), called(gm, PAGED_ATTENTION)
     with gm.graph.inserting_after(node):
         keys = gm.graph.placeholder("keys")
@@ -150,7 +150,7 @@ def recipe_shape(gm: fx.GraphModule) -> None:
 
 
 def recipe_of_another_part(gm: fx.GraphModule) -> None:
-    """Right in shape: two ranks have each other's columns."""
+    """Swap the recipes of two ranks; the shapes match."""
     weight = made_of(gm, "layers.0.mlp.down_proj")
     one, other, *rest = parameter_of(weight).shards
     redefined(weight, shards=(other, one, *rest))
@@ -164,7 +164,7 @@ def recipe_shifted_by_one(gm: fx.GraphModule) -> None:
 
 
 def recipe_of_another_tensor(gm: fx.GraphModule) -> None:
-    """Gate and up of a rank change places."""
+    """Swap gate and up on one rank."""
     weight = made_of(gm, "layers.0.mlp.gate_proj")
     *others, last = parameter_of(weight).shards
     assert isinstance(last, Concat)
@@ -189,7 +189,7 @@ def replicas_that_differ(gm: fx.GraphModule) -> None:
 
 
 def rewritten(tensor: str, change: Callable[[Recipe], Recipe]) -> Callable[[fx.GraphModule], None]:
-    """Other rows, in the whole and on every rank alike."""
+    """Change the rows of a tensor, in the whole and on all ranks."""
 
     def edit(gm: fx.GraphModule) -> None:
         node = made_of(gm, tensor)
@@ -205,7 +205,7 @@ def rewritten(tensor: str, change: Callable[[Recipe], Recipe]) -> Callable[[fx.G
 
 
 def _repeated(whole: Recipe) -> Recipe:
-    """The first row twice, for the last."""
+    """Repeat the first row and drop the last one."""
     return Concat((Slice(whole, 0, 0, 1), Slice(whole, 0, 0, shape_of(whole)[0] - 1)), 0)
 
 
@@ -215,12 +215,12 @@ def _turned(whole: Recipe) -> Recipe:
 
 
 def _interleaved_rows(whole: Recipe) -> Recipe:
-    """As interleave-rotary does it, but the type does not tell."""
+    """Interleave rows like interleave-rotary, without changing the type."""
     return Permute(whole, 0, (1, 2, shape_of(whole)[0] // 2), (0, 2, 1))
 
 
 def _longer(whole: Recipe) -> Recipe:
-    """As if the checkpoint had more rows."""
+    """Slice from a tensor with more rows than the checkpoint has."""
     assert isinstance(whole, Tensor)
     return Slice(Tensor(whole.name, (65, *whole.shape[1:])), 0, 1, 65)
 
@@ -236,7 +236,7 @@ def _parts_swapped(whole: Recipe) -> Recipe:
 
 
 def _last_row_skipped(gm: fx.GraphModule) -> None:
-    """A row less of the table, and of the logits, all in step."""
+    """Remove the last row of the table and the last logit consistently."""
     table = made_of(gm, "embed_tokens")
     old = parameter_of(table)
     rows, width = shape_of(old.whole)
@@ -251,7 +251,7 @@ def _last_row_skipped(gm: fx.GraphModule) -> None:
 
 
 def relaid(tensor: str, dim: int, parts: Any) -> Callable[[fx.GraphModule], None]:
-    """Another layout, with recipes that agree with it."""
+    """Change the layout, with matching recipes."""
 
     def edit(gm: fx.GraphModule) -> None:
         weight = made_of(gm, tensor)
@@ -295,7 +295,7 @@ def segments_of_other_ranks(gm: fx.GraphModule) -> None:
 
 
 def second_owner(gm: fx.GraphModule) -> None:
-    """Embedding and head with a parameter each, made of the same tensor."""
+    """Give the head its own parameter, made from the embedding's tensor."""
     table = made_of(gm, "embed_tokens")
     head = next(node for node in table.users if node.target is LINEAR)
     with gm.graph.inserting_before(head):
@@ -457,7 +457,7 @@ def test_the_error_shows_the_first_problem_and_how_many_there_are() -> None:
 
 
 def test_every_problem_is_found_and_not_only_the_first() -> None:
-    """Faults in both layers and at the end, and one of each kind that hides no other."""
+    """All problems are reported: faults in both layers and at the end."""
     gm = lowered()
     for weight in parameters(gm.graph):
         tensors = parameter_of(weight).describe()
@@ -479,7 +479,7 @@ def test_an_order_problem_is_found_behind_another_problem() -> None:
 
 
 def test_new_nodes_in_the_wrong_order_are_found() -> None:
-    """They have no type yet: the checker must not take that for an error told already."""
+    """A new node that reads a later one is reported, although neither has a type yet."""
     gm = lowered()
     output = named(gm, "output")
     with gm.graph.inserting_before(output):
@@ -526,7 +526,7 @@ def test_calls_that_make_no_sense_are_problems_and_no_crash(what: str) -> None:
 
 
 def test_layouts_over_more_or_fewer_ranks_than_the_graph_are_refused() -> None:
-    """At tp=2 a layout of four ranks leaves half of the axis on ranks that do not exist."""
+    """Layouts must have one part per rank: at tp=2 four parts would lose half of the axis."""
     for others in (4, 1):
         gm = lowered(2)
         weight = made_of(gm, "layers.0.mlp.down_proj")
@@ -543,7 +543,7 @@ def test_layouts_over_more_or_fewer_ranks_than_the_graph_are_refused() -> None:
 
 
 def test_scattering_over_another_number_of_ranks_is_refused() -> None:
-    """`reduce_scatter(x, 3)` on two ranks: the last third of the tokens would be nobody's."""
+    """`reduce_scatter(x, 3)` on two ranks is refused, since it would lose a third of the tokens."""
     captured = preset_pair("tiny-qwen3").captured.graph
     gm, _ = run_passes(captured, [*default_pipeline(2), SequenceParallel()])
     assert check_graph(gm) == []
@@ -625,7 +625,7 @@ def test_recipes_are_compared_by_what_they_copy_and_not_by_how_they_are_written(
 
 
 def test_two_parameters_may_own_different_rows_of_a_tensor() -> None:
-    """Fused checkpoints: q and k are rows of one tensor."""
+    """Parameters may use different rows of one tensor, as in checkpoints with fused q and k."""
     graph = fx.Graph()
     for name, start, stop in (("q", 0, 4), ("k", 4, 6)):
         node = graph.get_attr(name)

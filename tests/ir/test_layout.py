@@ -1,4 +1,4 @@
-"""Layouts: what each rank holds, what is no layout, and runs that are even."""
+"""Tests of layouts: the ranks' parts, invalid layouts, and even runs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_even_runs_differ_by_at_most_one(units: int, ranks: int) -> None:
     sizes = [stop - start for ((start, stop),) in found]
     assert len(found) == ranks and sum(sizes) == units
     assert max(sizes) - min(sizes) <= 1
-    assert sizes == sorted(sizes, reverse=True), "longer runs first"
+    assert sizes == sorted(sizes, reverse=True), "longer runs come first"
     assert [unit for ((start, stop),) in found for unit in range(start, stop)] == [*range(units)]
 
 

@@ -1,4 +1,4 @@
-"""What graphs and nodes carry: origins, parameters, types."""
+"""Tests of metadata on graphs and nodes: origins, parameters and types."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_parameter_on_every_rank_and_in_parts() -> None:
         Slice(W, 0, 5, 6),
     )
     assert split.describe() == "w" and split.describe(3) == "w[5:6]"
-    assert whole.type.placement == REPLICATE, "the first is as it was"
+    assert whole.type.placement == REPLICATE, "the original is unchanged"
 
 
 def test_parameters_of_a_graph() -> None:
@@ -58,7 +58,7 @@ def test_parameters_of_a_graph() -> None:
     second = new_parameter(
         gm.graph, "w", Parameter.replicated(W, torch.float32, 2), Origin("b"), gm
     )
-    assert (first.target, second.target) == ("w", "w_"), "names are used once"
+    assert (first.target, second.target) == ("w", "w_"), "names are unique"
     held = gm.get_parameter("w")
     assert held.is_meta and held.shape == (6, 2) and not held.requires_grad
     assert list(parameters(gm.graph)) == [first, second]

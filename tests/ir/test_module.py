@@ -1,4 +1,4 @@
-"""Stage modules write their Python when they are called, and again when their graph changes."""
+"""Stage modules generate their code when first called, and again after their graph changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are named by their role; what cannot be a name in Python is not made one."""
+"""Values are named by their role; names that are invalid in Python are avoided."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_names_differ_and_stay_in_a_copy(passes: list[object]) -> None:
 
 @pytest.mark.parametrize("odd", ["0", "class", "self", "tpc"])
 def test_a_name_that_python_cannot_have(odd: str) -> None:
-    """A module of a list is called `0`, for example."""
+    """A role that is no valid identifier, such as `0` in a module list, gives a valid name."""
     graph, root = fx.Graph(), nn.Module()
     origin = Origin("layers.3.mlp", layer=3)
     x = graph.placeholder("x")

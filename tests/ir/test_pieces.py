@@ -1,4 +1,4 @@
-"""Pieces against plain torch: what recipes give, what they read, and how they are undone."""
+"""Pieces agree with plain torch: values, bytes read, and the inverse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def meaning(recipe: Recipe, tensors: Tensors) -> torch.Tensor:
-    """What a recipe means, in plain torch: the oracle."""
+    """Evaluate a recipe in plain torch, as the oracle."""
     match recipe:
         case Tensor(name):
             return tensors[name]
@@ -104,7 +104,7 @@ def test_restricted_pieces_are_the_pieces_of_the_part(recipe: Recipe, data: st.D
 @EXAMPLES
 @given(st.data())
 def test_shards_put_together_are_the_tensors(data: st.DataObject) -> None:
-    """Layouts uneven, overlapping and fused; the whole made of one tensor or of several."""
+    """Reassembled shards equal the tensors, for uneven, overlapping and fused layouts."""
     ranks = data.draw(RANKS)
     layout: AnyLayout = data.draw(
         st.one_of(
@@ -142,7 +142,7 @@ def test_putting_together_refuses_what_no_rank_holds() -> None:
 
 
 def marked(recipe: Recipe) -> dict[str, set[int]]:
-    """The elements of each tensor whose number comes through: the oracle of what is read."""
+    """Return the elements of each tensor that reach the result, as the oracle of what is read."""
     tensors = numbers(recipe)
     through = set(meaning(recipe, tensors).flatten().tolist())
     return {
@@ -185,7 +185,7 @@ def test_what_is_read_is_what_the_byte_ranges_say(recipe: Recipe) -> None:
 
 
 def test_a_permuted_tensor_is_one_piece_of_runs() -> None:
-    """Heads of eight with their halves interleaved: a run for each pair, however many rows."""
+    """Interleaving heads of eight gives one piece with a run per pair, for any number of rows."""
     (piece,) = pieces(Permute(Tensor("w", (16, 2)), 0, (2, 2, 4), (0, 2, 1)))
     assert piece.target == ((0, 16), (0, 2))
     pairs = tuple(range(first, first + 5, 4) for first in (0, 1, 2, 3, 8, 9, 10, 11))
@@ -193,13 +193,13 @@ def test_a_permuted_tensor_is_one_piece_of_runs() -> None:
 
 
 def test_rows_between_those_of_a_rank_are_not_read() -> None:
-    """A rank's part of interleaved rows is every other row: no rank reads what it does not need."""
+    """A rank reads only its own rows of an interleaved tensor."""
     turned = Permute(Tensor("w", (6, 2)), 0, (3, 2), (1, 0))
     assert_reads_what_it_says(take(turned, 0, 0, 3))
 
 
 def test_byte_ranges_of_a_file_are_enough_to_make_the_parameter(tmp_path: Path) -> None:
-    """A rank with only these bytes of a real checkpoint, the others spoilt, has all it needs."""
+    """The declared byte ranges of a file suffice: the rank reads no other bytes."""
     generator = torch.Generator().manual_seed(0)
     tensors = {
         "q": torch.randn(12, 5, generator=generator),

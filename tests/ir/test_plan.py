@@ -1,4 +1,4 @@
-"""The plan's arithmetic, for every number of heads and ranks."""
+"""Tests of the sharding plan for all numbers of heads and ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = settings(deadline=None, derandomize=True)
 
 @st.composite
 def _heads(draw: st.DrawFn) -> tuple[int, int, int]:
-    """Query heads, KV heads that divide them, ranks."""
+    """Draw query heads, KV heads that divide them, and ranks."""
     queries = draw(st.integers(1, 64))
     keys = draw(st.sampled_from([n for n in range(1, queries + 1) if queries % n == 0]))
     return queries, keys, draw(st.integers(1, queries))

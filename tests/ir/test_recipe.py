@@ -1,4 +1,4 @@
-"""Recipes as data: shapes, tensors, parts and their text."""
+"""Tests of recipes: shapes, tensors, parts and text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_recipe_of_a_rank() -> None:
 @EXAMPLES
 @given(recipes())
 def test_recipes_are_values(recipe: Recipe) -> None:
-    """They are keys and can be compared, and their text names every tensor."""
+    """Recipes are hashable and comparable, and their text names all tensors."""
     assert recipe in {recipe}
     assert all(tensor.name in describe(recipe) for tensor in tensors_of(recipe))
 

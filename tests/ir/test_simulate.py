@@ -1,4 +1,4 @@
-"""Simulated ranks: each has its own part, and the numbers are those of the whole."""
+"""Simulated ranks hold their own parts, and together give the values of the whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_weights_are_each_rank_s_part(tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 4, 6])
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
 def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
-    """Replicas alike bit for bit, parts of the said shape, and the whole that of one rank."""
+    """Replicas are bitwise equal, parts have the declared shape, and wholes equal tp=1."""
     pair = preset_pair(name)
     gm, _ = run_passes(pair.captured.graph, [*default_pipeline(tp), SequenceParallel()])
     single, _ = run_passes(pair.captured.graph, default_pipeline(1))
@@ -77,7 +77,7 @@ def test_global_arguments_become_each_rank_s() -> None:
     ]
     attention = next(n for n in gm.graph.nodes if n.target is PAGED_ATTENTION)
     found = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(4)]
-    assert found == [{}] * 4, "ranks with one KV head, or with as many as query heads, need no map"
+    assert found == [{}] * 4, "no map is needed with one KV head, or one per query head"
     three, _ = run_passes(preset_pair("qwen2.5-7b").captured.graph, default_pipeline(3))
     attention = next(n for n in three.graph.nodes if n.target is PAGED_ATTENTION)
     maps = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(3)]
@@ -87,7 +87,7 @@ def test_global_arguments_become_each_rank_s() -> None:
 
 
 def test_ranks_get_empty_caches_and_blocks_in_a_row() -> None:
-    """Every sequence starts at a block of its own; what nobody wrote is no number."""
+    """Sequences start in their own blocks, blocks are consecutive, and unwritten slots are NaN."""
     pair = preset_pair("tiny-qwen3")
     gm, _ = run_passes(pair.captured.graph, default_pipeline(4))
     packed = batch((33, 1, 64), 1013)

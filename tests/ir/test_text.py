@@ -1,4 +1,4 @@
-"""The text form: a golden of a small graph with all that a type can say, whole and of one rank."""
+"""The text form matches a golden that covers all parts of a type, whole and for one rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDDEN = ValueType(("T", 8), torch.float32)
 
 
 def small_graph() -> fx.GraphModule:
-    """Fused rows on two ranks, the sum scattered by tokens, a norm, a gather: uneven throughout."""
+    """Return a graph of uneven fused rows, a reduce-scatter over tokens, a norm and a gather."""
     gm = fx.GraphModule(nn.Module(), fx.Graph())
     graph, file = gm.graph, "/somewhere/modeling_small.py"
     at = [Origin("embed", file, 7), Origin("layers.0.attn", file, 12, 0), Origin("norm", file, 30)]
@@ -84,7 +84,7 @@ def test_types_show_local_extents_beside_global_ones() -> None:
 
 
 def test_nodes_without_type_or_parameter_can_be_shown() -> None:
-    """Error messages show lines of graphs that are not valid."""
+    """Nodes without type or parameter can be printed, since error messages show invalid graphs."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     weight = graph.get_attr("w")

@@ -1,4 +1,4 @@
-"""Types of values: what ranks hold, what no value can be, and how they read."""
+"""Tests of value types: the ranks' parts, invalid types, and text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_refusals(placement: Placement, reason: str | None) -> None:
 
 
 def test_types_are_values() -> None:
-    """Equal types are one key, whoever made them; anything different is another."""
+    """Equal types are equal keys, and different types are different keys."""
     same = ValueType(("T", 24), torch.float32).sharded(1, Layout("q_heads", 6, 4, even_runs(6, 4)))
     assert same == X.sharded(1, HEADS) and hash(same) == hash(X.sharded(1, HEADS))
     others = [X, X.placed(PARTIAL), X.sharded(1, HEADS), X.sharded(0, TokenLayout(4))]

@@ -1,4 +1,4 @@
-"""The best token of each row: what torch finds in the whole row, though no rank sees it."""
+"""The argmax over split columns equals torch's argmax over the whole row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.ir.types import ValueType
 
 INFINITY, NAN = float("inf"), float("nan")
 FEW = st.sampled_from([0.0, 1.0, 1.0, 2.0, -1.5, -INFINITY, INFINITY, NAN])
-"""Few enough that rows have ties within a rank and across ranks."""
+"""A few values, so that rows have ties within and across ranks."""
 
 
 @st.composite
@@ -34,7 +34,7 @@ def rows(draw: st.DrawFn, columns: int) -> torch.Tensor:
 def test_ranks_find_what_torch_finds_in_the_whole(
     data: st.DataObject, ranks: int, more: int
 ) -> None:
-    """Ties go to the lowest id, NaN wins, rows of minus infinity have a best token too."""
+    """Ties go to the lowest id, NaN wins, and rows of minus infinity have a result too."""
     logits = operand(data.draw(rows(ranks + more)))
     order = data.draw(st.permutations(data.draw(runs(ranks + more, ranks))))
     split = logits.sharded(1, Layout("vocab", ranks + more, 1, tuple(order)))
@@ -47,7 +47,7 @@ def test_ranks_find_what_torch_finds_in_the_whole(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_a_real_vocabulary(dtype: torch.dtype, ranks: int) -> None:
-    """Many ties: a bf16 has but 256 values from one power of two to the next."""
+    """bf16 logits have many ties, since there are only 256 values between powers of two."""
     logits = operand(random(9, 1009).whole.to(dtype))
     layout = Layout("vocab", 1009, 1, even_runs(1009, ranks))
     run(ARGMAX, logits.sharded(1, layout), ranks=ranks).assert_sound(exact=True)
@@ -55,7 +55,7 @@ def test_a_real_vocabulary(dtype: torch.dtype, ranks: int) -> None:
 
 
 def test_a_rank_without_columns_never_wins() -> None:
-    """Not even where every logit is minus infinity: its id is the greatest there is."""
+    """A rank without columns loses even against minus infinity, since its id is the maximum."""
     full = torch.tensor([[-INFINITY, -INFINITY], [-3.0, -2.0]])
     pairs = [local_argmax(full[:, :0], 0), local_argmax(full, 4), local_argmax(full[:, :0], 6)]
     values, ids = (torch.stack(each) for each in zip(*pairs, strict=True))
@@ -64,7 +64,7 @@ def test_a_rank_without_columns_never_wins() -> None:
 
 
 def test_a_padded_column_never_wins_a_tie() -> None:
-    """Ids count the logits of the ranks before; a column behind the last loses by its id."""
+    """A padded column loses ties, since its id is larger than any real one."""
     logits = torch.full((1, 8), -INFINITY)
     pairs = [local_argmax(logits[:, start : start + 4], start) for start in (4, 0)]
     assert best_of(*(torch.stack(each) for each in zip(*pairs, strict=True))).tolist() == [0]
@@ -114,7 +114,7 @@ def test_refuses_rows_on_some_ranks() -> None:
 
 
 def test_refuses_columns_whose_ids_are_no_run() -> None:
-    """The id of a rank's column is its place behind the first: that holds in one run only."""
+    """Ids are offsets from a rank's first column, so its columns must be contiguous."""
     scattered = replace(HALVES, parts=(((0, 2), (4, 6)), ((2, 4),)))
     shared = replace(HALVES, parts=(((0, 4),), ((2, 6),)))
     fused = FusedLayout((Layout("a", 2, 1, even_runs(2, 2)), Layout("b", 4, 1, even_runs(4, 2))))

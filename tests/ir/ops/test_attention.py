@@ -1,4 +1,4 @@
-"""Attention against a loop a reader can check, and query heads on ranks with their KV heads."""
+"""Attention equals a plain loop, and ranks hold the KV heads of their query heads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def by_hand(
     window: int | None,
     kv_heads: list[int],
 ) -> torch.Tensor:
-    """Token by token, head by head, in doubles."""
+    """Compute attention token by token and head by head, in fp64."""
     q, k, v = q.double(), k.double(), v.double()
     out = torch.zeros_like(q)
     for start, stop in pairwise(starts):
@@ -51,7 +51,7 @@ def by_hand(
 @EXAMPLES
 @given(st.data())
 def test_the_reference_is_the_loop(data: st.DataObject) -> None:
-    """Any packing (single tokens too), any window, any map of heads; no NaN anywhere."""
+    """The reference equals the loop for any packing, window and head mapping, without NaN."""
     lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     shared, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     heads = shared * group
@@ -72,7 +72,7 @@ def test_the_reference_is_the_loop(data: st.DataObject) -> None:
 @pytest.mark.parametrize("window", [None, 1, 3, 9])
 @pytest.mark.parametrize("new", [1, 2, 7])
 def test_the_last_tokens_of_a_sequence(new: int, window: int | None) -> None:
-    """Behind tokens whose keys and values are known already: one, some, or all of them."""
+    """A suffix of a sequence attends to earlier tokens whose keys and values are given."""
     q, k, v = random(7, 4, 4).whole, random(7, 2, 4, seed=1).whole, random(7, 2, 4, seed=2).whole
     for kv_heads in (None, [0, 1, 1, 1]):
         whole = by_hand(q, k, v, [0, 7], 0.5, window, kv_heads or [0, 0, 1, 1])
@@ -109,7 +109,7 @@ SHAPES = [(h, k) for h in (1, 2, 6, 12, 14) for k in range(1, h + 1) if h % k ==
 
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 def test_every_tp_of_the_plan_is_sound(queries: int, keys: int) -> None:
-    """Groups uneven, KV heads repeated, more ranks than KV heads."""
+    """Uneven groups, shared KV heads and more ranks than KV heads are sound."""
     q, k, v = heads_of(4, queries, keys)
     for tp in range(1, queries + 1):
         plan = plan_heads(queries, keys, tp)
@@ -125,7 +125,7 @@ def test_every_tp_of_the_plan_is_sound(queries: int, keys: int) -> None:
 def test_any_layout_that_the_rule_takes_is_sound(
     data: st.DataObject, ranks: int, shared: int, group: int
 ) -> None:
-    """Scattered, shared and permuted heads; KV heads beyond those that are read."""
+    """Scattered, shared and permuted heads, and unused KV heads, are sound."""
     if shared * group < ranks:
         group = ranks
     q, k, v = heads_of(4, shared * group, shared)
@@ -231,13 +231,13 @@ def test_refuses_a_map_of_heads_in_the_graph() -> None:
 
 
 def test_refuses_a_window_that_sees_nothing() -> None:
-    """A token that does not see itself sees nothing: the result would be NaN or noise."""
+    """A window in which a token does not see itself is refused, since it selects nothing."""
     for window in (0, -1):
         refused("attention", ATTENTION, Q, K, V, STARTS, 0.5, window, 0)
 
 
 def test_heads_counted_in_pairs_are_sound_or_refused() -> None:
-    """A layout in units of two heads: its unit numbers are no head numbers."""
+    """With units of two heads, unit numbers are not head numbers: sound, or refused."""
     queries = Layout("q_heads", 3, 2, even_runs(3, 3))
     right = Layout("kv_heads", 2, 1, (((0, 1),), ((0, 2),), ((1, 2),)))
     lacking = Layout("kv_heads", 2, 1, (((0, 1),), ((0, 1),), ((0, 2),)))

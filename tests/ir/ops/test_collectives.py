@@ -1,4 +1,4 @@
-"""Collectives: any placement becomes whole, sums are trees, and nothing counts twice."""
+"""Collectives restore any placement to the whole, sum in trees, and count each term once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _assert_whole(dim: int, layout: Layout | FusedLayout, target: object, *argum
 
 
 def test_refuses_parts_that_do_not_lie_in_rank_order() -> None:
-    """A gather puts the ranks' parts one after the other; of a fused axis that is not the whole."""
+    """A gather concatenates in rank order, which is wrong for swapped parts and for fused axes."""
     swapped = Layout("axis", 6, 1, tuple(reversed(even_runs(6, 2))))
     refused("all-gather", ALL_GATHER, random(6, 3).sharded(0, swapped), 0)
     fused = FusedLayout((AXIS, AXIS))
@@ -53,7 +53,7 @@ def test_refuses_parts_that_do_not_lie_in_rank_order() -> None:
 @EXAMPLES
 @given(RANKS, st.integers(1, 9))
 def test_gathered_tokens_are_the_tokens(ranks: int, tokens: int) -> None:
-    """Fewer tokens than ranks too: some ranks have none."""
+    """Gathering tokens gives all tokens, also if some ranks have none."""
     x = random(tokens, 3, symbols=["T"]).sharded(0, TokenLayout(ranks))
     run(ALL_GATHER, x, 0, ranks=ranks).assert_sound(exact=True)
     run(REDISTRIBUTE, x, ranks=ranks).assert_sound(exact=True)
@@ -84,7 +84,7 @@ def test_shared_parts_gather_by_their_type(data: st.DataObject, ranks: int) -> N
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_sums_are_trees(ranks: int) -> None:
-    """Neighbours first: for powers of two, halves of a sum are the sums of the halves."""
+    """Sums add neighbours first: for powers of two, they are the sum of the sums of both halves."""
     values = list(random(ranks, 5).whole)
     found = tree_sum(values)
     torch.testing.assert_close(found, torch.stack(values).sum(0))
@@ -94,7 +94,7 @@ def test_sums_are_trees(ranks: int) -> None:
 
 
 def test_collectives_leave_their_operands_alone() -> None:
-    """Each rank gets a tensor of its own, on one rank too."""
+    """Each rank receives its own tensor, even on one rank."""
     value = random(3, 2).whole
     for target in COLLECTIVES:
         given = (value, *((0,) if target is ALL_GATHER else (1,) * (target is REDUCE_SCATTER)))

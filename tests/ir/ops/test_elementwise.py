@@ -1,4 +1,4 @@
-"""Elementwise ops: where results lie, the dtypes of torch, what a Partial may not meet."""
+"""Tests of elementwise ops: placements, torch's dtypes, and restrictions on Partial."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ UNARY: dict[Any, tuple[Any, ...]] = {
     aten.mul.Tensor: (0.5,),
     aten.add.Tensor: (1e-6,),
 }
-"""Ops with one operand that is a value, and their other arguments."""
+"""Ops with a single tensor operand, and their other arguments."""
 
 ROUNDED = (aten.silu.default, aten.gelu.default, aten.tanh.default, SWIGLU)
-"""Torch computes them in vectors and the rest behind the last vector one by one, and the two
-round differently: an element's last bit depends on where it lies."""
+"""Ops whose last bit depends on an element's position.
+
+Torch computes full vectors and the remainder with different code, which rounds differently.
+"""
 
 LEFT = Layout("ffn", 6, 1, even_runs(6, 2))
 RIGHT = Layout("ffn", 6, 1, (((0, 2),), ((2, 6),)))
@@ -86,7 +88,7 @@ def test_two_operands_alike_keep_their_placement(op: Any, data: st.DataObject, r
 @EXAMPLES
 @given(data=st.data(), ranks=RANKS)
 def test_operands_spread_over_each_other(op: Any, data: st.DataObject, ranks: int) -> None:
-    """Any shapes and placements that the rule takes give what torch gives."""
+    """Shapes and placements that the rule accepts give torch's result."""
     layout = data.draw(layouts(ranks, overlapping=True))
     shape = (layout.size, 2, layout.size)
     dim = data.draw(st.integers(0, 2))

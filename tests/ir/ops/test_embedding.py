@@ -1,4 +1,4 @@
-"""The embedding: whole, and split by vocabulary into runs of any length."""
+"""Tests of the embedding, whole and split by vocabulary into runs of any length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCAB = Layout("vocab", 10, 1, even_runs(10, 3))
 def test_rows_on_ranks_are_the_rows_of_the_table(
     data: st.DataObject, ranks: int, grain: int
 ) -> None:
-    """Uneven shards; ids outside of a rank's rows contribute exactly zero."""
+    """Uneven shards are sound; ids outside of a rank's rows contribute exactly zero."""
     units = data.draw(st.integers(ranks, ranks + 6))
     layout = Layout("vocab", units, grain, data.draw(runs(units, ranks)))
     ids = operand(torch.arange(layout.size), ["T"])
@@ -53,7 +53,7 @@ def test_ids_of_any_number_of_dimensions() -> None:
 
 
 def test_a_row_that_is_not_finite_stays_with_its_own_tokens() -> None:
-    """Zero times infinity is no zero: tokens of other rows must not see it."""
+    """Infinity in a row does not reach tokens of other rows: zero times infinity is NaN."""
     table = TABLE.whole.clone()
     table[0] = float("inf")
     found = VOCAB_EMBEDDING(table[:5], torch.tensor([7, 2]), 0)

@@ -1,4 +1,4 @@
-"""Linears: column-parallel, row-parallel, and what neither may be given."""
+"""Tests of column-parallel and row-parallel linears, and of invalid operands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IN, OUT = Layout("in", 4, 2, even_runs(4, 2)), Layout("out", 6, 1, even_runs(6, 
 @EXAMPLES
 @given(st.data(), RANKS, st.booleans(), st.integers(1, 3))
 def test_column_parallel(data: st.DataObject, ranks: int, biased: bool, rank: int) -> None:
-    """Rows of the weight on ranks, shared or fused as they may be: the features lie as the rows."""
+    """The output features have the layout of the weight's rows, including shared and fused ones."""
     layout = data.draw(
         st.one_of(layouts(ranks, overlapping=True), fused_layouts(ranks, overlapping=True))
     )
@@ -36,7 +36,7 @@ def test_column_parallel(data: st.DataObject, ranks: int, biased: bool, rank: in
 @EXAMPLES
 @given(st.data(), RANKS)
 def test_row_parallel(data: st.DataObject, ranks: int) -> None:
-    """Input and columns in one layout without overlap: the result is to be summed."""
+    """If input and columns share a layout without overlap, the result is a partial sum."""
     layout = data.draw(st.one_of(layouts(ranks), fused_layouts(ranks)))
     x = whole_numbers(3, layout.size).sharded(1, layout)
     weight = whole_numbers(4, layout.size, seed=1).sharded(1, layout)
@@ -104,7 +104,7 @@ def test_refuses_a_bias_that_lies_otherwise_than_the_rows() -> None:
 
 
 def test_refuses_a_bias_that_is_still_to_be_summed() -> None:
-    """Each rank adds another term: the result would be on every rank, and differ."""
+    """A partial bias is refused: each rank would add a different term."""
     refused("bias-layout", LINEAR, X, W, B.partial())
 
 
@@ -127,7 +127,7 @@ def test_refuses_shapes_that_do_not_fit() -> None:
 
 
 def test_refuses_two_dtypes() -> None:
-    """Torch multiplies no bf16 by fp32; the rule must not promise that it does."""
+    """Torch does not multiply bf16 by fp32, so the rule refuses it."""
     narrow = torch.zeros(6, 8, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError):
         torch.nn.functional.linear(X.whole, narrow)

@@ -1,4 +1,4 @@
-"""RMS norm: Hugging Face's bits, whole axes only, and the mean that it is captured with."""
+"""RMS norm gives Hugging Face's bits and requires whole axes, as does the captured mean."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_bits_are_hugging_face_s(shape: tuple[int, ...], eps: float, dtype: 
 @EXAMPLES
 @given(st.data(), RANKS)
 def test_heads_on_ranks(data: st.DataObject, ranks: int) -> None:
-    """A per-head norm is the same wherever its head lies."""
+    """A per-head norm does not depend on the rank that holds the head."""
     layout = data.draw(layouts(ranks, overlapping=True, grain=1))
     x = random(3, layout.size, 8).sharded(1, layout)
     run(RMS_NORM, x, random(8, seed=1), EPS, ranks=ranks).assert_sound()
@@ -94,7 +94,7 @@ def test_refuses_terms_that_differ() -> None:
 
 
 def test_a_wide_weight_gives_what_hugging_face_gives() -> None:
-    """bf16 times an fp32 weight is fp32 in Hugging Face: the type must say so, or refuse."""
+    """In Hugging Face bf16 times an fp32 weight is fp32; the type agrees, or the rule refuses."""
     x = operand(random(3, 8).whole.bfloat16())
     sound_or_refused(RMS_NORM, x, random(8, seed=1), EPS)
 
@@ -117,7 +117,7 @@ def test_refuses_a_mean_that_drops_dimensions() -> None:
 
 @pytest.mark.parametrize("dims", [[], None], ids=str)
 def test_a_mean_over_no_named_dimension_is_over_all(dims: Any) -> None:
-    """Torch reduces every dimension; a type with the old extents would be wrong."""
+    """Torch reduces all dimensions if none is named; the type agrees, or the rule refuses."""
     assert torch.mean(random(3, 8).whole, dims, keepdim=True).shape == (1, 1)
     sound_or_refused(MEAN, random(3, 8), dims, True)
 

@@ -1,4 +1,4 @@
-"""Attention over a cache of blocks is attention over the whole history, wherever it was kept."""
+"""Attention over a paged cache equals attention over the whole history."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ K, V = 1, 2
 
 @dataclass
 class Kept:
-    """A cache, and sequences that grow in it: what a run with one would do, on its own terms."""
+    """A cache and its growing sequences, as a model would use them."""
 
     block: int
     blocks: list[int]
-    """Free blocks, in the order in which sequences take them."""
+    """Free blocks, in the order of allocation."""
     heads: int
     shared: int
     window: int | None = None
@@ -44,7 +44,7 @@ class Kept:
         self._seed = 0
 
     def step(self, new: Sequence[int]) -> torch.Tensor:
-        """So many new tokens for each sequence, through the cache."""
+        """Append new tokens to each sequence through the cache."""
         while len(self.tables) < len(new):
             self.tables.append([])
             self.histories.append([random(0, n, WIDTH).whole for n in self._heads()])
@@ -72,7 +72,7 @@ class Kept:
         return found
 
     def expected(self, new: Sequence[int]) -> torch.Tensor:
-        """The new tokens' rows of attention over each whole history."""
+        """Return the expected attention rows of the new tokens, from the whole histories."""
         rows = []
         for count, history in zip(new, self.histories, strict=True):
             length = len(history[K])
@@ -93,7 +93,7 @@ class Kept:
 @EXAMPLES
 @given(st.data())
 def test_any_history_in_any_blocks(data: st.DataObject) -> None:
-    """Prefill, decode and chunks in one step, idle sequences, scattered blocks, NaN all around."""
+    """A step may mix prefill, decode, chunks and idle sequences, in scattered blocks amid NaN."""
     shared, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     heads = shared * group
     mapped = st.lists(st.integers(0, shared - 1), min_size=heads, max_size=heads)
@@ -124,7 +124,7 @@ def test_blocks_behind_each_other_and_scattered(
 
 
 def test_only_the_new_tokens_are_kept_and_only_in_their_layer() -> None:
-    """Traps 7 and 14: KV heads as they are, and no token of before is written again."""
+    """Traps 7 and 14: unrepeated KV heads of the new tokens are written, in their layer only."""
     kept = Kept(4, [1, 0, 2], heads=6, shared=2)
     kept.step([5])
     before = kept.cache.clone()
@@ -140,7 +140,7 @@ def test_only_the_new_tokens_are_kept_and_only_in_their_layer() -> None:
 
 
 def test_a_new_token_sees_itself_first_in_its_block() -> None:
-    """Trap 13: the block that it opens holds nothing else, and it is written before it is read."""
+    """Trap 13: a token that opens a block is written before it is read."""
     kept = Kept(4, [2, 0], heads=2, shared=2)
     kept.step([4])
     found = kept.step([1])
@@ -149,7 +149,7 @@ def test_a_new_token_sees_itself_first_in_its_block() -> None:
 
 
 def test_large_scores_stay_finite() -> None:
-    """Trap 12, over the cache: the maximum is taken off before the exponential."""
+    """Trap 12: the maximum is subtracted before the exponential."""
     kept = Kept(2, [4, 1, 3, 0], heads=2, shared=1)
     kept.step([5])
     kept.cache.mul_(1e4)
@@ -158,7 +158,7 @@ def test_large_scores_stay_finite() -> None:
 
 
 def _reads(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> list[bool]:
-    """For the keys and the values of a step: whether they lie in the cache itself."""
+    """Return a list that records whether keys and values are views of the cache."""
     import importlib
 
     module = importlib.import_module("tpcompile.ir.ops.paged_attention")
@@ -184,7 +184,7 @@ def _reads(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> list[bool]:
 def test_blocks_in_a_row_are_read_in_place(
     blocks: list[int], window: int | None, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a window only the blocks that it reaches into count."""
+    """Contiguous blocks are read in place; with a window, only blocks within it matter."""
     kept = Kept(4, list(blocks), heads=2, shared=1, window=window)
     kept.step([9])
     seen = _reads(monkeypatch, kept)
@@ -211,12 +211,12 @@ PLACES = (
     operand(torch.tensor([[1, 2, 3], [0, -1, -1]])),
     operand(torch.tensor([5, 3])),
 )
-"""A token behind four others, and three that begin a sequence."""
+"""One token after four others, and three that begin a sequence."""
 REST = (SCALE, None, LAYER, 2)
 
 
 def fresh_cache() -> Operand:
-    """The op writes to it."""
+    """Return a copy of the cache, since the op writes to it."""
     return Operand(CACHE.whole.clone(), CACHE.kind)
 
 
@@ -231,7 +231,7 @@ def heads(queries: int, keys: int) -> list[Operand]:
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (6, 2), (12, 2), (14, 2), (8, 4), (6, 6)])
 def test_every_tp_of_the_plan_is_sound(queries: int, keys: int) -> None:
-    """Uneven groups, KV heads on several ranks, more ranks than KV heads; caches to match."""
+    """Uneven groups, shared KV heads and more ranks than KV heads are sound."""
     for tp in range(1, queries + 1):
         plan = plan_heads(queries, keys, tp)
         q, k, v, cache = heads(queries, keys)
@@ -262,7 +262,7 @@ def refused_cache(cache: Operand, rule: str = "kv-cache") -> str:
 
 
 def test_refuses_a_cache_of_other_keys() -> None:
-    """Trap 7: one that holds a head for each query head among them."""
+    """Trap 7 is among the refusals: a cache with one head per query head."""
     for shape in ((3, 2, 8, 6, 4), (3, 2, 8, 2, 8), (3, 1, 8, 2, 4), (2, 8, 2, 4)):
         assert "to match the keys" in refused_cache(random(*shape))
     assert "to match the keys" in refused_cache(operand(CACHE.whole.bfloat16()))
@@ -349,7 +349,7 @@ def test_refuses_heads_with_a_batch_in_front() -> None:
     ids=["too short", "too few blocks", "padding", "padding first", "outside", "none"],
 )
 def test_places_that_cannot_be_are_errors(changed: dict[int, torch.Tensor], said: str) -> None:
-    """A slice would be short or from the cache's other end: noise, and nobody would know."""
+    """Invalid tables and lengths are errors; slicing would silently read other memory."""
     places = [changed.get(place, given.whole) for place, given in enumerate(PLACES)]
     with pytest.raises(ValueError, match=said):
         PAGED_ATTENTION(*(side.whole for side in SIX), CACHE.whole.clone(), *places, *REST)

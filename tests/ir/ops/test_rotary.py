@@ -1,4 +1,4 @@
-"""The rotation: Hugging Face's bits, whole heads, and the tables' tokens."""
+"""The rotation gives Hugging Face's bits and requires whole heads and all tokens of the tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X, COS, SIN = random(3, 4, 8), random(3, 8, seed=1), random(3, 8, seed=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [2, 16, 64, 80, 96, 128])
 def test_the_bits_are_hugging_face_s(width: int, dtype: Any) -> None:
-    """Theirs is `[batch, heads, tokens, width]`, ours `[tokens, heads, width]`."""
+    """Hugging Face uses `[batch, heads, tokens, width]`, our op `[tokens, heads, width]`."""
     q, k = (random(5, 3, width, seed=seed).whole.to(dtype) for seed in range(2))
     cos, sin = (random(5, width, seed=seed).whole.to(dtype) for seed in (2, 3))
     theirs = apply_rotary_pos_emb(
@@ -39,7 +39,7 @@ def test_the_bits_are_hugging_face_s(width: int, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [2, 16, 80, 128])
 def test_interleaved_bits_are_those_of_halves_in_another_order(width: int, dtype: Any) -> None:
-    """Also where the halves of a table differ: each number keeps its own column."""
+    """Interleaving is a permutation that preserves bits, even if both halves of a table differ."""
     x = random(5, 3, width).whole.to(dtype)
     cos, sin = (random(5, width, seed=seed).whole.to(dtype) for seed in (2, 3))
     found = ROPE(interleave(x), cos, sin, True)
@@ -49,7 +49,7 @@ def test_interleaved_bits_are_those_of_halves_in_another_order(width: int, dtype
 
 
 def test_interleaved_pairs_are_neighbours_and_pair_i_reads_column_i() -> None:
-    """As complex numbers: every pair is turned by its angle. The tables are Hugging Face's."""
+    """Pairs are neighbours, rotated like complex numbers by the angles of Hugging Face's tables."""
     x, angles = random(5, 3, 8).whole, random(5, 4, seed=1).whole
     cos, sin = (torch.cat((each, each), -1) for each in (angles.cos(), angles.sin()))
     pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous())
@@ -111,7 +111,7 @@ def test_refuses_sums_not_taken() -> None:
 
 
 def test_refuses_tables_whose_sum_was_not_taken() -> None:
-    """Each rank would rotate by another angle, and the type would say they are all alike."""
+    """Partial tables are refused: each rank would rotate by another angle."""
     refused("partial-nonlinear", ROPE, X, COS.partial(), SIN.partial())
     refused("partial-nonlinear", ROPE, X.sharded(1, HEADS), COS.partial(), SIN.partial())
 
@@ -129,7 +129,7 @@ def test_refuses_tables_of_other_tokens_or_widths() -> None:
 
 
 def test_wide_tables_give_what_torch_gives() -> None:
-    """bf16 heads rotated by fp32 tables are fp32: the type must say so, or refuse."""
+    """bf16 heads rotated by fp32 tables are fp32; the type agrees, or the rule refuses."""
     x = operand(X.whole.bfloat16())
     sound_or_refused(ROPE, x, COS, SIN)
 
@@ -147,6 +147,6 @@ def test_refuses_tables_of_some_tokens() -> None:
 
 
 def test_the_mark_of_the_tables_computes_nothing() -> None:
-    """The numbers are the model's own module's; to run the mark itself is a mistake."""
+    """The marker of the model's tables cannot be run; the rotary module computes them."""
     with pytest.raises(RuntimeError, match="only marks"):
         TABLES(torch.arange(3), 16, torch.float32)

@@ -1,4 +1,4 @@
-"""Views, splits and rows: the type follows what torch does, on the whole and on every rank."""
+"""Views, splits and row selections: types agree with torch, whole and per rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEADS = Layout("heads", 3, 4, even_runs(3, 2))
 
 @st.composite
 def placed(draw: st.DrawFn, ranks: int, dims: int = 3) -> Operand:
-    """A value of `dims` dimensions, one of them on ranks if any."""
+    """Draw a value of `dims` dimensions, of which at most one is split."""
     shape = [draw(st.integers(1, 4)) for _ in range(dims)]
     dim = draw(st.none() | st.integers(0, dims - 1))
     if dim is None:
@@ -52,7 +52,7 @@ def placed(draw: st.DrawFn, ranks: int, dims: int = 3) -> Operand:
 @EXAMPLES
 @given(st.data(), RANKS)
 def test_moves_that_the_rules_take_are_torch_s(data: st.DataObject, ranks: int) -> None:
-    """Random values, ops and dimensions: a rule may refuse only to touch the split dimension."""
+    """Rules of data movement agree with torch; they refuse only changes of the split dimension."""
     x = data.draw(placed(ranks) | st.builds(Operand.partial, placed(1).filter(_is_whole)))
     dim = data.draw(st.integers(-3, 2))
     extent = x.whole.shape[dim]
@@ -115,7 +115,7 @@ def test_other_dimensions_are_unflattened_beside_the_split(
 @EXAMPLES
 @given(st.data(), RANKS)
 def test_fused_parts_are_split_again(data: st.DataObject, ranks: int) -> None:
-    """Global sizes in; each rank's follow from the layout."""
+    """Splitting uses global sizes; the sizes per rank follow from the layout."""
     layout = data.draw(fused_layouts(ranks, overlapping=True))
     sizes = [segment.size for segment in layout.segments]
     outcome = run(SPLIT, random(3, layout.size).sharded(1, layout), sizes, 1, ranks=ranks)
@@ -177,7 +177,7 @@ def test_views_keep_named_extents(op: Any) -> None:
 
 @pytest.mark.parametrize("op", VIEWS, ids=str)
 def test_refuses_views(op: Any) -> None:
-    """Of a value already split; with a named extent made a number (trap 24); of another size."""
+    """Views of split values, to literal extents (trap 24) or to other sizes are refused."""
     error = refused("view", op, random(4, 12).sharded(1, HEADS), [4, 3, 4])
     assert "canonicalize" in error.hint
     refused("view", op, random(4, 12).partial(), [4, 3, 4])
@@ -203,7 +203,7 @@ def test_refuses_to_touch_a_split_dimension() -> None:
 
 
 def test_refuses_to_split_a_head() -> None:
-    """Per-head norm and rotation must see the whole head."""
+    """Splitting a head is refused, since per-head norm and rotation need whole heads."""
     x = random(4, 12).sharded(1, HEADS)
     for width in (1, 2, 6, 12):
         error = refused("whole-heads", UNFLATTEN, x, 1, [-1, width])
@@ -231,7 +231,7 @@ FUSED = FusedLayout((HEADS, Layout("kv", 2, 4, even_runs(2, 2))))
 
 
 def test_refuses_local_sizes_in_a_split() -> None:
-    """Sizes of one rank, or of one rank times tp, are not the global ones."""
+    """Split sizes are global; sizes of one rank, or of one rank times tp, are refused."""
     x = random(3, 20).sharded(1, FUSED)
     local = [segment.extent(0) for segment in FUSED.segments]
     error = refused("split-sizes", SPLIT, x, local, 1)
@@ -278,7 +278,7 @@ def test_refuses_rows_that_are_no_list() -> None:
 
 
 def test_a_mask_as_an_index_is_sound_or_refused() -> None:
-    """How many rows a mask keeps is in its numbers, not in its shape."""
+    """A mask is sound or refused, since its result's size depends on its values."""
     sound_or_refused(INDEX, random(4, 3), [operand(torch.tensor([True, False, True, False]))])
 
 
@@ -296,7 +296,7 @@ def test_named_extents_are_kept_whole_in_slices() -> None:
 
 
 def test_steps_through_named_extents_are_refused() -> None:
-    """Every other token is not every token."""
+    """A slice with step 2 changes a symbolic extent, so it is refused."""
     with pytest.raises(RuleError):
         infer(SLICE, random(4, 3, symbols=["T"]), 0, 0, None, 2)
 
@@ -316,7 +316,7 @@ def test_the_extent_of_tokens() -> None:
 
 
 def test_the_extent_of_tokens_on_ranks_is_refused() -> None:
-    """A rank would see how many it has, and the type says how many there are."""
+    """The symbolic extent is global, but a rank would see its local one."""
     with pytest.raises(RuleError):
         infer(EXTENT, random(4, 3, symbols=["T"]).sharded(0, TokenLayout(2)), 0)
 

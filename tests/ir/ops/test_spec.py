@@ -1,4 +1,4 @@
-"""Every op is declared whole: a rule, a cost, a reference, arguments, and a fake that agrees."""
+"""Each op declares a rule, a cost, a reference and arguments, and its fake agrees with it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ONE_EACH = (
     operand(torch.tensor([[2, 3], [0, 1], [3, 1], [1, 0]])),
     operand(torch.tensor([3, 3, 4, 3])),
 )
-"""Tables and lengths of four sequences, for steps with one new token each; no span is empty."""
+"""Tables and lengths of four sequences with one new token each; no span is empty."""
 
 SAMPLES: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 12]),
@@ -122,10 +122,10 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     ALL_GATHER: (X, 0),
     REDUCE_SCATTER: (whole_numbers(4, 6).partial(), 1),
 }
-"""Operands of every op that computes. All gather and scatter, which need a split, are run apart."""
+"""Operands of all computing ops; gather and scatter, which need a split, are tested separately."""
 
 NOT_RUN = {aten.sym_size.int, operator.getitem, ROTARY, TABLES}
-"""A number, a choice, and the marks of the model's own tables: each has its test elsewhere."""
+"""Ops tested elsewhere: an extent, a tuple item, and the markers of rotary tables."""
 
 APART = {ALL_GATHER, REDUCE_SCATTER}
 COMPUTED = [target for target in SAMPLES if target not in APART]
@@ -184,7 +184,7 @@ def _fake(mode: FakeTensorMode, argument: Any) -> Any:
 
 @pytest.mark.parametrize("target", CUSTOM, ids=lambda target: SPECS[target].name)
 def test_torch_finds_our_ops_well_made(target: Any) -> None:
-    """Schema (nothing mutated but a KV cache, nothing aliased) and fake, as torch checks them."""
+    """Torch's checks of schemas and fakes pass: no aliasing, no mutation but of a KV cache."""
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(target, tuple(tensors(SAMPLES[target])), test_utils=checks)
 

@@ -1,1 +1,1 @@
-"""The ops: each rule against the op itself, on simulated ranks."""
+"""Tests of the decode ops: each sharding rule agrees with the op on simulated ranks."""

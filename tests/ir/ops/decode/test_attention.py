@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence, whole and in spans, is attention over its history."""
+"""Decode attention, whole or in spans, equals attention over the history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPANS = (1, 2, 3, 7)
 
 @dataclass
 class Decode:
-    """Sequences in scattered blocks of a cache that holds no numbers elsewhere."""
+    """Sequences in scattered cache blocks; all other slots are NaN."""
 
     lengths: Sequence[int]
     block: int
@@ -74,7 +74,7 @@ class Decode:
         return found
 
     def scores(self, row: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each head to the tokens of a range, and their values; in fp64."""
+        """Return each head's scores for a range of tokens, and the values, in fp64."""
         group = self.heads // self.shared
         read = self.kv_heads or [head // group for head in range(self.heads)]
         k, v = self.histories[row][first:last][:, :, read].double().unbind(1)
@@ -136,7 +136,7 @@ def test_spans_of_a_window_cover_it_once(spans: int, window: int) -> None:
 @pytest.mark.parametrize("factor", [1.0, 1e4])
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_span_tells_its_values_and_its_log_sum_exp(window: int | None, factor: float) -> None:
-    """Trap 12: natural base, the maximum in it; scores in the thousands stay finite."""
+    """Trap 12: log-sum-exps are natural, and finite for scores in the thousands."""
     made = Decode([1, 6, 11], block=2, window=window, factor=factor)
     values, lse = made.partial(3)
     assert (values.shape, lse.shape) == ((3, 4, 3, WIDTH), (3, 4, 3))
@@ -157,7 +157,7 @@ def test_a_span_tells_its_values_and_its_log_sum_exp(window: int | None, factor:
 
 
 def test_only_the_last_span_owns_the_new_token() -> None:
-    """Trap 13: it alone must wait for the new keys and values, however short the sequence is."""
+    """Trap 13: only the last span reads the new token, so only it waits for the new keys."""
     made = Decode([1, 4, 5, 9], block=4)
     before = made.partial(3)
     for row, length in enumerate(made.lengths):
@@ -175,7 +175,7 @@ def spans_of(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 @pytest.mark.parametrize("cut", [1, 2])
 def test_what_is_merged_may_be_merged_on(count: int, cut: int) -> None:
-    """Trap 12: a merge that is not the last keeps its log-sum-exp."""
+    """Trap 12: an intermediate merge returns its log-sum-exp, so its result can be merged again."""
     values, lse = spans_of(count + 1)
     lse[0, 0] = -torch.inf
     weights = lse.softmax(-1)
@@ -187,9 +187,9 @@ def test_what_is_merged_may_be_merged_on(count: int, cut: int) -> None:
 
 
 def test_neighbours_merge_first() -> None:
-    """One tree for any number: the same bits, whoever merges."""
+    """Spans are merged in a fixed tree, so the bits are the same for all callers."""
     values, lse = spans_of(5)
-    lse = lse / 40  # spans of like weight, so that each counts in the last bits
+    lse = lse / 40  # weights of similar size, so that each span affects the last bits
 
     def merged(*places: Any) -> tuple[torch.Tensor, torch.Tensor]:
         sides = [
@@ -268,14 +268,14 @@ def heads(queries: int, keys: int) -> tuple[Operand, Operand]:
 
 
 def spans_in_role(values: Operand, lse: Operand) -> list[Operand]:
-    """As the two results of one partial_attention in three spans."""
+    """Mark values as the two results of a partial_attention with three spans."""
     sides = zip(("values", "lse"), (values, lse), strict=True)
     return [side.in_role(SpansOf(part, LAYER, 2, 3)) for part, side in sides]
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (6, 2), (12, 2), (14, 2), (8, 4), (6, 6)])
 def test_every_tp_of_the_plan_is_sound(queries: int, keys: int) -> None:
-    """Uneven groups, KV heads on several ranks, more ranks than KV heads."""
+    """Uneven groups, shared KV heads and more ranks than KV heads are sound."""
     for tp in range(1, queries + 1):
         plan = plan_heads(queries, keys, tp)
         q, cache = heads(queries, keys)
@@ -415,7 +415,7 @@ def test_attention_reads_what_its_own_step_kept(name: str) -> None:
     ids=str,
 )
 def test_spans_merge_with_their_own_weights(values: Any, lse: Any) -> None:
-    """Of another layer, other blocks, other spans, some of the spans, or no partial at all."""
+    """Partials are merged only if they are all the spans of one attention."""
     infer(ATTENTION_REDUCE, *spans_in_role(VALUES, LSE), torch.float32)
     refused("spans", ATTENTION_REDUCE, VALUES.in_role(values), LSE.in_role(lse), torch.float32)
 

@@ -1,4 +1,4 @@
-"""A norm and the linear that reads it: the same bits as op by op, at any split of the rows."""
+"""A norm fused with a linear gives the bits of separate ops, for any split of the rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_same_bits_as_norm_and_linear(bias: Operand | None) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("ffn", [6, 11])
 def test_the_same_bits_as_gate_and_up(ffn: int, bias: bool) -> None:
-    """Trap 21: every column is there, whatever the width."""
+    """Trap 21: no column is lost, whatever the width."""
     weight, added = random(2 * ffn, HIDDEN, seed=2).whole, random(2 * ffn, seed=3).whole
     rows = LINEAR(RMS_NORM(X.whole, NORM.whole, EPS), weight, added if bias else None)
     found = NORM_GATE_UP_SWIGLU(X.whole, NORM.whole, EPS, weight, added if bias else None)

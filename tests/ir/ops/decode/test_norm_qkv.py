@@ -1,4 +1,4 @@
-"""From the residual to rotated queries: the same bits as op by op, and K and V in the cache."""
+"""The op from residual to rotated queries gives the bits of separate ops and fills the cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = operand(torch.tensor([6, 0, 3]))
 
 
 def given(heads: Sequence[int] = (4, 2, 2), **changes: Any) -> dict[str, Any]:
-    """Operands by name, with a bias and norms of heads."""
+    """Return operands by name, including a bias and per-head norms."""
     rows = sum(heads) * WIDTH
     cache = torch.full((LAYERS, 2, SLOTS, heads[1], WIDTH), torch.nan)
     found = {
@@ -54,7 +54,7 @@ def called(values: dict[str, Any]) -> torch.Tensor:
 
 
 def by_hand(values: dict[str, Any]) -> list[torch.Tensor]:
-    """Queries, keys and values, op by op."""
+    """Compute queries, keys and values op by op."""
     own = {name: getattr(value, "whole", value) for name, value in values.items()}
     rows = LINEAR(RMS_NORM(own["x"], own["norm"], own["eps"]), own["weight"], own["bias"])
     sizes = [count * WIDTH for count in own["heads"]]
@@ -72,7 +72,7 @@ def by_hand(values: dict[str, Any]) -> list[torch.Tensor]:
 def test_the_same_bits_as_op_by_op(
     heads: tuple[int, ...], left_out: tuple[str, ...], interleaved: bool
 ) -> None:
-    """Traps 5, 7, 9: bias and norms of heads in their place; keys once a head, rotated."""
+    """Traps 5, 7 and 9: biases and per-head norms are applied; each key is cached once, rotated."""
     values = given(heads, **dict.fromkeys(left_out), interleaved=interleaved)
     q, k, v = by_hand(values)
     cache = values["cache"].whole
@@ -86,7 +86,7 @@ def test_the_same_bits_as_op_by_op(
 
 @pytest.mark.parametrize("name", ["bias", "q_norm", "k_norm", "norm", "eps", "head_eps", "cos"])
 def test_every_operand_counts(name: str) -> None:
-    """Traps 5 and 23: nothing is dropped, and each eps is its own."""
+    """Traps 5 and 23: no operand is ignored, and the two epsilons are separate."""
     values = given()
     changed = {**given(), name: 0.5 if "eps" in name else random(*_shape(values, name), seed=50)}
     before, after = called(values), called(changed)
@@ -95,7 +95,7 @@ def test_every_operand_counts(name: str) -> None:
 
 
 def test_the_layout_of_pairs_counts() -> None:
-    """For queries and for the keys that are kept."""
+    """The pair layout affects queries and cached keys, but not values."""
     values, changed = given(), given(interleaved=True)
     queries = [called(each) for each in (values, changed)]
     keys, v = zip(
@@ -120,7 +120,7 @@ def _shape(values: dict[str, Any], name: str) -> Sequence[int]:
 @pytest.mark.parametrize(("queries", "keys"), [(6, 2), (14, 2), (8, 4), (5, 5)])
 @pytest.mark.parametrize("plain", [False, True])
 def test_every_tp_of_the_plan_is_sound(queries: int, keys: int, plain: bool) -> None:
-    """The rank's heads of q, and in its cache its KV heads; uneven, and held by several."""
+    """Ranks compute their query heads and cache their KV heads, uneven and shared ones too."""
     left_out = dict.fromkeys(("bias", "q_norm", "k_norm") if plain else ())
     whole = given((queries, keys, keys), **left_out)
     q, k, v = by_hand(whole)
@@ -158,7 +158,7 @@ def split(values: dict[str, Any], tp: int) -> dict[str, Any]:
 
 
 def rows(grain: int, *counts: int) -> FusedLayout:
-    """Fused rows in two parts each, of units that may be no heads."""
+    """Return a fused layout in two parts per segment, in units that may differ from heads."""
     layouts = (Layout("rows", n * WIDTH // grain, grain, _halves(n, grain)) for n in counts)
     return FusedLayout(tuple(layouts))
 
@@ -212,6 +212,6 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refuses(name: str) -> None:
-    """Traps 7 and 11 among them: repeated keys, and a head of which a rank has some rows."""
+    """Traps 7 and 11 are among the refusals: repeated keys, and a rank with part of a head."""
     rule, changes = REFUSALS[name]
     refused(rule, NORM_QKV_ROPE_APPEND, *{**given(), **changes}.values())

@@ -1,4 +1,4 @@
-"""A projection on top of the residual, which counts once, however many ranks there are."""
+"""A projection added to the residual, which is counted once on any number of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_same_bits_as_linear_and_sum(bias: Operand | None) -> None:
 
 
 def test_rows_and_tokens_of_a_rank_are_sound() -> None:
-    """Where no sum is taken across ranks: split rows, or split tokens."""
+    """Split rows or split tokens, where no sum across ranks is needed, are sound."""
     split = RESIDUAL.sharded(1, ROWS)
     biased = (WEIGHT.sharded(0, ROWS), BIAS.sharded(0, ROWS))
     run(LINEAR_RESIDUAL, X, *biased, split, ranks=2).assert_sound()
@@ -48,7 +48,7 @@ def test_a_sum_across_ranks_and_the_residual_once() -> None:
 
 
 def test_a_bias_counts_once_too() -> None:
-    """Trap 6: beside the sum of any number of ranks."""
+    """Trap 6: a bias is counted once on any number of ranks."""
     partial, residual = whole_numbers(3, 5).partial(), whole_numbers(3, 5, seed=1)
     bias = whole_numbers(5, seed=2)
     for ranks in (1, 2, 3, 5):
@@ -75,8 +75,7 @@ def test_a_bias_of_bf16_is_added_before_the_sum_is_rounded() -> None:
 
 
 def test_terms_of_bf16_are_rounded_once() -> None:
-    """In fp32 until the residual is there too, as where the sum and the cast are ops of their
-    own."""
+    """Sums of bf16 terms and the residual are rounded once, as with separate ops in fp32."""
     generator = torch.Generator().manual_seed(0)
     terms = list(torch.randn(3, 4, 5, generator=generator).bfloat16())
     residual = torch.randn(4, 5, generator=generator).bfloat16()
@@ -174,6 +173,6 @@ REFUSALS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refuses(name: str) -> None:
-    """Trap 6 among them: what every rank adds counts tp times."""
+    """Trap 6 is among the refusals: a term added on each rank would be counted tp times."""
     rule, target, given = REFUSALS[name]
     refused(rule, target, *given)
