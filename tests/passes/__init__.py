@@ -1,1 +1,1 @@
-"""Tests of tpcompile/passes, file by file."""
+"""Tests of tpcompile/passes."""

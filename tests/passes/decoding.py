@@ -1,7 +1,6 @@
-"""A pass of the decode pipeline over a small real model: one new token a sequence, behind others.
+"""Run a pass of the decode pipeline on a small real model, with one new token per sequence.
 
-The cache is filled by a prefill through the stage `cache-kv`, in blocks that lie scattered; what
-is in no sequence is no number.
+Prefill by the stage `cache-kv` fills the cache, in scattered blocks. Unused slots are NaN.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ DECODE = [
     "fuse-norm-linear",
     "fuse-residual",
 ]
-"""The stages of the decode pipeline behind those that it has in common with the standard one."""
+"""The stages that follow the common prefix of the decode and the standard pipeline."""
 
 BLOCK = 4
 BATCHES = ((9,), (1, 3, 4, 5, 14))
-"""Lengths with the new token: of one sequence, and of five around the edges of blocks."""
+"""Lengths including the new token: one sequence, and five around block boundaries."""
 POOL = (11, 2, 7, 0, 9, 4, 12, 1, 8, 5, 10, 3, 6)
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What a decode step is given: its inputs, and each rank's cache of what came before."""
+    """The inputs of a decode step, and each rank's prefilled cache."""
 
     inputs: dict[str, torch.Tensor]
     caches: list[torch.Tensor]
@@ -49,7 +48,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class Ran:
-    """Every value of a step, and the caches behind it."""
+    """All values of a step, and the caches after it."""
 
     values: Values
     caches: list[torch.Tensor]
@@ -64,12 +63,12 @@ class Ran:
 def run_step(
     gm: fx.GraphModule, pair: Pair, inputs: dict[str, torch.Tensor], caches: list[torch.Tensor]
 ) -> Ran:
-    """A graph on simulated ranks that have these caches; the caches given stay as they are."""
+    """Run a graph on simulated ranks with copies of these caches."""
     weights = materialise(gm, pair.read)
     gm = clone(gm)
     kept = [cache.clone() for cache in caches]
     node = next(node for node in gm.graph.nodes if node.name == CACHE)
-    node.op = "get_attr"  # a cache lies on the ranks, as their weights do
+    node.op = "get_attr"  # caches are given per rank, like weights
     with torch.inference_mode():
         weights[str(node.target)] = kept
         values = run_ranks(gm, inputs, weights, pair.captured.rotary.fresh())
@@ -79,7 +78,7 @@ def run_step(
 def step_inputs(
     ids: Sequence[torch.Tensor], before: Sequence[int], tables: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """New tokens of each sequence behind so many others, in the blocks of `tables`."""
+    """Return the inputs for new tokens that follow `before` others, with the blocks of `tables`."""
     places = [torch.arange(first, first + len(new)) for first, new in zip(before, ids, strict=True)]
     slots = [
         table[place // BLOCK] * BLOCK + place % BLOCK
@@ -98,7 +97,7 @@ def step_inputs(
 
 
 def tables_for(lengths: Sequence[int]) -> torch.Tensor:
-    """Blocks for sequences of these lengths, all over the cache."""
+    """Return tables of scattered blocks for sequences of these lengths."""
     free = list(POOL)
     held = [[free.pop(0) for _ in range(-(-length // BLOCK))] for length in lengths]
     widest = max(map(len, held))
@@ -107,7 +106,7 @@ def tables_for(lengths: Sequence[int]) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def filled(model: str, tp: int, lengths: tuple[int, ...], interleaved: bool = False) -> Filled:
-    """All but the last token of each sequence in the caches, and the step that brings the last."""
+    """Prefill all tokens but the last of each sequence; return the step for the last ones."""
     pair = preset_pair(model)
     stages = decode_stages(model, tp, 1, interleaved)
     gm = next(stage for stage in stages if stage.name == "cache-kv").graph
@@ -137,7 +136,7 @@ def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) ->
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """A pass in its place, and the steps that the graphs before it and behind it run."""
+    """A pass at its position, and the steps that run before and after it."""
 
     model: str
     tp: int
@@ -147,12 +146,12 @@ class DecodeStep:
 
     @property
     def plain(self) -> Step:
-        """What can be told without running it."""
+        """Return the pass as a `Step`, for checks that run no decode step."""
         return Step(preset_pair(self.model), self.current, self.before, self.after)
 
     @cached_property
     def ran(self) -> list[tuple[Filled, Ran, Ran]]:
-        """Before and behind, for each of the batches."""
+        """Run the steps before and after the pass on all batches."""
         pair = preset_pair(self.model)
         given = [filled(self.model, self.tp, lengths) for lengths in BATCHES]
         graphs = self.before.graph, self.after.graph
@@ -166,7 +165,7 @@ class DecodeStep:
             assert torch.equal(before.logits, after.logits)
 
     def assert_near(self) -> None:
-        """To the stage before, and to Hugging Face; and the caches hold the same."""
+        """Assert that logits match the previous stage and Hugging Face, and that caches match."""
         for given, before, after in self.ran:
             assert relative_error(after.logits, before.logits) < 1e-6
             assert relative_error(after.logits, given.expected) < TOLERANCE
@@ -177,7 +176,7 @@ class DecodeStep:
 
 @lru_cache
 def decode_step(name: str, model: str = "tiny-qwen3", tp: int = 4, spans: int = 3) -> DecodeStep:
-    """The pass `name` of the decode pipeline."""
+    """Return the pass `name` of the decode pipeline."""
     stages = decode_stages(model, tp, spans)
     place = [stage.name for stage in stages].index(name)
     current = decode_pipeline(tp, spans, BLOCK)[place - 1]

@@ -1,4 +1,4 @@
-"""Small graphs written by hand: for what no real model does, and a pass must refuse."""
+"""Small hand-written graphs, for structures that no real model has and passes must refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class GraphBuilder:
-    """Writes a graph node by node; every type follows from the operands' when a node is made."""
+    """Builder that adds nodes one by one and infers each type from the operands."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -42,7 +42,7 @@ class GraphBuilder:
     def call(
         self, target: Any, *args: Any, kind: ValueType | None = None, **kwargs: Any
     ) -> fx.Node:
-        """`kind` is the type of the result where the op has no rule."""
+        """Add a call; `kind` is its type if the op has no rule."""
         name = str(target).split(".")[1]
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
         node.meta["type"] = kind or self._checker.infer(node)
@@ -54,7 +54,7 @@ class GraphBuilder:
         return self.call(LINEAR, x, weight, *added)
 
     def tables(self, width: int) -> tuple[fx.Node, fx.Node]:
-        """Cos and sin of the model's rotary module."""
+        """Add cos and sin of the model's rotary module."""
         positions = self.input("positions", "T", dtype=torch.int64)
         self._root.add_module(ROTARY, nn.Module())
         made = self.graph.call_module(ROTARY, (positions, width, torch.float32))
@@ -89,7 +89,7 @@ def attention_graph(
     key_input: str = "x",
     tied: bool = False,
 ) -> fx.GraphModule:
-    """One attention with its four projections.
+    """Return a single attention with its four projections.
 
     `biased` names the projections with a bias (`"qk"`); `key_input` is the input of the key
     projection; `tied` gives keys and values one weight.
@@ -108,14 +108,14 @@ def attention_graph(
 
 
 def refusal(current: Pass, gm: fx.GraphModule) -> str:
-    """What a pass that must match says of a graph where it does not."""
+    """Return the error of a required pass that does not match the graph."""
     with pytest.raises(PassError) as refused:
         current.apply(gm)
     return str(refused.value)
 
 
 def nearest(report: Report) -> str:
-    """Why a pass that need not match did not, for the candidate that came nearest."""
+    """Return why an optional pass did not match its nearest candidate."""
     assert report.matches == 0
     assert report.nearest is not None
     return str(report.nearest)

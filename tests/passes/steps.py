@@ -1,4 +1,4 @@
-"""One pass of a pipeline over a small real model: the graph before it and behind it."""
+"""Run one pass of a pipeline on a small real model, with the graphs before and after it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tpcompile.passes import (
 from tpcompile.rewriting.manager import clone
 
 LENGTHS = ((1,), (3, 1, 4))
-"""One token; and three sequences, so that attention has something to keep apart."""
+"""One token, and three sequences that attention must separate."""
 
 TINY_VOCABULARY = 1013
 
@@ -65,7 +65,7 @@ SEQUENCE_PARALLEL = (
 
 @dataclass(frozen=True)
 class Step:
-    """A pass in its place."""
+    """A pass with the stages before and after it."""
 
     pair: Pair
     current: Pass
@@ -77,7 +77,7 @@ class Step:
         return self.after.stats.matches
 
     def diff(self) -> str:
-        """What the pass changed outside of the layers and in layer 0, without origins."""
+        """Return what the pass changed in layer 0 and outside of the layers, without origins."""
         lines = difflib.unified_diff(
             _one_layer(self.before.text()), _one_layer(self.after.text()), lineterm="", n=1
         )
@@ -86,7 +86,7 @@ class Step:
 
     @cached_property
     def logits(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Before and behind, for each of the batches."""
+        """Return the logits before and after the pass, for each batch."""
         return [
             (self._run(self.before.graph, lengths), self._run(self.after.graph, lengths))
             for lengths in LENGTHS
@@ -100,14 +100,14 @@ class Step:
             assert torch.equal(before, after)
 
     def assert_near(self) -> None:
-        """To the stage before, and to Hugging Face."""
+        """Assert that the logits match the previous stage and Hugging Face."""
         for lengths, (before, after) in zip(LENGTHS, self.logits, strict=True):
             assert relative_error(after, before) < TOLERANCE
             expected = eager_logits(self.pair.eager, lengths)
             assert relative_error(after, expected) < TOLERANCE
 
     def again(self) -> Report:
-        """Run the pass on its own result, which it must leave as it is."""
+        """Run the pass on its own result; assert that it changes nothing."""
         gm = clone(self.after.graph)
         report = self.current.apply(gm)
         assert check_graph(gm) == []
@@ -130,7 +130,7 @@ def _without_layer_1(lines: Sequence[str]) -> Iterator[str]:
 
 @lru_cache
 def step(name: str, model: str = "tiny-qwen3", tp: int = 4, pipeline: str = "") -> Step:
-    """The pass `name` of the standard pipeline, or of another."""
+    """Return the pass `name` of the standard pipeline, or of another one."""
     pair = preset_pair(model)
     passes = for_ranks(parse_pipeline(pipeline), tp) if pipeline else default_pipeline(tp)
     place = [current.name for current in passes].index(name)

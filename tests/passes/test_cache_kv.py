@@ -1,4 +1,4 @@
-"""Attention keeps keys and values in a cache, and reads there what came before."""
+"""Tests of attention with a KV cache."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_matches_every_attention(model: str) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_numbers(model: str, tp: int) -> None:
-    """A first step reads what it brings itself, so it does the same sums."""
+    """The first step reads only its own tokens, so its bits do not change."""
     step("cache-kv", model, tp).assert_same_bits()
     step("cache-kv", model, tp).assert_near()
 
@@ -78,11 +78,11 @@ def test_inputs_come_behind_the_others_in_order() -> None:
     assert info_of(gm).outputs == info_of(step("cache-kv").before.graph).outputs
 
 
-# Later steps: what was kept is read.
+# Later steps, which read the cache.
 
 
 class Decoder:
-    """Emitted modules with caches that they keep; all sequences in blocks of one pool."""
+    """Emitted modules with their caches; all sequences use blocks of one pool."""
 
     def __init__(self, pair: Pair, tp: int, block: int, blocks: Sequence[int]) -> None:
         passes = [*default_pipeline(tp)[:-1], CacheKv(block)]
@@ -101,7 +101,7 @@ class Decoder:
         self.lengths: list[int] = []
 
     def load(self, pair: Pair) -> None:
-        """The modules of the graph as it is now."""
+        """Load the modules of the current graph."""
         weights = materialise(self.gm, pair.read)
         self.modules = [
             load_rank(
@@ -115,7 +115,7 @@ class Decoder:
         ]
 
     def step(self, new: Sequence[torch.Tensor], output: str = "logits") -> list[torch.Tensor]:
-        """The new tokens of each sequence, one behind the other; every row is wanted."""
+        """Append new tokens to each sequence; return the logits of all of them."""
         self.held = self.held or [[] for _ in new]
         self.lengths = self.lengths or [0] * len(new)
         slots, positions = [], []
@@ -144,8 +144,7 @@ class Decoder:
 @pytest.mark.parametrize("tp", [1, 3, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_step_by_step_gives_the_logits_of_the_whole(model: str, tp: int) -> None:
-    """Trap 14: chunks, one token at a time and a mix, with absolute positions; no layer reads
-    what another kept."""
+    """Trap 14: chunks, single tokens and mixed steps give the logits of the whole sequences."""
     pair = preset_pair(model)
     lengths = (9, 6)
     ids, mask = padded(lengths, 1013)
@@ -163,7 +162,7 @@ def test_step_by_step_gives_the_logits_of_the_whole(model: str, tp: int) -> None
 
 
 def test_tokens_alone_keep_what_logits_keep() -> None:
-    """Whichever result a step is asked for, the next finds its keys and values."""
+    """The cache does not depend on which result a step returns."""
     pair = preset_pair("tiny-qwen3")
     ids = torch.arange(7) * 31
     decoders = [Decoder(pair, 2, 2, blocks=range(9)) for _ in range(2)]
@@ -175,7 +174,7 @@ def test_tokens_alone_keep_what_logits_keep() -> None:
 
 
 def test_a_layer_in_the_place_of_another_is_refused_and_wrong() -> None:
-    """A first step does not show it: what came before is read only by the next."""
+    """Two attentions on one cache layer are refused; the logits differ from the second step on."""
     pair = preset_pair("tiny-qwen3")
     ids = torch.arange(6) * 31
     decoder, wrong = (Decoder(pair, 1, 4, blocks=range(4)) for _ in range(2))
@@ -191,11 +190,11 @@ def test_a_layer_in_the_place_of_another_is_refused_and_wrong() -> None:
     assert relative_error(found, right) > 10 * TOLERANCE
 
 
-# What cannot be kept.
+# Graphs that cannot be cached.
 
 
 def two_attentions(keys: tuple[int, int], places: tuple[int, int]) -> fx.GraphModule:
-    """One behind the other, with so many KV heads, for these layers."""
+    """Return two attentions in sequence, with these KV heads and cache layers."""
     made = GraphBuilder()
     x, starts = made.input("x", "T", 16), made.input("starts", "S", dtype=torch.int64)
     for place, (shared, layer) in enumerate(zip(keys, places, strict=True)):

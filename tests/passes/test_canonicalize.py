@@ -1,4 +1,4 @@
-"""The batch dimension goes, views become unflatten and flatten, and no bit changes."""
+"""The batch dimension is removed and views become unflatten and flatten, without changing a bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_again() -> None:
 def test_no_value_keeps_the_batch_dimension() -> None:
     nodes = step("canonicalize").after.graph.graph.nodes
     kinds = [node.meta["type"] for node in nodes if "type" in node.meta]
-    # `cos` and `sin` are spread over the heads; nothing else may lead with a dimension of 1
+    # `cos` and `sin` broadcast over heads; no other value may have a leading dimension of 1
     leading = {kind.shape for kind in kinds if isinstance(kind, ValueType) and kind.shape[0] == 1}
     assert leading == {(1, "T", 16)}
 
@@ -73,7 +73,7 @@ def test_only_transposes_that_undo_each_other_cancel(
 
 
 def test_a_view_that_regroups_stays_a_view() -> None:
-    """[T, 4, 6] as [T, 8, 3] is no dimension split or merged; sharding it is then refused."""
+    """A view of [T, 4, 6] as [T, 8, 3] remains, since it neither splits nor merges dimensions."""
     made = GraphBuilder()
     x = made.input("x", "T", 4, 6)
     count = made.call(aten.sym_size.int, x, 0)

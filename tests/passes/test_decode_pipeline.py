@@ -1,4 +1,4 @@
-"""The decode pipeline as a whole: its stages, their values, and what runs them."""
+"""Tests of the decode pipeline as a whole: its stages, their values, and supported backends."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_left_are_instruction_groups(model: str, tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_value_of_a_step_is_that_of_the_captured_node(model: str, tp: int) -> None:
-    """Of the last tokens of a run over the whole sequences."""
+    """Values of a decode step equal the captured values of the last tokens."""
     pair = preset_pair(model)
     lengths = BATCHES[1]
     packed = batch(lengths, TINY_VOCABULARY)
@@ -97,7 +97,7 @@ def _compare(
     expected: dict[str, torch.Tensor],
     last: torch.Tensor,
 ) -> set[str]:
-    """The captured values that a stage has, each of which must be right."""
+    """Compare all values of a stage that the captured graph has too; return their names."""
     compared = set()
     for node, values in run_step(stage.graph, pair, given.inputs, given.caches).values.items():
         value = captured_value(node) if node.op.startswith("call") else None
@@ -113,7 +113,7 @@ def _compare(
 
 
 def test_a_first_step_needs_no_cache_of_its_own() -> None:
-    """Simulated ranks make one, as for the graphs before."""
+    """Simulated ranks allocate an empty cache, as they do for the stages before."""
     pair = preset_pair("tiny-qwen3")
     packed = batch((1, 1, 1), TINY_VOCABULARY)
     first, *others = (
@@ -141,7 +141,7 @@ def test_the_torch_backend_refuses_these_graphs(tp: int) -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_it_compiles_to_no_torch_module(tp: int) -> None:
-    """A decode graph cannot take a prompt."""
+    """A decode graph has no prefill, so it cannot be compiled to a torch module."""
     with pytest.raises(UnsupportedError) as refused:
         tpcompile.compile(
             "preset:tiny-qwen3", tp, pipeline="decode", random_weights=0, simulate=True

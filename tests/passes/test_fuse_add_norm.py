@@ -1,4 +1,4 @@
-"""The residual sum and the norm behind it become one op, unless the sum is wanted before."""
+"""A residual sum and the following norm are fused, unless another op reads the sum first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 8
 def residual_graph(
     *, number: bool = False, narrow: bool = False, early: bool = False
 ) -> fx.GraphModule:
-    """`norm(x + y) + (x + y)`, but for what is asked to be otherwise."""
+    """Return `norm(x + y) + (x + y)` with the requested deviations."""
     made = GraphBuilder()
     x = made.input("x", "T", WIDTH)
     y = made.input("y", WIDTH) if narrow else made.input("y", "T", WIDTH)
@@ -39,7 +39,7 @@ def test_golden(golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_matches_all_norms_of_the_residual_but_the_first(model: str) -> None:
-    """The first norms the embedding, which is no sum."""
+    """The first norm has no sum to fuse with: its operand is the embedding."""
     assert step("fuse-add-norm", model).matches == 2 * 2 + 1 - 1
 
 

@@ -1,4 +1,4 @@
-"""Gate and up become one linear, gate first."""
+"""Gate and up are fused into one linear, gate first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpcompile.rewriting.structure import mlp_blocks, weight_of
 
 
 def mlp_graph(*, biased: str = "", up_input: str = "x", one: bool = False) -> fx.GraphModule:
-    """A gated MLP; `biased` names the projections with a bias, `one` makes up of the gate."""
+    """Return a gated MLP; `biased` names projections with a bias, `one` uses the gate as up too."""
     made = GraphBuilder()
     inputs = {name: made.input(name, "T", 8) for name in dict.fromkeys(("x", up_input))}
     gate = made.linear(inputs["x"], "gate", 12, 8, bias="g" in biased)
@@ -45,7 +45,7 @@ def test_numbers(model: str, tp: int) -> None:
 
 
 def test_again() -> None:
-    """Gate and up are then parts of a split, and it says so."""
+    """A second run does not match, since gate and up are then outputs of a split."""
     assert "it is not computed by a linear" in nearest(step("fuse-gate-up").again())
 
 

@@ -1,4 +1,4 @@
-"""Norm, gate, up and the activation become one op."""
+"""Norm, gate, up and activation are fused into one op."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mlp_graph(
     residual: str = "x",
     read: str = "",
 ) -> fx.GraphModule:
-    """`residual + down(swiglu(gate, up))`; `read` names a value that the result adds too."""
+    """Return `residual + down(swiglu(gate, up))`; `read` names a value added to the result."""
     made = GraphBuilder()
     x = made.input("x", "T", WIDTH)
     values = {"x": x}
@@ -77,7 +77,7 @@ def test_again() -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_bias_comes_along(biased: bool) -> None:
-    """And the residual, which the norm reads too, stays."""
+    """A bias is fused, and the residual, which the norm reads too, is unchanged."""
     gm = mlp_graph(biased=biased)
     for name, parameter in list(gm.named_parameters()):
         gm.register_parameter(

@@ -1,4 +1,4 @@
-"""The head norms only the rows whose logits are wanted, and projects them in the same op."""
+"""The head normalises and projects only the selected rows, in one op."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = 6
 def head_graph(
     *, dim: int | None = 0, normed: bool = True, biased: bool = False, read: str = ""
 ) -> fx.GraphModule:
-    """A head on rows that are picked from a norm; `read` names what the result adds too."""
+    """Return a head on rows selected from a norm; `read` names a value added to the result."""
     made = GraphBuilder()
     x = made.input("x", "R", WIDTH)
     values = {"norm": made.call(RMS_NORM, x, made.parameter("scale", WIDTH), 1e-6) if normed else x}
@@ -56,7 +56,7 @@ def test_golden(golden: Callable[[str, str], None]) -> None:
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_matches_the_head(model: str, tp: int) -> None:
-    """No norm is left: the others were taken in before. A tied weight stays one parameter."""
+    """The head's norm is the last one left; a tied weight remains a single parameter."""
     current = decode_step("fuse-norm-linear", model, tp).plain
     gm = current.after.graph
     assert current.matches == 1

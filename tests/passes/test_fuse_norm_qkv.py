@@ -1,4 +1,4 @@
-"""From the residual to rotated queries in one op; attention reads the cache then."""
+"""The ops from residual to rotated queries are fused; attention then reads the cache."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_matches_one_a_layer(model: str) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_numbers(model: str, tp: int) -> None:
-    """Over a filled cache, with uneven heads and KV heads that several ranks hold."""
+    """Numbers agree over a filled cache, with uneven heads and shared KV heads."""
     step = decode_step("fuse-norm-qkv", model, tp)
     step.assert_same_bits()
     step.assert_near()
@@ -63,7 +63,7 @@ def test_again() -> None:
     ("tiny-qwen3", False, True),
 ])  # fmt: skip
 def test_bias_and_norms_of_heads_are_kept(model: str, biased: bool, normed: bool) -> None:
-    """Trap 5: neither is dropped, nor made up."""
+    """Trap 5: biases and per-head norms are neither dropped nor invented."""
     gm = decode_step("fuse-norm-qkv", model, 3).after.graph
     for node in calls(gm, NORM_QKV_ROPE_APPEND):
         given = SPECS[NORM_QKV_ROPE_APPEND].bind(node.args, dict(node.kwargs))
@@ -73,7 +73,7 @@ def test_bias_and_norms_of_heads_are_kept(model: str, biased: bool, normed: bool
 
 
 def test_the_step_s_own_keys_are_read_from_the_cache() -> None:
-    """Trap 13: what the op before did not keep, attention does not see."""
+    """Trap 13: attention sees only the keys that the fused op appended to its layer."""
     gm = clone(decode_step("fuse-norm-qkv", tp=1).after.graph)
     place = NAMES.index("layer")
     for node in calls(gm, NORM_QKV_ROPE_APPEND):
@@ -86,7 +86,7 @@ def test_the_step_s_own_keys_are_read_from_the_cache() -> None:
     assert bool(run_step(gm, pair, given.inputs, given.caches).logits.isnan().any())
 
 
-# Near misses: one layer is changed, the other still matches.
+# Near misses: one layer is changed, the other one still matches.
 
 
 def _first(gm: fx.GraphModule, target: object) -> fx.Node:
@@ -94,7 +94,7 @@ def _first(gm: fx.GraphModule, target: object) -> fx.Node:
 
 
 def _norm_is_the_residual(gm: fx.GraphModule) -> None:
-    """As in models that norm before the residual leaves."""
+    """Use the norm as the residual, as in models that normalise before the branch."""
     norm = _first(gm, RMS_NORM)
     _first(gm, aten.add.Tensor).update_arg(0, norm)
 
@@ -181,7 +181,7 @@ def test_a_graph_without_attention_has_nothing_to_fuse() -> None:
 
 
 def test_the_parameters_stay_as_they_are() -> None:
-    """Nothing is joined or cut here: recipes and parts are those of the stage before."""
+    """The pass changes neither recipes nor shards of any parameter."""
     stages = decode_stages("tiny-qwen3", 3, 3)
     place = [stage.name for stage in stages].index("fuse-norm-qkv")
     before, after = (

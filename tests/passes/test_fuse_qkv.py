@@ -1,4 +1,4 @@
-"""Queries, keys and values become one linear, where they are alike enough."""
+"""Queries, keys and values are fused into one linear if their structure allows it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_numbers(model: str, tp: int) -> None:
 
 
 def test_again() -> None:
-    """The heads then come from a split, which is no linear: that is the reason it gives."""
+    """A second run does not match, since heads then come from a split."""
     again = step("fuse-qkv").again()
     assert "the projection of its heads must be a separate linear" in nearest(again)
 
@@ -86,7 +86,7 @@ def test_near_miss_is_left_alone(name: str) -> None:
 
 
 def test_queries_sharded_and_keys_not_is_left_alone() -> None:
-    """As it stands between shard-linears and kv-heads."""
+    """Sharded queries with replicated keys, as between shard-linears and kv-heads, do not match."""
     gm = clone(step("shard-linears").after.graph)
     said = nearest(FuseQkv().apply(gm))
     assert "it and %" in said

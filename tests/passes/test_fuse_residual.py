@@ -1,4 +1,4 @@
-"""A projection is added to the residual as it is made, or as its terms are summed."""
+"""The residual is fused into a projection, or into the sum of its terms across ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_golden(tp: int, golden: Callable[[str, str], None]) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_matches_two_a_layer(model: str, tp: int) -> None:
-    """With several ranks the embedding's sum is left: it has no residual to be added to."""
+    """On several ranks the embedding's sum remains, since it is not added to a residual."""
     current = decode_step("fuse-residual", model, tp).plain
     gm = current.after.graph
     assert current.matches == 4
@@ -78,7 +78,7 @@ def test_bf16_sums_stay_in_fp32_until_they_are_rounded(tp: int) -> None:
 
 
 def test_a_residual_that_counts_on_every_rank_is_wrong() -> None:
-    """Trap 6, put back: the sum of ranks that each added it."""
+    """Trap 6 put back: adding the residual on each rank counts it more than once."""
     step = decode_step("fuse-residual", tp=2)
     gm = step.after.graph
     given = filled("tiny-qwen3", 2, (9,))
@@ -115,7 +115,7 @@ def residual_graph(
     early: bool = False,
     terms_read: bool = False,
 ) -> fx.GraphModule:
-    """`x + linear(y)`, with a sum across ranks if `summed` says in what; changed as asked."""
+    """Return `x + linear(y)` with deviations; `summed` is the dtype of an all-reduce."""
     made = GraphBuilder()
     x = made.input("x", WIDTH if narrow else "T", *([] if narrow else [WIDTH]), dtype=dtype)
     y = made.input("y", "T", WIDTH, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Trap 6: the bias of a projection that is summed across ranks counts once, behind the sum."""
+"""Trap 6: the bias of a projection summed across ranks is added once, after the sum."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ WIDTH = 6
 
 @lru_cache(maxsize=1)
 def biased_qwen3() -> Pair:
-    """Every linear of its attention has a bias, that of the output too."""
+    """Return a Qwen3 with biases in all linears of its attention, including the output."""
     return pair_of(AutoConfig.for_model(**{**preset("tiny-qwen3"), "attention_bias": True}))
 
 
 BIASED = {"qwen3": (biased_qwen3, 2), "llama": (biased_llama, 4)}
-"""Models, and how many of the four projections into the residual have a bias."""
+"""Models, and how many of their four projections into the residual have a bias."""
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
-    """Trap 6: beside the projection on one rank, behind the sum on several."""
+    """Trap 6: on one rank the projection adds the bias, on several the all-reduce does, once."""
     made, expected = BIASED[name]
     pair = made()
     gm, stages = run_passes(pair.captured.graph, decode_pipeline(tp))
@@ -65,7 +65,7 @@ def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
 
 
 def test_a_bias_on_every_rank_is_refused_and_wrong() -> None:
-    """Trap 6, put back: what each rank adds to its terms counts tp times."""
+    """Trap 6 put back: a bias added to each rank's terms is counted tp times."""
     pair = biased_qwen3()
     gm, _ = run_passes(pair.captured.graph, decode_pipeline(2))
     for node in calls(gm, ALL_REDUCE_RESIDUAL):
@@ -116,7 +116,7 @@ def test_a_biased_sum_that_others_read_is_left() -> None:
 def biased_graph(
     dtype: torch.dtype, *, first: bool = False, alone: bool = False, read: bool = False
 ) -> fx.GraphModule:
-    """`x + (all_reduce(linear(y)) + bias)`, rounded if it must be."""
+    """Return `x + (all_reduce(linear(y)) + bias)`, rounded where the dtype requires it."""
     made = GraphBuilder()
     x, y = (made.input(name, "T", WIDTH, dtype=dtype) for name in ("x", "y"))
     projected = made.call(LINEAR, y, made.parameter("o.weight", WIDTH, WIDTH, dtype=dtype))

@@ -1,4 +1,4 @@
-"""A second result, the best token of each row, which no rank needs all logits for."""
+"""A second result, the best token per row, is computed without gathering the logits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_matches_the_logits(model: str, tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_numbers(model: str, tp: int) -> None:
-    """The logits stay as they are, and the tokens are theirs on every rank."""
+    """Logits keep their bits, and tokens are their argmax on all ranks."""
     current = step("greedy-head", model, tp)
     current.assert_same_bits()
     packed = batch((3, 1, 4), TINY_VOCABULARY)
@@ -65,7 +65,7 @@ def test_tokens_are_found_before_the_logits_are_gathered(tp: int) -> None:
 
 
 def test_a_gather_that_is_only_wished_for_is_passed_by_too() -> None:
-    """Ahead of insert-collectives: the ranks' parts are read, whatever puts them together."""
+    """Before insert-collectives the argmax reads the shards too, bypassing the redistribute."""
     passes = default_pipeline(3)
     place = [current.name for current in passes].index("insert-collectives")
     gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, [*passes[:place], GreedyHead()])
@@ -84,7 +84,7 @@ def test_another_place_gives_the_same_tokens(place: int) -> None:
 
 
 def summed() -> fx.GraphModule:
-    """Logits that are the sum of the ranks' terms."""
+    """Return logits that are partial sums."""
     made = GraphBuilder()
     head = made.linear(made.input("x", "R", 16), "head", 40, 16)
     head.meta["type"] = value_type(head).placed(PARTIAL)
@@ -93,7 +93,7 @@ def summed() -> fx.GraphModule:
 
 @pytest.mark.parametrize("wished", [False, True])
 def test_logits_that_are_a_sum_are_summed_first(wished: bool) -> None:
-    """A term says nothing of which sum is greatest."""
+    """The argmax of partial logits reads the sum, since a term does not determine the maximum."""
     gm = summed()
     total = operand(output_of(gm.graph))
     if wished:
@@ -103,7 +103,7 @@ def test_logits_that_are_a_sum_are_summed_first(wished: bool) -> None:
 
 
 def test_logits_without_rows_are_refused() -> None:
-    """As captured they have a batch dimension still."""
+    """Captured logits, which still have a batch dimension, are refused."""
     made = GraphBuilder()
     gm = made.done(made.linear(made.input("x", 1, "R", 16), "head", 40, 16))
     said = refusal(GreedyHead(), gm)

@@ -1,4 +1,4 @@
-"""Every wish for a whole value becomes the collective that its placement needs."""
+"""Each redistribute becomes the collective that its operand's placement requires."""
 
 from __future__ import annotations
 

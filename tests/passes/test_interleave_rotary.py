@@ -1,4 +1,4 @@
-"""Trap 10: pairs side by side, with everything that must be permuted along. Hugging Face judges."""
+"""Trap 10: interleaved pairs, with all parameters permuted to match, equal Hugging Face."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_numbers_of_every_stage_behind_it(model: str, tp: int) -> None:
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("model", MODELS)
 def test_numbers_of_a_decode_step(model: str, tp: int) -> None:
-    """Behind a prompt that the same layout was used for, over blocks and spans."""
+    """Decode steps after an interleaved prefill agree, across blocks and spans."""
     pair = preset_pair(model)
     for lengths in BATCHES:
         given = filled(model, tp, lengths, interleaved=True)
@@ -109,7 +109,7 @@ def test_again() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_has_another_order_is_no_captured_value(model: str) -> None:
-    """And all that still is one has its numbers."""
+    """Permuted values have no captured counterpart; all other values match theirs."""
     pair, packed = preset_pair(model), batch(LENGTHS, TINY_VOCABULARY)
     values = run(pair.captured.graph, pair, packed)
     expected = {node.name: of_ranks[0] for node, of_ranks in values.items()}
@@ -135,7 +135,7 @@ def _compare(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_each_parameter_is_permuted_once(model: str) -> None:
-    """Rows of queries and keys, their biases or their norms; nothing else."""
+    """Rows of queries and keys, and their biases or norms, are permuted once; no others are."""
     gm = interleaved(model).after.graph
     found = [parameter_of(node).whole for node in parameters(gm.graph)]
     permuted = [recipe.source for recipe in found if isinstance(recipe, Permute)]
@@ -150,7 +150,7 @@ def test_each_parameter_is_permuted_once(model: str) -> None:
 @pytest.mark.parametrize("tp", [1, 3])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_torch_module_runs_it_and_gives_checkpoint_tensors_back(model: str, tp: int) -> None:
-    """Prompts, then new tokens over the cache; padded on the left."""
+    """Left-padded prompts and cached decode steps agree with eager."""
     pair = preset_pair(model)
     ids, mask = padded((5, 9), TINY_VOCABULARY)
     with tpcompile.compile(
@@ -167,7 +167,7 @@ def test_the_torch_module_runs_it_and_gives_checkpoint_tensors_back(model: str, 
             assert torch.equal(compiled.gather_weight(name), expected), name
 
 
-# Where in the pipeline it stands.
+# Position in the pipeline.
 
 _RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
 

@@ -1,4 +1,4 @@
-"""Trap 10, put back piece by piece: Hugging Face's logits show each of them."""
+"""Trap 10 put back piece by piece: each mistake changes the logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.rewriting.rewrite import calls
 
 
 def _weights(side: int, gm: fx.GraphModule) -> list[fx.Node]:
-    """The parameters of queries (0) or keys (1) of the first layer: projection, bias, norm."""
+    """Return the projection, bias and norm of queries (0) or keys (1) in the first layer."""
     node = operand(calls(gm, ATTENTION)[0], side)
     found: list[fx.Node] = []
     while node.op == "call_function" and not (found and found[-1].name.endswith("proj_weight")):
@@ -52,7 +52,7 @@ def _rows(gm: fx.GraphModule, plain: fx.GraphModule) -> None:
 
 
 def _only_queries(gm: fx.GraphModule, plain: fx.GraphModule) -> None:
-    """Keys as Hugging Face has them, weights and rotation."""
+    """Restore Hugging Face's order for keys: weights and rotation."""
     _undo(gm, plain, "", 1)
     rotated = operand(calls(gm, ATTENTION)[0], 1)
     rotated.args = rotated.args[:3]

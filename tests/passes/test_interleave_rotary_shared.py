@@ -1,4 +1,4 @@
-"""What several read is permuted once if all of them may see it, and refused by name if not."""
+"""A shared parameter is permuted once if all its users allow it, and refused by name otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH, HIDDEN, TOKENS = 8, 16, 5
 
 
 class Rotary(torch.nn.Module):
-    """Tables whose halves differ, which no model of Hugging Face's has."""
+    """Rotary module with tables whose halves differ, unlike all models in Hugging Face."""
 
     def forward(self, positions: torch.Tensor, width: int, dtype: torch.dtype) -> Any:
         return torch.randn(2, len(positions), width, generator=torch.Generator().manual_seed(3))
@@ -33,23 +33,23 @@ class Rotary(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Rotated:
-    """Attentions to rotated heads, one after the other, and what is otherwise than usual."""
+    """Consecutive attentions to rotated heads, and their deviations from the standard structure."""
 
     layers: int = 1
     weights: dict[str, str] = field(default_factory=dict)
-    """Whose weight a side takes, where it has none of its own."""
+    """Sides that use the weight of another side."""
     norms: dict[str, str] = field(default_factory=lambda: {"q": "q", "k": "k"})
-    """Whose norm a side takes; values have none."""
+    """The side whose norm each side uses; values have no norm."""
     rotated: str = "qk"
     paired: str = ""
-    """The sides that are interleaved already."""
+    """The sides that are already interleaved."""
     normed_after: bool = False
     rows_of_keys_are_values: bool = False
     keys_are_values: bool = False
     read: str = ""
-    """What else is read: `heads` or `rows` of queries."""
+    """An additional read: `heads` or `rows` of queries."""
     heads: int = 1
-    """KV heads, beside two query heads."""
+    """The number of KV heads, with two query heads."""
 
     def graph(self) -> fx.GraphModule:
         made = _Builder(self)
@@ -60,7 +60,7 @@ class Rotated:
                 rows["v"] = rows["k"]
             q, k, v = (made.side(name, rows[name]) for name in "qkv")
             values = k if self.keys_are_values else v
-            kind = q.meta["type"].in_role(None) if self.paired else None  # no rule allows it
+            kind = q.meta["type"].in_role(None) if self.paired else None  # this type has no rule
             mixed = made.call(ATTENTION, q, k, values, starts, 0.25, None, layer, kind=kind)
             others = {"heads": [q], "rows": [rows["q"]]}.get(self.read, [])
             for term in (mixed, *(made.call(aten.neg.default, other) for other in others)):
@@ -73,7 +73,7 @@ class Rotated:
 
 
 class _Builder(GraphBuilder):
-    """Sides of an attention as they are asked for; a parameter is made when it is first read."""
+    """Builder of the requested attention sides; parameters are created on first use."""
 
     def __init__(self, asked: Rotated) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Builder(GraphBuilder):
 
 
 def result(gm: fx.GraphModule, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    """With these weights, in the order that the graph's recipes give them."""
+    """Run the graph with these weights, permuted as the graph's recipes require."""
     gm.rotary = Rotary()
     for node in parameters(gm.graph):
         value = weights[str(node.target)]
@@ -149,7 +149,7 @@ FINE: dict[str, tuple[Rotated, int]] = {
 
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_shared_is_permuted_once(name: str) -> None:
-    """By tables whose halves differ: both numbers of a pair keep their own columns."""
+    """Tables with different halves agree, so each element of a pair uses its own column."""
     made, matches = FINE[name]
     gm = numbered(made.graph())
     weights = {name: value.detach() for name, value in gm.named_parameters()}
@@ -203,6 +203,6 @@ def test_a_layer_that_rotates_nothing_is_left() -> None:
 
 @pytest.mark.parametrize("side", "qk")
 def test_one_side_alone_is_not_permuted(side: str) -> None:
-    """Heads would be compared in two orders."""
+    """Permuting one side is refused, since scores would compare two orders."""
     said = refusal(InterleaveRotary(), Rotated(rotated=side).graph())
     assert "is not rotated" in said

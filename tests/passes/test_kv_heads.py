@@ -1,4 +1,4 @@
-"""A rank keeps the KV heads that its query heads read: all of them and no others."""
+"""Each rank keeps exactly the KV heads that its query heads read."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_plan_must_come_first() -> None:
 
 
 class _NextRanksHeads(KvHeads):
-    """The mistake: KV heads by rank rather than by what the query heads read."""
+    """Broken pass that assigns KV heads by rank rather than by query heads."""
 
     def apply(self, gm: torch.fx.GraphModule) -> Report:
         report = super().apply(gm)

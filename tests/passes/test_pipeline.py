@@ -1,4 +1,4 @@
-"""Pipelines as text: they round-trip, and a broken one says what is wrong with it."""
+"""Pipelines round-trip through text, and errors in the text name the mistake."""
 
 from __future__ import annotations
 

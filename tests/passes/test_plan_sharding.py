@@ -1,4 +1,4 @@
-"""The plan is laid beside the graph, which does not change; what cannot be split is refused."""
+"""The plan is attached without changing the graph; axes that cannot be split are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _plan(options: str) -> Plan:
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
-    """The header alone: the graph now says for how many ranks it is."""
+    """Only the header changes: it states the number of ranks."""
     golden("passes/plan_sharding.txt", step("plan-sharding").diff() + _written(_plan("tp=4")))
 
 
@@ -60,7 +60,7 @@ def test_numbers() -> None:
 
 
 def test_again() -> None:
-    """It plans anew, the same: the plan is all that it makes, so it matches as often."""
+    """A second run creates the same plan, and reports as many matches."""
     assert step("plan-sharding").again().matches == 5
 
 

@@ -1,4 +1,4 @@
-"""Transposes around the rotation cancel; heads that come from no projection are refused."""
+"""Transposes around the rotation cancel, and heads without a projection are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_numbers(model: str) -> None:
 
 
 def test_again() -> None:
-    """It matches what is in token-major form, so it finds every attention every time."""
+    """A second run matches as often, since the pass matches the token-major form."""
     assert step("raise-attention").again().matches == 2
 
 

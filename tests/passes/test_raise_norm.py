@@ -1,4 +1,4 @@
-"""RMS norm is recognised over the width and over a head, and nothing that is nearly one."""
+"""RMS norms over the width and over heads are recognised; near misses are not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def norm_graph(
     scale_is_input: bool = False,
     swapped: bool = False,
 ) -> fx.GraphModule:
-    """A norm as Hugging Face writes it, but for what is asked to be otherwise."""
+    """Return a norm as Hugging Face writes it, with the requested deviations."""
     made = GraphBuilder()
     x = made.input("x", "T", WIDTH, dtype=dtype)
     make: Any = made.input if scale_is_input else made.parameter

@@ -1,4 +1,4 @@
-"""Rotation is recognised as Hugging Face writes it: halves, and cos and sin in their places."""
+"""Rotation is recognised as Hugging Face writes it: by halves, with cos and sin in place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rope_graph(
     table: int = WIDTH,
     commuted: bool = False,
 ) -> fx.GraphModule:
-    """A rotation as Hugging Face writes it, but for what is asked to be otherwise."""
+    """Return a rotation as Hugging Face writes it, with the requested deviations."""
     made = GraphBuilder()
     shape = ("T", HEADS, WIDTH) if token_major else (HEADS, "T", WIDTH)
     x = made.input("x", *shape)
@@ -91,7 +91,7 @@ def test_what_is_a_rotation(changes: dict[str, Any]) -> None:
 
 
 class _Given(torch.nn.Module):
-    """A rotary module that returns given tables."""
+    """Rotary module that returns given tables."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_near_miss_is_refused(name: str) -> None:
 
 
 def test_two_dimensions_are_refused() -> None:
-    """A value without heads: the pattern fits with unsqueezed tables, the shape does not."""
+    """A value without heads is refused: it matches the pattern, but not the shape."""
     made = GraphBuilder()
     x = made.input("x", 1, WIDTH)
     tables = [made.input(name, WIDTH) for name in ("cos", "sin")]

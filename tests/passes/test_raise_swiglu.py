@@ -1,4 +1,4 @@
-"""silu(gate) · up is recognised in either order; other activations are refused."""
+"""silu(gate) * up is recognised in either order; other activations are refused."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_gate_without_activation_is_refused() -> None:
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("gated", [True, False])
 def test_an_mlp_with_another_activation_stays_as_it_is(name: str, gated: bool) -> None:
-    """Only silu of a gate, times up, is a SwiGLU."""
+    """Only silu(gate) * up becomes SwiGLU; other activations are unchanged."""
     gm = mlp_of(KNOWN[name][0], gated=gated)
     swiglu = name == "silu" and gated
     assert RaiseSwiglu().apply(gm).matches == int(swiglu)

@@ -1,4 +1,4 @@
-"""Random pipelines: the numbers of the captured graph, or a refusal that names the order."""
+"""Random pipelines preserve the captured numbers, or are refused with a reason about the order."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SMALL = {
     "num_hidden_layers": 2,
 }
 MODELS = ("tiny-qwen2", "tiny-qwen3")
-"""With biases, and with norms of heads."""
+"""One model with biases, one with per-head norms."""
 PROMPTS, STEPS = (3, 1, 5), (1, 1, 1)
-"""Lengths of sequences; a graph of a decode step takes one new token of each."""
+"""Lengths of the sequences; decode graphs take one new token per sequence."""
 DECODING = (NORM_QKV_ROPE_APPEND, CACHED_ATTENTION, PARTIAL_ATTENTION)
 OPTIONS = {
     "cache-kv": ("", "{block=4}", "{block=1}"),
@@ -60,7 +60,7 @@ def expected(model: str, lengths: tuple[int, ...]) -> torch.Tensor:
 
 
 def pipelines(count: int, seed: int) -> Iterator[tuple[str, int, str]]:
-    """Model, ranks and text: passes left out, put in, moved and swapped, and some in any order."""
+    """Yield model, ranks and pipeline text, with passes removed, inserted, moved or shuffled."""
     dice = random.Random(seed)
     wholes = [[p.name for p in made()] for made in (default_pipeline, decode_pipeline)]
     for _ in range(count):
@@ -87,7 +87,7 @@ def _disturb(names: list[str], dice: random.Random) -> None:
 
 
 def mistake(model: str, tp: int, text: str) -> str:
-    """What is wrong with how a pipeline ends; empty if it ends as it should."""
+    """Return what is wrong with the outcome of a pipeline, or an empty string."""
     pair = small(model)
     try:
         gm, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(text), tp))

@@ -1,4 +1,4 @@
-"""Each rank norms only its own tokens; the logits keep their bits, also where ranks have none."""
+"""Each rank normalises only its own tokens, if any; the logits keep their bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tpcompile.rewriting.rewrite import calls
 from tpcompile.runtime.model import CompiledModel
 
 BATCHES = ((1,), (2,), (3,), (9,), (2, 1, 4))
-"""One to three tokens are fewer than four ranks: some then hold no tokens at all."""
+"""The first batches have fewer tokens than four ranks, so that some ranks have none."""
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
@@ -80,7 +80,7 @@ def test_the_whole_pipeline_gives_the_bits_of_the_plain_one(model: str, tp: int)
 
 
 def test_a_rank_without_tokens_holds_none() -> None:
-    """One token on four ranks: it lies on the last, and norms of nothing are nothing."""
+    """A single token on four ranks is on the last; the other ranks have empty values."""
     pair = preset_pair("tiny-qwen3")
     gm, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(SEQUENCE_PARALLEL), 4))
     values = run(gm, pair, batch((1,), TINY_VOCABULARY))
@@ -112,7 +112,7 @@ def test_a_row_parallel_bias_is_added_to_each_token_once(tp: int) -> None:
 
 
 def test_a_residual_that_every_rank_holds_stays_whole() -> None:
-    """Without vocab-parallel the embedding is no sum: layer 0 gathers, and the bits stay."""
+    """Without vocab-parallel the embedding is replicated; layer 0 gathers, with the same bits."""
     pair, packed = preset_pair("tiny-qwen3"), batch((3, 8), 1013)
     whole = SEQUENCE_PARALLEL.replace("vocab-parallel,", "")
     plain = whole.replace("sequence-parallel,", "")

@@ -1,4 +1,4 @@
-"""Column-parallel in, row-parallel out, and a row-parallel bias counts once."""
+"""Linears are column-parallel in and row-parallel out, and a row-parallel bias is added once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 @lru_cache(maxsize=1)
 def biased_llama() -> Pair:
-    """Every linear of its layers has a bias; no head divides, no width does."""
+    """Return a Llama with biases in all layer linears, and with sizes that no tp divides."""
     return pair_of(
         LlamaConfig(
             hidden_size=40,
@@ -80,7 +80,7 @@ def test_one_rank_keeps_everything() -> None:
 
 
 def test_columns_and_rows() -> None:
-    """Out features into the block, in features out of it, by one layout; never the other way."""
+    """Output features into a block and input features out of it are split by the same layout."""
     graph = step("shard-linears").after.graph.graph
     pairs = [(b.query, b.output) for b in attention_blocks(graph)]
     pairs += [(m.gate, m.down) for m in mlp_blocks(graph)]
@@ -116,7 +116,7 @@ def test_a_plan_must_come_first() -> None:
 def test_the_bias_of_a_row_parallel_linear_is_added_behind_the_sum() -> None:
     gm, _ = run_passes(biased_llama().captured.graph, default_pipeline(2)[:7])
     for total in calls(gm, REDISTRIBUTE):
-        assert len(operand(total).args) == 2  # the linear has lost its bias
+        assert len(operand(total).args) == 2  # the linear has no bias any more
         (added,) = total.users
         assert added.target is aten.add.Tensor
         bias = added.args[1]
@@ -139,7 +139,7 @@ def test_a_bias_on_every_linear_counts_once(tp: int) -> None:
 
 
 def test_a_bias_that_counted_twice_would_show() -> None:
-    """The test above can fail: the biases are large enough for one too many to be seen."""
+    """The biases are large enough for the test above to detect one that is added twice."""
     pair = biased_llama()
     gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
     for node in list(gm.graph.nodes):

@@ -1,4 +1,4 @@
-"""Attention in spans of blocks, merged again."""
+"""Tests of attention split into spans of blocks, and merged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_matches_every_attention(model: str) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_numbers(model: str, tp: int, spans: int) -> None:
-    """With more spans than blocks too: some are empty then, and the last never is."""
+    """Numbers agree, also with more spans than blocks, where some spans are empty."""
     decode_step("split-attention", model, tp, spans).assert_near()
 
 
@@ -59,7 +59,7 @@ def test_partials_are_in_fp32_and_lie_as_the_heads_do() -> None:
 
 @pytest.mark.parametrize("window", [1, 4, 6, 50])
 def test_windows_are_kept(window: int) -> None:
-    """Of a window that begins in the midst of a block, and in the midst of a span."""
+    """Windows are preserved, also if they begin within a block or a span."""
     config = scaled_config(
         "qwen3-0.6b", sliding_window=window, use_sliding_window=True, max_window_layers=0
     )

@@ -1,4 +1,4 @@
-"""Passes keep track of what each node computes: the value of a node of the captured graph."""
+"""Passes track which value of the captured graph each node computes."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def test_every_value_of_every_stage_is_that_of_the_captured_node(name: str, pipe
                 assert torch.equal(own, target)
             compared.add(value)
         layers = pair.captured.config.num_hidden_layers
-        # queries and keys in another order are no values of the captured graph
+        # interleaved queries and keys have no captured counterpart
         fewer = 6 if pipeline == "interleaved" else 0
         assert len(compared) >= (13 - fewer) * layers + 4, stage.name

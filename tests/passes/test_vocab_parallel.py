@@ -1,4 +1,4 @@
-"""Embedding and head are split by vocabulary, and tied weights stay one parameter."""
+"""Embedding and head are split by vocabulary, and tied weights remain one parameter."""
 
 from __future__ import annotations
 
