@@ -1,1 +1,1 @@
-"""Tests of tpcompile/rewriting, file by file."""
+"""Tests of tpcompile/rewriting."""

@@ -1,4 +1,4 @@
-"""Several parameters as one: the name, the recipes, and that each rank still gets its parts."""
+"""Tests of fusing parameters: name, recipes, and each rank's parts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_fused_linears_give_what_they_gave() -> None:
 
 
 def test_each_rank_joins_its_own_parts() -> None:
-    """Split first, then joined: never a slice of the joined weight (trap 3)."""
+    """Trap 3: weights are split, then joined; a part is no slice of the joined weight."""
     before = attention_blocks(step("fuse-qkv").before.graph.graph)
     after = calls(step("fuse-qkv").after.graph, LINEAR)
     for block in before:

@@ -1,4 +1,4 @@
-"""The manager checks after every pass, says who failed, and keeps every stage apart."""
+"""The manager checks the graph after each pass, names the failing pass, and records all stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tpcompile.rewriting.rewrite import calls
 
 @dataclass(frozen=True)
 class DropCollective:
-    """The mistake: a sum that is not taken."""
+    """Broken pass that removes a sum."""
 
     name: ClassVar[str] = "drop-collective"
     which: int = 0
@@ -38,7 +38,7 @@ class DropCollective:
 
 @dataclass(frozen=True)
 class SwapShards:
-    """The mistake: every rank has another's part of every parameter."""
+    """Broken pass that gives each rank another rank's shards."""
 
     name: ClassVar[str] = "swap-shards"
 
@@ -51,7 +51,7 @@ class SwapShards:
 
 @dataclass(frozen=True)
 class Explode:
-    """A pass with a bug of its own."""
+    """Pass that raises an error of its own."""
 
     name: ClassVar[str] = "explode"
     loudly: int = 1
@@ -180,7 +180,7 @@ def test_describe_tells_options_that_are_not_the_default() -> None:
 
 
 def test_a_failed_pass_is_a_verify_error_too(pair: Pair) -> None:
-    """A checker refused a graph: users catch VerifyError for that, whoever made the graph."""
+    """A FailedPassError is a VerifyError, so users can catch invalid graphs by one class."""
     error = _failure(pair, [*default_pipeline(2)[:10], DropCollective()])
     assert isinstance(error, VerifyError)
     first = error.problems[0]
@@ -194,7 +194,7 @@ def test_a_pass_must_report(pair: Pair) -> None:
         name: ClassVar[str] = "silent"
 
         def apply(self, gm: fx.GraphModule) -> None:
-            """Says nothing."""
+            """Apply no changes, and return no report."""
 
     with pytest.raises(PassError, match="silent returned None"):
         run_passes(pair.captured.graph, [Silent()])  # type: ignore[list-item]
@@ -209,7 +209,7 @@ def test_a_failure_keeps_its_problems_at_another_place(pair: Pair) -> None:
 
 @dataclass(frozen=True)
 class Named:
-    """A pass with a name that pipeline text cannot express."""
+    """Pass whose name cannot be written in pipeline text."""
 
     name: ClassVar[str] = "my pass"
 
@@ -219,7 +219,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Optional:
-    """A pass with an option whose type does not follow from its default."""
+    """Pass with an option whose type cannot be inferred from its default."""
 
     name: ClassVar[str] = "optional"
     size: int | None = None

@@ -1,4 +1,4 @@
-"""Patterns bind what fits, and say where and why the rest does not."""
+"""Patterns bind matching nodes, and report where and why others do not match."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_order_matters_where_nothing_commutes(made: GraphBuilder, x: fx.Node, y:
 
 
 def test_the_order_not_taken_binds_nothing(made: GraphBuilder, x: fx.Node, y: fx.Node) -> None:
-    """`a` is tried as y first, which does not fit; the second order must start afresh."""
+    """A failed order of operands leaves no bindings: `a` is first bound to y, then to x."""
     pattern = Call(MUL, (Value("a"), Call(NEG, (Value("a"),))), commutes=True)
     assert match(pattern, made.call(MUL, made.call(NEG, y), y)) == {"a": y}
     _miss(pattern, made.call(MUL, made.call(NEG, y), x))

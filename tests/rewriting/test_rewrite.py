@@ -1,4 +1,4 @@
-"""What passes are made of: replacing, inserting, dropping, and the report of it."""
+"""Tests of the rewriting primitives: replace, insert, drop, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every stage is a graph of its own, and runs: on simulated ranks, and as plain torch."""
+"""Each stage has its own graph, which runs on simulated ranks and in plain torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNSHARDED = [
     *((1, name) for name in STANDARD),
     *((4, name) for name in STANDARD[: STANDARD.index("shard-linears")]),
 ]
-"""Every stage of one rank; of more ranks those before shard-linears."""
+"""All stages of one rank, and of more ranks the stages before shard-linears."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_stage_holds_its_parameters_shapes_but_no_numbers(name: str, stages: l
 
 
 def _bound(gm: fx.GraphModule, pair: Pair) -> fx.GraphModule:
-    """The stage's own module with real parameters, as one rank that holds everything."""
+    """Bind real, unsharded parameters to the stage's own module."""
     for node in parameters(gm.graph):
         value = evaluate(parameter_of(node).whole, pair.read)
         setattr(gm, str(node.target), torch.nn.Parameter(value, requires_grad=False))
@@ -112,7 +112,7 @@ def test_an_unsharded_stage_runs_as_plain_torch(model: str, tp: int, name: str) 
     inputs = rank_inputs(gm, packed.inputs())[0]
     with torch.inference_mode():
         found = gm(*(inputs[node.name] for node in gm.graph.nodes if node.op == "placeholder"))
-    if isinstance(found, tuple | list):  # behind greedy-head: the tokens too
+    if isinstance(found, tuple | list):  # after greedy-head the tokens too
         found, tokens = found
         assert torch.equal(tokens, found.argmax(-1))
     assert torch.equal(found, expected)

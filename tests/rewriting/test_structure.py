@@ -1,4 +1,4 @@
-"""Projections, heads and blocks are found by data flow; what is wired otherwise is refused."""
+"""Projections, heads and blocks are found by data flow; other structures are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _attention(made: GraphBuilder, q: fx.Node) -> fx.Node:
 
 
 def test_heads_from_a_norm_over_the_whole_width_are_refused() -> None:
-    """As in OLMo 2: a rank's heads need every rank's features, so they are no linear's own."""
+    """Norms over the full width, as in OLMo 2, are refused: heads would need all features."""
     made = GraphBuilder()
     x = made.input("x", "T", 16)
     features = made.linear(x, "q", 32, 16)
