@@ -1,1 +1,1 @@
-"""Tests of tpcompile/runtime, file by file."""
+"""Tests of tpcompile/runtime."""

@@ -1,4 +1,4 @@
-"""What all tests of the runtime share."""
+"""Fixtures shared by all tests of the runtime."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _captured_once(captured_once: None) -> None:
-    """Capture is not the subject here."""
+    """Share captures between tests; capture is not the subject here."""

@@ -1,4 +1,4 @@
-"""A compiled model and Hugging Face eager with the same weights, asked the same."""
+"""A compiled model and Hugging Face eager with the same weights, to compare their answers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tpcompile.presets import preset
 from tpcompile.runtime.ranks.step import Step
 
 PAD = 3
-"""A token that pads; the models know nothing of it."""
+"""A padding token that the models do not define."""
 
 
 def lively(name: str, **changes: Any) -> Any:
-    """A preset in eager whose weights are so far apart that its text does not repeat itself."""
+    """Return an eager preset with spread-out weights, so that its text does not repeat itself."""
     return enlivened(AutoConfig.for_model(**{**preset(name), "dtype": "float32", **changes}))
 
 
 def enlivened(config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """The weights are the same in every dtype: they are such as bf16 holds too."""
+    """Return an eager model with such weights; bf16 represents them exactly in any dtype."""
     model = AutoModelForCausalLM.from_config(
         copy.deepcopy(config), dtype=dtype, attn_implementation="eager"
     ).eval()
@@ -37,25 +37,25 @@ def enlivened(config: Any, dtype: torch.dtype = torch.float32) -> Any:
             scale = parameter.dim() == 1 and not name.endswith("bias")
             spread = 0.1 if parameter.dim() == 1 else 0.3
             values = torch.randn(parameter.shape, generator=generator) * spread + scale
-            parameter.copy_(values.bfloat16())  # no scale is one and no bias zero: a lost one shows
+            parameter.copy_(values.bfloat16())  # neither ones nor zeros: a lost one shows
     return model
 
 
 @dataclass(frozen=True)
 class Both:
-    """The two models, and how they are compared."""
+    """An eager and a compiled model, and methods that compare them."""
 
     eager: Any
     compiled: tpcompile.CompiledModel
 
     def each(self) -> Iterator[Any]:
-        """Both models, each with the same state of the random generator."""
+        """Yield both models, each with the same random state."""
         for model in (self.eager, self.compiled):
             torch.manual_seed(11)
             yield model
 
     def generate(self, ids: torch.Tensor, **asked: Any) -> list[Any]:
-        """What both answer; the compiled model may say nothing that eager does not."""
+        """Generate with both models; the compiled model may log only what eager logs."""
         found, said = [], []
         for model in self.each():
             with listening() as heard:
@@ -65,7 +65,7 @@ class Both:
         return found
 
     def same(self, ids: torch.Tensor, **asked: Any) -> list[list[int]]:
-        """The tokens that both answer."""
+        """Assert that both models generate the same tokens, and return them."""
         expected, found = self.generate(ids, **asked)
         assert found.tolist() == expected.tolist()
         tokens: list[list[int]] = found.tolist()
@@ -74,14 +74,14 @@ class Both:
 
 @lru_cache
 def tiny_both() -> Both:
-    """A tiny Qwen3 on two simulated ranks, for tests that leave it as it was."""
+    """Return a tiny Qwen3 on two simulated ranks, for tests that do not modify it."""
     eager = lively("tiny-qwen3")
     return Both(eager, tpcompile.compile(eager, tp=2, simulate=True))
 
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """What the libraries log meanwhile; Python's own warnings are errors in tests."""
+    """Collect log records of the libraries; Python's own warnings are errors in tests."""
     heard: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -97,7 +97,7 @@ def listening() -> Iterator[list[str]]:
 
 @contextmanager
 def steps(model: tpcompile.CompiledModel) -> Iterator[list[Step]]:
-    """Every step that the ranks run meanwhile."""
+    """Collect all steps that the ranks run."""
     seen: list[Step] = []
     ranks = model._ranks
     run = ranks.run
@@ -114,7 +114,7 @@ def steps(model: tpcompile.CompiledModel) -> Iterator[list[Step]]:
 
 
 def prompt(*lengths: int, vocabulary: int = 900, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random tokens padded on the left, as a tokenizer gives them."""
+    """Return random tokens, padded on the left like a tokenizer's."""
     generator = torch.Generator().manual_seed(seed)
     longest = max(lengths)
     ids = torch.randint(PAD + 1, vocabulary, (len(lengths), longest), generator=generator)

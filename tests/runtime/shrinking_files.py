@@ -1,4 +1,4 @@
-"""A checkpoint that loses the end of a file as soon as it is opened, as if it were written anew."""
+"""A checkpoint file that is truncated right after it is opened, as if it were being rewritten."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tpcompile.runtime.checkpoint import Checkpoint, CheckpointFiles
 from tpcompile.runtime.checkpoint_files import SINGLE
 
 ALONE = "opened-by-nobody-else"
-"""A file of this name stands for the other of two ranks."""
+"""The name of a file that replaces the second rank."""
 
 
 class ShrinkingFiles(CheckpointFiles):
-    """The ranks, which are other processes, find this class by its name.
+    """Checkpoint files truncated after opening; ranks in other processes import it by name.
 
-    Each waits until both have the file open: one that came later would find it short already.
+    Each rank waits until both have opened the file, since a later one would find it truncated.
     """
 
     def open(self) -> Checkpoint:

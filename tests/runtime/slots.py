@@ -1,4 +1,4 @@
-"""The ranks' side of a KV cache, with tokens in the place of keys and values."""
+"""The ranks' side of a KV cache, which stores tokens instead of keys and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 4
 
 
 class Slots:
-    """What the ranks keep, and what they do with a step."""
+    """The stored tokens, and what the ranks do with a step."""
 
     def __init__(self) -> None:
         self.kept: dict[int, int] = {}
@@ -36,6 +36,6 @@ class Slots:
 
 
 def read(cache: PagedCache, slots: Slots) -> list[list[int]]:
-    """The tokens of each row: a step of nothing but padding says where they lie."""
+    """Return the tokens of each row, located by a step that contains only padding."""
     with copy.deepcopy(cache).append(torch.zeros(cache.batch_size, 1)) as appended:
         return list(slots.rows(appended))

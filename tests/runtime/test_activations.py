@@ -1,4 +1,4 @@
-"""Models with activations other than SiLU, gated and not, beside Hugging Face eager."""
+"""Models with other activations than SiLU, gated or not, agree with Hugging Face eager."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SMALL: dict[str, Any] = {
 MODELS = [
     *[("llama", act) for act in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")],
     ("qwen3", "gelu"),
-    ("arcee", "relu2"),  # without a gate
+    ("arcee", "relu2"),  # not gated
 ]
 MORE = [
     *[("llama", act) for act in ("gelu_fast", "gelu_accurate", "gelu_python_tanh", "relu2")],
@@ -80,7 +80,7 @@ def config_of(model: str, activation: str) -> Any:
 
 @lru_cache
 def small(model: str, activation: str) -> Pair:
-    """Weights so far from zero that one activation gives other logits than the next."""
+    """Return a model with spread-out weights, so that activations give different logits."""
     eager = enlivened(config_of(model, activation))
     read: Any = ModelWeights(eager)
     return Pair(captured_once(eager), eager, read)
@@ -116,7 +116,7 @@ def test_logits_are_eager_s_for_any_tp(model: str, activation: str) -> None:
 def test_every_value_and_decode_step_is_eager_s(
     model: str, activation: str, dtype: torch.dtype
 ) -> None:
-    """In bf16 judged beside fp32; with weights far from zero, where activations differ."""
+    """All values agree with eager, in bf16 relative to fp32, for distinguishable activations."""
     eager = enlivened(config_of(model, activation), dtype)
     found = compare_with_eager(eager, default_pipeline(3), simulate=True)
     assert found.ok, found.table()
@@ -168,7 +168,7 @@ OTHERS = {"gelu": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "relu"}
 
 @pytest.mark.parametrize("activation", OTHERS)
 def test_another_activation_gives_other_logits(activation: str) -> None:
-    """Else the logits of the tests above would say nothing of it."""
+    """Other activations change the logits, so the tests above can detect a wrong one."""
     one, other = (
         eager_logits(small("llama", name).eager, LENGTHS)
         for name in (activation, OTHERS[activation])

@@ -1,4 +1,4 @@
-"""Arguments of a call: a bad one is refused and changes nothing, a good one is what eager takes."""
+"""Invalid arguments are refused without side effects; valid ones are those that eager accepts."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def answer(both: Both) -> torch.Tensor:
-    """What the model says before anything bad was asked."""
+    """Return the model's answer before any invalid call."""
     logits: torch.Tensor = both.compiled(IDS).logits
     return logits
 
@@ -129,7 +129,7 @@ def test_a_bad_argument_leaves_the_cache_as_it_was(both: Both, answer: torch.Ten
     cache = both.compiled(IDS[:, :2]).past_key_values
     for given in (
         {"input_ids": IDS[:1, 2:]},  # another batch
-        {"input_ids": IDS[:, 2:], "attention_mask": MASK[:, 2:]},  # without what is cached
+        {"input_ids": IDS[:, 2:], "attention_mask": MASK[:, 2:]},  # misses the cached tokens
         {"input_ids": IDS[:, 2:], "attention_mask": torch.cat([MASK[:, :2] * 0, MASK[:, 2:]], 1)},
         {"input_ids": IDS[:, 2:].to(torch.uint8)},
         {"input_ids": IDS[:, 2:], "logits_to_keep": [3]},

@@ -1,4 +1,4 @@
-"""Reading checkpoints: only what a rank needs, in every form in which they come, or a reason."""
+"""Checkpoints of all formats are read slice by slice, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 
 def saved(directory: Path, name: str = "qwen2.5-0.5b", **options: Any) -> Path:
-    """A scaled preset as Hugging Face saves it."""
+    """Save a scaled preset with Hugging Face."""
     preset_pair(name).eager.save_pretrained(directory, **options)
     return directory
 
@@ -34,7 +34,7 @@ def opened(directory: Path) -> Checkpoint:
 
 
 def rewritten(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    """The same checkpoint with its tensors changed."""
+    """Change the tensors of a checkpoint."""
     tensors = load_file(directory / SINGLE)
     change(tensors)
     save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
@@ -76,7 +76,7 @@ def test_a_head_that_is_stored_though_it_is_tied(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_that_is_stored_too(tmp_path: Path) -> None:
-    """Hugging Face ties the two if they are equal; else it uses both, each for itself."""
+    """A stored tied head is ignored if it equals the embedding, and refused if it differs."""
     name, values = "model.embed_tokens.weight", preset_pair("qwen2.5-0.5b").eager.lm_head.weight
     both = {"lm_head.weight": values.detach().clone()}
     saved(tmp_path)
@@ -110,7 +110,7 @@ NOT_WEIGHTS = {
 @pytest.mark.parametrize("stored", NOT_WEIGHTS)
 @pytest.mark.parametrize("name", [UP, "lm_head.weight"])
 def test_stored_dtypes_that_are_refused(name: str, stored: str, tmp_path: Path) -> None:
-    """By name: a cast would give weights that have nothing to do with the model's."""
+    """Stored dtypes that cannot be cast meaningfully are refused by name."""
     captured = preset_pair("qwen2.5-0.5b").captured
 
     def cast(tensors: dict[str, torch.Tensor]) -> None:
@@ -153,7 +153,7 @@ def test_fused_tensors_are_taken_apart_before_they_are_sharded(tmp_path: Path) -
 
 
 def test_only_the_slices_of_a_rank_are_read(tmp_path: Path) -> None:
-    """What the other ranks read is NaN in the file: nothing of it may come back."""
+    """Rows of other ranks, which are NaN in the file, are not read."""
 
     def poison(tensors: dict[str, torch.Tensor]) -> None:
         tensors[UP][:100] = float("nan")

@@ -1,4 +1,4 @@
-"""Which files of a directory are read: those that Hugging Face reads, and none outside of it."""
+"""The same files of a directory are read as in Hugging Face, and none outside of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 @pytest.fixture(scope="module")
 def tensors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """As Hugging Face saves them."""
+    """Return the tensors as Hugging Face saves them."""
     directory = tmp_path_factory.mktemp("saved")
     preset_pair(NAME).eager.save_pretrained(directory)
     return load_file(directory / SINGLE)
@@ -43,7 +43,7 @@ def write_config(directory: Path, chosen: Any = None) -> None:
 def write_single(
     directory: Path, tensors: dict[str, torch.Tensor], scale: float, name: str = SINGLE
 ) -> None:
-    """All tensors in one file, times a number that tells the file from others."""
+    """Write all tensors to one file, multiplied by a number that identifies the file."""
     scaled = {name: tensor * scale for name, tensor in tensors.items()}
     save_file(scaled, directory / name, metadata={"format": "pt"})
 
@@ -51,7 +51,7 @@ def write_single(
 def write_shards(
     directory: Path, tensors: dict[str, torch.Tensor], scale: float, index: str = INDEX
 ) -> None:
-    """The same in two files with an index."""
+    """Write the tensors to two files with an index."""
     half = len(tensors) // 2
     mapping = {name: SHARDS[place >= half] for place, name in enumerate(tensors)}
     for shard in SHARDS:
@@ -93,7 +93,7 @@ def _chosen_file(directory: Path, tensors: Tensors) -> None:
 
 
 def _chosen_index(directory: Path, tensors: Tensors) -> None:
-    """Its files are relative to the directory of the checkpoint, and not to its own."""
+    """Write an index whose files are relative to the checkpoint, not to the index."""
     write_single(directory, tensors, 3)
     (directory / "deep").mkdir()
     write_shards(directory, tensors, 5, f"deep/{INDEX}")
@@ -145,7 +145,7 @@ CHOICES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices_that_are_refused(name: str, tensors: Tensors, tmp_path: Path) -> None:
-    """Though there is a file that would be read if the configuration said nothing."""
+    """A configured file that cannot be used is refused, although a default one exists."""
     directory = tmp_path / "checkpoint"
     (directory / "deep").mkdir(parents=True)
     for place in (tmp_path / OTHER, directory / OTHER, directory / SINGLE):
@@ -227,7 +227,7 @@ def test_indexes_that_are_refused(name: str, tensors: Tensors, tmp_path: Path) -
 
 
 def test_a_tensor_in_two_files_is_refused(tensors: Tensors, tmp_path: Path) -> None:
-    """Hugging Face takes the last one, whatever the index says."""
+    """A tensor in two files is refused; Hugging Face would take the last one despite the index."""
     write_shards(tmp_path, tensors, 1)
     first = load_file(tmp_path / SHARDS[0])
     second = load_file(tmp_path / SHARDS[1])
@@ -238,7 +238,7 @@ def test_a_tensor_in_two_files_is_refused(tensors: Tensors, tmp_path: Path) -> N
 
 
 def test_tensors_that_an_index_leaves_out_are_there(tensors: Tensors, tmp_path: Path) -> None:
-    """Hugging Face reads whole files."""
+    """Tensors missing from the index are found, since Hugging Face reads whole files."""
     write_shards(tmp_path, tensors, 1)
     index = json.loads((tmp_path / INDEX).read_text())
     del index["weight_map"][UP]

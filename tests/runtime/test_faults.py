@@ -1,8 +1,8 @@
-"""What can go wrong while a model is loaded or generates: each is told, at once, by what it is.
+"""Faults during loading and generation are reported promptly and specifically.
 
-End to end, through `compile` and `generate`, on ranks that are processes. Every fault must be an
-error of its class, told long before ranks that just wait are, and leave no process, no open file
-and no shared memory behind; and the next model that is compiled must work.
+End to end, through `compile` and `generate`, on ranks in processes. Each fault must raise the
+error of its class long before the timeout of idle ranks, leave no process, open file or shared
+memory behind, and must not affect the next compiled model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tpcompile.runtime.ranks.workers import Workers
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 LIMIT = 96
-"""Tokens that a sequence may have."""
+"""The maximum number of tokens in a sequence."""
 NEW = 24
 PROMPT = torch.arange(40, 60)[None]
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -47,9 +47,9 @@ Tensors = dict[str, torch.Tensor]
 def _told(
     kind: type[BaseException], message: str | None, before: tuple[set[str], set[int]]
 ) -> Iterator[list[float]]:
-    """The body must fail like this, in time, and leave what was there `before` and no more.
+    """Assert that the body fails like this, in time, and leaves only the resources in `before`.
 
-    It may put into the list when the fault could be seen at the earliest; else that is at once.
+    The body may append the time at which the fault could first be detected; it is now by default.
     """
     start: list[float] = []
     entered = time.monotonic()
@@ -63,7 +63,7 @@ def _told(
 def _compile(
     directory: Path, loading: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> tpcompile.CompiledModel:
-    """A model on two ranks; and when they were told to load it, however long they took to start."""
+    """Compile on two ranks, and record when they start to load, however long starting took."""
     introduce = Workers.introduce
 
     def noted(workers: Workers) -> None:
@@ -76,13 +76,13 @@ def _compile(
 
 @dataclass
 class Models:
-    """A checkpoint, and a model of it on two ranks that is compiled again whenever it has ended."""
+    """A checkpoint, and a model of it on two ranks, which is compiled again after it ended."""
 
     directory: Path
     text: list[int]
-    """What it must say."""
+    """The expected text."""
     bare: tuple[set[str], set[int]]
-    """The open files and the processes without any ranks."""
+    """The open files and processes without any ranks."""
     model: tpcompile.CompiledModel | None = None
 
     def healthy(self) -> tpcompile.CompiledModel:
@@ -118,7 +118,7 @@ def _cut_short(directory: Path) -> None:
 
 
 def _last_byte(directory: Path) -> None:
-    """The header is whole: the disk was full when the last tensor was written."""
+    """Remove the last byte, as on a full disk; the header remains complete."""
     os.truncate(directory / SINGLE, (directory / SINGLE).stat().st_size - 1)
 
 
@@ -157,7 +157,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_checkpoint(
     name: str, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Named with its file, by the rank that found it."""
+    """A damaged checkpoint is reported with its file and the rank that read it."""
     spoil, message = CHECKPOINTS[name]
     shutil.copytree(models.directory, tmp_path, dirs_exist_ok=True)
     spoil(tmp_path)
@@ -169,7 +169,7 @@ def test_a_checkpoint(
 def test_a_file_that_shrinks_after_it_was_opened(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is read through a map of it: without a look at its size, the rank would be killed."""
+    """Truncation of a mapped file is reported; without a check, reading it would kill the rank."""
     shutil.copytree(models.directory, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(weights, "CheckpointFiles", ShrinkingFiles)
     models.close()
@@ -182,7 +182,7 @@ def test_a_file_that_shrinks_after_it_was_opened(
 def test_a_file_that_shrinks_in_this_process(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp: int
 ) -> None:
-    """Here it would be the user's own script that is killed."""
+    """Truncation is also reported for simulated ranks, where it would kill the user's script."""
     shutil.copytree(models.directory, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(weights, "CheckpointFiles", ShrinkingFiles)
     (tmp_path / ALONE).touch()
@@ -193,9 +193,9 @@ def test_a_file_that_shrinks_in_this_process(
 
 
 class During:
-    """Does something to a model while its step number `number` runs; 0 is the prompt.
+    """Action on a model during step `number`; step 0 is the prompt.
 
-    A rank is stopped before, so that the step cannot be over when it happens.
+    A rank is stopped first, so that the step cannot end before the action.
     """
 
     def __init__(self, model: tpcompile.CompiledModel, number: int, act: Callable[[], None]):
@@ -227,7 +227,7 @@ def test_a_rank_that_is_killed(step: int, rank: int, models: Models) -> None:
 
 
 def test_a_rank_that_is_killed_at_any_moment(models: Models) -> None:
-    """Between two steps, or in one."""
+    """A rank that is killed between or during steps is reported."""
     model = models.healthy()
     threading.Timer(0.05, os.kill, (model.processes[1], signal.SIGKILL)).start()
     with _told(RankError, "^Rank 1 was killed by signal SIGKILL", models.bare):
@@ -247,7 +247,7 @@ def test_ctrl_c(models: Models) -> None:
 
 
 def test_a_text_longer_than_the_limit(models: Models) -> None:
-    """The prompt, or what is generated behind it; the ranks stay, and work."""
+    """A prompt or text above the limit is refused, and the ranks continue to work."""
     model = models.healthy()
     held = (own_files(), descendants())
     message = rf"at most max_seq_len={LIMIT} tokens\. Found {LIMIT + 1} tokens"
@@ -259,7 +259,7 @@ def test_a_text_longer_than_the_limit(models: Models) -> None:
 
 
 def test_a_port_in_use(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a launcher; ranks that a script starts take a port that is free."""
+    """A port in use is reported under a launcher; ranks of a script use a free port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -270,7 +270,7 @@ def test_a_port_in_use(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
             for name, value in said.items():
                 launched.setenv(name, str(value))
             with pytest.raises(RankError, match=message):
-                tpcompile.compile(models.directory)  # torch opens a pipe the first time, for good
+                tpcompile.compile(models.directory)  # torch opens a pipe on first use and keeps it
             with _told(RankError, message, (own_files(), descendants())):
                 tpcompile.compile(models.directory)
     models.healthy()

@@ -1,4 +1,4 @@
-"""`generate` of a compiled model answers as Hugging Face eager does, in every mode."""
+"""`generate` of a compiled model gives the answers of Hugging Face eager in all modes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NEW = 12
 
 @pytest.fixture(scope="module", params=[1, 3])
 def both(request: pytest.FixtureRequest) -> Both:
-    """Two KV heads on three ranks, so that one of them is on two."""
+    """Provide models with two KV heads on three ranks, so that a head is on two of them."""
     eager = lively("tiny-qwen3")
     return Both(eager, tpcompile.compile(eager, tp=request.param, simulate=True))
 
 
 @pytest.fixture(scope="module")
 def draft() -> Both:
-    """Half as right as the other: its first layer is the same."""
+    """Provide a draft model with the same first layer, whose tokens are often right."""
     eager, small = lively("tiny-qwen3"), lively("tiny-qwen3")
     with torch.no_grad():
         for parameter in small.model.layers[-1].parameters():
@@ -69,13 +69,13 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("asked", ASKED)
 def test_as_eager_answers(both: Both, asked: str) -> None:
     given = prompt(5, 9, 2)
-    if asked == "guided":  # Hugging Face's own cannot guide a padded batch
+    if asked == "guided":  # Hugging Face's own model cannot guide a padded batch
         given = prompt(9)
     both.same(given.pop("input_ids"), **given, **{"max_new_tokens": NEW, **ASKED[asked]})
 
 
 def test_rows_that_end_at_different_times(both: Both) -> None:
-    """Each ends with one of the tokens that end a text, and is padded behind it."""
+    """Rows end at any of several end tokens, and are padded afterwards."""
     given = prompt(5, 9, 2)
     ids = given.pop("input_ids")
     free = both.same(ids, **given, max_new_tokens=NEW)
@@ -112,7 +112,7 @@ def test_all_that_eager_returns(both: Both) -> None:
 
 @pytest.mark.parametrize("mode", [{}, {"do_sample": True}, {"num_beams": 2}])
 def test_padding_on_the_right_is_refused(both: Both, mode: dict[str, Any]) -> None:
-    """Hugging Face warns, and goes on behind the padding: that is no text."""
+    """Padding on the right is refused; Hugging Face warns and continues after the padding."""
     ids, mask = prompt(5, 5)["input_ids"], torch.ones(2, 5, dtype=torch.long)
     mask[1, 3:] = 0
     with pytest.raises(tpcompile.UsageError, match="padding on the left"):
@@ -120,7 +120,7 @@ def test_padding_on_the_right_is_refused(both: Both, mode: dict[str, Any]) -> No
 
 
 class Heard(BaseStreamer):
-    """Keeps what it is told."""
+    """Streamer that records what it receives."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -163,7 +163,7 @@ def test_text_is_streamed(both: Both, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 class AfterRow(StoppingCriteria):
-    """Ends a row when it is so many tokens long, one token earlier for each row."""
+    """Stopping criterion that ends each row one token earlier than the row before."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -195,7 +195,7 @@ def test_strings_that_end_a_text(both: Both) -> None:
 
 
 class Push(LogitsProcessor):
-    """A user's own: another token than the best."""
+    """User-defined processor that excludes the best token."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.scatter(1, scores.argmax(1, keepdim=True), float("-inf"))
@@ -208,7 +208,7 @@ def test_logits_processors_of_ones_own(both: Both) -> None:
 
 
 def test_assisted_decoding_both_ways(both: Both, draft: Both) -> None:
-    """Either model checks what the other, or a smaller one, proposes."""
+    """Compiled and eager models can assist each other, and can use a smaller draft model."""
     ids = prompt(7)["input_ids"]
     alone = both.same(ids, max_new_tokens=NEW)
     for model, assistant in (
@@ -249,7 +249,7 @@ def test_prompt_lookup(both: Both) -> None:
 
 
 def test_a_conversation_goes_on_where_it_ended(both: Both) -> None:
-    """Each turn gives all that was said, and only what is new is computed."""
+    """Each turn passes the whole conversation, and only its new tokens are computed."""
     more = prompt(6, 6, seed=1)["input_ids"]
     said, caches = prompt(5, 5)["input_ids"], [None, None]
     for turn in range(2):
@@ -301,7 +301,7 @@ SLIDING: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", SLIDING)
 def test_sliding_windows(name: str) -> None:
-    """The text is longer than the window, and so is the prompt."""
+    """Prompts and texts longer than the window agree with eager."""
     preset, changes = SLIDING[name]
     eager = lively(preset, **changes)
     with tpcompile.compile(eager, tp=2, simulate=True) as model:

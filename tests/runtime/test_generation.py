@@ -1,4 +1,4 @@
-"""Greedy decoding asks the ranks for tokens, and for logits only where they are needed."""
+"""Greedy decoding requests tokens from the ranks, and logits only where needed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_only_new_tokens_are_computed(modules: Both) -> None:
 
 
 def test_equal_logits_pick_the_lowest_id() -> None:
-    """Each row of the head stands in the vocabulary of every rank, twice on the first."""
+    """Ties go to the lowest id; each head row occurs on all ranks, and twice on the first."""
     eager = lively("tiny-qwen3", vocab_size=24, bos_token_id=None, eos_token_id=None)
     with torch.no_grad():
         eager.lm_head.weight.copy_(eager.lm_head.weight[:4].repeat(6, 1))
@@ -80,7 +80,7 @@ def test_equal_logits_pick_the_lowest_id() -> None:
 
 
 def test_pipelines_without_a_greedy_head() -> None:
-    """Tokens cannot be asked for; the same text comes of logits."""
+    """Without greedy-head, tokens come from logits, and the text is the same."""
     eager = lively("tiny-qwen3")
     passes = [each for each in default_pipeline(2) if each.name != "greedy-head"]
     options: dict[str, Any] = {"simulate": True, "pipeline": passes, "backend": "torch"}
@@ -171,7 +171,7 @@ def test_a_configuration_and_a_seed_generate_too() -> None:
 
 
 def test_loading_and_generating_leave_random_numbers_alone() -> None:
-    """So that a seed set before `compile` gives the text that it gives in eager."""
+    """Random state is unchanged, so a seed set before `compile` gives eager's text."""
     eager = AutoModelForCausalLM.from_config(AutoConfig.for_model(**preset("tiny-qwen3"))).eval()
     state = torch.get_rng_state()
     with tpcompile.compile(eager, tp=2, simulate=True) as model:

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness scores a compiled model as it scores Hugging Face eager."""
+"""lm-evaluation-harness gives a compiled model the scores of Hugging Face eager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpcompile.demo.text import all_sentences
 
 ROWS = 8
 TOLERANCE = 1e-4
-"""Of log-probabilities, which the harness adds up over a text."""
+"""For log-probabilities, which the harness adds up over a text."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def both() -> Both:
 
 
 def _rows() -> list[dict[str, Any]]:
-    """Sentences that the demo is trained on; the last word of each is to be found among others."""
+    """Return sentences of the demo's training set, with a choice of last words."""
     sentences = all_sentences()
     words = [text.split() for text in sentences[:: len(sentences) // ROWS][:ROWS]]
     assert len({each[-1] for each in words}) == ROWS

@@ -1,7 +1,7 @@
-"""Weights that were read and laid out anew leave no holes behind.
+"""Weights that are read and copied to another layout leave no holes in memory.
 
-What is expected is measured beside, in the same process: how much memory a page is, and how much of
-it the system gives at a time, differ between machines.
+Expected values are measured in the same process, since page sizes and the sizes in which the
+system provides memory differ between machines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def faults():
 """
 _GLIBC = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists() or sys.platform != "linux",
-    reason="Linux tells by pages, and glibc takes advice",
+    reason="needs Linux and glibc",
 )
 
 
@@ -60,7 +60,7 @@ print(inside, outside, before - anonymous())
 
 @_GLIBC
 def test_what_is_freed_inside_goes_back_to_the_system() -> None:
-    """As much as was mapped and unmapped by hand; without advice most of it stays."""
+    """Memory freed inside the heap returns to the system; without advice most of it stays."""
     inside, outside, all_of_it = _found(_RETURNED)
     assert inside > 0.75 * all_of_it
     assert outside < 0.5 * all_of_it
@@ -91,7 +91,7 @@ print(fills(lambda: torch.ones(3 << 20)), fills(fresh))
 
 @_GLIBC
 def test_afterwards_memory_is_used_again_without_being_asked_for_anew() -> None:
-    """It depends on the layout of the heap, so it is tried several times."""
+    """Freed memory is reused without page faults; retried, as it depends on the heap layout."""
     for _ in range(4):
         again, fresh = _found(_AFTERWARDS)
         assert again < fresh / 5

@@ -1,4 +1,4 @@
-"""`CompiledModel` called as Hugging Face's models are: logits, caches, limits, refusals."""
+"""`CompiledModel` has the interface of Hugging Face's models: logits, caches, limits, refusals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_the_logits_asked_for(both: Both, keep: int | torch.Tensor) -> None
 
 @pytest.mark.parametrize("cuts", [(4, 5), (1, 7), (3,), tuple(range(1, 12))])
 def test_a_cache_goes_on(both: Both, cuts: tuple[int, ...]) -> None:
-    """Piece by piece, some of them of one token; the mask grows with the sequence."""
+    """A sequence can be split into calls of any length with a growing mask."""
     given = prompt(8, 12)
     ids, mask = given["input_ids"], given["attention_mask"]
     expected, cache = _logits(both.eager, **given), both.compiled.new_cache()
@@ -66,7 +66,7 @@ def test_a_cache_goes_on(both: Both, cuts: tuple[int, ...]) -> None:
 
 
 def test_a_cache_takes_what_eager_takes(both: Both) -> None:
-    """No mask when nothing was padded; positions where one wants them."""
+    """A cached call may omit the mask without padding, and may pass positions, as in eager."""
     ids = prompt(6)["input_ids"]
     with torch.no_grad():
         found = both.compiled(ids[:, :4], use_cache=True).past_key_values
@@ -91,7 +91,7 @@ def test_when_a_cache_comes_back(both: Both, use: bool | None, given: bool) -> N
         for model, cache in zip((both.compiled, both.eager), caches, strict=True)
     ]
     if given and use is False:
-        assert caches[0].get_seq_length() == 2  # what is given is written to, as in eager
+        assert caches[0].get_seq_length() == 2  # a given cache is updated, as in eager
     else:
         assert (outs[0].past_key_values is None) == (outs[1].past_key_values is None)
         assert len(outs[0].to_tuple()) == len(outs[1].to_tuple())
@@ -106,7 +106,7 @@ def test_a_cache_that_is_dropped_gives_its_blocks_back(both: Both) -> None:
 
 
 def test_what_a_failed_call_leaves(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is as it was, and goes on as if nothing had been."""
+    """A failed call leaves the cache unchanged and usable."""
     ids = prompt(40)["input_ids"]
     cache = both.compiled(ids[:, :30]).past_key_values
     used = both.compiled._pool.used
@@ -126,7 +126,7 @@ def test_what_a_failed_call_leaves(both: Both, monkeypatch: pytest.MonkeyPatch) 
 def test_the_end_of_max_seq_len(both: Both) -> None:
     with tpcompile.compile(both.eager, tp=2, simulate=True, max_seq_len=40) as model:
         ids = prompt(36)["input_ids"]
-        full = Both(both.eager, model).same(ids, max_new_tokens=5)  # the last is never fed
+        full = Both(both.eager, model).same(ids, max_new_tokens=5)  # the last is not fed
         with pytest.raises(
             tpcompile.UsageError, match=r"at most max_seq_len=40 tokens\. Found 41 tokens"
         ):
@@ -203,7 +203,7 @@ def test_a_compiled_model_stays_where_it_is(both: Both, move: str) -> None:
 
 
 def test_its_name(both: Both) -> None:
-    """Hugging Face's pipelines know models by the names of their classes."""
+    """The class has the name of Hugging Face's class, which its pipelines look up."""
     assert isinstance(both.compiled, tpcompile.CompiledModel)
     assert type(both.compiled).__name__ == type(both.eager).__name__
     assert repr(both.compiled) == "CompiledModel(Qwen3ForCausalLM, tp=3, dtype=torch.float32)"

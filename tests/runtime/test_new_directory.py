@@ -1,4 +1,4 @@
-"""Directories that appear whole, also where the name is a link."""
+"""New directories appear atomically, also through symbolic links."""
 
 from __future__ import annotations
 

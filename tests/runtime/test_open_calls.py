@@ -1,4 +1,4 @@
-"""The end of an interpreter in which a daemon thread still generates."""
+"""An interpreter exits cleanly while a daemon thread still generates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HOW = [
 
 @pytest.mark.parametrize("how", HOW, ids=["workers", "simulated"])
 def test_daemon_threads_that_generate(tmp_path: Path, how: list[dict[str, object]]) -> None:
-    """No crash in torch, no traceback, no process left."""
+    """Exiting causes no crash in torch and no traceback, and leaves no process."""
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT.format(root=str(ROOT), how=how))
     done = subprocess.run(
@@ -69,7 +69,7 @@ def test_daemon_threads_that_generate(tmp_path: Path, how: list[dict[str, object
 
 @pytest.fixture
 def raised(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What ends threads; Python's own hook prints nothing for SystemExit."""
+    """Record exceptions that end threads; Python's own hook is silent for SystemExit."""
     found: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda told: found.append(told.exc_type))
     return found
@@ -88,7 +88,7 @@ def _in_thread(calls: OpenCalls, inside: threading.Event, go: threading.Event) -
 
 
 def test_the_end_waits_for_a_call_that_has_begun(raised: list[object]) -> None:
-    """Errors that the end brings about end the thread, and nothing is printed."""
+    """Exit waits for a running call; errors caused by exiting end the thread silently."""
     calls, inside, go = OpenCalls(), threading.Event(), threading.Event()
     thread = _in_thread(calls, inside, go)
     assert inside.wait(60)
@@ -104,7 +104,7 @@ def test_the_end_waits_for_a_call_that_has_begun(raised: list[object]) -> None:
 
 
 def test_the_end_waits_until_a_thread_has_freed_what_it_holds(raised: list[object]) -> None:
-    """Freeing tensors takes the interpreter's lock too; so does all that a thread does last."""
+    """Exit waits until the thread has freed its tensors, which needs the interpreter's lock."""
     calls, inside, ends = OpenCalls(), threading.Event(), threading.Event()
 
     def work() -> None:

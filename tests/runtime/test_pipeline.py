@@ -1,4 +1,4 @@
-"""A compiled model in `transformers.pipeline("text-generation")`."""
+"""A compiled model works in `transformers.pipeline("text-generation")`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def both() -> Both:
 
 
 def _answers(both: Both, asked: Any, **options: Any) -> list[Any]:
-    """What both pipelines answer; the compiled model's logs no more than eager's."""
+    """Return both pipelines' answers; the compiled model may log only what eager logs."""
     found, said = [], []
     for model in both.each():
         tokenizer = demo_tokenizer()

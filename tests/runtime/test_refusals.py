@@ -1,4 +1,4 @@
-"""What users of Hugging Face's models try beyond calling one: it works, or says why not."""
+"""Other uses of Hugging Face's models work, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_changes_nothing_is_allowed(both: Both) -> None:
     assert not model.training
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is available")
 @pytest.mark.parametrize(
     "move", [lambda model: model.to("cuda"), lambda model: model.cuda()], ids=["to", "cuda"]
 )

@@ -1,4 +1,4 @@
-"""Saving a compiled model: the files are those that Hugging Face's own model writes."""
+"""Saving a compiled model writes the files that Hugging Face's model writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[Both]:
-    """A model whose head is tied, with settings of its own."""
+    """Provide a model with a tied head and its own generation settings."""
     found = tiny_both()
     settings = [model.generation_config for model in found.each()]
     for model in found.each():
@@ -69,7 +69,7 @@ def test_what_is_saved_is_what_was_compiled(both: Both, tmp_path: Path, size: st
 
 
 def test_rows_that_a_pipeline_permutes_are_saved_in_order(tmp_path: Path) -> None:
-    """Biases, no tied head, half precision, and pairs of rotary rows side by side."""
+    """Permuted rows are saved in checkpoint order, here with biases, an untied head and fp16."""
     eager = lively("tiny-qwen2", tie_word_embeddings=False).half()
     eager.config.dtype = torch.float16
     pipeline = "standard{interleaved=true}"
@@ -94,7 +94,7 @@ def test_what_is_saved_is_compiled_again_in_another_dtype(both: Both, tmp_path: 
 
 
 def test_tensors_tied_by_hand_are_saved_twice(tmp_path: Path) -> None:
-    """The configuration does not say so: a model that is loaded would have another head."""
+    """A manually tied head is saved separately, since the configuration does not tie it."""
     eager = lively("tiny-qwen3", tie_word_embeddings=False)
     eager.lm_head.weight = eager.model.embed_tokens.weight
     with tpcompile.compile(eager) as model:
@@ -105,7 +105,7 @@ def test_tensors_tied_by_hand_are_saved_twice(tmp_path: Path) -> None:
 def test_no_more_than_a_tensor_is_held(
     both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is written before the next is gathered."""
+    """Each tensor is written before the next one is gathered."""
     order: list[str] = []
     gather, write = type(both.compiled._weights).gather, SafetensorsWriter.write
 
@@ -130,7 +130,7 @@ def test_no_more_than_a_tensor_is_held(
 
 
 def test_saving_over_what_is_there(both: Both, tmp_path: Path) -> None:
-    """Other files stay, and of older weights nothing does: they would be read in place of these."""
+    """Other files remain, but older weights are removed, since they could be read instead."""
     (tmp_path / "tokenizer.json").write_text("{}")
     both.compiled.save_pretrained(tmp_path, max_shard_size="10KB")
     many = set(_files(tmp_path))
@@ -218,7 +218,7 @@ def test_the_state_is_that_of_eager(both: Both) -> None:
         fresh.model.norm.weight.zero_()
     fresh.load_state_dict(state)
     assert _same_model(fresh, both.eager)
-    state["model.norm.weight"].zero_()  # a copy
+    state["model.norm.weight"].zero_()  # modifies a copy
     assert _same_model(both.compiled, both.eager)
 
 
@@ -238,7 +238,7 @@ def test_a_state_is_not_loaded(both: Both) -> None:
 
 
 class _Joined:
-    """The ranks of a model as one of two processes sees them: all that it calls, both must call."""
+    """The ranks as seen by one of two processes, which must make the same calls."""
 
     closed = ""
     fronts = 2
@@ -263,14 +263,14 @@ class _Joined:
 
 
 def _save_on_both(both: Both, directory: Path, **asked: Any) -> list[str]:
-    """What each of two processes says, as threads."""
+    """Save from two threads as two processes; return the error of each."""
     model, said = both.compiled, ["", ""]
     meeting, told = threading.Barrier(2), []
     joined = [_Joined(model._ranks, front, meeting, told) for front in range(2)]
 
     def save(front: int) -> None:
         try:
-            size = ("10KB", "5GB")[front]  # the order of what is gathered hangs on nothing
+            size = ("10KB", "5GB")[front]  # gathering must not depend on the shard size
             save_checkpoint(model, model._weights, joined[front], directory, size, **asked)
         except Exception as error:
             said[front] = f"{type(error).__name__}: {error}"
@@ -348,7 +348,7 @@ sys.stdout.flush()
 
 @pytest.mark.slow
 def test_under_torchrun_every_process_saves_and_the_first_writes(tmp_path: Path) -> None:
-    """Also what fails on the first fails on both, and neither waits for the other."""
+    """All processes take part and the first one writes; its errors are raised on all of them."""
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT.format(root=str(ROOT), out=str(tmp_path)))
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

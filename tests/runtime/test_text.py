@@ -1,4 +1,4 @@
-"""Tokenizers that are there and those that are not; how generation is timed."""
+"""Tests of loading tokenizers and of timing generation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_code_of_a_tokenizer_is_neither_run_nor_asked_about(
     mark = add_code(tmp_path, file.name, AutoTokenizer=(None, "evil.Tokenizer"))
     with pytest.raises(UnsupportedError, match=r"which tpcompile does not run.*auto_map"):
         tokenizer_of(str(tmp_path))
-    preset_pair("tiny-qwen3").eager.config.save_pretrained(tmp_path)  # a type that is known
+    preset_pair("tiny-qwen3").eager.config.save_pretrained(tmp_path)  # a known model type
     assert tokenizer_of(str(tmp_path))("Anna is")["input_ids"]
     assert not mark.exists()
     assert said.tell() == 0
@@ -84,7 +84,7 @@ def test_what_was_generated_and_how_fast() -> None:
 
 
 def test_the_clock_counts_the_tokens_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompt takes 2 s, each token behind it half of one."""
+    """The first token, which takes 2 s, is not counted; later tokens take 0.5 s each."""
     times = iter((10.0, 12.0, 12.5, 13.0, 13.5))
     monkeypatch.setattr("tpcompile.runtime.text.time.perf_counter", lambda: next(times))
 

@@ -1,4 +1,4 @@
-"""Where weights come from."""
+"""Tests of the sources of weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_parts_are_parts_of_the_whole() -> None:
 
 
 def test_nothing_is_trivially_zero_or_one() -> None:
-    """A bias of zeros or a scale of ones would hide that it went missing."""
+    """Random biases are not 0 and scales not 1, which would hide that they are lost."""
     captured = preset_pair("tiny-qwen2").captured
     read = RandomWeights(captured, 0)
     bias = read.whole("model.layers.0.self_attn.q_proj.bias")

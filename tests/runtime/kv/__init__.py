@@ -1,1 +1,1 @@
-"""Tests of tpcompile/runtime/kv, file by file."""
+"""Tests of tpcompile/runtime/kv."""

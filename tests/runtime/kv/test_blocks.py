@@ -1,4 +1,4 @@
-"""Blocks: which are handed out, who holds them, and how rows grow."""
+"""Tests of block allocation: free runs, owners, and growth of rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_several_blocks_are_one_run_where_there_is_one() -> None:
     pool.take(8)
     pool.free((1, 4, 5, 7))
     assert pool.take(2) == (4, 5)
-    assert pool.take(2) == (1, 7), "no run is left, but enough blocks: the ranks need not grow"
+    assert pool.take(2) == (1, 7), "without a free run, scattered blocks are used before growing"
     assert pool.blocks == 8
 
 

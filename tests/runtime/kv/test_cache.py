@@ -1,4 +1,4 @@
-"""The KV cache as Hugging Face handles it: columns, rows, copies, and what is refused."""
+"""Tests of the KV cache under Hugging Face's operations: columns, rows, copies, and refusals."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_it_answers_what_hugging_face_asks() -> None:
 
 
 def test_every_public_name_of_a_cache_answers_or_is_refused() -> None:
-    """Whatever a version of Hugging Face adds, nobody meets an AttributeError."""
+    """Each public name of DynamicCache works or raises UnsupportedError, in all versions."""
     cache = paged()
     for name in dir(DynamicCache):
         if not name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Hugging Face's own `generate` over a paged cache, and over its own cache."""
+"""Hugging Face's own `generate` gives the same text with a paged cache as with its own cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpcompile.runtime.kv.cache import PagedCache
 
 
 class Replay(Qwen3ForCausalLM):
-    """A model that reads all tokens of a row back through the cache, at each step."""
+    """Model that reads all tokens of a row back through the cache in each step."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)
@@ -106,7 +106,7 @@ def test_generate_goes_the_way_it_goes_with_hugging_faces_cache(
     for model in models:
         torch.manual_seed(1)
         if "assistant_model" in asked:
-            asked = {"assistant_model": model}  # itself: two caches of one pool
+            asked = {"assistant_model": model}  # the model itself: two caches share one pool
         found.append(
             model.generate(ids, attention_mask=mask, max_new_tokens=12, pad_token_id=0, **asked)
         )

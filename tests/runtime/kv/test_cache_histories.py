@@ -1,4 +1,4 @@
-"""Whatever befalls some caches of one pool, each row reads back its own tokens."""
+"""After any operations on the caches of a pool, each row reads back its own tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tokens_of(columns: list[list[int | None]]) -> list[list[int]]:
 
 
 class Histories(RuleBasedStateMachine):
-    """Some caches of one pool, each beside the columns that its rows ought to hold."""
+    """State machine of caches in one pool, with the expected tokens of their rows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Several sequences in one row, told apart by their positions, as Hugging Face does."""
+"""Several sequences packed into a row are separated by their positions, as in Hugging Face."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lively(**changes: Any) -> Any:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def both(request: pytest.FixtureRequest) -> Both:
-    """Layer 0 with a window of 3, layer 1 without."""
+    """Provide models with a window of 3 in layer 0 and without a window in layer 1."""
     eager = lively(
         use_sliding_window=True,
         sliding_window=3,
@@ -100,7 +100,7 @@ KEPT_WHOLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", KEPT_WHOLE)
 def test_rows_that_are_kept_whole(both: Both, case: str) -> None:
-    """Positions start again, but a mask or a cache is in play."""
+    """Rows with a mask or a cache are not separated, although their positions restart."""
     positions = torch.tensor(LAYOUTS["two"])
     given = {"input_ids": _ids(1, 9), "position_ids": positions}
     found = _logits(both.compiled, **given, **KEPT_WHOLE[case])
@@ -145,7 +145,7 @@ def test_masks_in_four_dimensions_are_refused(both: Both) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_padding_free_is_the_padded_batch(both: Both, attention: str) -> None:
-    """As in transformers' own padding-free tests: left-padded rows against one flat row."""
+    """Left-padded rows equal a flat row without padding, as in transformers' own tests."""
     both.eager.set_attn_implementation(attention)
     given = {name: value % VOCABULARY for name, value in prompt(4, 7).items()}
     real = given["attention_mask"].bool()
@@ -158,7 +158,7 @@ def test_padding_free_is_the_padded_batch(both: Both, attention: str) -> None:
 
 
 def test_neither_max_batch_nor_the_cache_limits_packed_sequences(both: Both) -> None:
-    """Nine sequences in each of two rows, where `max_batch` is 2; nothing is left behind."""
+    """Nine sequences in each of two rows run with `max_batch=2`, and free all their blocks."""
     positions = torch.tensor(LAYOUTS["decreasing"]).expand(2, -1)
     given = {"position_ids": positions, "use_cache": False}
     assert _difference(both, input_ids=_ids(2, 9), **given) < TOLERANCE
@@ -169,7 +169,7 @@ def test_neither_max_batch_nor_the_cache_limits_packed_sequences(both: Both) -> 
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_generate_is_not_affected(both: Both, use_cache: bool) -> None:
-    """It always gives a mask, so the prompt stays whole whatever its positions are."""
+    """`generate` always passes a mask, so a prompt is not separated, whatever its positions."""
     both.eager.set_attn_implementation("eager")
     ids = _ids(1, 6)
     asked = {"max_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
@@ -178,7 +178,7 @@ def test_generate_is_not_affected(both: Both, use_cache: bool) -> None:
 
 
 class _NeverApart(Qwen3Model):
-    """Makes its masks without positions, so packed sequences see each other in eager."""
+    """Model that creates masks without positions, so that eager does not separate sequences."""
 
     def forward(self, input_ids: Any, position_ids: Any = None, **options: Any) -> Any:
         hidden = self.embed_tokens(input_ids)

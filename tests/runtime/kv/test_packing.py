@@ -1,4 +1,4 @@
-"""From padded batches to flat runs of tokens and back."""
+"""Tests of converting padded batches to flat tokens and back."""
 
 from __future__ import annotations
 

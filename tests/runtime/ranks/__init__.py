@@ -1,1 +1,1 @@
-"""Tests of the ranks: in this process, in workers, in groups."""
+"""Tests of ranks in this process, in workers, and in process groups."""

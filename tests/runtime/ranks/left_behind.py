@@ -1,4 +1,4 @@
-"""What tests of faults share: how soon a fault must be told, and what may be left behind."""
+"""Helpers for tests of faults: time limits, leftover processes and leftover files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 FAULT_S = 30.0
-"""A fault is told within this time: half of the limit of a rank that just waits (60 s), so it was
-not that limit that told it, and much more than a busy machine needs."""
+"""The time limit for reporting a fault.
+
+It is half of the limit of an idle rank (60 s), to tell the two apart, but much more than a busy
+machine needs.
+"""
 
 
 def until(holds: Callable[[], bool], seconds: float = FAULT_S) -> bool:
-    """Return whether a condition holds, now or within this time."""
+    """Return whether a condition becomes true within this time."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:
@@ -32,12 +35,12 @@ def in_time(seconds: float = FAULT_S) -> Iterator[None]:
 
 
 def gone(pids: Collection[int], seconds: float = FAULT_S) -> bool:
-    """Return whether no such process is left, not even as a zombie."""
+    """Return whether all these processes are gone, and are not zombies."""
     return until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds)
 
 
 def stopped_running(pids: Collection[int]) -> bool:
-    """Return whether each process has ended; the system reaps orphans when it likes."""
+    """Return whether each process has ended, possibly as a zombie not yet reaped."""
     return until(lambda: all(_stat(pid)[0] == "Z" for pid in pids))
 
 
@@ -47,7 +50,7 @@ def parent_of(pid: int) -> int:
 
 
 def descendants() -> set[int]:
-    """Return the processes that this one started, directly or not, zombies too.
+    """Return the processes that this one started, directly or not, including zombies.
 
     The workers of a model are children of its launcher, not of this process.
     """
@@ -69,12 +72,12 @@ def own_files() -> set[str]:
 
 
 def only_files(before: set[str]) -> bool:
-    """Return whether no other files stay open; others may use the memory file system too."""
+    """Return whether no new files remain; other processes may use the memory file system too."""
     return until(lambda: own_files() <= before)
 
 
 def _stat(pid: int) -> list[str]:
-    """The state and the parent of a process; those of a reaped one if it is gone."""
+    """Return the state and the parent of a process, or those of a zombie if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (FileNotFoundError, ProcessLookupError):

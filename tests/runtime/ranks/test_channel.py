@@ -1,4 +1,4 @@
-"""Messages between processes: what goes in comes out, and ends are told."""
+"""Messages arrive unchanged in another process, and closed connections are reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Message:
 
 
 def _through(ends: tuple[Channel, Channel], message: object) -> Any:
-    """Sent by a thread: a large message does not fit into the connection."""
+    """Send from a thread, since a large message does not fit into the socket buffer."""
     sender = threading.Thread(target=ends[0].send, args=(message,))
     sender.start()
     found = ends[1].receive()

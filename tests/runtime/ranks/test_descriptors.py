@@ -1,4 +1,4 @@
-"""Files that child processes get never have the numbers of the standard streams."""
+"""Files passed to child processes never use the numbers of the standard streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_high_number_is_kept() -> None:
 
 
 def test_a_low_number_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here all numbers up to 200 are taken for those of the standard streams."""
+    """Numbers below the limit, here 200, are moved above it."""
     monkeypatch.setattr(descriptors, "_FIRST", 200)
     before = set(os.listdir("/dev/fd"))
     reads, writes = descriptors.pipe()

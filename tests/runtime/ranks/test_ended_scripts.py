@@ -1,4 +1,4 @@
-"""The end of a script ends its workers, however it ends."""
+"""Workers end when their script ends, for any reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _run_script(
 
 
 def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
-    """Not even one that is busy, as rank 1 is, or one that is stopped."""
+    """Workers of a killed parent end, even if one is busy or stopped."""
 
     def stop_and_kill(process: subprocess.Popen[str], pids: list[int]) -> None:
         time.sleep(0.3)
@@ -73,7 +73,7 @@ def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
 
 
 def test_a_killed_parent_leaves_no_worker_though_it_had_forked(tmp_path: Path) -> None:
-    """The fork holds all that the parent held, the lifeline too, and longer than they may live."""
+    """Workers end although a fork of the killed parent still holds all its files."""
     end = """
 forked = os.fork()
 if not forked:
@@ -95,7 +95,7 @@ time.sleep(100)"""
 
 
 def test_leaving_a_script_ends_the_workers(tmp_path: Path) -> None:
-    """And a fork that leaves does not end those of its parent."""
+    """Workers end when the script exits, but not when a fork of it exits."""
     end = """
 if os.fork() == 0:
     sys.exit()

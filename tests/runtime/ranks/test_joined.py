@@ -1,4 +1,4 @@
-"""Ranks that were started by a launcher: they find each other, or say what is wrong."""
+"""Ranks started by a launcher find each other, or report why they cannot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tpcompile.runtime.ranks.rank import LocalParameter
 
 ROOT = Path(__file__).parents[3]
 SCRIPT_S = 300
-"""Far more than a script takes: interpreters start slowly on a busy machine."""
+"""Far more than a script takes, since interpreters start slowly on a busy machine."""
 CPU = torch.device("cpu")
 
 
@@ -41,7 +41,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def _port(listening: bool) -> Iterator[int]:
-    """A port of this machine: one that is taken, or one that nobody has."""
+    """Yield a local port that is either in use or free."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         if listening:
@@ -96,7 +96,7 @@ def test_there_are_no_ranks_on_other_devices(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _alone(body: str) -> JoinedRanks:
-    """A group of one, made by hand."""
+    """Return a manually created group of one rank."""
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, dist.default_pg_timeout)
     return JoinedRanks(modules(1, body), lambda name, index: torch.ones(1), Doubled, group, CPU)
 
@@ -193,7 +193,7 @@ except CompileError as error:
 
 
 def test_processes_that_give_other_tokens_are_told_so(tmp_path: Path) -> None:
-    """Each looks up its own prompt in its part of the table: the sums would mean nothing."""
+    """Different prompts on the processes are refused, since their sums would be meaningless."""
     done = scripts.run([_script(tmp_path, after=_DIFFER)], ranks=2, timeout=SCRIPT_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("UsageError Every process must call the model with the same") == 2
@@ -234,7 +234,7 @@ sys.stdout.write(str(right) + chr(10))
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """And a fork of a rank is refused, ends well, and does not disturb the ranks."""
+    """Ranks under torchrun work; a fork of a rank is refused, exits, and does not disturb them."""
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
         [sys.executable, *command, _script(tmp_path, after=_FORK)],
@@ -251,7 +251,7 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its threads are not in the fork: waiting for them, or ending the group, could hang."""
+    """A fork neither waits for nor destroys the group, whose threads it does not have."""
     done: list[str] = []
 
     class Group:
@@ -272,7 +272,7 @@ def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyP
 
 
 def test_a_rank_that_is_killed_is_missed_by_the_other(tmp_path: Path) -> None:
-    """Here the script has made the default group itself."""
+    """A killed rank is reported by the other one, also with a default group made by the script."""
     script = _script(tmp_path, "dist.init_process_group('gloo')", _LOSE)
     with _port(listening=False) as port:
         pass

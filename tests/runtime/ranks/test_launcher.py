@@ -1,4 +1,4 @@
-"""The process that workers are forked from: nothing hangs and nothing stays when it misbehaves."""
+"""Tests of the launcher that forks workers: faults neither hang nor leave processes."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_one_that_is_stopped_cannot_keep_its_workers() -> None:
     ranks = _loaded()
     pids = [_launcher_of(ranks), *ranks.processes]
     os.kill(pids[0], signal.SIGSTOP)
-    assert ranks.run(step(x=torch.tensor([2]))).tolist() == [6]  # nobody needs it for that
+    assert ranks.run(step(x=torch.tensor([2]))).tolist() == [6]  # the launcher is not needed
     ranks.close()
     assert stopped_running(pids)
 
 
 def _with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Workers find this torch."""
+    """Make workers import this file as torch."""
     (tmp_path / "torch.py").write_text(code)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
@@ -77,7 +77,7 @@ ASK: dict[str, Callable[[SpawnedRanks], object]] = {
 def test_one_that_hangs_before_there_are_workers(
     ask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks hang, and where is told."""
+    """If all ranks hang before they can answer, the error shows where."""
     _with_torch(tmp_path, monkeypatch, HANGS)
     monkeypatch.setattr(workers, "_START_S", 2.0)
     before = descendants()
@@ -103,7 +103,7 @@ def test_one_that_ends_before_there_are_workers(
 
 
 def test_one_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its path is the parent's: here one on which nothing is to be found."""
+    """A launcher that cannot start reports why, here a path without site-packages."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     with pytest.raises(RankError, match=r"(?s)Rank 0 exited with status 1.*No module"):
         SpawnedRanks(1).load(modules(1), None, Doubled)

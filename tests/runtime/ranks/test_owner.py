@@ -1,7 +1,7 @@
-"""Ranks belong to one process: a fork of it is refused, and the owner's answers stay right.
+"""Ranks belong to one process: forks are refused, and the owner's results remain correct.
 
-One script shows both this and that compiling works without standard streams: what ranks cost is
-that their interpreters start.
+A single script tests this and compiling without standard streams, since starting the ranks'
+interpreters takes most of the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tpcompile.runtime.ranks.owner import Owner, check_open
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 300
-"""Far more than the script takes; a fork that hangs ends by itself earlier."""
+"""Far more than the script takes; a fork that hangs ends earlier by itself."""
 
 _SCRIPT = """
 import fcntl, gc, json, os, signal, sys, traceback
@@ -140,7 +140,7 @@ except BaseException as error:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the script tells, line by line; it starts without a standard input."""
+    """Return the script's output, one object per line; it starts without standard input."""
     script = tmp_path_factory.mktemp("owner") / "script.py"
     script.write_text(_SCRIPT.format(root=str(ROOT)))
     done = subprocess.run(
@@ -155,14 +155,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_compiles_without_standard_streams(told: list[dict[str, Any]]) -> None:
-    """Without an input, then without any; what is opened does not take their place."""
+    """Models compile without stdin, and without any standard stream; no file takes their place."""
     found = [line for line in told if "streams" in line]
     assert [line["streams"] for line in found] == [[False, True, True], [False] * 3]
     assert all(line["right"] for line in found)
 
 
 def test_a_fork_is_refused_by_every_method(told: list[dict[str, Any]]) -> None:
-    """Also where another thread of the owner is in a call; the sources can still be read."""
+    """Forks are refused, also during a call in the owner; sources remain readable."""
     found = [line for line in told if "fork" in line]
     assert [line["ranks"] for line in found] == ["workers", "threads", "alone"] * 10
     for line in found:
@@ -175,7 +175,7 @@ def test_a_fork_is_refused_by_every_method(told: list[dict[str, Any]]) -> None:
 
 
 def test_the_owner_is_right_whatever_a_fork_does(told: list[dict[str, Any]]) -> None:
-    """The fork ends well: at the end of Python, after `close`, and with all models collected."""
+    """A fork exits normally: at the end, after `close`, and after models are collected."""
     found = [line for line in told if "status" in line]
     assert [line["status"] for line in found] == [0] * 10
     assert all(line["right"] for line in found)

@@ -1,4 +1,4 @@
-"""A model whose decode steps the reference machine runs, beside the same one on modules."""
+"""Decode steps on the reference machine agree with the same model's modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _compiled(backend: str, model: str = "preset:tiny-qwen3", **options: Any) ->
 @pytest.mark.parametrize("pipeline", [None, "standard{block=4,interleaved=true}"])
 @pytest.mark.parametrize(("model", "tp"), [("preset:tiny-qwen2", 3), ("preset:tiny-qwen3", 2)])
 def test_generates_as_modules_do(model: str, tp: int, pipeline: str | None) -> None:
-    """Greedy, sampled and with beams, of rows that are padded."""
+    """Greedy, sampled and beam-searched tokens of padded rows are equal."""
     options = {"tp": tp, "pipeline": pipeline}
     with (
         _compiled("reference", model, **options) as machine,
@@ -49,7 +49,7 @@ def test_generates_as_modules_do(model: str, tp: int, pipeline: str | None) -> N
 
 
 def test_logits_of_a_step() -> None:
-    """A step of one token each goes to the machine, a prompt to the modules, in one cache."""
+    """Steps of one token run on the machine, prompts on the modules, with one cache."""
     with _compiled("reference", tp=2) as machine, _compiled("torch", tp=2) as modules:
         found = []
         for each in (machine, modules):
@@ -68,13 +68,13 @@ def test_program() -> None:
         assert program is model.program
         found = program.schedule.to_json()
         assert found["verified"] and found["tp"] == 2
-        assert found["batch"] == 4, "a program has room for a power of two"
+        assert found["batch"] == 4, "the batch is rounded up to a power of two"
         assert parse_program(program.text()) == program.program
 
 
 @pytest.mark.parametrize(("tp", "model"), [(2, "preset:tiny-qwen3"), (3, "preset:tiny-qwen2")])
 def test_ranks_that_are_processes_give_the_same_bits(tp: int, model: str) -> None:
-    """Tokens and logits, over caches that grow, and with sequences that come and go."""
+    """Ranks in processes give the same tokens and logits while caches and batches change."""
     found = []
     for simulate in (True, False):
         with _compiled("reference", model, tp=tp, simulate=simulate) as ranks:
@@ -104,7 +104,7 @@ sys.stdout.write(f"{ran} {all(map(torch.equal, *found))}" + chr(10))
 
 
 def test_joined_ranks_give_the_same_bits(tmp_path: Path) -> None:
-    """Under a launcher each process runs its part, and no file stays behind in memory."""
+    """Under a launcher each process runs its part, and no file remains in memory."""
     script = tmp_path / "script.py"
     script.write_text(_JOINED)
     done = scripts.run([str(script)], ranks=2, timeout=120)
@@ -113,7 +113,7 @@ def test_joined_ranks_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
-    """Its empty rows write no keys and values, and are no tokens of the result."""
+    """Empty rows of the larger program write no keys and values, and are not in the result."""
     ids = torch.tensor([[5, 9, 2], [8, 8, 4], [1, 2, 3]])
     with _compiled("reference", tp=2) as machine, _compiled("torch", tp=2) as modules:
         found = []
@@ -128,14 +128,14 @@ def test_a_smaller_batch_runs_in_the_next_larger_program() -> None:
 
 
 LATE_ENDS = torch.tensor([[456, 399, 478, 776, 756, 468], [669, 263, 109, 133, 619, 578]])
-"""Prompts whose sixth and ninth new tokens are new ones."""
+"""Prompts whose sixth and ninth new tokens do not occur before."""
 
 
 @pytest.mark.parametrize("simulate", [True, False])
 def test_generate_launches_several_steps(
     monkeypatch: pytest.MonkeyPatch, *, simulate: bool
 ) -> None:
-    """A launch ends with its last sequence; one that has ended before does not go on."""
+    """A launch ends with its last sequence; sequences that end earlier do not continue."""
     with _compiled("torch", tp=2) as modules:
         plain = modules.generate(LATE_ENDS, max_new_tokens=20)
         ends = [plain[0, 6 + 5].item(), plain[1, 6 + 8].item()]
@@ -223,7 +223,7 @@ def test_one_step_at_a_time_if_something_looks_at_each(
 
 
 def test_a_launch_needs_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last token of a full cache is refused as it is with modules."""
+    """A launch that exceeds the cache is refused as with modules."""
     with _compiled("reference", max_seq_len=12) as model:
         launched = _launches(model, monkeypatch)
         assert model.generate(IDS, max_new_tokens=7).shape == (2, 13)
@@ -233,7 +233,7 @@ def test_a_launch_needs_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_launch_needs_room_for_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be ahead of the tokens; a sequence that ends in time is not refused."""
+    """Positions may exceed the tokens; a sequence that ends before the limit is not refused."""
     ahead = {"position_ids": torch.arange(50, 56)[None], "max_new_tokens": 9}
     with _compiled("reference") as model:
         launched = _launches(model, monkeypatch)
@@ -254,7 +254,7 @@ def test_a_launch_ends_at_the_length_of_the_caller(monkeypatch: pytest.MonkeyPat
 
 
 def _launches(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the number of steps of each launch."""
+    """Return a list that receives the number of steps of each launch."""
     ranks, found = model._ranks, list[int]()
     assert isinstance(ranks, ProgramRanks)
     launch = ranks.launch
@@ -273,7 +273,7 @@ def test_modules_have_no_program() -> None:
 
 
 def test_what_cannot_be_lowered() -> None:
-    """A pipeline that leaves queries, keys and values apart makes no instruction of them."""
+    """A pipeline that does not fuse queries, keys and values is refused."""
     passes = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding"
     with pytest.raises(UnsupportedError, match="is not part of any decode instruction"):
         _compiled("reference", pipeline=f"{passes},greedy-head,cache-kv")
@@ -285,7 +285,7 @@ def test_a_sequence_that_is_too_long() -> None:
 
 
 def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts, decode steps and weights: all of them through the ranks of the modules."""
+    """A fork may not run prompts or decode steps, nor read weights."""
     steps: list[Step] = []
     with _compiled("reference") as model:
         ranks, own = model._ranks, os.getpid()

@@ -1,6 +1,6 @@
-"""Models of the official shapes on real processes, beside Hugging Face eager.
+"""Models of the official shapes on real processes agree with Hugging Face eager.
 
-A model is compiled once for each number of ranks, and all that is asked of it is asked there.
+A model is compiled once for each number of ranks; all checks on it run there.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.usefixtures("forked_launchers")
 NEW = 64
 
 NOISE = 1.01
-"""bf16 sums of other parts, in another order, round a few values the other way."""
+"""Tolerance for bf16 sums in another order, which round a few values differently."""
 
 NAMES = ("qwen2.5-0.5b", "qwen3-0.6b")
-"""14 query heads over 2 KV heads with biases, and 16 over 8 with norms of their own; both tied."""
+"""14 query heads over 2 KV heads with biases, and 16 over 8 with per-head norms; both tied."""
 
 
 @lru_cache
@@ -61,7 +61,7 @@ def _logits(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _check_sampling(model: Any, eager: Any) -> None:
-    """So tp=1 and tp=2 give the same text too: each gives eager's."""
+    """Assert that sampling equals eager's, and therefore does not depend on tp."""
     found = []
     for each in (eager, model):
         torch.manual_seed(9)
@@ -82,7 +82,7 @@ def _check_weights(model: Any, eager: Any) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_fp32(name: str, tp: int, tmp_path: Path) -> None:
-    """Uneven ranks come from memory, the others from a checkpoint."""
+    """tp=3 is compiled from memory, other tp from a checkpoint."""
     eager: Any = _eager(name)
     source: Any = eager
     if tp != 3:
@@ -107,9 +107,9 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def _check_by_teacher_forcing(
     found: Sequence[int], start: int, theirs: torch.Tensor, margin: float
 ) -> int:
-    """Each token is eager's best, or so near to it that bf16 cannot tell; how many are not it.
+    """Return how many tokens are not eager's best; assert that these are within the margin.
 
-    `theirs` are eager's logits along the text that was found.
+    `theirs` are eager's logits along the generated text.
     """
     others = 0
     for place in range(start, len(found)):
@@ -123,7 +123,7 @@ def _check_by_teacher_forcing(
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_bf16(name: str, tp: int, request: pytest.FixtureRequest) -> None:
-    """Processes take seconds to start: without --slow, one model has them at tp=2, one at tp=3."""
+    """Without --slow only a few combinations start processes, which takes seconds."""
     simulate = (name, tp) not in REAL_IN_BF16 and not request.config.getoption("--slow")
     eager, exact = _eager(name, torch.bfloat16), _eager(name)
     ids = prompt(64, 64, 64)["input_ids"]
@@ -135,7 +135,7 @@ def test_bf16(name: str, tp: int, request: pytest.FixtureRequest) -> None:
         start = given["input_ids"].shape[1]
         tokens = _greedy(model, given)
         forced = [_logits(each, tokens, torch.ones_like(tokens)) for each in (eager, exact)]
-    # A difference of two logits, each off by as much in eager as here.
+    # A difference of two logits, each with eager's error.
     margin = 4 * float((forced[0] - forced[1]).abs().max())
     others = _check_by_teacher_forcing(tokens[0].tolist(), start, forced[0], margin)
     assert others <= NEW / 8
@@ -144,7 +144,7 @@ def test_bf16(name: str, tp: int, request: pytest.FixtureRequest) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
 def test_the_demo(tp: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Trained, so that no two tokens are nearly as good: bf16 gives the text of fp32 too."""
+    """A trained model has no near ties, so bf16 gives the text of fp32."""
     directory = _demo(tmp_path_factory.getbasetemp())
     eager = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
     given = {"input_ids": torch.tensor([[40, 41, 42, 43]])}

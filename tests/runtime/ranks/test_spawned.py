@@ -1,4 +1,4 @@
-"""Ranks that a script starts: they work, they fail by name, and they leave nothing behind."""
+"""Ranks that a script starts work, report failures by rank, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tpcompile.runtime.ranks.workers import Workers
 ROOT = Path(__file__).parents[3]
 VALUES = torch.arange(24.0).view(6, 4)
 SILENCE_S = 5.0
-"""The limit, for tests that wait for it."""
+"""The timeout of tests that wait for it."""
 
 
 def read(name: str, index: tuple[slice, ...]) -> torch.Tensor:
@@ -41,20 +41,20 @@ def _spawn(body: str = ACTS, tp: int = 2) -> SpawnedRanks:
 
 
 def _soon_silent(ranks: SpawnedRanks) -> None:
-    """A shorter limit from here on: starting and loading may take long on a busy machine."""
+    """Shorten the timeout after starting and loading, which may take long on a busy machine."""
     ranks._workers._timeout = SILENCE_S
 
 
 @pytest.fixture(autouse=True)
 def _forked_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the ranks that a test starts itself, most of which it ends; `ranks` start as ever."""
+    """Fork the ranks that tests start themselves; the `ranks` fixture starts ordinary ones."""
     launches.ready()
     monkeypatch.setattr(launcher, "start_process", launches.start_forked)
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[SpawnedRanks]:
-    """Two healthy ranks with half of a weight each, from memory."""
+    """Provide two healthy ranks with half of a weight each, loaded from memory."""
     body = """
         if x.dim() == 2:
             return torch.cat([self.group.all_reduce(x)] * int(x[0, 0]))
@@ -96,7 +96,7 @@ def _healthy(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def test_ranks_outlive_the_thread_that_made_them(ranks: SpawnedRanks) -> None:
-    """The fixture made them in one that has ended: to the system, that is the end of a parent."""
+    """Workers survive the thread that started them, which the system considers their parent."""
     assert all(Path(f"/proc/{pid}").exists() for pid in ranks.processes)
     x = torch.ones(1, 1)
     assert torch.equal(ranks.run(step(**_healthy(x))), x + x)
@@ -108,7 +108,7 @@ def test_ranks_work_together(ranks: SpawnedRanks) -> None:
 
 
 def test_every_rank_can_be_asked(ranks: SpawnedRanks) -> None:
-    """Each gives what it has itself, here its own number; they may be asked as before again."""
+    """Each rank can return its own result, and afterwards ordinary calls work again."""
     x = torch.tensor([4, 5, 0])
     found = ranks.run_all(step(**_healthy(x)))
     assert [result.tolist() for result in found] == [[0], [1]]
@@ -121,7 +121,7 @@ def test_large_values_go_both_ways(ranks: SpawnedRanks) -> None:
 
 
 def test_workers_are_interpreters_of_their_own(ranks: SpawnedRanks) -> None:
-    """No module of ours that they do not need; the tables that came; their share of the cores."""
+    """Workers import only needed modules, have the given tables, and use their share of cores."""
     found = ranks.run(step(**_healthy(torch.tensor([4, 5])))).tolist()
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     assert found == [[0, 0, 0, threads, rank, 5, 10] for rank in range(2)]
@@ -168,10 +168,10 @@ def test_what_cannot_be_sent_does_not_end_the_ranks(ranks: SpawnedRanks) -> None
         (3, r"(?s)Rank 1 exited with status 7.*something odd"),
         (4, r"(?s)Rank 1 was killed by signal SIGBUS.*may have been truncated"),
     ],
-    ids=["raises", "killed", "exits", "loses a file that it has mapped"],
+    ids=["raises", "killed", "exits", "mapped file truncated"],
 )
 def test_a_rank_that_fails_is_named(act: int, message: str) -> None:
-    """Also to later callers; and the next ranks work, and nothing stays behind."""
+    """Later callers get the error too, new ranks work, and nothing is left behind."""
     before = own_files()
     ranks = _spawn()
     pids = ranks.processes
@@ -198,7 +198,7 @@ def test_a_rank_that_hangs_is_told_with_its_stack() -> None:
     with in_time(), pytest.raises(RankError, match=f"{SILENCE_S:g} s") as caught:
         ranks.run(step(x=torch.tensor([1, 2])))
     first, _, second = caught.value.got.partition("rank 1 at:")
-    assert "process_group.py" in first  # rank 0 waits for the other
+    assert "process_group.py" in first  # rank 0 waits for rank 1
     assert "forward" in second
     assert "process_group.py" not in second
     assert ranks.closed
@@ -218,7 +218,7 @@ def test_a_stopped_rank_is_the_one_that_is_named() -> None:
 def test_a_rank_that_loses_another_is_not_the_one_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 0 tells that a rank is gone before the end of rank 1 is seen."""
+    """The failing rank is named, even if rank 0 reports the lost connection first."""
     who_speaks = Workers._who_speaks
     rank_0_has_spoken = False
 
@@ -241,7 +241,7 @@ def test_a_rank_that_loses_another_is_not_the_one_that_is_named(
 def test_ctrl_c_ends_the_workers_and_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = _spawn(tp=1)
     pids = ranks.processes
-    os.kill(pids[0], signal.SIGINT)  # what a terminal does to all of a job
+    os.kill(pids[0], signal.SIGINT)  # as a terminal does to all processes of a job
     assert ranks.run(step(x=torch.tensor([9, 9]))).tolist() == [9, 9]
     main = threading.main_thread().ident
     assert main is not None
@@ -251,7 +251,7 @@ def test_ctrl_c_ends_the_workers_and_is_passed_on(monkeypatch: pytest.MonkeyPatc
         threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
         return who_speaks(self, seconds)
 
-    monkeypatch.setattr(Workers, "_who_speaks", interrupted)  # the step has been sent by then
+    monkeypatch.setattr(Workers, "_who_speaks", interrupted)  # after the step has been sent
     with in_time(), pytest.raises(KeyboardInterrupt):
         ranks.run(step(x=torch.tensor([0, 2])))
     assert gone(pids, 0.0)
@@ -307,5 +307,5 @@ def test_ranks_must_be_loaded_before_they_run() -> None:
     with pytest.raises(UsageError, match="not loaded"):
         ranks.run(step(x=torch.ones(1)))
     pids = ranks.processes
-    del ranks  # nobody closes it
+    del ranks  # without close()
     assert gone(pids, 0.0)

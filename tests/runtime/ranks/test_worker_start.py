@@ -1,4 +1,4 @@
-"""How a worker learns that its parent has ended; no interpreter here imports anything heavy."""
+"""Workers detect the end of their parent; interpreters here import no heavy modules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _start(code: str, *inherited: int) -> subprocess.Popen[str]:
 
 
 def test_a_parent_that_has_already_ended() -> None:
-    """Then no signal comes any more: the process has another parent."""
+    """If the parent ended earlier, no signal comes, so the worker checks its parent's id."""
     with _start(f"die_with({os.getpid()}); print('mine')") as child:
         assert child.communicate(timeout=60) == ("mine\n", None)
         assert child.returncode == 0
@@ -33,7 +33,7 @@ def test_a_parent_that_has_already_ended() -> None:
 
 
 def test_the_end_of_the_lifeline() -> None:
-    """It is all there is on systems without a parent-death signal."""
+    """The end of the lifeline ends a worker; some systems have no parent-death signal."""
     watched, lifeline = os.pipe()
     with _start(f"print('up', flush=True); _end_with_parent({watched}, os.getppid())", watched) as (
         child

@@ -1,4 +1,4 @@
-"""Ranks whose module is a few lines, for tests of what carries ranks."""
+"""Ranks with a module of a few lines, for tests of starting and running ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTS = """
             if int(x[1]) == 4:
                 os.kill(os.getpid(), 7)
         return self.group.all_reduce(x)"""
-"""Rank `x[0]` does the odd thing `x[1]`."""
+"""Rank `x[0]` performs the special action `x[1]`."""
 
 _SOURCE = """
 import os, sys, time
@@ -47,7 +47,7 @@ class Rank{rank}(torch.nn.Module):
 
 
 class Doubled(nn.Module):
-    """Tables that tell the positions, the width and the dtype."""
+    """Rotary module whose tables encode positions, width and dtype."""
 
     def forward(
         self, positions: torch.Tensor, width: int, dtype: torch.dtype
@@ -64,7 +64,7 @@ def modules(
     parameters: Sequence[Mapping[str, LocalParameter]] | None = None,
     rotary: tuple[tuple[int, torch.dtype], ...] = (),
 ) -> list[RankModule]:
-    """One for each rank, all with the same body; `RANK` in it is the rank."""
+    """Return one module per rank, all with the same body, in which `RANK` is the rank."""
     return [
         RankModule(
             rank=rank,
@@ -81,7 +81,7 @@ def modules(
 
 
 def halves() -> list[dict[str, LocalParameter]]:
-    """Two ranks' rows of the weight."""
+    """Return the two ranks' rows of the weight."""
     return [
         {
             "weight": LocalParameter(
