@@ -1,1 +1,1 @@
-"""Tests of tpcompile/vm, file by file."""
+"""Tests of tpcompile/vm."""

@@ -1,4 +1,4 @@
-"""Programs with one thing wrong: what a careless author of a scheduler might make."""
+"""Scheduling mistakes in abstract programs, for property tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wait_dropped(program: Program, draw: Draw) -> Program:
 
 
 def step_wait_dropped(program: Program, draw: Draw) -> Program:
-    """One that nothing precedes does not wait for the step before."""
+    """Drop an instruction's wait for the previous step."""
     first = [n for n, own in enumerate(program.waits) if any(w.until == 0 for w in own)]
     number = draw(st.sampled_from(first) if first else st.nothing())
     kept = tuple(wait for wait in program.waits[number] if wait.until)
@@ -58,7 +58,7 @@ def signal_doubled(program: Program, draw: Draw) -> Program:
 
 
 def signal_moved(program: Program, draw: Draw) -> Program:
-    """Another instruction gives the signals, before or behind what they stand for."""
+    """Move signals to another instruction."""
     number, _ = draw(_place_in(program.signals))
     other = draw(st.integers(0, len(program.instructions) - 1))
     signals = changed(program.signals, number, ())
@@ -76,7 +76,7 @@ def queue_order_swapped(program: Program, draw: Draw) -> Program:
 
 
 def counter_shared(program: Program, draw: Draw) -> Program:
-    """Two counters become one, each wait still for as many as before."""
+    """Merge two counters without changing thresholds."""
     one, other = (draw(st.integers(0, max(0, program.counters - 1))) for _ in range(2))
 
     def moved(counter: int) -> int:
@@ -90,7 +90,7 @@ def counter_shared(program: Program, draw: Draw) -> Program:
 
 
 def queue_changed(program: Program, draw: Draw) -> Program:
-    """An instruction goes to the end of another queue, maybe one of another rank."""
+    """Move an instruction to the end of another queue, possibly of another rank."""
     number = draw(st.integers(0, len(program.instructions) - 1))
     target = draw(st.integers(0, len(program.queues) - 1))
     rest = [tuple(n for n in queue if n != number) for queue in program.queues]
@@ -99,7 +99,7 @@ def queue_changed(program: Program, draw: Draw) -> Program:
 
 
 def rank_changed(program: Program, draw: Draw) -> Program:
-    """An instruction takes the place of one of another rank."""
+    """Swap two instructions of different ranks."""
     ranks = [instruction.rank for instruction in program.instructions]
     if len(set(ranks)) < 2:
         draw(st.nothing())
@@ -111,12 +111,12 @@ def rank_changed(program: Program, draw: Draw) -> Program:
 
 
 def workers_added(program: Program, draw: Draw) -> Program:
-    """Several workers take from queues whose order was to be kept."""
+    """Let several workers share queues whose order matters."""
     return replace(program, sharing=3)
 
 
 def buffer_shared(program: Program, draw: Draw) -> Program:
-    """A buffer is used for two things: all that touches one part now touches another."""
+    """Merge two regions, as if a buffer were used for two purposes."""
     regions = sorted({r for i in program.instructions for r in (*i.reads, *i.writes)})
     if len(regions) < 2:
         draw(st.nothing())
@@ -129,7 +129,7 @@ def buffer_shared(program: Program, draw: Draw) -> Program:
 
 
 def region_shrunk(program: Program, draw: Draw) -> Program:
-    """Order was derived for less than an instruction touches: in truth it is a whole buffer."""
+    """Schedule for smaller regions than the real ones, which are whole buffers."""
     number = draw(st.integers(0, len(program.instructions) - 1))
 
     def whole(own: tuple[Region, ...]) -> tuple[Region, ...]:
@@ -141,13 +141,13 @@ def region_shrunk(program: Program, draw: Draw) -> Program:
 
 
 def head_split(program: Program, draw: Draw) -> Program:
-    """One block is not there any more."""
+    """Drop one block of a head."""
     number, join = _block(program, draw)
     return _with_joins(program, number, tuple(j for j in _joins(program, number) if j != join))
 
 
 def part_overlapping(program: Program, draw: Draw) -> Program:
-    """A block computes one row too many, or too few."""
+    """Make a block one row longer or shorter."""
     number, join = _block(program, draw)
     start, stop = join.part
     part = draw(st.sampled_from([(start - 1, stop), (start, stop + 1), (start + 1, stop)]))
@@ -161,7 +161,7 @@ def arrivals_wrong(program: Program, draw: Draw) -> Program:
 
 
 def slot_shared(program: Program, draw: Draw) -> Program:
-    """Two heads count who has arrived in one place."""
+    """Make two heads count arrivals in one slot."""
     regions = sorted({join.region for i in program.instructions for join in i.joins})
     if len(regions) < 2:
         draw(st.nothing())

@@ -1,4 +1,4 @@
-"""Programs of abstract instructions: what they touch is all that scheduling looks at."""
+"""Abstract programs, whose instructions only have regions, which is all that scheduling uses."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MANY = settings(
 )
 
 _SEEDS = st.integers(0, 2**64 - 1)
-"""A program comes of one seed: drawing each of its numbers takes ten times as long as checking."""
+"""Seeds of whole programs; drawing each number separately is ten times slower than the checks."""
 
 
 @dataclass(frozen=True)
 class Touch:
-    """Does nothing but touch."""
+    """Instruction that only declares regions."""
 
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
@@ -45,7 +45,7 @@ def program_of(
     sharing: int = 1,
     repeats: bool = False,
 ) -> Program:
-    """With the counters that its dependencies ask for."""
+    """Return a program with the counters that its dependencies require."""
     ordering = assign_counters(dependencies(instructions), queues, sharing, repeats)
     waits, signals = ordering.waits, ordering.signals
     return Program(buffers, instructions, queues, waits, signals, ranks, sharing, repeats)
@@ -61,7 +61,7 @@ def boxes(draw: Any, shape: tuple[int, ...]) -> Box:
 
 
 def steps(most: int = 12, ranks: int = 1) -> st.SearchStrategy[Any]:
-    """Buffers, and instructions with any regions; blocks of one or two heads among them."""
+    """Draw buffers and instructions with any regions, including blocks of one or two heads."""
     return _SEEDS.map(lambda seed: _steps(Random(seed), most, ranks))
 
 
@@ -101,7 +101,7 @@ def _box(dice: Random, shape: tuple[int, ...]) -> Box:
 
 
 def _blocks_of(dice: Random, region: Region) -> list[Join]:
-    """The blocks of one head."""
+    """Return the blocks of one head."""
     count = dice.randint(1, 3)
     whole = 2 * count
     return [Join(region, (2 * place, 2 * place + 2), whole, count) for place in range(count)]
@@ -114,7 +114,7 @@ def _meet(one: Region, other: Region) -> bool:
 def programs(
     most: int = 12, ranks: int = 2, repeats: bool | None = None
 ) -> st.SearchStrategy[Program]:
-    """Any regions, any assignment to workers, queues in any order that dependencies allow."""
+    """Draw a program with any regions and workers, and queues in any legal order."""
     return _SEEDS.map(lambda seed: _program(Random(seed), most, ranks, repeats))
 
 
@@ -145,9 +145,9 @@ def _queues_for(
 
 
 def layered(layers: int, ranks: int, blocks: int) -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:
-    """Layers of a network: on each rank blocks of rows, a sum over ranks between them.
+    """Return network layers: blocks of rows on each rank, with a sum across ranks between layers.
 
-    The buffers are used again in every layer, so that all kinds of order are needed.
+    Layers reuse the buffers, so that all kinds of dependencies occur.
     """
     names = ("x", "y", "h", "terms")
     buffers = tuple(Buffer(f"{name}", (blocks,), rank=r) for name in names for r in range(ranks))

@@ -1,8 +1,8 @@
-"""Of thousands of programs with a mistake, the verifier refuses those that can go wrong.
+"""The verifier refuses exactly the unsafe ones of thousands of programs with a mistake.
 
-The programs are real: lowering makes them of small models, for one rank and several, with every
-policy. The adversary of `tpcompile.vm.proof.oracle` says what can go wrong, and the reference
-machine shows it. `python -m tests.vm.mutants` prints the table.
+The programs are lowered from small models, on one rank and several, with all policies. The oracle
+of `tpcompile.vm.proof.oracle` determines which are unsafe, and the reference machine confirms it.
+`python -m tests.vm.mutants` prints the table.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ OTHERS = {
     "residual_added_to_while_it_is_read": 47,
     "region_shifted": 112,
 }
-"""Kinds of which there are not so many, one for each program or layer; and one that harms seldom,
-for a neighbour is most often written by the same instructions."""
+"""Counts that differ from `EACH`.
+
+Some kinds have only one mutant per program or layer, and one kind is rarely unsafe.
+"""
 SAFE = ("buffer_reused_openly", "counter_split")
-"""Kinds that do no harm, or hardly ever: whoever refuses them refuses too much."""
+"""Kinds that are always or nearly always safe; refusing them is a false positive."""
 
 
 def test_there_are_thousands() -> None:
@@ -108,7 +110,7 @@ RUN = [kind for kind in KINDS if kind not in ONLY_DESCRIBED and kind not in SAFE
 
 @pytest.mark.parametrize("kind", [kind for kind in RUN if kind not in MAY_COME_RIGHT])
 def test_what_can_go_wrong_is_made_to_go_wrong(kind: str) -> None:
-    """By the adversary on the reference machine: other bits, no numbers, or no end."""
+    """The reference machine gives other bits or NaN, or deadlocks, in the adversary's order."""
     assert _come_wrong(kind, 1) == [True]
 
 
@@ -171,7 +173,7 @@ SAID: dict[str, str] = {
         rf".*\(instruction \d+\) (writes|reads|writes a block of) \2\[.*{_RACE}"
     ),
 }
-"""What is said of each trap: who writes, who reads, and where."""
+"""What the verifier reports for each trap: the writer, the reader and the location."""
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_traps_are_refused_in_words(trap: int, kind: str) -> None:
 
 
 WORDS = 30
-"""Mutants with one wrong word, of each kind of instruction."""
+"""The number of mutants with one wrong word, per kind of instruction."""
 
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
@@ -230,7 +232,7 @@ def _wrong_biases(kind: type[StepInstruction]) -> Count:
 
 @pytest.mark.parametrize("kind", WITH_BIAS, ids=lambda kind: kind.name)
 def test_a_wrong_bias_is_refused_or_does_no_harm(kind: type[StepInstruction]) -> None:
-    """Refused is what is no bias of that length; another layer's, or none, is another program."""
+    """A buffer of another shape is refused; another layer's bias, or none, is a valid program."""
     found = _wrong_biases(kind)
     assert found.mutants >= 12
     assert found.unsafe_accepted == 0 < found.refused
@@ -276,7 +278,7 @@ HOLES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
         lambda patch: patch.setattr("tests.vm.mutants.table.check_program", _one_worker),
     ),
 }
-"""Verifiers that lack a rule, and a kind of mutants that they let through."""
+"""Verifiers without one rule, and the kind of mutants that they then accept."""
 
 
 @pytest.mark.parametrize("hole", HOLES)

@@ -1,4 +1,4 @@
-"""Targets of one's own: what a file may say, and what is refused."""
+"""Tests of user-defined targets: valid files, and refusals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_too_many_workers() -> None:
 
 
 def test_a_batch_costs_what_it_loads_or_what_it_computes() -> None:
-    """Weights are loaded once for all sequences, so a few of them cost nothing more."""
+    """Weights are loaded once per batch, so a few more sequences cost nothing."""
     target = target_of("h200")
     costs = {
         batch: {
@@ -71,7 +71,7 @@ def test_a_batch_costs_what_it_loads_or_what_it_computes() -> None:
     }
     for name in ("norm_qkv_rope_append", "norm_gate_up_swiglu", "linear_residual", "norm_lm_head"):
         one, few, many = (costs[batch][name] for batch in costs)
-        assert one[1] == few[1] == many[1] > 0, "the weights are the same"
+        assert one[1] == few[1] == many[1] > 0, "all batches load the same weights"
         assert 4 * one[2] == few[2] and 64 * one[2] == many[2]
         assert one[0] == few[0] < many[0]
         assert many[0] == target.instruction_us + many[2] / target.worker_macs_per_us

@@ -1,1 +1,1 @@
-"""What each instruction has, and what it computes."""
+"""Tests of the instructions: completeness and results."""

@@ -1,4 +1,4 @@
-"""Buffers for one instruction: numbers that no other test shares."""
+"""Buffers for a single instruction under test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tpcompile.vm.program.instruction import Range, StepInstruction
 
 SHOWN = tuple[str, Range, Range, torch.Tensor]
-"""What an instruction shows a probe."""
+"""What an instruction reports to a probe: name, sequences, columns, values."""
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -19,7 +19,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 
 def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What nobody has written yet."""
+    """Return unwritten memory."""
     return torch.full(shape, torch.nan if dtype.is_floating_point else -7, dtype=dtype)
 
 
@@ -29,13 +29,13 @@ def whole_numbers(*values: int) -> torch.Tensor:
 
 @dataclass
 class Desk:
-    """The memory of a machine."""
+    """The buffers of a machine, and the values reported to its probe."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     shown: list[SHOWN] = field(default_factory=list)
 
     def put(self, tensor: torch.Tensor | None) -> int:
-        """The number of its buffer; of what is missing, -1."""
+        """Add a buffer and return its number, or -1 if the tensor is None."""
         if tensor is None:
             return -1
         self.tensors.append(tensor)
@@ -50,7 +50,7 @@ class Desk:
         self.shown.append((name, sequences, columns, values.clone()))
 
     def seen(self, name: str, batch: int, columns: int) -> torch.Tensor:
-        """All that was shown by this name, put together."""
+        """Reassemble all values reported under this name."""
         found = unknown(batch, columns)
         for other, rows, places, values in self.shown:
             if other == name:
@@ -59,13 +59,13 @@ class Desk:
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, limit: float = 2e-6) -> bool:
-    """fp32 sums of the same numbers in another order."""
+    """Return whether two results agree up to the order of fp32 sums."""
     assert found.shape == expected.shape
     error = (found.double() - expected.double()).abs().max()
     return bool(error <= limit * expected.double().abs().max())
 
 
 def cuts(extent: int, *edges: int) -> list[Range]:
-    """An axis cut at these edges."""
+    """Return an axis cut at these edges."""
     stops = [*edges, extent]
     return [Range(a, b) for a, b in zip([0, *edges], stops, strict=True)]

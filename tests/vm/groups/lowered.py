@@ -1,4 +1,4 @@
-"""Programs that lowering makes of small models, for tests that want all there is of them."""
+"""Programs lowered from small models, for tests that need all kinds of instructions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKERS = 7
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how it is lowered."""
+    """A model and its lowering."""
 
     model: str = "tiny-qwen3"
     tp: int = 1
@@ -43,7 +43,7 @@ CASES = (
     Case("tiny-qwen3", 3, "rows", batch=1),
     Case("tiny-qwen3", 1, "heads", splits=4),
 )
-"""Together they have every kind of instruction, a bias, norms of heads, and what lacks them."""
+"""Together they contain all instruction kinds, with and without biases and per-head norms."""
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""Instructions with any operands that their types can hold."""
+"""Instructions with random operands that their types can hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT32 = st.integers(-(2**31), 2**31 - 1)
 
 @st.composite
 def values(draw: Any, kind: Any) -> Any:
-    """Anything of this type."""
+    """Draw any value of this type."""
     if is_dataclass(kind):
         assert isinstance(kind, type)
         return kind(**{name: draw(values(inner)) for name, inner in field_types(kind)})
@@ -24,7 +24,7 @@ def values(draw: Any, kind: Any) -> Any:
         return Range(draw(INT32), draw(INT32))
     if kind is float:
         finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
-        return to_fp32(draw(finite)) + 0.0  # minus zero is equal to zero, in other words
+        return to_fp32(draw(finite)) + 0.0  # minus zero equals zero, but has other words
     if kind is bool:
         return draw(st.booleans())
     if issubclass(kind, IntEnum):
@@ -33,7 +33,7 @@ def values(draw: Any, kind: Any) -> Any:
 
 
 def instructions(kind: type[StepInstruction] | None = None) -> st.SearchStrategy[StepInstruction]:
-    """Of this kind, or of any."""
+    """Draw an instruction of this kind, or of any kind."""
     if kind is not None:
         return values(kind)
     return st.sampled_from(list(INSTRUCTIONS.values())).flatmap(values)

@@ -1,4 +1,4 @@
-"""Bits that depend on the numbers alone, whoever computes them and beside what."""
+"""Results depend on the numbers alone, not on the worker, the block or the batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_sum_does_not_see_the_others(width: int, rows: int) -> None:
     terms = random(rows, 3, width)
     before = terms.clone()
     found = total(terms)
-    assert torch.equal(terms, before), "what is summed stays as it is"
+    assert torch.equal(terms, before), "operands are unchanged"
     for row in range(rows):
         for column in range(3):
             assert torch.equal(total(terms[row, column]), found[row, column])
@@ -58,7 +58,7 @@ def test_a_sum_does_not_see_the_others(width: int, rows: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_dot_product_is_the_same_in_any_block(dtype: torch.dtype, data: Any) -> None:
-    """Rows alone or with others, one sequence or several, tails of any length."""
+    """A dot product has the same bits in any block and batch, with tails of any length."""
     batch, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
     columns = data.draw(st.integers(1, 67))
     x, weight = random(batch, columns, dtype=dtype), random(rows, columns, seed=1, dtype=dtype)
@@ -70,13 +70,13 @@ def test_a_dot_product_is_the_same_in_any_block(dtype: torch.dtype, data: Any) -
     assert torch.equal(dots(x, weight[start:stop]), whole[:, start:stop])
     assert torch.equal(dots(x[row : row + 1], weight), whole[row : row + 1])
     wide = torch.cat([random(rows, 5, dtype=dtype), weight, random(rows, 3, dtype=dtype)], 1)
-    assert torch.equal(dots(x, wide[:, 5 : 5 + columns]), whole), "wherever the row lies"
+    assert torch.equal(dots(x, wide[:, 5 : 5 + columns]), whole), "at any position"
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(LEAVES, 90), st.sampled_from([1, 2, 4, 8]))
 def test_leaves_are_the_same_however_many_share_them(columns: int, parts: int) -> None:
-    """One with all leaves, or several with some of them each, whose sums are added in the tree."""
+    """Leaves have the same bits in one instruction and in several, added in the tree."""
     x, weight = random(2, columns), random(5, columns, seed=1)
     whole = leaf_dots(x, weight, LEAVES)
     edges = [run[0] for (run,) in even_runs(columns, LEAVES)] + [columns]
@@ -140,7 +140,7 @@ def test_swiglu_is_that_of_each_number_alone(dtype: torch.dtype) -> None:
 
 
 def test_a_librarys_sum_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that adds in another order when there are more rows, as torch.matmul does."""
+    """A sum whose order depends on the number of rows, as in torch.matmul, is detected."""
     monkeypatch.setattr(
         arithmetic,
         "_fold",

@@ -1,4 +1,4 @@
-"""Attention in spans beside the op, at the edges of blocks; merged in a tree with the maximum."""
+"""Attention in spans agrees with the op around block boundaries, and merges spans in a tree."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tpcompile.vm.program.instruction import Range, to_fp32
 WIDTH, BLOCK, LAYER, MOST = 8, 4, 1, 8
 SCALE = to_fp32(WIDTH**-0.5)
 READERS = ((0, 0, 0, 1, 1), (0, 1), (0, 0, 0))
-"""The KV head of each query head: uneven groups, one each, all one."""
+"""The KV head of each query head: uneven groups, one per head, one for all."""
 LENGTHS = ((1, 3, 4, 5), (27, 8, 1, 32))
 POOL = 40
 
 
 class Work:
-    """A cache of sequences whose blocks lie scattered, and what they do not hold is no number."""
+    """A cache with scattered blocks and NaN in unused slots, and its attention instructions."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Work:
 def test_as_the_op_for_any_number_of_spans(
     lengths: tuple[int, ...], readers: tuple[int, ...], spans: int
 ) -> None:
-    """Traps 1, 7, 8: nobody reads what is not there, and each head its own KV head."""
+    """Traps 1, 7 and 8: heads read their own KV head, and only existing tokens."""
     work = Work(lengths, readers, spans)
     assert near(work.ran(), work.expected())
 
@@ -126,7 +126,7 @@ def test_windows(spans: int, window: int) -> None:
 
 @pytest.mark.parametrize("spans", [2, 7])
 def test_each_span_as_the_op(spans: int) -> None:
-    """Empty ones too: zeros, and minus infinity."""
+    """Empty spans give zeros and minus infinity."""
     work = Work(LENGTHS[1], spans=spans)
     work.desk.run(work.partials())
     values, lse = partial_attention(*work.given(), spans, work.readers)
@@ -159,7 +159,7 @@ def test_the_same_bits_whichever_span_is_first(order: tuple[int, ...]) -> None:
 
 
 def test_trap_12_large_scores_do_not_overflow() -> None:
-    """Scores of hundreds: exponentials of them are infinite, those of what is left are not."""
+    """Scores in the hundreds stay finite, since the maximum is subtracted first."""
     work = Work(LENGTHS[1], size=300.0)
     assert float((work.q * SCALE).abs().max()) > 89
     found = work.ran()
@@ -168,7 +168,7 @@ def test_trap_12_large_scores_do_not_overflow() -> None:
 
 
 def test_trap_13_the_new_token_is_in_the_last_span_alone() -> None:
-    """It reads all ages; the others read the past only, and do not need the new token."""
+    """Only the last span reads the new token; the other spans read past tokens alone."""
     for lengths in (*LENGTHS, (9, 16, 17, 2)):
         work = Work(lengths)
         for one in work.partials():
@@ -227,13 +227,13 @@ def test_bf16_is_no_further_from_fp32_than_the_op() -> None:
 
 
 def _merge_without_sum(one: Any, other: Any, **functions: Any) -> Any:
-    """Trap 12: what is merged keeps the maximum and forgets the sum."""
+    """Trap 12: the merge returns the maximum without the sum."""
     mixed, _ = RIGHT_MERGE(one, other, **functions)
     return mixed, torch.maximum(one[1], other[1])
 
 
 def _merge_base_two(one: Any, other: Any, **functions: Any) -> Any:
-    """Trap 12: written in another base than read."""
+    """Trap 12: the log-sum-exp is written in base two, but read as natural."""
     mixed, lse = RIGHT_MERGE(one, other, **functions)
     return mixed, lse / torch.log(torch.tensor(2.0))
 
@@ -282,7 +282,7 @@ def test_a_wrong_operand_is_seen(changes: dict[str, Any]) -> None:
 
 
 def test_trap_8_a_kv_head_by_habit() -> None:
-    """Query heads dealt out evenly where groups are uneven."""
+    """Query heads assigned evenly to KV heads, although groups are uneven, are detected."""
     work = Work(LENGTHS[1], READERS[0])
     work.readers = (0, 0, 1, 1, 1)
     found = work.ran()

@@ -1,4 +1,4 @@
-"""Rows of tokens, on one rank and on several."""
+"""Tests of embedding tokens on one rank and on several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, VOCABULARY, TOKENS = 7, 11, (10, 0, 4, 4)
 def embedded(
     firsts: tuple[int, ...], columns: list[Range], dtype: torch.dtype = torch.float32
 ) -> tuple[Desk, torch.Tensor]:
-    """The vocabulary dealt out to ranks that begin with these tokens, and the sum of them."""
+    """Split the vocabulary at these first tokens; return the desk and the summed embedding."""
     table = random(VOCABULARY, WIDTH, dtype=dtype)
     table[4, 2] = -0.0
     desk, summed = Desk(), len(firsts) > 1
@@ -41,7 +41,7 @@ def embedded(
         desk.run([Embed(at, part) for part in columns])
     if not summed:
         return desk, desk.tensors[outs[0]]
-    assert not desk.shown, "a term is not the embedding"
+    assert not desk.shown, "a partial sum is not reported"
     out = desk.put(unknown(len(TOKENS), WIDTH, dtype=dtype))
     at_sum = SumOperands(0, -1, Site.EMBEDDING, outs[0], len(firsts), 1, -1, -1, out, len(TOKENS))
     desk.run([AllReduce(at_sum, Range(0, WIDTH))])
@@ -51,7 +51,7 @@ def embedded(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("firsts", [(0,), (0, 6), (0, 4, 8), (0, 1, 2, 10)], ids=str)
 def test_the_rows_of_the_tokens(firsts: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Bits too: minus zero becomes zero everywhere, as a sum makes it."""
+    """The bits agree, except that minus zero becomes zero, as in a sum."""
     for columns in (cuts(WIDTH), cuts(WIDTH, 2, 3)):
         desk, found = embedded(firsts, columns, dtype)
         expected = random(VOCABULARY, WIDTH, dtype=dtype)[list(TOKENS)]
@@ -62,7 +62,7 @@ def test_the_rows_of_the_tokens(firsts: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def test_a_first_row_that_is_forgotten() -> None:
-    """A rank that takes its rows for those of the first tokens."""
+    """A rank that ignores its first row looks up wrong tokens."""
     desk, found = embedded((0, 6), cuts(WIDTH))
     tokens = whole_numbers(*TOKENS)
     table = desk.put(random(VOCABULARY, WIDTH)[6:])
@@ -70,4 +70,4 @@ def test_a_first_row_that_is_forgotten() -> None:
     at = EmbedOperands(1, -1, desk.put(tokens), table, out, len(TOKENS), 0, 5, 4, True)
     desk.run([Embed(at, Range(0, WIDTH))])
     assert not torch.equal(desk.tensors[out][0], found[0])
-    assert desk.tensors[out][1].any(), "token 0 is on the other rank"
+    assert desk.tensors[out][1].any(), "token 0 belongs to the other rank"

@@ -1,4 +1,4 @@
-"""Logits, the best of them, and the token: whoever has which rows of the vocabulary."""
+"""Logits, their maxima and the token are the same for all splits of the vocabulary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATE = ("tokens", "positions", "lengths", "finished", "stops", "clock", "histor
 
 
 class Work:
-    """The vocabulary on some ranks, each with its rows in as many slots."""
+    """The vocabulary on some ranks, each with its rows in several slots."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Work:
         )
 
     def ran(self) -> torch.Tensor:
-        """The logits of all ranks beside each other."""
+        """Return the logits of all ranks, concatenated."""
         for at, own in zip(self.heads, self.slots, strict=True):
             self.desk.run([NormLmHead(at, rows, slot) for slot, rows in enumerate(own)])
         self.desk.run([Argmax(self.at)])
@@ -148,7 +148,7 @@ def test_trap_16_of_equal_logits_the_lowest_token(share: str) -> None:
 
 @SHARED
 def test_trap_16_the_lowest_of_two(share: str) -> None:
-    """Wherever the two lie."""
+    """Ties go to the lowest id, wherever both rows are."""
     for low, high in ((3, 16), (4, 5), (8, 9), (1, 2)):
         work = Work(SHARES[share])
         for at in work.heads:
@@ -181,7 +181,7 @@ def test_a_sequence_ends_with_any_of_the_stops() -> None:
     work.ran()
     ended = [token == second for token in (first, second, third)]
     assert work.state("finished") == [int(one) for one in ended]
-    assert work.state("history")[0] == [first, second, third], "the stop itself is written down"
+    assert work.state("history")[0] == [first, second, third], "the history includes the stop"
     assert work.state("tokens")[1] == 91
     assert work.state("lengths")[1] == 1
     assert work.state("lengths")[0] == 6

@@ -1,4 +1,4 @@
-"""Every instruction has all that one needs: a name, an opcode, operands, regions, a cost, words."""
+"""Each instruction has a name, an opcode, operands, regions, a cost and an encoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: 
 
 @lru_cache
 def made(kind: type[StepInstruction]) -> list[tuple[Any, StepInstruction]]:
-    """Those of this kind that lowering makes, with the buffers that they work on."""
+    """Return the lowered instructions of this kind, each with its program's buffers."""
     found = [
         (low.buffers, i) for case in CASES for low in [lowered(case)] for i in low.instructions
     ]
@@ -40,7 +40,7 @@ def made(kind: type[StepInstruction]) -> list[tuple[Any, StepInstruction]]:
 
 
 def lacks(kind: type[StepInstruction]) -> list[str]:
-    """What an instruction should have and this one has not."""
+    """Return what an instruction class lacks."""
     found = [
         name
         for name in ("reads", "writes", "traffic", "run")
@@ -108,7 +108,7 @@ def test_an_opcode_is_taken_once(number: int, said: str) -> None:
 
 @KINDS
 def test_lowering_makes_it_and_what_it_touches_is_there(kind: type[StepInstruction]) -> None:
-    assert made(kind), "no case of this kind"
+    assert made(kind), "no case has this kind"
     for buffers, instruction in made(kind):
         assert instruction.writes or instruction.joins
         joined = [join.region for join in instruction.joins]
@@ -116,7 +116,7 @@ def test_lowering_makes_it_and_what_it_touches_is_there(kind: type[StepInstructi
             buffer = buffers[region.buffer]
             assert not refusal(region.box, buffer.shape), (instruction.label, buffer.name)
         for region in (*instruction.writes, *joined):
-            assert buffers[region.buffer].rank == instruction.rank, "it writes on its own rank"
+            assert buffers[region.buffer].rank == instruction.rank, "writes must be rank-local"
             assert buffers[region.buffer].role.kind not in ("weight", "input")
 
 
@@ -124,10 +124,10 @@ def test_lowering_makes_it_and_what_it_touches_is_there(kind: type[StepInstructi
 def test_trap_27_what_others_may_still_read_is_not_written_over(
     kind: type[StepInstruction],
 ) -> None:
-    """Norms of the old residual never meet the new one: it goes to another buffer.
+    """The residual is double-buffered, so that norms never read a new residual too early.
 
-    Only the state of the sequences changes in place, when nothing else is left to run, and so does
-    what the blocks of a head bring together.
+    Only the state of the sequences changes in place, after all other instructions, and so do the
+    rows gathered by the blocks of a head.
     """
     for buffers, instruction in made(kind):
         read = {region.buffer for region in instruction.reads}

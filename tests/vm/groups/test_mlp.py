@@ -1,4 +1,4 @@
-"""Gate and up beside the op, whoever has which rows."""
+"""Gate and up agree with the op for any split of the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH, WIDTH, FFN, EPS = 3, 10, 13, to_fp32(1e-5)
 
 
 class Work:
-    """A gate and up of a width that no block divides."""
+    """A gate and up projection whose width no block size divides."""
 
     def __init__(self, biased: bool = False, dtype: torch.dtype = torch.float32) -> None:
         self.x, self.norm = random(BATCH, WIDTH, dtype=dtype), random(WIDTH, seed=1, dtype=dtype)
@@ -60,7 +60,7 @@ def test_as_the_op(biased: bool) -> None:
 def test_the_same_bits_for_any_rows(
     edges: tuple[int, ...], dtype: torch.dtype, biased: bool
 ) -> None:
-    """Trap 21, 23: the last block is as long as what is left."""
+    """Traps 21 and 23: the last block has the remaining rows."""
     assert torch.equal(Work(biased, dtype).ran(cuts(FFN, *edges)), Work(biased, dtype).ran())
 
 

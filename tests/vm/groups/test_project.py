@@ -1,4 +1,4 @@
-"""Projections onto the residual: the same bits for one worker, for several, and for ranks."""
+"""Projections onto the residual have the same bits for any number of workers and ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BIAS = pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
 
 
 class Work:
-    """A projection on one rank, or dealt out to several."""
+    """A projection on one rank or split over several."""
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, biased: bool = True, seed: int = 0
@@ -36,7 +36,7 @@ class Work:
         self.dtype = dtype
 
     def alone(self, rows: Sequence[Range] = ()) -> torch.Tensor:
-        """By one rank, with all columns."""
+        """Run on one rank, with all columns."""
         desk = Desk()
         at = ProjectOperands(
             rank=0,
@@ -55,7 +55,7 @@ class Work:
         desk.run([LinearResidual(at, part) for part in rows or [Range(0, ROWS)]])
         found = desk.tensors[at.out]
         seen = desk.seen("attention_residual", BATCH, ROWS)
-        assert torch.equal(seen.to(self.dtype), found), "what it shows is what it writes"
+        assert torch.equal(seen.to(self.dtype), found), "the reported values are the written ones"
         return found
 
     def shared(
@@ -66,10 +66,10 @@ class Work:
         columns: Sequence[Range] = (),
         leaves: int | None = None,
     ) -> list[torch.Tensor]:
-        """By several ranks, each with a run of the columns in some splits; what each comes to."""
+        """Run on several ranks, each with a run of columns in splits; return each rank's result."""
         desk, leaves = Desk(), leaves or leaves_of(ranks)
         held = [run for (run,) in even_runs(COLUMNS, ranks)]
-        if COLUMNS % ranks and ranks * leaves == LEAVES:  # whole leaves, as lowering deals them
+        if COLUMNS % ranks and ranks * leaves == LEAVES:  # whole leaves, as in lowering
             edges = [run[0] for (run,) in even_runs(COLUMNS, LEAVES)] + [COLUMNS]
             held = [(edges[r * leaves], edges[(r + 1) * leaves]) for r in range(ranks)]
         terms = [desk.put(unknown(splits * BATCH, ROWS)) for _ in range(ranks)]
@@ -131,7 +131,7 @@ def test_as_the_op(biased: bool) -> None:
 
 @BIAS
 def test_ranks_as_the_op_of_ranks(biased: bool) -> None:
-    """Trap 6: residual and bias count once, however many ranks there are."""
+    """Trap 6: residual and bias are added once, on any number of ranks."""
     work = Work(biased=biased)
     partial = torch.nn.functional.linear(work.x, work.weight)
     expected = all_reduce_residual(partial, work.residual, work.bias)
@@ -175,7 +175,7 @@ def test_all_ranks_come_to_the_same_bits(ranks: int) -> None:
 
 @BIAS
 def test_bf16_is_rounded_once(biased: bool) -> None:
-    """Trap 20: no further from fp32 than the op in bf16 is."""
+    """Trap 20: the error relative to fp32 is at most that of the op in bf16."""
     work = Work(torch.bfloat16, biased)
     wide = [None if t is None else t.double() for t in (work.x, work.weight, work.bias)]
     truth = linear_residual(*wide, work.residual.double())  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def test_trap_2_columns_in_another_order() -> None:
 
 
 def test_terms_in_each_others_place_are_seen() -> None:
-    """Two splits that write one slot: the other slot is no number."""
+    """Two splits that write the same slot are detected, since the other slot stays NaN."""
     work, desk = Work(), Desk()
     at = ProjectOperands(
         0, 0, Site.MLP, desk.put(work.x), desk.put(work.weight), -1, -1,
@@ -216,7 +216,7 @@ def test_terms_in_each_others_place_are_seen() -> None:
 
 
 def test_without_a_residual_it_is_the_sum() -> None:
-    """As for the embedding, whose rows lie on several ranks."""
+    """Without a residual the result is the sum, as for a vocabulary-parallel embedding."""
     desk = Desk()
     terms = [desk.put(random(BATCH, ROWS, seed=seed)) for seed in range(3)]
     out = desk.put(unknown(BATCH, ROWS))

@@ -1,4 +1,4 @@
-"""Queries, keys and values beside the op: heads whole or in blocks, and the bits of both."""
+"""Queries, keys and values agree with the op, and have the same bits for whole and split heads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ EPS, HEAD_EPS = to_fp32(1e-6), to_fp32(1e-3)
 LENGTHS = (5, 1, 8)
 TABLES = ((7, 2, 4, -1), (0, -1, -1, -1), (3, 9, 1, 6))
 SLOTS = (8, 0, 13)
-"""Where the last token of each sequence is kept: of its last block, in its place there."""
+"""The slot of each sequence's last token."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """One layer's projection, of some heads of each kind."""
+    """A layer's projection with some heads of each kind."""
 
     heads: tuple[int, int, int] = (3, 2, 2)
     bias: bool = True
@@ -41,7 +41,7 @@ class Given:
 
     @cached_property
     def values(self) -> dict[str, torch.Tensor | None]:
-        """By name; random, and the same each time."""
+        """Return operands by name; random, but fixed."""
         rows = sum(self.heads) * WIDTH
         return {
             "x": random(3, HIDDEN, dtype=self.dtype),
@@ -59,7 +59,7 @@ class Given:
         return whole_numbers(*(length - 1 for length in LENGTHS))
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and cache as the op has them."""
+        """Return queries and cache as the op computes them."""
         own: Any = self.values
         places = self.positions.long()
         cache = unknown(LAYERS, 2, 20, self.heads[1], WIDTH, dtype=self.dtype)
@@ -85,7 +85,7 @@ class Given:
 
 
 class Work:
-    """The same on a desk."""
+    """The same operands as buffers of a desk."""
 
     def __init__(self, given: Given) -> None:
         self.given, self.desk = given, Desk()
@@ -128,7 +128,7 @@ class Work:
         }
 
     def heads(self, each: int) -> list[StepInstruction]:
-        """So many heads in each instruction."""
+        """Return instructions of `each` heads."""
         counts = dict(zip((Part.Q, Part.K, Part.V), self.given.heads, strict=True))
         return [
             NormQkvRopeAppend(self.at[part], Range(first, min(first + each, count)))
@@ -137,7 +137,7 @@ class Work:
         ]
 
     def rows(self, *edges: int) -> list[StepInstruction]:
-        """Each head in blocks with these edges between them."""
+        """Return instructions of head blocks cut at these edges."""
         blocks = [Range(a, b) for a, b in zip((0, *edges), (*edges, WIDTH), strict=True)]
         counts = dict(zip((Part.Q, Part.K, Part.V), self.given.heads, strict=True))
         return [
@@ -173,7 +173,7 @@ GIVEN = [
 
 
 def agrees(found: tuple[torch.Tensor, torch.Tensor], given: Given) -> bool:
-    """Queries, and the cache with what nobody has written."""
+    """Return whether queries and cache agree with the op, including unwritten slots."""
     q, cache = given.expected()
     held = torch.equal(found[1].isnan(), cache.isnan())
     return near(found[0], q) and held and near(found[1].nan_to_num(), cache.nan_to_num())
@@ -182,7 +182,7 @@ def agrees(found: tuple[torch.Tensor, torch.Tensor], given: Given) -> bool:
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("given", GIVEN, ids=str)
 def test_as_the_op_whoever_has_which_rows(given: Given, cut: str) -> None:
-    """Traps 3, 4, 5, 7, 9, 10, 11, 22: parts of one weight, KV heads only, heads whole."""
+    """Traps 3, 4, 5, 7, 9, 10, 11 and 22: one fused weight, KV heads only, whole heads."""
     work = Work(given)
     assert agrees(work.ran(CUTS[cut](work)), given)
 
@@ -214,14 +214,14 @@ def test_a_sequence_has_the_bits_that_it_has_alone() -> None:
 
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_the_last_block_finishes_the_head_whichever_it_is(order: tuple[int, ...]) -> None:
-    """And in the next step, without a count cleared between them (trap 32)."""
+    """The last block to arrive completes the head, also in later steps (trap 32)."""
     given = Given((1, 1, 1))
     work = Work(given)
     blocks = work.rows(3, 5)[:3]
     for step in range(2):
         work.desk.tensors[work.q].fill_(torch.nan)
         for place in order:
-            assert work.desk.tensors[work.q].isnan().all(), "not before all have come"
+            assert work.desk.tensors[work.q].isnan().all(), "not before all blocks have arrived"
             work.desk.run([blocks[place]])
         assert near(work.desk.tensors[work.q].view(3, 1, WIDTH), given.expected()[0])
         assert work.desk.tensors[work.arrivals].tolist() == [3 * (step + 1), 0, 0]
@@ -239,7 +239,7 @@ def test_what_holds_nothing_is_not_kept(cut: str) -> None:
 
 @pytest.mark.parametrize("cut", ["two heads", "uneven blocks"])
 def test_what_it_shows(cut: str) -> None:
-    """Each value once, in its place among all heads."""
+    """Each value is reported once, at its position among all heads."""
     given = Given()
     work = Work(given)
     q, cache = work.ran(CUTS[cut](work))
@@ -256,7 +256,7 @@ def test_what_it_shows(cut: str) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_bf16_is_rounded_where_the_op_rounds(bias: bool) -> None:
-    """Trap 20: no further from fp32 than the op in bf16 is."""
+    """Trap 20: the error relative to fp32 is about that of the op in bf16."""
     given = Given(dtype=torch.bfloat16, bias=bias)
     work = Work(given)
     q, _ = work.ran(work.heads(1))
@@ -300,7 +300,7 @@ def _other_layout(work: Work) -> None:
 
 
 def _transposed(work: Work) -> None:
-    """Split along the input: shapes fit where the weight is square."""
+    """Split the weight along its input, which fits if it is square."""
     weight = work.desk.tensors[work.at[Part.Q].weight]
     work.desk.tensors[work.at[Part.Q].weight] = weight.flip(1)
 
@@ -338,7 +338,7 @@ def test_a_mistake_is_seen(cut: str, mistake: str) -> None:
 
 
 def test_trap_11_a_norm_over_a_block_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the block brings is finished at once, as if it were the head."""
+    """Trap 11: normalising each block separately is detected."""
     work = Work(Given())
     finish = QkvOperands.finish
 

@@ -1,1 +1,1 @@
-"""Tests of tpcompile/vm/lowering, file by file."""
+"""Tests of tpcompile/vm/lowering."""

@@ -1,4 +1,4 @@
-"""What the lowering of attention refuses: more spans or slots than there can be."""
+"""Lowering of attention refuses too many spans or slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no instruction of a decode step stands for, and why: as the pass said that refused it."""
+"""Nodes without an instruction are reported, with the reason of the pass that refused them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_graph_of_the_standard_pipeline_is_refused() -> None:
 
 
 def changed(behind: str, change: Callable[[fx.GraphModule], None]) -> list[Leftover]:
-    """What is left of a decode step if the graph is changed behind a pass."""
+    """Return the leftovers if the graph is changed after a pass."""
     passes = decode_pipeline()
     place = [current.name for current in passes].index(behind) + 1
     gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, passes[:place])

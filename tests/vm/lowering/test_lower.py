@@ -1,4 +1,4 @@
-"""What a decode graph is lowered to: which instructions, on which buffers, and what is refused."""
+"""Tests of lowering decode graphs: instructions, buffers and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _kinds(found: Lowered) -> Counter[str]:
 
 
 def test_the_instructions_of_a_layer() -> None:
-    """Counts come from sizes: 6 query and 2 KV heads, 3 workers, 5 sequences, 2 spans."""
+    """Counts follow from the sizes: 6 query and 2 KV heads, 3 workers, 5 sequences, 2 spans."""
     found = _lowered(Case("tiny-qwen3", lowering="heads"))
     layer = [one for one in found.instructions if one.layer == 1]
     assert Counter(one.name for one in layer) == {
@@ -46,7 +46,7 @@ def test_the_instructions_of_a_layer() -> None:
 
 
 def test_sums_across_ranks() -> None:
-    """One for the embedding, two a layer, on each rank; all but the first add to a residual."""
+    """Each rank has one sum for the embedding and two per layer, which add to the residual."""
     found = _lowered(Case("tiny-qwen3", 3, lowering="heads"))
     sums = [one for one in found.instructions if isinstance(one, AllReduce)]
     sites = Counter((one.rank, one.at.site.name, one.layer) for one in sums)
@@ -59,7 +59,7 @@ def test_sums_across_ranks() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_residual_is_double_buffered(tp: int) -> None:
-    """What is written is never what is read, and what comes next reads it."""
+    """The residual alternates between two buffers, and each reader uses the last one written."""
     found = _lowered(Case("tiny-qwen3", tp))
     last = "x0"
     for one in found.instructions:
@@ -74,7 +74,7 @@ def test_the_residual_is_double_buffered(tp: int) -> None:
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_blocks_of_heads(model: str) -> None:
-    """Every head of every part in as many blocks, each with a place to arrive at for itself."""
+    """All heads have several blocks, and each head has its own arrival counter."""
     found = _lowered(Case(model, 3, lowering="rows", workers=16))
     places: dict[tuple[int, int, int], set[tuple[Part, int]]] = {}
     for one in found.instructions:
@@ -89,7 +89,7 @@ def test_blocks_of_heads(model: str) -> None:
 
 
 def test_uneven_heads_read_the_kv_heads_that_they_are_given() -> None:
-    """14 query heads and 2 KV heads on 4 ranks: every query head is attended to once a span."""
+    """14 query heads and 2 KV heads on 4 ranks: each query head attends once per span."""
     case = Case("qwen2.5-0.5b", 4, lengths=(9,), spans=1)
     found = _lowered(case)
     for rank, wanted in enumerate((4, 4, 3, 3)):
@@ -104,7 +104,7 @@ def test_uneven_heads_read_the_kv_heads_that_they_are_given() -> None:
 
 @pytest.mark.parametrize("workers", [1, 7, 23])
 def test_every_best_is_written_whatever_the_shares_of_the_vocabulary(workers: int) -> None:
-    """Ranks with one row more or less have as many bests as the others, for argmax reads all."""
+    """Ranks with fewer rows fill all slots too, since argmax reads all of them."""
     found = _lowered(Case("tiny-qwen3", 3, workers=workers))
     heads = [one for one in found.instructions if one.name == "norm_lm_head"]
     (wanted,) = {one.at.slots for one in found.instructions if one.name == "argmax"}
@@ -123,7 +123,7 @@ def test_splits_of_columns_are_whole_leaves() -> None:
 
 
 def test_all_regions_lie_in_their_buffers() -> None:
-    """On one rank no instruction touches what is another's, but to read its terms and bests."""
+    """Regions are on the instruction's own rank, except that sums and argmax read other ranks."""
     found = _lowered(Case("tiny-qwen3", 3, lowering="rows", workers=16))
     read = set()
     for one in found.instructions:
@@ -145,7 +145,7 @@ def _stage(model: str, passes: Any) -> Any:
 
 
 def test_refuses_what_is_no_decode_graph() -> None:
-    """With the node, its place in the model, and what to do."""
+    """A graph that is no decode graph is refused with the node, its location and a hint."""
     gm = _stage("tiny-qwen3", default_pipeline())
     with pytest.raises(UnsupportedError) as refused:
         lower(gm, StepPlan(2))
@@ -155,7 +155,7 @@ def test_refuses_what_is_no_decode_graph() -> None:
 
 
 def test_refuses_an_op_that_it_lacks() -> None:
-    """An op in the midst of a layer: its place and the op are named."""
+    """An unsupported op within a layer is refused with the op and its location."""
     gm = clone(_stage("tiny-qwen3", decode_pipeline()))
     node = next(n for n in gm.graph.nodes if n.target is NORM_GATE_UP_SWIGLU)
     with gm.graph.inserting_after(node):
@@ -174,7 +174,7 @@ def test_refuses_a_step_without_a_token() -> None:
 
 
 def test_more_layers_are_more_of_the_same() -> None:
-    """Every layer has the instructions of the one before it."""
+    """All layers have the same instructions."""
     found = _lowered(replace(Case("tiny-qwen3", 2), lowering="rows"))
     layers = [
         Counter((one.name, one.rank) for one in found.instructions if one.layer == layer)

@@ -1,4 +1,4 @@
-"""How work is cut: everything once, in multiples of the grain, one piece for each worker."""
+"""Work is cut into pieces that are multiples of the grain, one per worker, without overlap."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_blocks(workers: int, grain: int, extent: int) -> None:
 
 @given(grain=st.integers(1, 64), extents=st.tuples(st.integers(1, 9_999), st.integers(1, 9_999)))
 def test_pieces(grain: int, extents: tuple[int, int]) -> None:
-    """Widths that differ can be cut into the same number, which blocks alone need not be."""
+    """Different widths can be cut into the same number of pieces."""
     plan = StepPlan(7, grain=grain)
     count = min(len(plan.blocks(extent)) for extent in extents)
     for extent in extents:
@@ -57,7 +57,7 @@ def test_runs_of_heads(workers: int, heads: int, more: int) -> None:
     heads=st.integers(1, 96),
 )
 def test_blocks_of_a_head(workers: int, grain: int, width: int, heads: int) -> None:
-    """No other number of blocks is done sooner."""
+    """The number of blocks minimises the estimated time."""
     found = StepPlan(workers, grain=grain).row_blocks(width, heads)
     _assert_tiles(found, width)
     assert all(one.start % grain == 0 for one in found)

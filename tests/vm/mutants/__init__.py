@@ -1,1 +1,1 @@
-"""Programs that lowering makes, each with one mistake of a careless scheduler."""
+"""Lowered programs, each with one typical scheduling mistake."""

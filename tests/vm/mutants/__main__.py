@@ -1,6 +1,6 @@
-"""`python -m tests.vm.mutants [COUNT [WORDS]]`: the table of what the verifier says of mutants.
+"""`python -m tests.vm.mutants [COUNT [WORDS]]`: print the verifier's results on mutants.
 
-So many of each kind of schedule, and so many with one wrong word of each kind of instruction.
+COUNT is the number per schedule mistake; WORDS is the number with a wrong word per instruction.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 if something unsafe is accepted, or too much that is safe refused.
+    """Print the table; return 1 if unsafe mutants are accepted or too many safe ones are refused.
 
-    Schedules and words are counted apart.
+    Schedules and words are counted separately.
     """
     count, words = [*map(int, arguments), *(80, 80)[len(arguments) :]]
     table = Table(title=f"Mutants of real programs, at most {max(count, words)} of a kind")

@@ -1,4 +1,4 @@
-"""Programs that lowering makes of small real models: what mutants are made of."""
+"""Programs lowered from small real models, which mutants are derived from."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tpcompile.vm.schedule.policies import POLICIES
 from tpcompile.vm.targets import target_of
 
 MODELS = ("tiny-qwen2", "tiny-qwen3", "qwen2.5-0.5b")
-"""With bias, with norms of heads, and with heads that 2 and 3 ranks share unevenly."""
+"""With biases, with per-head norms, and with heads that 2 and 3 ranks split unevenly."""
 
 _ROW_WORKERS = {1: 12, 2: 6, 3: 7}
-"""So many, on so many ranks, that heads are cut into blocks."""
+"""Workers per number of ranks, such that heads are cut into blocks."""
 
 
 @dataclass(frozen=True)
 class FineCase(Case):
-    """Cut finely enough that heads are made of several blocks of rows."""
+    """Case with a grain so small that heads consist of several blocks of rows."""
 
     grain: int = 4
 
@@ -35,7 +35,7 @@ class FineCase(Case):
 
 @dataclass(frozen=True)
 class Base:
-    """A program, and how it was scheduled."""
+    """A program and the case that it was scheduled for."""
 
     case: FineCase
 
@@ -45,7 +45,7 @@ class Base:
 
     @cached_property
     def steps(self) -> tuple[StepInstruction, ...]:
-        """Its instructions, as what they are."""
+        """Return its instructions with their real types."""
         return tuple(i for i in self.program.instructions if isinstance(i, StepInstruction))
 
     @cached_property
@@ -54,7 +54,7 @@ class Base:
         return tuple(step.cost(target) for step in self.steps)
 
     def scheduled_as(self, seen: Sequence[Instruction]) -> Program:
-        """By somebody who takes these for what the instructions touch; they stay what they are."""
+        """Schedule by the regions of `seen`, but keep the real instructions."""
         program, case = self.program, self.case
         made = assemble(
             program.name,
@@ -78,14 +78,14 @@ class Base:
 
 @dataclass(frozen=True)
 class Described:
-    """An instruction with another description of what it touches, or with buffers in one."""
+    """Instruction with other declared regions, or with moved buffers."""
 
     true: StepInstruction
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
     joins: tuple[Join, ...] = ()
     moved: tuple[tuple[int, int], ...] = ()
-    """Buffers that lie where others do."""
+    """Buffers that are replaced by others."""
 
     @property
     def rank(self) -> int:
@@ -103,13 +103,12 @@ class Described:
 
 
 def described(true: StepInstruction) -> Described:
-    """As it is."""
+    """Return an unchanged description."""
     return Described(true, true.reads, true.writes, true.joins)
 
 
 def bases() -> list[Base]:
-    """All models, ranks and lowerings, with policies, batches and splits that take turns; and
-    biases of every linear."""
+    """Return all models, ranks and lowerings, with alternating policies, batches and splits."""
     found = []
     ways = product(MODELS, (1, 2, 3), ("heads", "rows"))
     policies = list(POLICIES)
@@ -135,7 +134,7 @@ def bases() -> list[Base]:
 
 
 def _biased() -> list[FineCase]:
-    """Where every linear but the head has a bias."""
+    """Return cases in which all linears but the head have a bias."""
     return [
         FineCase(BIASED, 1, lengths=(9, 10), column_splits=2, workers=2, policy="zigzag"),
         FineCase(BIASED, 2, lengths=(9,), lowering="rows", workers=6),

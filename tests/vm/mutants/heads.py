@@ -1,4 +1,4 @@
-"""Heads that are not whole: blocks of rows that are missing, counted wrongly, or apart."""
+"""Mistakes with blocks of heads: missing, miscounted or separated blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpcompile.vm.program.instruction import Memory, Probe, Range, unseen
 
 @dataclass(frozen=True)
 class Missing(Described):
-    """An instruction that is left out."""
+    """Instruction that does nothing."""
 
     def run(self, memory: Sequence[object], probe: object) -> None:
         pass
@@ -26,7 +26,7 @@ class Missing(Described):
 
 @dataclass(frozen=True)
 class OtherSlot(NormQkvRows):
-    """Counts who has arrived somewhere else than where its head's place is."""
+    """Block that counts arrivals in another head's slot."""
 
     slot: int = 0
 
@@ -46,7 +46,7 @@ class OtherSlot(NormQkvRows):
 
 
 def block_dropped(base: Base, dice: Random) -> Made:
-    """One block of a head is not there."""
+    """Drop one block of a head."""
     head = _head(base, dice)
     if not head:
         return None
@@ -55,7 +55,7 @@ def block_dropped(base: Base, dice: Random) -> Made:
 
 
 def rows_shifted(base: Base, dice: Random) -> Made:
-    """A block computes a row too many or too few, or begins too early or late."""
+    """Move an edge of a block by one row, or shift it."""
     head = _head(base, dice)
     if not head:
         return None
@@ -71,7 +71,7 @@ def rows_shifted(base: Base, dice: Random) -> Made:
 
 
 def arrivals_wrong(base: Base, dice: Random) -> Made:
-    """One block, or all of them, think that one more or one less will arrive."""
+    """Make one block or all of them expect one arrival more or less."""
     head = _head(base, dice)
     if not head:
         return None
@@ -84,7 +84,7 @@ def arrivals_wrong(base: Base, dice: Random) -> Made:
 
 
 def block_alone(base: Base, dice: Random) -> Made:
-    """Every block is taken for a whole head: norms and rotates the rows that it has."""
+    """Treat each block as a whole head, so that it normalises and rotates its own rows."""
     head = _head(base, dice, several=True)
     if not head:
         return None
@@ -93,7 +93,7 @@ def block_alone(base: Base, dice: Random) -> Made:
 
 
 def slot_shared(base: Base, dice: Random) -> Made:
-    """Two heads count in one place who has arrived."""
+    """Make two heads count arrivals in one slot."""
     heads = _heads(base)
     if not heads:
         return None
@@ -105,7 +105,7 @@ def slot_shared(base: Base, dice: Random) -> Made:
 
 
 def head_in_two(base: Base, dice: Random) -> Made:
-    """Some blocks of a head count in another place than the others, as if there were two heads."""
+    """Make some blocks of a head count in another slot, as if there were two heads."""
     head = _head(base, dice, several=True)
     if not head:
         return None
@@ -129,7 +129,7 @@ def _elsewhere(base: Base, head: list[int], slot: int, blocks: int) -> dict[int,
 
 
 def _with(base: Base, dice: Random, new: Mapping[int, Instruction], what: str) -> Made:
-    """Scheduled as the right blocks are, or as the wrong ones are."""
+    """Schedule the correct blocks, or the wrong ones."""
     instructions: tuple[Instruction, ...] = base.steps
     for number, instruction in new.items():
         instructions = changed(instructions, number, instruction)
@@ -147,7 +147,7 @@ def _block(base: Base, number: int) -> NormQkvRows:
 
 
 def _heads(base: Base) -> list[list[int]]:
-    """The blocks of each head, by number."""
+    """Return the numbers of each head's blocks."""
     found: dict[object, list[int]] = {}
     for number, step in enumerate(base.steps):
         if isinstance(step, NormQkvRows):

@@ -1,11 +1,11 @@
-"""The adversary in a hurry: says what the oracle says, of programs of a few hundred.
+"""A faster oracle for programs of a few hundred instructions.
 
-What conflicts is looked up in a table, which the many mutants of one program share. Only what
-belongs to the first step is held back: if nothing of the second step can be done before all of
-the first is, then that goes as the first did; if something can, more steps are looked at. What
-runs without the one that is held is continued from where some order comes to that one: counters
-only rise. Who has arrived in a head is counted in the order of the program: if nothing that
-conflicts is overtaken, then every other order counts the same.
+Conflicts come from a table, which all mutants of a program share. Only instructions of the first
+step are held back: if no instruction of the second step can run before the first step is
+complete, later steps behave like the first; otherwise more steps are examined. Runs without the
+held instruction continue from the point where some order reaches it, since counters only rise.
+Arrivals in a head are counted in program order: if no conflicting instruction is overtaken, all
+other orders give the same counts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tpcompile.vm.proof.oracle import STEPS, misplaced, split
 
 Instructions = Sequence[Instruction]
 _Use = tuple[Box, bool, int | None]
-"""A part of a buffer, whether it is changed, and as a block of which head."""
+"""Part of a buffer, whether it is written, and the head if it is a block's."""
 
 
 class Judge:
-    """Knows what conflicts in the programs that it has seen."""
+    """Oracle that caches the conflicts of programs."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Instructions, list[int]]] = {}
 
     def broken(self, program: Program) -> bool:
-        """Whether anything can go wrong."""
+        """Return whether any legal order goes wrong."""
         if misplaced(program):
             return True
         steps = unrolled(program, 2) if program.repeats else program
@@ -41,8 +41,10 @@ class Judge:
         )
 
     def overtaken(self, program: Program) -> Iterator[tuple[int, int]]:
-        """Instructions, each with one that conflicts and can run first, counted on from step to
-        step. Of a program that does not hang."""
+        """Yield instructions with a later conflicting one that can run first.
+
+        Instructions are numbered across steps. The program must not deadlock.
+        """
         conflicts, mixed = self.conflicts(program.instructions), False
         steps = unrolled(program, 2) if program.repeats else program
         for held, done in _overtaking(steps, len(program.instructions)):
@@ -55,7 +57,7 @@ class Judge:
                 yield from _pair(held, done & conflicts[held])
 
     def conflicts(self, instructions: Instructions) -> list[int]:
-        """For each instruction the later ones that it conflicts with, as bits."""
+        """Return for each instruction the later ones that conflict with it, as bits."""
         held, found = self._known.get(id(instructions), (None, []))
         if held is not instructions:
             found = _conflicts(instructions)
@@ -64,7 +66,7 @@ class Judge:
 
 
 def _overtaking(steps: Program, count: int) -> Iterator[tuple[int, int]]:
-    """Each of the first so many instructions, with all that can be done before it is, as bits."""
+    """Yield each of the first `count` instructions with all that can run before it, as bits."""
     run = _Run(steps)
     for held in run_order(steps):
         if held < count:
@@ -78,14 +80,14 @@ def _pair(held: int, wrong: int) -> Iterator[tuple[int, int]]:
 
 
 def _splits_a_head(steps: Program) -> bool:
-    """Whether some head is not made of all its rows, each once."""
+    """Return whether some head lacks a row or has one twice."""
     if not any(instruction.joins for instruction in steps.instructions):
         return False
     return split(steps.instructions, iter(range(len(steps.instructions)))) is not None
 
 
 class _Run:
-    """A program on its way, from which it is tried what else could come."""
+    """State of a partially executed program, from which alternatives are explored."""
 
     def __init__(self, program: Program) -> None:
         apart = program.sharing > 1
@@ -93,7 +95,7 @@ class _Run:
         self._waits, self._signals = program.waits, program.signals
         self._queue_of = {n: place for place, queue in enumerate(self._queues) for n in queue}
         self._users: dict[Wait, list[int]] = {}
-        """The queues in which somebody waits for this."""
+        """The queues whose workers wait for this."""
         for number, own in enumerate(program.waits):
             for wait in own:
                 self._users.setdefault(wait, []).append(self._queue_of[number])
@@ -101,10 +103,10 @@ class _Run:
         self._place = [0] * len(self._queues)
         self._done = 0
         self._awake = set(range(len(self._queues)))
-        """Queues of which the first may be able to run."""
+        """Queues whose first instruction may be ready."""
 
     def do(self, number: int) -> None:
-        """Run this one; it can."""
+        """Run an instruction, which must be ready."""
         self._done |= 1 << number
         queue = self._queue_of[number]
         self._place[queue] += 1
@@ -113,7 +115,7 @@ class _Run:
         self._awake = {q for q in self._awake if self._ready(q, self._place, self._counts)}
 
     def done_without(self, held: int) -> int:
-        """All that is done, or can be before this one is, as bits."""
+        """Return all instructions that have run or can run before this one, as bits."""
         counts, place, done = self._counts.copy(), self._place.copy(), self._done
         awake = list(self._awake)
         while awake:
@@ -167,7 +169,7 @@ def _bits(numbers: Sequence[int]) -> int:
 
 
 def _uses(instructions: Instructions) -> dict[int, dict[_Use, list[int]]]:
-    """By buffer, who touches what."""
+    """Return the accesses of each buffer."""
     found: dict[int, dict[_Use, list[int]]] = {}
     heads = heads_of(instructions)
 

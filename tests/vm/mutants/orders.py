@@ -1,4 +1,4 @@
-"""Wrong waits, signals and queues: the instructions are as they were, and so is what they touch."""
+"""Wrong waits, signals and queues; instructions and their regions are unchanged."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tests.vm.mutations import changed
 from tpcompile.vm.program import Program, Wait, queue_by_instruction
 
 Made = tuple[str, Program] | None
-"""What is wrong, and the program; None if the base has no place for it."""
+"""A description of the mistake and the program; None if the base does not allow it."""
 
 
 def wait_dropped(base: Base, dice: Random) -> Made:
-    """An instruction does not wait for one of the counters that it must wait for."""
+    """Drop a required wait of an instruction."""
     return _wait_changed(base, dice, step=False, by=None)
 
 
 def threshold_lowered(base: Base, dice: Random) -> Made:
-    """One signal less is enough."""
+    """Lower a threshold by one signal."""
     return _wait_changed(base, dice, step=False, by=-1)
 
 
 def threshold_raised(base: Base, dice: Random) -> Made:
-    """One signal more is asked for than there are: that can only hang."""
+    """Raise a threshold above the number of signals, which deadlocks."""
     return _wait_changed(base, dice, step=False, by=1)
 
 
 def step_wait_dropped(base: Base, dice: Random) -> Made:
-    """What begins a step does not wait for the end of the last one, or for part of it."""
+    """Drop or lower a wait between steps."""
     return _wait_changed(base, dice, step=True, by=dice.choice([None, -1]))
 
 
@@ -55,7 +55,7 @@ def _wait_changed(base: Base, dice: Random, step: bool, by: int | None) -> Made:
 
 
 def wait_added(base: Base, dice: Random) -> Made:
-    """An instruction waits for more than it must: no harm, unless that hangs."""
+    """Add an unnecessary wait, which is safe unless it deadlocks."""
     number = dice.randrange(len(base.program.instructions))
     counter = dice.randrange(base.program.counters)
     all_of_it = sum(own.count(counter) for own in base.program.signals)
@@ -66,7 +66,7 @@ def wait_added(base: Base, dice: Random) -> Made:
 
 
 def wait_too_early(base: Base, dice: Random) -> Made:
-    """The worker waits one instruction sooner: no harm, unless that hangs."""
+    """Move a wait to the previous instruction, which is safe unless it deadlocks."""
     if base.program.sharing > 1:
         return None
     waits = base.program.waits
@@ -79,7 +79,7 @@ def wait_too_early(base: Base, dice: Random) -> Made:
 
 
 def counter_split(base: Base, dice: Random) -> Made:
-    """Two counters stand for what one did: no harm, for whoever waits waits for both."""
+    """Split a counter in two, which is safe, since each waiter waits for both."""
     program = base.program
     signallers: dict[int, list[int]] = {}
     for number, own in enumerate(program.signals):
@@ -106,19 +106,19 @@ def counter_split(base: Base, dice: Random) -> Made:
 
 
 def signal_dropped(base: Base, dice: Random) -> Made:
-    """A signal that somebody waits for never comes."""
+    """Drop a signal that an instruction waits for."""
     number, counter = _signal(base, dice)
     return _with_signals(base, f"{number} no more signals {counter}", {number: [counter]}, {})
 
 
 def signal_doubled(base: Base, dice: Random) -> Made:
-    """One instruction stands for two."""
+    """Give a signal twice."""
     number, counter = _signal(base, dice)
     return _with_signals(base, f"{number} signals {counter} twice", {}, {number: [counter]})
 
 
 def signal_too_early(base: Base, dice: Random) -> Made:
-    """Given before the write: by an instruction that comes earlier in the queue."""
+    """Move a signal to an earlier instruction of the queue, before the write."""
     number, counter = _signal(base, dice)
     queue = next(queue for queue in base.program.queues if number in queue)
     earlier = queue[: queue.index(number)]
@@ -130,7 +130,7 @@ def signal_too_early(base: Base, dice: Random) -> Made:
 
 
 def signal_by_another(base: Base, dice: Random) -> Made:
-    """Given by an instruction that runs somewhere else, before or behind."""
+    """Move a signal to any other instruction."""
     number, counter = _signal(base, dice)
     other = dice.randrange(len(base.program.instructions))
     said = f"{other} gives the signal {counter} of {number}"
@@ -155,7 +155,7 @@ def _with_signals(
 
 
 def counter_shared(base: Base, dice: Random) -> Made:
-    """Two counters become one, and every wait is for as many signals as before."""
+    """Merge two counters without changing thresholds."""
     kept, gone = dice.sample(range(base.program.counters), 2)
     return f"counter {gone} is counter {kept}", shared(base.program, kept, gone)
 
@@ -172,7 +172,7 @@ def shared(program: Program, kept: int, gone: int) -> Program:
 
 
 def queue_order_swapped(base: Base, dice: Random) -> Made:
-    """Two neighbours, or two that are near each other, change places."""
+    """Swap two nearby instructions of a queue."""
     queues = base.program.queues
     place = dice.choice([place for place, queue in enumerate(queues) if len(queue) > 1])
     queue: list[Any] = list(queues[place])
@@ -184,7 +184,7 @@ def queue_order_swapped(base: Base, dice: Random) -> Made:
 
 
 def queue_changed(base: Base, dice: Random) -> Made:
-    """An instruction goes to another worker of its rank, to where program order puts it."""
+    """Move an instruction to another worker of its rank, in program order."""
     program = base.program
     each = len(program.queues) // program.ranks
     if each == 1:
@@ -197,7 +197,7 @@ def queue_changed(base: Base, dice: Random) -> Made:
 
 
 def rank_changed(base: Base, dice: Random) -> Made:
-    """An instruction goes to a worker of another rank."""
+    """Move an instruction to a worker of another rank."""
     program = base.program
     if program.ranks == 1:
         return None
@@ -216,7 +216,7 @@ def _moved(program: Program, number: int, new: int) -> Made:
 
 
 def workers_added(base: Base, dice: Random) -> Made:
-    """Several workers take from queues whose order the program relied on."""
+    """Let several workers share queues whose order the program relies on."""
     if base.program.sharing > 1:
         return None
     sharing = dice.randrange(2, 9)

@@ -1,6 +1,6 @@
-"""Wrong regions: the schedule is made for less than instructions touch, or for other buffers.
+"""Wrong regions: the schedule assumes smaller regions or other buffers than the real ones.
 
-What instructions really touch is the truth: by it the adversary judges, and the verifier too.
+The oracle and the verifier judge by the real regions.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ Places = Sequence[tuple[int, Region]]
 
 
 def read_forgotten(base: Base, dice: Random) -> Made:
-    """The scheduler does not know that an instruction reads something."""
+    """Hide a read from the scheduler."""
     number, region = dice.choice(list(_reads(base)))
     return _seen_as(base, number, region, None)
 
 
 def write_forgotten(base: Base, dice: Random) -> Made:
-    """The scheduler does not know that an instruction writes something."""
+    """Hide a write from the scheduler."""
     number, region = dice.choice(list(_writes(base)))
     return _seen_as(base, number, region, None)
 
 
 def region_shrunk(base: Base, dice: Random) -> Made:
-    """The scheduler takes a region for smaller than it is, by one or by half, at either end."""
+    """Show the scheduler a region that is smaller by one or by half, at either end."""
     return _resized(base, dice, _shrunk)
 
 
 def region_shifted(base: Base, dice: Random) -> Made:
-    """The scheduler takes a region for its neighbour: one too far, or its own length."""
+    """Show the scheduler a region shifted by one, or by its length."""
     return _resized(base, dice, _shifted)
 
 
@@ -84,7 +84,7 @@ def _seen_as(base: Base, number: int, region: Region, new: Region | None) -> Mad
 
 
 def _reads(base: Base) -> Iterator[tuple[int, Region]]:
-    """Of what somebody writes: nobody waits for the rest."""
+    """Yield reads of buffers that some instruction writes; other reads need no wait."""
     written = {region.buffer for step in base.steps for region in step.writes}
     written |= {join.region.buffer for step in base.steps for join in step.joins}
     for number, step in enumerate(base.steps):
@@ -97,14 +97,13 @@ def _writes(base: Base) -> Iterator[tuple[int, Region]]:
 
 
 def buffer_reused(base: Base, dice: Random) -> Made:
-    """Two buffers are one, as x0 and x1, or the terms of both halves of a layer; the schedule is
-    that of two."""
+    """Merge two buffers, such as x0 and x1, but schedule for two."""
     moved, said = _buffers_in_one(base, dice)
     return said, replace(base.program, instructions=with_buffers(base, moved))
 
 
 def buffer_reused_openly(base: Base, dice: Random) -> Made:
-    """Two buffers are one, and the schedule is made for that: safe, unless heads meet in it."""
+    """Merge two buffers and schedule for it, which is safe unless heads share the buffer."""
     moved, said = _buffers_in_one(base, dice)
     instructions = with_buffers(base, moved)
     program = base.scheduled_as(instructions)
@@ -124,7 +123,7 @@ def _buffers_in_one(base: Base, dice: Random) -> tuple[dict[int, int], str]:
 
 
 def with_buffers(base: Base, moved: dict[int, int]) -> tuple[Instruction, ...]:
-    """Instructions that use other buffers, and run so."""
+    """Return instructions that use other buffers, also when they run."""
 
     def there(own: Sequence[Region]) -> tuple[Region, ...]:
         return tuple(Region(moved.get(r.buffer, r.buffer), r.box) for r in own)
@@ -142,7 +141,7 @@ def with_buffers(base: Base, moved: dict[int, int]) -> tuple[Instruction, ...]:
 
 
 def part_reused(base: Base, dice: Random) -> Made:
-    """Two parts of a buffer are one, as the partials of two spans; the schedule is that of two."""
+    """Merge two parts of a buffer, such as partials of two spans, but schedule for two."""
     written = {region for _, region in _writes(base)}
     alike: dict[object, list[Region]] = {}
     for region in sorted(written):
@@ -157,7 +156,7 @@ def part_reused(base: Base, dice: Random) -> Made:
 
 
 def _with_parts(base: Base, old: Region, new: Region) -> Program:
-    """Who writes the one writes the other; readers of both read on."""
+    """Redirect writes from one part to the other; readers are unchanged."""
 
     def there(own: tuple[Region, ...]) -> tuple[Region, ...]:
         return tuple(new if region == old else region for region in own)

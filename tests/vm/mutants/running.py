@@ -1,4 +1,4 @@
-"""Mutants on the reference machine: what the adversary says can go wrong is made to go wrong."""
+"""Run mutants on the reference machine, to show that the oracle's faults are real."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ Order = Callable[[Program], Iterator[int]]
 
 ONLY_DESCRIBED = frozenset(
     {
-        "part_reused",  # its instructions are described otherwise, and run as they were
+        "part_reused",  # instructions are only described differently
         "residual_added_to_while_it_is_read",
         "terms_added_in_any_order",  # they write where atomics would add
-        "rank_changed",  # the machine has no ranks that lie apart
-        "block_alone",  # two that finish one head at once: the machine runs one at a time
+        "rank_changed",  # the machine has no separate ranks
+        "block_alone",  # needs two blocks that finish at once, but the machine runs one at a time
     }
 )
-"""Kinds whose instructions do not do what they are described as."""
+"""Kinds whose instructions do not behave as described."""
 
 
 MAY_COME_RIGHT = frozenset(
     {
-        # finished too early, a head is finished again, and rows that two compute are the same
+        # completed too early, a head is completed again; rows computed twice are equal
         *("rows_shifted", "arrivals_wrong", "head_in_two", "slot_shared"),
     }
 )
-"""Kinds of which some come out right on a machine that runs one instruction at a time."""
+"""Kinds of which some give correct results on a machine that runs one instruction at a time."""
 
 
 def spoilt(mutant: Mutant, judge: Judge) -> bool:
-    """Whether it hangs, or comes to something else than it should, when it is made to.
+    """Return whether the mutant hangs or gives a wrong result in an adversarial order.
 
-    Where order is missing, that is what the same instructions come to in program order; where a
-    head is not whole, what the right program does.
+    The reference is the same instructions in program order, or the correct program for split heads.
     """
     case, program = mutant.base.case, mutant.program
     if deadlocked(program):
@@ -60,8 +59,7 @@ def spoilt(mutant: Mutant, judge: Judge) -> bool:
 
 
 def comes_right(mutant: Mutant, seed: int) -> bool:
-    """Whether some steps in one go, in any order that the mutant allows, come to what the same
-    instructions come to in program order."""
+    """Return whether several steps give the result of program order, in other legal orders."""
     case, steps = mutant.base.case, unrolled(mutant.program, STEPS)
     right = _result(case, steps, in_program_order)
     held = Random(seed).randrange(len(steps.instructions))
@@ -70,8 +68,7 @@ def comes_right(mutant: Mutant, seed: int) -> bool:
 
 
 def _differs(case: Case, program: Program, held: int, later: int) -> bool:
-    """Whether it matters that one is held back; steps are run in one go if a later step is
-    the one that overtakes it."""
+    """Return whether delaying `held` changes the result; across steps, several are run at once."""
     if later >= len(program.instructions):
         program = unrolled(program, STEPS)
     if program.sharing > 1:
@@ -81,7 +78,7 @@ def _differs(case: Case, program: Program, held: int, later: int) -> bool:
 
 
 def _hangs(case: Case, program: Program) -> bool:
-    """Whether one worker at each queue does not come to the end."""
+    """Return whether the program deadlocks with one worker per queue."""
     try:
         _result(case, replace(program, sharing=1), shuffled(0))
     except VerifyError as error:
@@ -90,10 +87,10 @@ def _hangs(case: Case, program: Program) -> bool:
 
 
 def _result(case: Case, program: Program, order: Order) -> list[torch.Tensor]:
-    """What a program leaves behind, run once: logits, tokens, and all else that is kept.
+    """Run a program once and return its logits, tokens and persistent state.
 
-    With random weights and tied embeddings the next token is mostly the last one, and a step that
-    takes the old token would not be seen: so the least likely is chosen.
+    With random weights and tied embeddings the next token is usually the last one, so a step that
+    reads the old token would go unnoticed. The least likely token is chosen instead.
     """
     machine = case.machine()
     lengths, rows = torch.tensor(case.lengths), texts(case.model, case.lengths)
@@ -109,7 +106,7 @@ def _result(case: Case, program: Program, order: Order) -> list[torch.Tensor]:
 
 
 def _same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
-    """Bit by bit; what is no number on both sides is the same."""
+    """Return whether results are bitwise equal; NaN equals NaN."""
     return all(
         torch.equal(one.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
         for one, other in zip(found, wanted, strict=True)

@@ -1,4 +1,4 @@
-"""Mutants of all kinds, and what the verifier and the adversary say of them."""
+"""Mutants of all kinds, with the results of the verifier and of the oracle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, eq=False)
 class Mutant:
-    """A program with one mistake, and the right one that it was made of."""
+    """A program with one mistake, and the correct program that it is derived from."""
 
     kind: str
     base: Base
@@ -43,7 +43,7 @@ def all_bases() -> list[Base]:
 
 
 def mutants_of(kind: str, count: int, seed: int = 0) -> Iterator[Mutant]:
-    """Up to so many, all different, and none that is as it was; on all bases by turns."""
+    """Yield up to `count` distinct mutants, unequal to their bases, alternating between bases."""
     dice = Random(f"{kind} {seed}")
     seen: set[int] = set()
     new_at = 0
@@ -75,7 +75,7 @@ def _alike(one: Program, other: Program) -> bool:
 
 @dataclass
 class Count:
-    """What was said of the mutants of one kind."""
+    """The results for the mutants of one kind."""
 
     mutants: int = 0
     unsafe: int = 0
@@ -96,7 +96,7 @@ class Count:
 
 
 def judged(kind: str, count: int, seed: int = 0) -> tuple[Count, list[Mutant]]:
-    """What is said of so many, and those of which the verifier and the adversary differ."""
+    """Return the results for `count` mutants, and those on which verifier and oracle disagree."""
     found, strange = Count(), []
     judge = Judge()
     for mutant in mutants_of(kind, count, seed):

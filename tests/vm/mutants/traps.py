@@ -1,7 +1,7 @@
-"""The mistakes that schedulers of such programs were really made with, by their names.
+"""Known mistakes of real schedulers for such programs, by name.
 
-Two are for executors and not for programs: counters read without fences, and a comparison that
-cannot fail. Some are told of everything alike, some of one layer.
+Two concern executors rather than programs: counters read without fences, and a comparison that
+cannot fail. Some apply to the whole program, some to one layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTS = (2, 3, 4, 8, 64, 192, 512)
 
 
 def barrier_count_written_down(base: Base, dice: Random) -> Made:
-    """All instructions of a kind wait for a number of signals that some other program has."""
+    """Give all waits of a kind a threshold from another program."""
     waits = base.program.waits
     kinds = {s.name for s, own in zip(base.steps, waits, strict=True) if any(w.until for w in own)}
     kind, count = dice.choice(sorted(kinds)), dice.choice(COUNTS)
@@ -36,7 +36,7 @@ def barrier_count_written_down(base: Base, dice: Random) -> Made:
 
 
 def partial_does_not_wait_for_q(base: Base, dice: Random) -> Made:
-    """Attention of a layer waits for keys and values only."""
+    """Let attention of a layer wait only for keys and values."""
     layer = _layer(base, dice)
 
     def without(step: StepInstruction) -> Instruction:
@@ -49,7 +49,7 @@ def partial_does_not_wait_for_q(base: Base, dice: Random) -> Made:
 
 
 def partial_does_not_wait_for_the_new_token(base: Base, dice: Random) -> Made:
-    """The span that owns the new token takes it for part of the past."""
+    """Treat the new token as part of the past, in the span that contains it."""
     layer = _layer(base, dice)
 
     def without(step: StepInstruction) -> Instruction:
@@ -65,9 +65,9 @@ def partial_does_not_wait_for_the_new_token(base: Base, dice: Random) -> Made:
 
 
 def residual_added_to_while_it_is_read(base: Base, dice: Random) -> Made:
-    """Down-projections add to the residual at once, while others may still norm the old one.
+    """Add to the residual in place, while other instructions may still read the old one.
 
-    Each comes behind the columns that it needs, as its terms did; every rank adds to that of all.
+    Each addition waits for its columns, as the terms did; each rank adds to all ranks' residuals.
     """
     sums = {s.layer: s.at for s in base.steps if _sums_mlp(s)}
     if not sums:
@@ -93,7 +93,7 @@ def _sums_mlp(step: StepInstruction) -> bool:
 
 
 def terms_added_in_any_order(base: Base, dice: Random) -> Made:
-    """Workers, or ranks, add their terms to one place as they come: atomics need no order."""
+    """Let workers or ranks add their terms to one slot in any order, as with atomics."""
     sites = {(s.layer, s.at.site) for s in base.steps if isinstance(s, LinearTerms)}
     if not sites:
         return None
@@ -110,7 +110,7 @@ def terms_added_in_any_order(base: Base, dice: Random) -> Made:
 
 
 def counter_of_two_producers(base: Base, dice: Random) -> Made:
-    """Signals that come earlier in the program count for a wait that is not about them."""
+    """Merge the counter of a wait with one that earlier instructions signal."""
     program = base.program
     number = dice.choice([n for n, own in enumerate(program.waits) if any(w.until for w in own)])
     wait = dice.choice([w for w in program.waits[number] if w.until])
@@ -122,7 +122,7 @@ def counter_of_two_producers(base: Base, dice: Random) -> Made:
 
 
 def queue_by_length_alone(base: Base, dice: Random) -> Made:
-    """A worker has the longest first, whether or not their inputs can be there by then."""
+    """Order a queue by length alone, whether or not inputs can be ready."""
     place = dice.randrange(len(base.program.queues))
     own = base.program.queues[place]
     queue = tuple(sorted(own, key=lambda n: (-base.costs[n], n)))
@@ -131,9 +131,9 @@ def queue_by_length_alone(base: Base, dice: Random) -> Made:
 
 
 def clock_trusted(base: Base, dice: Random) -> Made:
-    """No wait where the scheduler's clock says that the inputs are there when the worker is free.
+    """Drop waits for inputs that are ready when the worker is free, by the scheduler's clock.
 
-    Half of those, so that mutants differ.
+    Only half of them are dropped, so that mutants differ.
     """
     program = base.program
     times = timing(program, base.costs)
@@ -156,13 +156,13 @@ def clock_trusted(base: Base, dice: Random) -> Made:
 
 
 def no_waits_between_steps(base: Base, dice: Random) -> Made:
-    """Counters are cleared by whoever is done, and the next token begins on them."""
+    """Drop all waits between steps, so that the next token may start too early."""
     waits = tuple(tuple(w for w in own if w.until) for own in base.program.waits)
     return "no step waits", replace(base.program, waits=waits)
 
 
 def counters_cleared(base: Base, dice: Random) -> Made:
-    """Two tokens wait for the same thresholds, and nobody has cleared the counters in time."""
+    """Reuse the thresholds of the first step in the second, without clearing counters."""
     again = replace(unrolled(base.program, 2), waits=base.program.waits * 2)
     return "thresholds as in the first step", again
 
@@ -181,9 +181,9 @@ TRAPS = {
     31: (queue_by_length_alone, clock_trusted),
     32: (no_waits_between_steps, counters_cleared),
 }
-"""By the number of the trap.
+"""Kinds by the number of the trap.
 
-29 and 33 have no form in a program. 29 is about how an executor reads counters; the same program
-is right with fences and wrong without. 33 is about scripts that compare, which
-tests/compare/program gives mistakes to find.
+Traps 29 and 33 cannot be expressed in a program. 29 concerns how an executor reads counters: the
+same program is right with fences and wrong without. 33 concerns comparison scripts, which
+tests/compare/program tests with mistakes of its own.
 """

@@ -1,7 +1,7 @@
-"""The machine tells whether an instruction touches what it says, and whether order matters.
+"""Determine on the machine whether regions are true and whether order matters.
 
-The instruction is run on the memory of a real step, once as it is and once with nonsense wherever
-it says that it does not read.
+The instruction runs on the memory of a real step, once unchanged and once with random values in
+everything that it does not declare as read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tpcompile.vm.program.region import refusal
 
 
 class Truth:
-    """The machine with the memory of a step that has run, and what comes of mutants on it."""
+    """A machine with the memory of a completed step, on which mutants are run."""
 
     def __init__(self, base: Base) -> None:
         self.base = base
@@ -45,7 +45,7 @@ class Truth:
         return machine
 
     def told_by(self, instruction: Any) -> bool:
-        """Whether it runs, and touches what its regions say and nothing else."""
+        """Return whether the instruction runs and accesses exactly its declared regions."""
         regions = [*instruction.reads, *instruction.writes, *joined(instruction)]
         buffers, machine = self.base.program.buffers, self._machine
         for buffer, box in regions:
@@ -81,7 +81,7 @@ class Truth:
             machine.memory.tensors = held
 
     def comes_right(self, program: Program, number: int, seed: int) -> bool:
-        """Whether orders that the program allows come to what it means in its own order."""
+        """Return whether other legal orders give the result of program order."""
         right = self._result(program, in_program_order)
         for order in (held_back(number, seed), shuffled(seed)):
             if not all(map(_alike, self._result(program, order), right)):
@@ -97,7 +97,7 @@ class Truth:
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit by bit; NaN is equal to NaN."""
+    """Return whether two tensors are bitwise equal; NaN equals NaN."""
     return torch.equal(one.nan_to_num(nan=-9e9), other.nan_to_num(nan=-9e9))
 
 

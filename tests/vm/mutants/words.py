@@ -1,8 +1,8 @@
-"""One word of an encoded program is wrong: an operand, a range, the number of a buffer.
+"""Encoded programs with one wrong word: an operand, a range or a buffer number.
 
-The verifier judges what is decoded, and the machine tells the truth: the instruction is run on
-the memory of a real step, with nonsense wherever it says that it does not read. Not every mutant
-is wrong; another scale is another program, which may run as well as the first.
+The verifier judges the decoded program, and the machine determines the truth: the instruction runs
+on the memory of a real step, with random values in everything that it does not declare as read.
+Not all mutants are wrong: another scale is another valid program.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import check_program
 
 BIASED = (0, 33, 34)
-"""Bases with biases: one of queries, keys and values only, and two of every linear."""
+"""Bases with biases: one in queries, keys and values only, and two in all linears."""
 FEW, MANY = (0, 4, 12, 13), (*range(8), *range(11, 19), *BIASED[1:])
-"""A few small bases with all kinds of instructions, and more."""
+"""A few small bases with all kinds of instructions, and more of them."""
 
 _SIZES = ("batch", "width", "rows", "ffn", "dtype", "longest", "most_blocks", "block", "spans")
 FIXED = frozenset((*_SIZES, "rank", "ranks", "slots", "most_stops", "steps", "first_row"))
-"""Shared numbers that a buffer, or the program, determines: any other value disagrees with it."""
+"""Operands that a buffer or the program determines, so that any other value contradicts it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Word:
     path: str
     kind: Any
     own: bool
-    """Whether the instruction has it for itself."""
+    """Whether the word belongs to the instruction itself, not to shared operands."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Word:
 
 @lru_cache
 def words_of_kind(kind: Any) -> tuple[Word, ...]:
-    """All words of an instruction in their order, the opcode left out."""
+    """Return all words of an instruction in order, without the opcode."""
     return tuple(_words(kind, "", True))
 
 
@@ -71,7 +71,7 @@ def _words(kind: Any, prefix: str, own: bool) -> Iterator[Word]:
 
 @dataclass(frozen=True, eq=False)
 class WordMutant:
-    """An encoded program of which one word is wrong, or two are swapped."""
+    """An encoded program with one wrong word, or with two swapped."""
 
     base: Base
     number: int
@@ -102,8 +102,7 @@ def word_mutants(
     bases: Sequence[int] = FEW,
     operand: str = "",
 ) -> Iterator[WordMutant]:
-    """So many, all different, of instructions of this kind; each word of them in its turn, or
-    always that of one operand."""
+    """Yield distinct mutants of this kind of instruction, for all words in turn or one operand."""
     dice = Random(f"{kind.name} {seed}")
     places = [
         (base, [n for n, one in enumerate(base.steps) if type(one) is kind])
@@ -131,7 +130,7 @@ def word_mutants(
 
 
 def _change(dice: Random, words: Sequence[Word], row: list[int], place: int) -> list[int]:
-    """Change a word of the row in place; the words that were changed."""
+    """Change a word of the row in place; return the positions that changed."""
     old, alike = row[1 + place], [n for n, w in enumerate(words) if w.kind is words[place].kind]
     other = dice.choice(alike)
     how = dice.choice(["up", "down", "half", "double", "zero", "other", "swap", "none"])
@@ -153,16 +152,15 @@ def _change(dice: Random, words: Sequence[Word], row: list[int], place: int) -> 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a mutant."""
+    """The results for a mutant."""
 
     refused: bool
     unsafe: bool
-    """Whether it races, or touches what it does not say, or disagrees with its buffers."""
+    """Whether it races, accesses undeclared regions, or contradicts its buffers."""
 
 
 def judge_word(mutant: WordMutant, seed: int, orders: bool = True) -> Verdict:
-    """Ask both entries, the verifier, and then the adversary and the machine, which also runs
-    other orders if wanted."""
+    """Ask decoder, parser and verifier, then oracle and machine, optionally in other orders."""
     base = mutant.base
     try:
         program = decode_program(mutant.encoded, base.program, check=False)
@@ -189,7 +187,7 @@ def _safe(mutant: WordMutant, program: Program, seed: int, orders: bool) -> bool
 
 
 def _refused_at_entry(mutant: WordMutant, program: Program) -> bool:
-    """Whether words and text are refused, which they must be together."""
+    """Return whether words are refused; assert that the text is refused with them."""
     try:
         decode_program(mutant.encoded, mutant.base.program)
         words = False
@@ -205,7 +203,7 @@ def _refused_at_entry(mutant: WordMutant, program: Program) -> bool:
 
 
 def _disagrees(mutant: WordMutant, program: Program) -> bool:
-    """Whether a changed word is determined by a buffer, or names one of another look."""
+    """Return whether a changed word contradicts a buffer, or refers to an unsuitable one."""
     right = mutant.base.steps[mutant.number]
     wrong = program.instructions[mutant.number]
     buffers = program.buffers
@@ -226,11 +224,11 @@ def _disagrees(mutant: WordMutant, program: Program) -> bool:
 
 
 def _out_of_range(wrong: Any, word: Word, new: int, buffers: Any) -> bool:
-    """Whether no instruction of these buffers can have this number."""
+    """Return whether no instruction on these buffers can have this number."""
     if word.name == "layer" and hasattr(wrong.at, "tables"):
         cache = next(buffer for buffer in buffers if buffer.role == Role.CACHE)
         return not 0 <= new < cache.shape[0]
-    if word.name == "site":  # the embedding has one term on each rank
+    if word.name == "site":  # the embedding has one term per rank
         return new == Site.EMBEDDING and getattr(wrong.at, "slots", 1) > 1
     if (word.name, new) == ("leaves", 0):
         return True
@@ -240,11 +238,11 @@ def _out_of_range(wrong: Any, word: Word, new: int, buffers: Any) -> bool:
 
 _PLACES = ("sequence", "kv_head", "span", "slot", "head", "blocks")
 _NUMBERS = FIXED | {*_PLACES, "layer", "first", "window", "planned", "leaves"}
-"""All other whole numbers are buffers."""
+"""All other integers are buffer numbers."""
 
 
 def _look(buffers: Any, number: int) -> object:
-    """What tells one buffer from another."""
+    """Return the properties that distinguish buffers."""
     if not 0 <= number < len(buffers):
         return number
     one = buffers[number]
@@ -266,9 +264,9 @@ def judged_words(
     orders_each: int = 1,
     operand: str = "",
 ) -> tuple[Count, list[WordMutant]]:
-    """What is said of so many, and those of which the verifier and the machine differ.
+    """Return the results for `count` mutants, and those on which verifier and machine disagree.
 
-    One in `orders_each` is run in other orders too.
+    One of `orders_each` mutants is also run in other orders.
     """
     found, strange = Count(), []
     for place, mutant in enumerate(word_mutants(kind, count, seed, bases, operand)):

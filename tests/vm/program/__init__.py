@@ -1,1 +1,1 @@
-"""Tests of tpcompile/vm/program, file by file."""
+"""Tests of tpcompile/vm/program."""

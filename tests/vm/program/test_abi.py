@@ -1,4 +1,4 @@
-"""The binary interface: what is generated agrees with the words that programs are made of."""
+"""The generated binary interface agrees with the encoding of programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_fields_are_the_words_of_a_row(kind: type[StepInstruction]) -> None:
 
 
 def test_a_field_has_the_value_of_its_operand() -> None:
-    """By name, one of each sort: shared, inside another, of the instruction itself, and twice."""
+    """Fields have their operand's value: shared, nested, own and repeated ones."""
     made = _one_of_each()
 
     def word(name: str, field: str) -> list[int]:
@@ -71,13 +71,13 @@ def test_constants_are_numbers_of_the_interface() -> None:
     fields = sum(len(abi.layout(kind)) for kind in INSTRUCTIONS.values())
     members = sum(len(one) for one in abi.enumerations().values())
     names = 2 + len(INSTRUCTIONS) + len(abi.COLUMNS) + members + fields
-    assert len(found) == names, "two numbers have one name"
+    assert len(found) == names, "names must be unique"
     assert found["BUFFER_ROLE"] == 1 and found["ROLE_LOGITS"] == 3
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
-    """A C program reads every field of one row of each kind through the structs of the header."""
+    """A C program reads all fields of one row per kind through the header's structs."""
     (tmp_path / "tpc_abi.h").write_text(abi.c_header())
     lines = ['#include "tpc_abi.h"', "#include <stdio.h>", "#include <string.h>"]
     lines += [f"int rows[][TPC_ROW_WORDS] = {{{','.join(map(_braced, _one_of_each().values()))}}};"]
@@ -100,7 +100,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 def test_c_reads_the_table_of_buffers(tmp_path: Path) -> None:
-    """Every column by name, for a cache and a weight, through the struct of the header."""
+    """A C program reads all columns, of a cache and a weight, through the header's struct."""
     cache = Buffer("cache", (1, 2, 2, 3, 2), torch.bfloat16, 1, Role.CACHE, (1, 2, 64, 3, 8))
     weight = Buffer("w", (5, 7), role=Role.WEIGHT)
     held = torch.empty(1, 2, 3, 64, 8, dtype=torch.bfloat16).transpose(2, 3)

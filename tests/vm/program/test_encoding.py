@@ -1,4 +1,4 @@
-"""Programs as arrays: what executors read is all there is of a program."""
+"""Encoded programs contain all that executors need."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_lists_lie_behind_each_other() -> None:
     assert encoded.waits.offsets.tolist() == [0, 0, 2, 3]
     assert encoded.waits.values.tolist() == [[2, 5], [0, 0], [1, 7]]
     assert list(encoded.signals) == [[0, 0], [], [1]]
-    assert encoded.totals.tolist() == [2, 1, 0], "nobody raises the last"
+    assert encoded.totals.tolist() == [2, 1, 0], "no instruction signals the last counter"
 
 
 def test_an_empty_program() -> None:

@@ -1,4 +1,4 @@
-"""Operands agree with the buffers that they name: in the verifier, in words, in text, on load."""
+"""Operands must agree with their buffers; the verifier, decoder, parser and loader check them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TWO = Case("tiny-qwen2", 2, lengths=(9, 10), lowering="rows", workers=6, column_
 
 @dataclass(frozen=True)
 class Mistake:
-    """An operand of the first instruction of a kind, and what somebody makes of it."""
+    """An operand of the first instruction of a kind, and its wrong value."""
 
     case: Case
     kind: str
@@ -175,7 +175,7 @@ def swapped(name: str) -> Program:
 
 
 def _refused_everywhere(program: Program, said: str) -> None:
-    """By the verifier, as words, as text, and on the machine; regions are not computed before."""
+    """Assert that verifier, decoder, parser and machine refuse it before computing regions."""
     faults = check_program(program)
     assert any(re.search(said, fault.said) for fault in faults), faults
     with pytest.raises(VerifyError):
@@ -204,7 +204,7 @@ def test_buffers_of_one_shape_are_told_apart_by_their_roles(name: str) -> None:
 
 @pytest.mark.parametrize("case", [ONE, TWO], ids=["one rank", "two ranks"])
 def test_each_part_of_qkv_reads_its_own_rows(case: Case) -> None:
-    """Queries, keys and values are rows of one weight, in this order."""
+    """Queries, keys and values use consecutive rows of one weight; other rows are refused."""
     program = case.program
     found = {
         (one.at.rank, one.at.part): (number, one)
@@ -227,7 +227,7 @@ def test_programs_that_lowering_makes_agree(case: Case) -> None:
 
 
 def test_the_machine_refuses_a_program_that_nobody_verified() -> None:
-    """Before it asks for weights."""
+    """The machine verifies operands before it loads weights."""
     never: Any = pytest.fail
     with pytest.raises(VerifyError, match="most_blocks"):
         StepMemory(mistaken("attention most_blocks"), lambda rank, name: never(name), never)
@@ -235,7 +235,7 @@ def test_the_machine_refuses_a_program_that_nobody_verified() -> None:
 
 @pytest.mark.parametrize("kind", ["sum", "argmax"])
 def test_a_million_ranks_are_refused_at_once(kind: str) -> None:
-    """Before anything is enumerated for them."""
+    """Absurd rank counts are refused before any enumeration."""
     text = format_program(TWO.program)
     line = next(line for line in text.split("\n") if re.match(rf"  a\d+ {kind} ", line))
     many = text.replace(line, line.replace("ranks=2", "ranks=1000000"))
@@ -248,7 +248,7 @@ def test_a_million_ranks_are_refused_at_once(kind: str) -> None:
 
 
 def test_the_list_of_faults_ends() -> None:
-    """And says how many more there are."""
+    """The list of faults is truncated, with the number of remaining ones."""
     program = Case("tiny-qwen2", 2, lengths=(9,), lowering="rows", workers=6).program
     own = [
         replace(one, at=replace(one.at, dtype=DType.F16))  # each has its own operands
@@ -319,7 +319,7 @@ def test_a_buffer_of_another_look(change: dict[str, Any]) -> None:
 
 
 def test_blocks_of_a_head_are_finished_alike() -> None:
-    """Whichever is last finishes the head, so another eps in one of them is a race."""
+    """All blocks of a head must agree, since the last to arrive completes it."""
     program = _with(
         TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.head_eps", lambda _: 0.5)
     )
@@ -328,7 +328,7 @@ def test_blocks_of_a_head_are_finished_alike() -> None:
     program = _with(
         TWO.program, "norm_qkv_rows", lambda one: _changed(one, "at.normed.eps", lambda _: 0.5)
     )
-    assert check_program(program) == [], "each block norms for itself"
+    assert check_program(program) == [], "each block computes its own norm"
 
 
 @lru_cache
@@ -362,7 +362,7 @@ def test_decoded_operands_that_are_equal_are_one_object() -> None:
 
 @pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
 def test_every_number_has_a_rule(kind: type[StepInstruction]) -> None:
-    """An operand without one could disagree with everything."""
+    """All operands have a rule, since one without could contradict a buffer."""
     types: dict[str, Any] = dict(field_types(kind))
     instead = field_rules(kind).get("at", {})
     assert _without(types.pop("at"), set(instead)) == []
@@ -386,7 +386,7 @@ def test_abstract_programs_have_no_operands() -> None:
 
 
 def _with_extra(rule: Any, extra: int) -> Program:
-    """Return a program in which one instruction has an operand of its own with this rule."""
+    """Return a program in which one instruction has an additional operand with this rule."""
     program = replace(ONE, lowering="rows").program
     number, first = next(
         (n, one) for n, one in enumerate(program.instructions) if isinstance(one, NormQkvRows)

@@ -1,4 +1,4 @@
-"""A part fits its buffer, or the words say why not."""
+"""A region fits its buffer, or the refusal explains why not."""
 
 from __future__ import annotations
 

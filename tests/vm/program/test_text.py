@@ -1,4 +1,4 @@
-"""Text that round-trips; what is wrong in it is refused with its line."""
+"""Program text round-trips, and errors in it are reported with their line."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_layer_that_there_is_not() -> None:
 
 
 def test_what_nobody_runs_is_shown_too() -> None:
-    """So that a program with a fault can be looked at."""
+    """Instructions in no queue are printed too, to make faulty programs inspectable."""
     program = step_program(SMALL)
     broken = replace(program, queues=((),) * len(program.queues))
     assert "# no queue, rank 0" in format_layer(broken, 0)
@@ -143,7 +143,7 @@ def test_what_has_no_text() -> None:
 
 @st.composite
 def any_program(draw: Any) -> Program:
-    """Any operands, buffers, waits and signals: text does not ask whether they make sense."""
+    """Draw a program with any operands, buffers, waits and signals, valid or not."""
     ranks = draw(st.integers(1, 3))
     extents = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
     buffers = st.builds(
@@ -207,7 +207,7 @@ def small_text() -> str:
 
 
 def changed_line(draw: Any, text: str) -> str:
-    """The text with one line of it changed."""
+    """Change one line of the text."""
     names = sorted(set(re.findall("[a-z_]{3,}", text)))
     lines = text.split("\n")
     number = draw(st.sampled_from([n for n, line in enumerate(lines) if line]))
@@ -330,7 +330,7 @@ def test_no_program_at_all(text: str) -> None:
     ["hello world", "runs/step.txt", "prgram x", "Program x", '"program" x', "\ufeffprogram x"],
 )
 def test_a_text_that_begins_with_another_word(text: str) -> None:
-    """Whatever follows: the line that is wrong is the first that says something."""
+    """Text with another first word is refused at the first line that is not blank or a comment."""
     for rest in ("", "\nbuffers\n", small_text().partition("\n")[2]):
         with pytest.raises(UsageError, match="This is not the text of a program") as caught:
             parse_program(f"\n# a comment\n{text}\n{rest}")

@@ -1,1 +1,1 @@
-"""Tests of tpcompile/vm/proof, file by file."""
+"""Tests of tpcompile/vm/proof."""

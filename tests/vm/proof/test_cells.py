@@ -1,4 +1,4 @@
-"""Parts overlap if they share a cell, and only then, in any number of dimensions."""
+"""Regions overlap if and only if they share a cell, in any number of dimensions."""
 
 from __future__ import annotations
 

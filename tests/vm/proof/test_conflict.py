@@ -1,4 +1,4 @@
-"""Which blocks are one head, and what may not change places."""
+"""Tests of which blocks form a head, and of which instructions conflict."""
 
 from __future__ import annotations
 

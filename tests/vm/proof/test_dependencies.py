@@ -1,4 +1,4 @@
-"""Dependencies are the least that keeps every conflicting pair in order."""
+"""Dependencies are the minimal set that orders all conflicting pairs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_all_who_read_one_value_share_a_group() -> None:
     assert all(_members(groups[n]) == [writers] for n in range(24, 32))
     assert len({id(groups[n][0]) for n in range(24, 32)}) == 1
     readers = tuple(range(8, 16))
-    assert all(_members(groups[16 + n]) == [readers] for n in range(8)), "and nothing older"
+    assert all(_members(groups[16 + n]) == [readers] for n in range(8)), "no older ones"
 
 
 HEAD = Region(0, ((0, 8),))
@@ -59,7 +59,7 @@ def test_blocks_of_a_head_do_not_wait_for_each_other() -> None:
     groups = dependencies((Touch(writes=(HEAD,)), _block(0), _block(1), reader, _block(0)))
     assert _members(groups[1]) == _members(groups[2]) == [(0,)]
     assert _members(groups[3]) == [(1, 2)], "a reader waits for all blocks"
-    assert _members(groups[4]) == [(1, 2), (3,)], "the next head, for readers too"
+    assert _members(groups[4]) == [(1, 2), (3,)], "the next head waits for readers too"
 
 
 def test_a_complete_head_makes_room_for_the_next() -> None:
@@ -68,7 +68,7 @@ def test_a_complete_head_makes_room_for_the_next() -> None:
 
 
 def test_a_touch_between_the_blocks_ends_the_head() -> None:
-    """The block behind it is another head's, so it waits for the one before."""
+    """A read between two blocks ends the head, so the second block waits for the read."""
     groups = dependencies((_block(0), Touch(reads=(HEAD,)), _block(1)))
     assert list(map(_members, groups)) == [[], [(0,)], [(1,)]]
 

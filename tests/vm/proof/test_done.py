@@ -1,4 +1,4 @@
-"""What is known to be done: exactly what no adversary overtakes, in little room and time."""
+"""`Done` finds exactly the instructions complete in all legal orders, in little space and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpcompile.vm.schedule.policies import POLICIES
 
 
 def assert_exact(program: Program) -> None:
-    """Against an adversary who holds one instruction back after the other."""
+    """Compare with an adversary that delays each instruction in turn."""
     order = list(run_order(program))
     known = dict(Done(program, order).walk())
     for held in order:
@@ -43,7 +43,7 @@ def test_what_is_known_to_be_done_is_what_cannot_be_overtaken(program: Program) 
 @MANY
 @given(programs(most=8), st.data())
 def test_and_so_it_is_with_waits_for_some_signals(program: Program, data: st.DataObject) -> None:
-    """One counter for all that several had: who waits for it does not know who signals first."""
+    """`Done` stays exact with shared counters and lowered thresholds."""
     counters = st.integers(0, max(0, program.counters // 2))
     moved = [data.draw(counters) for _ in range(program.counters)]
     waits = tuple(
@@ -55,7 +55,7 @@ def test_and_so_it_is_with_waits_for_some_signals(program: Program, data: st.Dat
 
 
 def test_signallers_that_stand_behind_the_wait() -> None:
-    """The last of three steps needs the first two; that it signals too orders nothing."""
+    """A signaller after the wait, in the waiter's own queue, does not weaken the wait."""
     program = Program(
         (),
         tuple(Touch() for _ in range(4)),
@@ -70,7 +70,7 @@ def test_signallers_that_stand_behind_the_wait() -> None:
 
 @pytest.mark.parametrize("sharing", [1, 2])
 def test_waits_for_some_signals_are_walked_a_few_times(sharing: int) -> None:
-    """Not once for each signaller: the time grows with the program, not with its square."""
+    """The number of rounds is constant, so the time grows linearly with the program."""
     rounds = []
     for layers in (6, 12):
         buffers, steps = layered(layers, ranks=2, blocks=4)
@@ -82,12 +82,12 @@ def test_waits_for_some_signals_are_walked_a_few_times(sharing: int) -> None:
         done = Counted(replace(program, waits=lowered, sharing=sharing), list(run_order(program)))
         assert len(list(done.walk())) == len(steps)
         rounds.append(done.rounds)
-        assert done.met == done.rounds * len(done._partial), "each wait once a round"
+        assert done.met == done.rounds * len(done._partial), "each wait is met once per round"
     assert rounds[1] <= rounds[0] + 1
 
 
 class Counted(Done):
-    """How often the program is walked, and what is complete after a wait is computed."""
+    """`Done` that counts its rounds over the program and the waits that it evaluates."""
 
     rounds = met = 0
 

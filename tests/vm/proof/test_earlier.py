@@ -1,4 +1,4 @@
-"""Conflicts are kept until all that was touched is written over, and not longer."""
+"""Conflicts are recorded until everything accessed has been overwritten, and no longer."""
 
 from __future__ import annotations
 

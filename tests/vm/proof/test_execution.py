@@ -1,4 +1,4 @@
-"""What runs, what an adversary can hold back, and steps one after the other."""
+"""Tests of execution order, of an adversary's delays, and of unrolled steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tpcompile.vm.proof.execution import run_order, unrolled
 
 
 def chain() -> Program:
-    """0 before 1 by a counter, 1 before 2 by the queue, 3 on its own."""
+    """Return a program in which a counter orders 0 before 1, and a queue 1 before 2."""
     waits = ((), (Wait(0, 1),), (), ())
     return Program((), (Touch(),) * 4, ((0, 3), (1, 2)), waits, ((0,), (), (), ()))
 
@@ -18,13 +18,13 @@ def test_all_that_can_run_does() -> None:
 
 
 def test_what_is_held_runs_when_nothing_else_can() -> None:
-    assert list(run_order(chain(), held=0)) == [0, 3, 1, 2], "all others are behind it"
+    assert list(run_order(chain(), held=0)) == [0, 3, 1, 2], "all others come after it"
     assert list(run_order(chain(), held=3)) == [0, 1, 2, 3]
     assert list(run_order(chain(), held=1)) == [0, 3, 1, 2]
 
 
 def test_several_workers_at_a_queue_overtake_each_other() -> None:
-    """With a worker for every instruction only the counter holds 1 back."""
+    """With one worker per instruction, only the counter delays 1."""
     assert list(run_order(chain(), held=0, apart=True)) == [3, 2, 0, 1]
 
 

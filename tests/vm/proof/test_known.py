@@ -1,4 +1,4 @@
-"""Sets of instructions that are done, against Python's own sets."""
+"""Sets of completed instructions agree with Python's sets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def known_of(some: list[int]) -> Known:
 def test_union(one: list[int], other: list[int]) -> None:
     found = union(known_of(one), known_of(other))
     assert [n for n in range(20) if has(found, n)] == sorted({*one, *other})
-    assert found == known_of([*one, *other]), "there is one form of each set"
+    assert found == known_of([*one, *other]), "sets have a canonical form"
 
 
 @MANY

@@ -1,4 +1,4 @@
-"""The adversary breaks what is broken, and is content with what is not."""
+"""The oracle breaks unsafe programs, and accepts safe ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUFFERS = (Buffer("x", (4,)), Buffer("q", (4,)))
 
 
 def pair(**more: bool) -> Program:
-    """One writes what another reads, on two workers."""
+    """Return a write and a dependent read on two workers."""
     return program_of(BUFFERS, (Touch(writes=(X,)), Touch(reads=(X,))), ((0,), (1,)), **more)
 
 
@@ -35,7 +35,7 @@ def test_queues_of_several_workers_keep_no_order() -> None:
 
 def test_a_wait_that_is_never_over() -> None:
     assert deadlocked(replace(pair(), waits=((), (Wait(0, 2),))))
-    assert deadlocked(replace(pair(), queues=((1, 0),), sharing=2)), "one worker may be alone"
+    assert deadlocked(replace(pair(), queues=((1, 0),), sharing=2)), "a single worker deadlocks"
 
 
 def test_a_step_that_begins_before_the_last_is_done() -> None:
@@ -65,4 +65,4 @@ def test_heads_that_are_never_whole() -> None:
     ):
         steps = (replace(first, joins=joins), last, reader)  # type: ignore[type-var]
         assert split_head(replace(program, instructions=steps)) == Q
-    assert split_head(replace(program, waits=((), (), ()))) == Q, "read before it is finished"
+    assert split_head(replace(program, waits=((), (), ()))) == Q, "read before it is complete"

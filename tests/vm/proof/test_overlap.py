@@ -1,4 +1,4 @@
-"""Steps that begin early: allowed where counters and values of two steps are kept apart."""
+"""Steps may overlap only if their counters and values are kept apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS, BEST = (Region(0, ALL), Region(1, ALL)), (Region(2, ALL), Region(3, ALL)
 
 
 def two_ranks() -> Program:
-    """Each rank makes its best of its token, and the next token of both ranks' bests."""
+    """Return a step in which each rank computes a best, and then a token from both bests."""
     buffers = tuple(Buffer(name, (4,)) for name in ("t0", "t1", "best0", "best1"))
     steps = (
         *(Touch((TOKENS[r],), (BEST[r],), f"best {r}", rank=r) for r in (0, 1)),
@@ -41,7 +41,7 @@ def test_a_step_waits_for_the_last_one() -> None:
 
 
 def test_a_rank_that_begins_while_another_still_reads() -> None:
-    """Its best would be written over while the other still chooses by it."""
+    """Starting early would overwrite a best that the other rank still reads."""
     program = without_step_waits(two_ranks())
     assert broken(program)
     assert {fault.rule for fault in check_program(program)} == {"steps"}
@@ -49,7 +49,7 @@ def test_a_rank_that_begins_while_another_still_reads() -> None:
 
 
 def test_a_rank_that_begins_with_something_else() -> None:
-    """What its best is kept in is not what the other reads: it is copied, behind the step."""
+    """Starting early with a private buffer is safe if the best is written after a step wait."""
     buffers = tuple(Buffer(name, (4,)) for name in ("t0", "t1", "best0", "best1", "own0", "own1"))
     own = (Region(4, ALL), Region(5, ALL))
     steps = (

@@ -1,4 +1,4 @@
-"""The verifier is judged by the adversary: it accepts what cannot be broken, and nothing else."""
+"""The verifier agrees with the oracle: it accepts exactly the programs that cannot go wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_is_derived_is_right_and_is_accepted(program: Program) -> None:
 def test_the_verifier_says_what_the_adversary_says(mutation: Mutation) -> None:
     assert len(MUTATIONS) * 120 >= 2000
     seen = _judge(mutation, 120)
-    assert seen["broken"] >= 5, seen  # a second signal seldom breaks anything
+    assert seen["broken"] >= 5, seen  # a duplicate signal rarely breaks anything
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_and_so_it_does_of_ten_thousand(mutation: Mutation) -> None:
 
 
 def test_few_are_refused_that_are_safe() -> None:
-    """Steps that mix without harm are, where their counters mix too: of all kinds they are few."""
+    """Few safe programs are refused, namely some in which counters of two steps mix harmlessly."""
     total = sum((_judge(mutation, 40) for mutation in MUTATIONS), Counter())
     assert total["refused although safe"] <= 0.05 * total["safe"], total
 
@@ -75,7 +75,7 @@ WHOLE, LOW, HIGH = Region(0, ((0, 4),)), Region(0, ((0, 2),)), Region(0, ((2, 4)
 
 
 def residual() -> Program:
-    """Two write halves, two read all, two write the halves again: each pair on two workers."""
+    """Return two writes of halves, two reads of the whole, and two writes again, on two workers."""
     steps = (
         Touch(writes=(LOW,), label="down 0"),
         Touch(writes=(HIGH,), label="down 1"),
@@ -95,7 +95,7 @@ def test_groups_share_counters() -> None:
 
 
 def test_27_a_residual_written_while_another_still_reads_it() -> None:
-    """Write after read: the second down projection does not wait for the norm of the other."""
+    """Write after read: the second down projection does not wait for the other worker's norm."""
     program = residual()
     careless = replace(program, waits=(*program.waits[:4], (), program.waits[5]))
     (fault,) = check_program(careless)
@@ -107,7 +107,7 @@ def test_27_a_residual_written_while_another_still_reads_it() -> None:
 
 
 def test_30_a_counter_that_the_wrong_signals_can_bring_there() -> None:
-    """Both pairs of writers raise one counter, and the readers wait for two of the four."""
+    """Both pairs of writers share a counter, and the readers wait for two of four signals."""
     program = residual()
     shared = replace(
         program,
@@ -177,7 +177,7 @@ HEAD, NEXT = Region(0, ((0, 4),)), Region(0, ((4, 8),))
 
 
 def heads() -> Program:
-    """Two heads of two blocks, and a reader of each, all on workers of their own."""
+    """Return two heads of two blocks each, and a reader per head, each on its own worker."""
     blocks = [
         Touch(joins=(Join(region, part, 4, 2),), label=f"block {part}")
         for region in (HEAD, NEXT)
@@ -264,7 +264,7 @@ def test_order_that_only_a_queue_keeps_is_none_where_workers_share_it() -> None:
 
 
 def test_a_shared_queue_is_proved_for_any_number_of_workers() -> None:
-    """Two workers cannot swap the first and the third; three can, so it is refused with two."""
+    """Three workers could swap the first and third instruction, so two are refused as well."""
     steps = (Touch(writes=(WHOLE,)), Touch(), Touch(reads=(WHOLE,)))
     program = program_of((X,), steps, ((0, 1, 2),))
     waits, signals = ((), (Wait(0, 1),), ()), ((0,), (), ())
@@ -278,7 +278,7 @@ def test_a_shared_queue_is_proved_for_any_number_of_workers() -> None:
 
 @pytest.mark.parametrize("field", ["x", "weight", "residual", "out"])
 def test_an_operand_that_must_be_there(field: str) -> None:
-    """It is no place in memory, and what would be touched is the last buffer."""
+    """A missing operand is refused, since -1 would address the last buffer."""
     program = Case("tiny-qwen3").program
     number = next(
         n for n, one in enumerate(program.instructions) if isinstance(one, LinearResidual)
@@ -299,7 +299,7 @@ def test_a_counter_below_zero() -> None:
 
 
 def test_a_counter_that_would_take_all_memory() -> None:
-    """A word of a program, or a digit of its text; nothing is made for so many."""
+    """An absurd counter number is refused without allocating that many counters."""
     program = Case("tiny-qwen3").program
     signals = changed(program.signals, 0, (10**15,))
     (fault,) = check_program(replace(program, signals=signals))

@@ -1,4 +1,4 @@
-"""Instructions are released once all groups that they wait for are done."""
+"""Instructions become ready when all groups that they wait for are complete."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of tpcompile/vm/schedule, file by file."""
+"""Tests of tpcompile/vm/schedule."""

@@ -1,4 +1,4 @@
-"""From instructions to a program that is proved, on several ranks and step after step."""
+"""Tests of assembling instructions into a proved program, on several ranks and across steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpcompile.vm.schedule.policies import POLICIES
 
 
 def two_ranks() -> tuple[tuple[Buffer, ...], tuple[Touch, ...]]:
-    """On each rank an embed, two halves of a term and a sum of both ranks' terms, and a token."""
+    """Return per rank an embed, two halves of a term, a sum of both ranks' terms, and a token."""
     names = ("token", "x", "terms")
     buffers = tuple(Buffer(name, (4,), rank=rank) for name in names for rank in range(2))
     whole = [Region(number, ((0, 4),)) for number in range(6)]
@@ -38,7 +38,7 @@ def test_steps_of_two_ranks(policy: str) -> None:
     assert (program.sharing, len(program.queues)) == ((2, 2) if shared else (1, 4))
     assert set(made.seconds) == {"dependencies", "schedule", "counters"}
     first = [n for n, own in enumerate(program.waits) if any(wait.until == 0 for wait in own)]
-    assert first == [0, 1], "the embeds wait for the tokens of the step before"
+    assert first == [0, 1], "embeds wait for the tokens of the previous step"
     (ends,) = {wait.counter for n in first for wait in program.waits[n] if wait.until == 0}
     assert [n for n, own in enumerate(program.signals) if ends in own] == [6, 7]
 

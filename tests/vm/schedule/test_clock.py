@@ -1,4 +1,4 @@
-"""The simulated clock: workers, waits, and queues that several share."""
+"""Tests of the simulated clock: workers, waits and shared queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpcompile.vm.schedule.clock import timing
 
 
 def test_a_wait_ends_with_the_signal_that_it_needs() -> None:
-    """For two signals of three: the third may come when it likes."""
+    """A wait for two of three signals ends with the second signal."""
     waits = ((), (), (), (Wait(0, 2),))
     program = Program((), (Touch(),) * 4, ((0,), (1,), (2,), (3,)), waits, ((0,),) * 3 + ((),))
     found = timing(program, [5.0, 1.0, 2.0, 1.0])
@@ -21,7 +21,7 @@ def test_a_wait_ends_with_the_signal_that_it_needs() -> None:
 
 
 def test_workers_share_a_queue() -> None:
-    """Each takes the next when it is free, and then waits: the one behind it may overtake it."""
+    """A worker takes the next instruction, and then waits; others may overtake it."""
     waits = ((), (Wait(0, 1),), (), ())
     signals = ((0,), (), (), ())
     program = Program((), (Touch(),) * 4, ((0, 1, 2, 3),), waits, signals, sharing=3)

@@ -1,4 +1,4 @@
-"""List scheduling: urgency first, nobody before its inputs, all ranks on one clock."""
+"""List scheduling prefers urgent instructions that are ready, on one clock for all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROW = [Region(number, ((0, 1),)) for number in range(3)]
 
 
 def test_a_rank_waits_for_another() -> None:
-    """Rank 1 needs what rank 0 makes; meanwhile it does what nobody waits for."""
+    """While rank 1 waits for rank 0, it runs its other instructions."""
     steps = [Touch(writes=(ROW[0],)), Touch(reads=(ROW[0],), rank=1), Touch(rank=1), Touch(rank=1)]
     found = list_schedule(dependencies(steps), [2.0, 5.0, 1.0, 4.0], [0, 1, 1, 1], 1, 2)
     assert found == [Start(0, 0), Start(1, 3), Start(1, 1), Start(1, 2)]

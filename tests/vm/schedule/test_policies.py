@@ -1,4 +1,4 @@
-"""Every policy gives queues that can be run, and list scheduling waits for inputs to finish."""
+"""All policies give runnable queues, and list scheduling waits for inputs to complete."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_policy_makes_valid_programs(policy: str) -> None:
 
 
 def chain_and_rest() -> tuple[tuple[Buffer, ...], tuple[Touch, ...], list[float]]:
-    """A chain of three long ones, and six short ones that nothing hangs on."""
+    """Return a chain of three long instructions, and six independent short ones."""
     buffers = (Buffer("chain", (1,)), *(Buffer(f"b{n}", (1,)) for n in range(6)))
     one = ((0, 1),)
     chain = [Touch((Region(0, one),), (Region(0, one),), f"chain {n}") for n in range(3)]
@@ -58,7 +58,7 @@ def test_the_critical_path_comes_first() -> None:
 
 
 def test_31_nothing_is_given_out_before_its_inputs_are_there() -> None:
-    """The second of a chain must not block a worker that has other work to do meanwhile."""
+    """The second instruction of a chain does not block a worker that has other work."""
     _, chain, costs = chain_and_rest()
     groups = dependencies(chain)
     queues = schedule("critical-path", groups, costs, 2)
@@ -67,7 +67,7 @@ def test_31_nothing_is_given_out_before_its_inputs_are_there() -> None:
 
 
 def test_each_rank_works_for_itself() -> None:
-    """The workers of a rank take its own instructions, in the order of all ranks' time."""
+    """Workers run instructions of their own rank, ordered by the time of all ranks."""
     groups = dependencies([Touch()] * 6)
     ranks_of, costs = [0, 1, 0, 1, 0, 1], [3.0, 1.0, 2.0, 1.0, 1.0, 1.0]
     queues = {p: schedule(p, groups, costs, 2, ranks_of, 2) for p in POLICIES}
