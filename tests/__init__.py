@@ -1,1 +1,1 @@
-"""Tests, laid out like the package."""
+"""Tests of tpcompile and its benchmarks; the directories mirror the package."""

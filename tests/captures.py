@@ -1,8 +1,8 @@
-"""Captures that tests share: one of each model in a session, where capture is not the subject.
+"""Captured graphs shared by tests in a session, for tests whose subject is not capture.
 
-Each caller gets a graph of its own. What makes two models the same one is all that capture can
+Each caller gets its own copy. Two models share a capture if they agree in all that capture can
 see: configuration, modules with their attributes and hooks, names and shapes of parameters, and
-small buffers by value.
+values of small buffers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tpcompile.rewriting.manager import clone
 
 _CAPTURED: dict[Any, Captured] = {}
 _MOST_NUMBERS = 4096
-"""Of a buffer that is compared by value: tables of rotations are, cached masks are not made yet."""
+"""The maximum size of a buffer compared by value: rotation tables are below it."""
 
 
 def captured_once(
     model: Any, *, dtype: torch.dtype | None = None, stamped: bool = True
 ) -> Captured:
-    """Capture a model; one that capture cannot tell from it is not captured again."""
+    """Capture a model, or return a copy of an earlier capture of an equal model."""
     given = isinstance(model, nn.Module)
     config = model.config if given else config_of(model)
     values = config.to_dict()
@@ -60,7 +60,7 @@ def _seen(model: nn.Module) -> Iterator[Any]:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """What a module has beside its parameters, buffers and modules, hooks among it."""
+    """Yield a module's other attributes, including hooks."""
     for name, value in sorted(vars(module).items()):
         if name not in ("_parameters", "_buffers", "_modules", "config"):
             yield name, repr(value)

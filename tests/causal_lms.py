@@ -1,4 +1,4 @@
-"""Every causal LM of Hugging Face, small: configurations, weights, and the reasons for refusals."""
+"""Small configurations of all causal LMs in Hugging Face, their weights, and known refusals."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _DECODER: dict[str, Any] = {
     "is_decoder": True,
 }
 SMALL = {**_TEXT, **_EXPERTS, **_LATENT, **_DECODER}
-"""Settings by the names that configurations give them; each class takes those that it has."""
+"""Settings under all names that configurations use; each class takes the ones it defines."""
 
 _NO_TYPES: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
 _MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
@@ -115,7 +115,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What the classes need on top that small settings alone do not build."""
+"""Additional settings per class, where the small settings alone cannot be built."""
 
 NOT_BUILT: dict[str, str] = {
     "dots3_note": "its text configuration names layers beyond a small number of them",
@@ -124,10 +124,10 @@ NOT_BUILT: dict[str, str] = {
     "musicgen": "from_config reads settings that only the decoder's configuration has",
     "musicgen_melody": "from_config reads settings that only the decoder's configuration has",
 }
-"""Classes that Hugging Face does not build from a small configuration, with the reason."""
+"""Classes that Hugging Face cannot build from a small configuration, with the reason."""
 
 NEEDED_PACKAGES: dict[str, str] = {"gemma3n": "timm"}
-"""Classes that are not built unless a package is installed."""
+"""Classes that require an additional package."""
 
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 _PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
@@ -150,10 +150,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"num_hidden_layers": 5}),
     ("smollm3", {"num_hidden_layers": 3, "layer_types": SLIDING}),
 ]
-"""Other settings of classes that compile: windows, biases, tying, layers of several kinds."""
+"""Other settings of classes that compile: windows, biases, tying, mixed layer types."""
 
 EQUAL = frozenset({"llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
-"""Classes that must compile, whatever the version of Hugging Face."""
+"""Classes that must compile with any version of Hugging Face."""
 
 REASONS: dict[str, str] = {
     "encoder": r"is an encoder",
@@ -181,11 +181,11 @@ REASONS: dict[str, str] = {
     "transposed norm": r"transposes heads before it normalises them",
     "norm of all heads": r"normalises all heads together",
 }
-"""Known reasons for a refusal, as patterns; the first that fits is the one to count."""
+"""Regular expressions of known refusals; the first match is the reason."""
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:
-    """A configuration of this kind with small settings."""
+    """Return a configuration of this kind with small settings."""
     values = {**_small_values(CONFIG_MAPPING[kind]), **OVERRIDES.get(kind, {}), **changes}
     return AutoConfig.for_model(kind, **values)
 
@@ -201,7 +201,7 @@ def _small_values(kind: Any) -> dict[str, Any]:
 
 
 def tiny_model(config: Any, *, on_meta: bool = False) -> Any:
-    """Hugging Face's eager model in fp32 for evaluation, with weights from a seed."""
+    """Return Hugging Face's eager model in fp32, in eval mode, with weights from a fixed seed."""
     with torch.device("meta" if on_meta else "cpu"):
         model: Any = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", dtype=torch.float32
@@ -212,7 +212,7 @@ def tiny_model(config: Any, *, on_meta: bool = False) -> Any:
 
 
 def _randomise(model: Any) -> None:
-    """Random numbers everywhere: scales of 1 and biases of 0 would hide that one is lost."""
+    """Randomise all parameters; scales of 1 and biases of 0 would hide that they are lost."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -224,7 +224,7 @@ def _randomise(model: Any) -> None:
 
 
 def cannot_be_built(kind: str) -> bool:
-    """Whether this environment cannot build the class."""
+    """Return whether this environment cannot build the class."""
     needed = NEEDED_PACKAGES.get(kind)
     return kind in NOT_BUILT or (needed is not None and importlib.util.find_spec(needed) is None)
 

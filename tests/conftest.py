@@ -1,4 +1,4 @@
-"""Options, the golden fixture, and what every test needs of torch."""
+"""Options, fixtures for goldens and shared processes, and torch settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_configure() -> None:
-    """A job in the background is started with Ctrl-C ignored, and so is all that it starts."""
+    """Restore Ctrl-C, which background jobs and their children otherwise ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,13 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Small tensors: more threads only wait for each other."""
+    """Use one thread: on small tensors, more threads only add synchronisation."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
 def captured_once() -> Iterator[None]:
-    """Capture a model only once in a session, where capture is not the subject."""
+    """Capture each model once per session, for tests whose subject is not capture."""
     from tests.captures import captured_once
     from tpcompile import api, frontend
     from tpcompile.compare import model as compare
@@ -64,7 +64,7 @@ def captured_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def forked_launchers() -> Iterator[None]:
-    """Fork launchers from a process that has imported torch, where starting is not the subject."""
+    """Fork launchers from a process that has imported torch, unless starting is the subject."""
     from tests import launches
     from tpcompile.runtime.ranks import launcher
 
@@ -76,7 +76,7 @@ def forked_launchers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def forked_sides() -> Iterator[None]:
-    """The same for the sides of benchmarks."""
+    """Fork the sides of benchmarks in the same way."""
     from benchmarks.peers import side
     from tests import launches, scripts
 
@@ -88,7 +88,7 @@ def forked_sides() -> Iterator[None]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden(name, text)`: the text is that of tests/golden/NAME."""
+    """Provide `golden(name, text)`, which asserts that the text equals tests/golden/NAME."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name

@@ -1,11 +1,11 @@
-"""Run the whole suite under other CPUs' instructions, widths of terminals, locales, and load.
+"""Run the test suite with other CPU features, terminal widths, locales and system loads.
 
-    python -m tests.environments             # all of them, one after the other
-    python -m tests.environments avx2 load   # some of them
-    python -m tests.environments avx2 -- tests/backends -x    # arguments for pytest
+    python -m tests.environments                           # all environments in turn
+    python -m tests.environments avx2 load                 # selected environments
+    python -m tests.environments avx2 -- tests/backends -x # arguments for pytest
 
-Before each run a process of its own shows that the setting is in effect: oneDNN ignores a value
-that it does not know in silence. A setting that this machine cannot take is reported as such.
+A separate process first verifies that the setting has an effect, since oneDNN silently ignores
+unknown values. Settings that this machine does not support are reported as such.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _LOCALE = "import locale; print('locale', locale.setlocale(locale.LC_CTYPE, ''))
 
 @dataclass(frozen=True)
 class Environment:
-    """Variables of a run, and a script whose output shows that they are in effect."""
+    """Environment variables of a run, and a script that verifies their effect."""
 
     variables: dict[str, str] = field(default_factory=dict)
     probe: str = ""
     shows: str = ""
     needs: str = ""
-    """A flag of the CPU without which the setting cannot be in effect."""
+    """A CPU flag that the setting requires."""
     busy: int = 0
-    """How many processes load the machine during the run."""
+    """The number of processes that load the machine during the run."""
 
     def possible(self) -> bool:
         return not self.needs or self.needs in _cpu_flags()
@@ -82,7 +82,7 @@ ENVIRONMENTS = {
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run of the suite came to."""
+    """The result of a run of the suite."""
 
     status: int
     said: str
@@ -91,7 +91,7 @@ class Ran:
 
 
 def run(environment: Environment, arguments: Sequence[str]) -> Ran:
-    """Run pytest in the environment; its output goes to the terminal as it comes."""
+    """Run pytest in the environment and stream its output to the terminal."""
     environment.check()
     command = [sys.executable, "-m", "pytest", "-n", "auto", *arguments]
     start, used, said = time.monotonic(), _cpu_s(), ""
@@ -105,14 +105,14 @@ def run(environment: Environment, arguments: Sequence[str]) -> Ran:
                 sys.stdout.write(line)
                 sys.stdout.flush()
                 said = line.strip() or said
-        # The load is a child too, but it is not waited for yet: it does not count.
+        # The load processes are children too, but count only after they are waited for.
         cpu = _cpu_s() - used
     return Ran(process.returncode, said, time.monotonic() - start, cpu)
 
 
 @contextmanager
 def _load(busy: int) -> Iterator[None]:
-    """Processes that use a core each, until the run is over."""
+    """Keep `busy` cores loaded until the run ends."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         yield
@@ -123,7 +123,7 @@ def _load(busy: int) -> Iterator[None]:
 
 
 def _cpu_s() -> float:
-    """User and system seconds of all processes that were waited for."""
+    """Return user and system CPU seconds of all child processes that have been waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

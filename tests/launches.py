@@ -1,7 +1,7 @@
 """Start launchers as forks of a process that has already imported torch and models.
 
-For tests whose subject is not how workers start: the import takes seconds. Everything after it is
-what a script gets: the launcher forks the workers, answers for them, and ends with them.
+For tests whose subject is not the start of workers: the import takes seconds. The launcher then
+behaves as usual: it forks the workers, answers for them, and exits with them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ready = forkserver.ensure_running
 
 
 def stop() -> None:
-    """End the fork server and wait for it, so that its CPU time counts as that of the tests."""
+    """Stop the fork server and wait for it, so that its CPU time is counted for the tests."""
     server: Any = vars(forkserver)["_forkserver"]
     server._stop()
 
@@ -39,7 +39,7 @@ CONTEXT.set_forkserver_preload(
 
 
 class File:
-    """An open file that a process is given when it starts."""
+    """Open file to pass to a new process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -53,7 +53,7 @@ def _opened(file: Any) -> File:
 
 
 class Forked:
-    """A process of the fork server, as `subprocess` shows a child of ours."""
+    """Process of the fork server, with the interface of `subprocess.Popen`."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         self._process = process

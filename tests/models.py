@@ -1,4 +1,4 @@
-"""Small real models for tests: the presets' shapes, weights from a seed, Hugging Face beside us."""
+"""Small real models for tests: the presets' structure, seeded weights, and Hugging Face's model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.weights import ModelWeights, RandomWeights
 
 TOLERANCE = 1e-5
-"""Largest error of fp32 logits against Hugging Face eager, over the largest logit: both add the
-same products in another order."""
+"""The largest allowed error of fp32 logits relative to the largest eager logit.
+
+Both sides add the same products in different orders.
+"""
 
 VOCABULARY = 1009
-"""A prime: no tp from 2 to 8 divides it."""
+"""A prime, so that no tp from 2 to 8 divides it."""
 
 
 def scaled_config(name: str, **changes: Any) -> Any:
-    """A preset with its heads, bias, norms and tying; widths, layers and vocabulary small.
+    """Return a preset with its heads, biases, norms and tying, but small sizes.
 
-    Widths shrink by one factor, so that attention is as much wider than the residual as it is
-    in the real model.
+    All widths shrink by one factor, which preserves the ratio of attention width to hidden size.
     """
     values = preset(name)
     heads = values["num_attention_heads"]
@@ -55,16 +56,16 @@ def scaled_config(name: str, **changes: Any) -> Any:
 
 @dataclass(frozen=True)
 class Pair:
-    """A captured model and the same model in Hugging Face eager, with the same weights."""
+    """A captured model, and Hugging Face's eager model with the same weights."""
 
     captured: Captured
     eager: Any
     read: ModelWeights
-    """Those of the eager model, in place."""
+    """The weights of the eager model, without a copy."""
 
 
 def pair_of(config: Any, seed: int = 0) -> Pair:
-    """From a configuration; the weights come from the seed."""
+    """Return the pair for a configuration, with weights from a seed."""
     captured = captured_once(config, dtype=torch.float32)
     eager = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
@@ -75,14 +76,14 @@ def pair_of(config: Any, seed: int = 0) -> Pair:
 
 @lru_cache(maxsize=32)
 def preset_pair(name: str) -> Pair:
-    """A scaled preset (`qwen3-8b`) or a tiny one as it is (`tiny-qwen3`)."""
+    """Return a scaled preset (`qwen3-8b`) or an unscaled tiny one (`tiny-qwen3`)."""
     if name.startswith("tiny"):
         return pair_of(AutoConfig.for_model(**preset(name)))
     return pair_of(scaled_config(name))
 
 
 def batch(lengths: Sequence[int], vocabulary: int = VOCABULARY, seed: int = 0) -> Packed:
-    """Random tokens for sequences of these lengths; logits wanted of every token."""
+    """Return random tokens for sequences of these lengths; logits are requested for all tokens."""
     ids, mask = padded(lengths, vocabulary, seed)
     return pack(ids, mask)
 
@@ -90,7 +91,7 @@ def batch(lengths: Sequence[int], vocabulary: int = VOCABULARY, seed: int = 0) -
 def padded(
     lengths: Sequence[int], vocabulary: int = VOCABULARY, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as Hugging Face takes it: ids and mask, padded on the left."""
+    """Return the same batch in Hugging Face's form: ids and mask, padded on the left."""
     generator = torch.Generator().manual_seed(seed)
     longest = max(lengths)
     ids = torch.randint(vocabulary, (len(lengths), longest), generator=generator)
@@ -101,7 +102,7 @@ def padded(
 
 
 def eager_logits(eager: Any, lengths: Sequence[int], seed: int = 0) -> torch.Tensor:
-    """Hugging Face's logits of the real tokens of `padded(lengths)`, one row a token."""
+    """Return Hugging Face's logits of the real tokens of `padded(lengths)`, one row per token."""
     ids, mask = padded(lengths, eager.config.vocab_size, seed)
     with torch.inference_mode():
         logits: torch.Tensor = eager(ids, attention_mask=mask).logits
@@ -109,7 +110,7 @@ def eager_logits(eager: Any, lengths: Sequence[int], seed: int = 0) -> torch.Ten
 
 
 def run(gm: fx.GraphModule, pair: Pair, packed: Packed) -> Values:
-    """Every value of a stage's graph on its simulated ranks."""
+    """Return all values of a stage's graph on simulated ranks."""
     inputs = packed.inputs()
     with torch.inference_mode():
         weights = materialise(gm, pair.read)
@@ -117,12 +118,12 @@ def run(gm: fx.GraphModule, pair: Pair, packed: Packed) -> Values:
 
 
 def whole(node: fx.Node, values: Values) -> torch.Tensor:
-    """A value put together from its ranks by its own type."""
+    """Reassemble a value from its ranks by its type."""
     return to_whole(values[node], node.meta["type"])
 
 
 def stage_logits(gm: fx.GraphModule, pair: Pair, packed: Packed) -> torch.Tensor:
-    """The result of a stage; every rank must return the same bits."""
+    """Return the result of a stage; assert that all ranks return the same bits."""
     values = run(gm, pair, packed)
     first, *others = logits_of(values)
     assert len(others) == info_of(gm).tp - 1
@@ -132,7 +133,7 @@ def stage_logits(gm: fx.GraphModule, pair: Pair, packed: Packed) -> torch.Tensor
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over largest magnitude; NaN or infinity anywhere is infinite."""
+    """Return the largest difference over the largest magnitude; infinite if not all are finite."""
     if not bool(torch.isfinite(found).all()):
         return float("inf")
     return float((found - expected).abs().max() / expected.abs().max())

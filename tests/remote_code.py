@@ -1,4 +1,4 @@
-"""Directories that ask for code of their own to be run, and leave a mark if it is."""
+"""Create model directories whose remote code leaves a mark if it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def add_code(directory: Path, file: str, **entries: Any) -> Path:
-    """Name code in a JSON file of the directory; the path of the mark that it leaves."""
+    """Add remote code to a JSON file of the directory; return the path of its mark."""
     mark = directory.parent / f"{directory.name}-was-run"
     code = f"open({str(mark)!r}, 'w').close()\n"
     (directory / "evil.py").write_text(code)
@@ -26,7 +26,7 @@ def add_code(directory: Path, file: str, **entries: Any) -> Path:
 
 
 def answer_yes(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Let stdin say yes to every question; what is left of it shows that nothing was asked."""
+    """Answer yes to all prompts on stdin; unread answers show that no prompt appeared."""
     said = io.StringIO("y\n" * 5)
     monkeypatch.setattr("sys.stdin", said)
     return said

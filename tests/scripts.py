@@ -1,8 +1,8 @@
-"""Run command lines of Python in forks of a process that has already imported torch and models.
+"""Run Python command lines in forks of a process that has already imported torch and models.
 
-For tests whose subject is what a script does and not how Python starts: the imports take seconds
-in each process. The rest is as for a script of its own: standard files, session, arguments,
-environment, exit functions, and under torchrun its agent.
+For tests whose subject is the script, not the start of Python: the imports take seconds per
+process. Otherwise a script runs as usual, with its own standard files, session, arguments,
+environment and exit functions, and under torchrun its agent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def start(arguments: Sequence[str], out: int, err: int, *, ranks: int = 0) -> Forked:
-    """Do what `python *arguments` does, writing to `out` and `err`, in a session of its own.
+    """Do what `python *arguments` does, writing to `out` and `err`, in a new session.
 
     With `ranks`, do what `torchrun --nproc-per-node RANKS *arguments` does.
     """
@@ -38,7 +38,7 @@ def start(arguments: Sequence[str], out: int, err: int, *, ranks: int = 0) -> Fo
 def run(
     arguments: Sequence[str], *, ranks: int = 0, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end: the status and what was written."""
+    """Run to completion; return the status and the output."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         status = start(arguments, out.fileno(), err.fileno(), ranks=ranks).wait(timeout)
         for file in (out, err):
@@ -81,7 +81,7 @@ def _torchrun(arguments: list[str], ranks: int) -> None:
 
 
 def _python(arguments: list[str]) -> None:
-    """Run a script, or a module after `-m`, as the interpreter does; end as it does."""
+    """Run a script, or a module after `-m`, and exit like the interpreter."""
     try:
         if arguments[0] == "-m":
             sys.argv = arguments[1:]
@@ -97,6 +97,6 @@ def _python(arguments: list[str]) -> None:
 
 
 def _finish() -> None:
-    """Call the exit functions: `multiprocessing` ends its processes without them."""
+    """Call the exit functions, which `multiprocessing` skips."""
     call: Any = vars(atexit)["_run_exitfuncs"]
     call()

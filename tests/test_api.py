@@ -1,4 +1,4 @@
-"""`tpcompile.compile` as users call it, and what it refuses."""
+"""Tests of `tpcompile.compile` and its refusals."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_gather_weight() -> None:
 
 
 def test_a_pipeline_of_ones_own() -> None:
-    """Unfused, KV heads on every rank: slower, and the same numbers."""
+    """A pipeline without fusions and with replicated KV heads gives the same numbers."""
     text = (
         "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,"
         "plan-sharding{ffn_grain=16},shard-linears,insert-collectives"
@@ -187,7 +187,7 @@ def test_ranks_are_processes_of_their_own() -> None:
 
 
 def test_what_stands_before_the_ranks_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They start before the model is captured, and must not outlive a refusal."""
+    """Ranks start before the model is captured, and end if the model is refused."""
     started = []
     spawned = start.SpawnedRanks
 
@@ -288,7 +288,7 @@ def test_a_closed_model_says_so() -> None:
 
 
 def test_the_ranks_own_their_weights() -> None:
-    """What is done to the user's model later changes nothing here, and the other way round."""
+    """Ranks copy the user's weights, so later changes on either side do not affect the other."""
     pair = preset_pair("tiny-qwen2")
     before = {name: p.clone() for name, p in pair.eager.named_parameters()}
     with tpcompile.compile(pair.eager, tp=1, simulate=True) as model, torch.no_grad():

@@ -1,4 +1,4 @@
-"""The pages and examples do what they say."""
+"""Documentation and examples match the tool's behaviour."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _python_blocks(page: str) -> list[str]:
 def run_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """What a script prints, run as the main module of this process, which has imported torch."""
+    """Provide a function that runs a script in this process and returns its output."""
 
     def run(script: str, *arguments: str) -> str:
         monkeypatch.chdir(ROOT)
@@ -78,7 +78,7 @@ NEED_A_CHECKPOINT = {"03_generate_tp2.py", "04_torchrun.py"}
 
 
 def _run(*arguments: str, ranks: int = 0) -> str:
-    """What an example prints in a process of its own, or in one for each rank."""
+    """Run an example in its own process, or in one per rank, and return its output."""
     found = scripts.run(arguments, ranks=ranks)
     assert found.returncode == 0, found.stderr
     assert found.stdout
@@ -92,7 +92,7 @@ def test_examples_run(example: str, run_here: Callable[..., str]) -> None:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The demo model after a few steps of training: sooner made, and as good for comparing."""
+    """Train the demo model for a few steps, which suffices for comparisons."""
     from tpcompile.demo import make_demo
 
     directory = tmp_path_factory.mktemp("demo") / "demo"
@@ -102,7 +102,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_generating_on_two_ranks(demo: str) -> None:
     said = _run("examples/03_generate_tp2.py", demo)
-    assert said.count("\n") == 4, "three texts and the verdict, once: ranks do not run the script"
+    assert said.count("\n") == 4, "three texts and the verdict; ranks do not run the script"
     assert said.endswith("all 96 tokens are equal to those of Hugging Face eager\n")
 
 
@@ -114,7 +114,7 @@ def test_an_example_under_torchrun(demo: str, run_here: Callable[..., str]) -> N
 
 
 def test_the_dump_of_the_readme_is_what_the_tool_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line, with anything where it has an ellipsis."""
+    """The README's dump matches the tool's output line by line; ellipses match any text."""
     from tpcompile.cli import main
 
     assert main(["dump", "preset:tiny-qwen3", "--tp", "4"]) == 0

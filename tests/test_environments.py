@@ -1,4 +1,4 @@
-"""Runs under other environments show first that the environment is what it is called."""
+"""Runs in other environments first verify that the environment is in effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.environments import ENVIRONMENTS, main
 
 
 def test_a_setting_that_is_not_in_effect_ends_the_run() -> None:
-    """oneDNN takes no notice of an instruction set that it does not know."""
+    """A setting that oneDNN ignores, here an unknown instruction set, ends the run."""
     unknown = replace(ENVIRONMENTS["avx2"], variables={"ONEDNN_MAX_CPU_ISA": "AVX3"})
     with pytest.raises(SystemExit, match="must show"):
         unknown.check()

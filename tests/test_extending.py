@@ -1,4 +1,4 @@
-"""The plugin under examples/: installed as a package, all that it adds works by name."""
+"""The plugin under examples/, installed as a package, provides all its extensions by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory into which pip has installed a copy of the plugin."""
+    """Install a copy of the plugin with pip; return the directory."""
     source = tmp_path_factory.mktemp("source") / "plugin"
     shutil.copytree(
         PLUGIN, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
@@ -41,7 +41,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def granite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model that scales its embeddings."""
+    """Save a small Granite model, which scales its embeddings."""
     config = AutoConfig.for_model(
         "granite",
         vocab_size=96,
@@ -74,7 +74,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def python(installed: Path, tmp_path: Path) -> Run:
-    """Run a script where the plugin is installed; return its output after checking its status."""
+    """Return a function that runs a script with the plugin and returns its output."""
 
     def started(script: str, *command: str, status: int = 0) -> str:
         path = tmp_path / "script.py"
@@ -88,7 +88,7 @@ def python(installed: Path, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def run(python: Run) -> Run:
-    """Run a command line of tpcompile where the plugin is installed."""
+    """Return a function that runs a tpcompile command with the plugin."""
     return lambda command, *more, status=0: python(_MAIN, *command.split(), *more, status=status)
 
 
@@ -110,7 +110,7 @@ def test_a_program_has_the_instruction_policy_and_target(run: Run, granite: Path
 
 
 def test_the_backend_generates_what_hugging_face_does(run: Run, granite: Path) -> None:
-    """On two processes, whose workers import the plugin too."""
+    """The backend gives eager's tokens on two processes, whose workers import the plugin too."""
     ids = torch.tensor([[5, 9, 2]])
     eager = AutoModelForCausalLM.from_pretrained(granite).eval()
     wanted = eager.generate(ids, max_new_tokens=6, do_sample=False)[0].tolist()
@@ -184,7 +184,7 @@ else:
             "The regions of scaled_embed are wrong: it writes x0 from undeclared reads",
         ),
     ],
-    ids=["as it is", "reads forgotten"],
+    ids=["correct", "reads omitted"],
 )
 def test_the_regions_of_the_instruction_are_checked(
     python: Run, granite: Path, change: str, said: str
@@ -202,7 +202,7 @@ passes.insert = lambda like, op, table, ids, *rest: insert(like, op, table, tabl
 
 
 def test_a_pass_that_breaks_types_is_named(python: Run, granite: Path) -> None:
-    """It looks up rows in the table by the table."""
+    """A pass that looks up table rows by the table itself is named in the error."""
     command = ["dump", str(granite), "--tp", "1", "-p", "granite"]
     said = python(_BREAKS + _MAIN, *command, status=1)
     assert "The pass fuse-scaled-embedding left an invalid graph" in said

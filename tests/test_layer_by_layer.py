@@ -1,4 +1,4 @@
-"""Inside the model: every layer's attention and MLP give what Hugging Face's give, on all ranks."""
+"""On all ranks, each layer's attention and MLP give the values of Hugging Face's modules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = [
 
 
 def _eager_parts(pair: Pair) -> dict[str, torch.Tensor]:
-    """What every attention and MLP of the eager model gives, real tokens only, by module."""
+    """Return the results of the eager attentions and MLPs by module, for real tokens only."""
     found: dict[str, torch.Tensor] = {}
     hooks = []
     ids, mask = padded(LENGTHS)

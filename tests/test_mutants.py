@@ -1,4 +1,4 @@
-"""The mutant harness on a small seeded set: the same targets as the benchmark, and it can fail."""
+"""The mutant harness meets the benchmark's targets on a small seeded set, and can fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PER_KIND = 2
 
 @pytest.fixture(scope="module")
 def some_graphs() -> list[Graph]:
-    """Every subject by every pipeline, at one tp that splits its heads or KV heads unevenly."""
+    """Return all subjects in all pipelines, at one tp that splits their heads unevenly."""
     return list(graphs(replace(subject, tps=subject.tps[1:2]) for subject in SUBJECTS))
 
 
@@ -44,11 +44,11 @@ def test_right_graphs_are_not_refused(some_graphs: list[Graph]) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_each_kind_is_noticed(kind: Any, found: list[Result]) -> None:
     mine = [result for result in found if result.kind is kind]
-    assert mine, "no graph has a place for it"
+    assert mine, "no graph fits this kind"
     for result in mine:
         assert not result.survived, result.name
         assert not result.verdict.crash, result.name
-        assert not result.unexplained, f"it changes nothing: {result.name}"
+        assert not result.unexplained, f"no effect: {result.name}"
         assert not (kind.strict and result.by_numbers_only), f"accepted: {result.name}"
 
 
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_mutants(some_graphs: list[Graph]) -> None:
 
 
 def _rates(kinds: Sequence[str], some_graphs: list[Graph]) -> tuple[int, int, int]:
-    """Mutants of some kinds: how many, seen by the checker, seen by the numbers alone."""
+    """Return how many mutants of some kinds exist, fail the checker, or change only the numbers."""
     chosen = [kind for kind in KINDS if kind.name in kinds]
     assert len(chosen) == len(kinds)
     made = list(results(_PER_KIND, 1, some_graphs, chosen))
@@ -119,7 +119,7 @@ CACHE_RULES = {
 def test_without_a_rule_of_the_cache_only_numbers_see_its_mistakes(
     rule: str, monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
 ) -> None:
-    """The rules that each step of a decode graph has, taken away one by one."""
+    """Removing a rule on the cache leaves its mistakes to be detected by the numbers alone."""
     for module in (attention, paged_attention, norm_qkv):
         if hasattr(module, rule):
             monkeypatch.setattr(module, rule, lambda *_: None)

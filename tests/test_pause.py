@@ -1,4 +1,4 @@
-"""The collector is paused while a graph is made, and back on afterwards, also on failure."""
+"""Garbage collection is paused while a graph is built, and resumed afterwards, also on errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins: installed packages are found by their entry points, and a broken one is named."""
+"""Installed plugins are found by their entry points, and broken ones are named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpcompile.plugins import load_plugins
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of installed packages."""
+    """Provide an empty directory on the import path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     load_plugins.cache_clear()
     yield tmp_path

@@ -1,4 +1,4 @@
-"""The 91 pairs: every dense preset at every tp from 2 to 8 gives Hugging Face's logits."""
+"""Each dense preset at each tp from 2 to 8, in total 91 pairs, gives Hugging Face's logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpcompile.presets import DENSE
 from tpcompile.runtime.model import CompiledModel
 
 BATCHES = ((1,), (2,), (33,), (1, 33, 17), (5, 2, 9))
-"""Lengths of the sequences: 1 to 33 tokens, one and three in a batch."""
+"""Lengths of one and of three sequences, from 1 to 33 tokens."""
 
 
 def test_there_are_91_pairs() -> None:
@@ -43,7 +43,7 @@ def test_logits_are_those_of_eager(name: str, tp: int) -> None:
 
 @pytest.mark.parametrize(("name", "heads"), [("qwen2.5-0.5b", 14), ("qwen3-1.7b", 16)])
 def test_tp_up_to_the_query_heads(name: str, heads: int) -> None:
-    """One query head a rank is the most; with one more rank there is nothing to give it."""
+    """The largest tp has one query head per rank; one more rank is refused."""
     pair = preset_pair(name)
     graph, _ = run_passes(pair.captured.graph, default_pipeline(heads))
     found = stage_logits(graph, pair, batch((7, 3)))

@@ -1,4 +1,4 @@
-"""The registry: lookup, suggestions, and names that are taken."""
+"""Tests of registries: lookup, suggestions, and duplicate names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tpcompile.schedule`: the program of a decode step, from Python as from the command line."""
+"""Tests of `tpcompile.schedule`, which schedules a decode step from Python."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_schedule_is_shown() -> None:
     ids=str,
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """Before a model is captured: there is none of this name."""
+    """Unknown names are refused before a model is captured."""
     with pytest.raises(UsageError, match=message):
         tpcompile.schedule("no-such-directory", **options)
 
@@ -96,7 +96,7 @@ def test_compile_takes_the_same_choices() -> None:
         "preset:tiny-qwen3", backend="reference", target="h200", **options
     ) as one:
         spans = next(b for b in one.program.program.buffers if b.name == "partial_values").shape[2]
-        assert spans == 2, "as many as there are blocks, and not the eight of the target"
+        assert spans == 2, "one span per block, fewer than the target's eight"
     for name, value in own.items():
         with pytest.raises(UsageError, match="Modules have no target, policy"):
             tpcompile.compile("preset:tiny-qwen3", backend="torch", **{name: value}, **options)

@@ -1,8 +1,8 @@
-"""TRAPS.md: each mistake put back, and what notices it. The numbers of the tests are its numbers.
+"""The mistakes of TRAPS.md, put back one by one; the numbers of the tests are its numbers.
 
-Every test first shows that the right thing passes, then puts the mistake back and shows that
-the checker refuses it or that the numbers leave Hugging Face's. Traps of schedules and of
-running processes have their tests beside the program and the runtime.
+Each test first shows that the correct graph passes. It then puts the mistake back and shows that
+the checker refuses it, or that the numbers differ from Hugging Face's. Traps of schedules and of
+running processes are tested with the program and the runtime.
 """
 
 from __future__ import annotations
@@ -65,15 +65,18 @@ from tpcompile.runtime.weights import RandomWeights
 aten = torch.ops.aten
 LENGTHS = (5, 1, 9)
 VISIBLE = 10 * TOLERANCE
-"""A mistake must show at least ten times as much as rounding may. The smallest is a bias of keys:
-softmax cancels what is the same for all keys, and only the rotation keeps it from being that."""
+"""A mistake must change the logits at least ten times as much as rounding may.
+
+The smallest effect is that of a bias of keys: softmax cancels any term common to all keys, and
+only the rotation makes the bias differ between keys.
+"""
 
 
-# What notices.
+# Detection.
 
 
 def lowered(pair: Pair, tp: int, until: str = "") -> fx.GraphModule:
-    """The graph after the standard passes, or after those up to one."""
+    """Return the graph after the standard passes, or after a prefix of them."""
     passes = default_pipeline(tp)
     names = [current.name for current in passes]
     last = names.index(until) + 1 if until else len(names)
@@ -81,7 +84,7 @@ def lowered(pair: Pair, tp: int, until: str = "") -> fx.GraphModule:
 
 
 def error_of(gm: fx.GraphModule, pair: Pair, lengths: tuple[int, ...] = LENGTHS) -> float:
-    """How far the logits are from Hugging Face's."""
+    """Return the relative error of the logits."""
     packed = batch(lengths, pair.captured.config.vocab_size)
     return relative_error(stage_logits(gm, pair, packed), eager_logits(pair.eager, lengths))
 
@@ -104,7 +107,7 @@ def made_of(gm: fx.GraphModule, tensor: str) -> fx.Node:
 
 
 def bypass(node: fx.Node) -> None:
-    """Read its first operand in its place."""
+    """Replace a node by its first operand."""
     node.replace_all_uses_with(operand(node))
     node.graph.erase_node(node)
 
@@ -113,7 +116,7 @@ def bypass(node: fx.Node) -> None:
 
 
 def test_1_a_mask_of_ones_times_minus_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is plainly causal needs no mask; a window does."""
+    """Full causal attention needs no mask, so the trap is tested with a window."""
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
     pair = pair_of(AutoConfig.for_model(**{**preset("tiny-qwen3"), **window}))
     gm = lowered(pair, 2)
@@ -130,7 +133,7 @@ def test_1_a_mask_of_ones_times_minus_infinity(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("projection", ["q_proj", "k_proj", "v_proj"])
 def test_2_a_projection_split_along_its_input(projection: str) -> None:
-    """At tp=2 the shapes may fit: [96, 64] in halves is [48, 64] or [96, 32]."""
+    """A split along the wrong dimension is refused, even if shapes fit at tp=2."""
     pair = preset_pair("tiny-qwen3")
     gm = lowered(pair, 2, "insert-collectives")
     assert_good(gm, pair)
@@ -143,7 +146,7 @@ def test_2_a_projection_split_along_its_input(projection: str) -> None:
 
 
 def test_3_a_fused_projection_split_as_one() -> None:
-    """Rank 0 would get most of q, and rank 1 the rest of it with k and v."""
+    """Rank 0 would hold most of q, and rank 1 the rest of q with k and v."""
     pair = preset_pair("tiny-qwen3")
     gm = lowered(pair, 2)
     assert_good(gm, pair)
@@ -152,11 +155,11 @@ def test_3_a_fused_projection_split_as_one() -> None:
     rows = int(good.type.shape[0])
     halves = tuple(take(good.whole, 0, a, b) for ((a, b),) in even_runs(rows, 2))
     set_parameter(weight, dataclasses.replace(good, shards=halves))
-    assert "recipe" in rules_broken(gm), "the right type, the wrong rows"
+    assert "recipe" in rules_broken(gm), "the type is right, the rows are wrong"
     assert error_of(gm, pair) > VISIBLE
     unsplit = Parameter.replicated(good.whole, torch.float32, 2)
     set_parameter(weight, unsplit.sharded(0, Layout("qkv", rows, 1, even_runs(rows, 2))))
-    assert "split-segments" in rules_broken(gm), "rows and type agree, the split knows better"
+    assert "split-segments" in rules_broken(gm), "rows and type agree, but not with the split"
 
 
 @pytest.mark.parametrize("sizes", ["local", "local times tp"])
@@ -214,7 +217,7 @@ def test_5_a_fused_bias_dropped() -> None:
 
 @lru_cache
 def llama_with_biases() -> Pair:
-    """Its output projection has a bias, which no Qwen's has."""
+    """Return a Llama whose output projection has a bias, unlike all Qwen models."""
     return pair_of(
         AutoConfig.for_model(
             "llama", hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -236,13 +239,13 @@ def test_6_the_bias_of_a_row_parallel_linear_on_every_rank() -> None:
     linear.args = (*linear.args, bias)
     bypass(added)
     assert "bias-once" in rules_broken(gm)
-    assert error_of(gm, pair) > VISIBLE, "it counts twice"
+    assert error_of(gm, pair) > VISIBLE, "the bias is added twice"
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "qwen2.5-7b"])
 @pytest.mark.parametrize("tp", [1, 2, 3])
 def test_7_keys_and_values_are_those_of_kv_heads(name: str, tp: int) -> None:
-    """What goes into attention is what a cache holds: no rank repeats a head."""
+    """Attention and cache have the KV heads, none of them repeated."""
     pair = preset_pair(name)
     gm = lowered(pair, tp)
     heads = pair.captured.config.num_key_value_heads
@@ -270,7 +273,7 @@ def test_7_keys_and_values_are_those_of_kv_heads(name: str, tp: int) -> None:
 @pytest.mark.parametrize("name", ["tiny-qwen3", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-8b"])
 @pytest.mark.parametrize("tp", [2, 3, 4, 5, 6])
 def test_8_kv_heads_by_habit(name: str, tp: int) -> None:
-    """`rank * kv_heads // tp` (or `rank // (tp // kv_heads)`) is not what the rank reads."""
+    """`rank * kv_heads // tp` (or `rank // (tp // kv_heads)`) is not the first head read."""
     pair = preset_pair(name)
     config = pair.captured.config
     queries, keys = config.num_attention_heads, config.num_key_value_heads
@@ -301,7 +304,7 @@ def test_8_kv_heads_by_habit(name: str, tp: int) -> None:
 
 
 def test_8_habit_is_wrong_somewhere() -> None:
-    """The test above would prove nothing if the habit were always right."""
+    """The formula above is wrong for some tp, so that the test can fail."""
     for name, tp in (("tiny-qwen3", 4), ("qwen2.5-0.5b", 3), ("qwen2.5-7b", 3)):
         values = preset(name)
         queries, keys = values["num_attention_heads"], values["num_key_value_heads"]
@@ -356,7 +359,7 @@ def test_9_rotary_embedding_of_another_kind(kind: str, mistake: str) -> None:
 
 
 def test_9_tables_computed_in_bf16() -> None:
-    """Hugging Face computes them in fp32 and casts: the bits tell."""
+    """Tables are computed in fp32 and then cast, as in Hugging Face."""
     pair = preset_pair("tiny-qwen3")
     eager = pair.eager.model.rotary_emb
     positions = torch.arange(300)
@@ -394,7 +397,7 @@ def test_15_a_tied_tensor_as_two_parameters() -> None:
 
 
 def test_15_a_checkpoint_without_the_head() -> None:
-    """Tied: only the table is read. Untied: both are, and they differ."""
+    """With a tied head only the table is read; otherwise both weights are, and they differ."""
     names: list[str] = []
 
     def reads(pair: Pair) -> set[str]:
@@ -416,7 +419,7 @@ VOCAB = Layout("vocab", 1013, 1, even_runs(1013, 4))
 
 
 def test_16_ids_of_other_ranks() -> None:
-    """1013 rows on 4 ranks: ids outside of a rank's rows contribute exactly nothing."""
+    """With 1013 rows on 4 ranks, ids outside of a rank's rows contribute exactly zero."""
     pair = preset_pair("tiny-qwen3")
     gm = lowered(pair, 4)
     assert_good(gm, pair)
@@ -440,7 +443,7 @@ def _no_offset(weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0) -> t
 
 
 def _even_offset(weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0) -> torch.Tensor:
-    """The offset as if every shard were as long as this one."""
+    """Compute the offset as if all shards were as long as this one."""
     start = len(weight) * round(first_row / len(weight))
     return SPECS[VOCAB_EMBEDDING].reference(weight, ids, start)
 
@@ -469,7 +472,7 @@ def test_16_a_plain_lookup_into_a_shard() -> None:
 
 
 def test_16_rows_padded_to_a_multiple_never_reach_the_logits() -> None:
-    """1013 is prime: the logits have 1013 columns and the last rank's rows are one fewer."""
+    """A vocabulary of 1013, which is prime, has unpadded logits and a shorter last shard."""
     pair = preset_pair("tiny-qwen3")
     gm = lowered(pair, 4)
     assert stage_logits(gm, pair, batch((3,), 1013)).shape == (3, 1013)
@@ -481,7 +484,7 @@ def test_16_rows_padded_to_a_multiple_never_reach_the_logits() -> None:
 
 
 def test_17_inference_mode_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who calls decides: called with gradients the ranks' values are no inference tensors."""
+    """Layers do not enter inference mode: only the caller decides."""
     pair = preset_pair("tiny-qwen3")
     gm = lowered(pair, 2)
     for rank in range(2):
@@ -489,7 +492,7 @@ def test_17_inference_mode_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "inference_mode" not in source and "no_grad" not in source
 
     def marked() -> bool:
-        """Whether any value of the graph is an inference tensor though nobody asked for it."""
+        """Return whether any value of the graph is an inference tensor."""
         packed = batch((3,), 1013)
         inputs = {
             "input_ids": packed.input_ids, "positions": packed.positions,
@@ -512,7 +515,7 @@ def _positions_with_padding(ids: torch.Tensor, mask: torch.Tensor) -> Packed:
 
 
 def _attention_over_padding(ids: torch.Tensor, mask: torch.Tensor) -> Packed:
-    """Positions are right, the padding is seen."""
+    """Pack padding as visible tokens, with correct positions."""
     seen = pack(ids, torch.ones_like(mask), (mask.cumsum(1) - 1).clamp(min=0))
     real = mask.bool().flatten().nonzero().flatten()
     return dataclasses.replace(seen, logit_rows=real)
@@ -535,7 +538,7 @@ def test_18_left_padding(mistake: Callable[..., Packed]) -> None:
 
 
 def test_19_near_ties_are_told_by_error_and_not_by_token() -> None:
-    """Rounding may swap two near logits; a dropped norm may swap none and is still wrong."""
+    """Logits are compared by error: rounding may swap near ties, a real mistake may swap none."""
     tied = torch.tensor([[1.0, 1.0 + 1e-7, 0.0]])
     rounded = torch.tensor([[1.0 + 2e-7, 1.0, 0.0]])
     assert rounded.argmax() != tied.argmax()
@@ -548,7 +551,7 @@ def test_19_near_ties_are_told_by_error_and_not_by_token() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Bf16:
-    """A model captured in bf16; Hugging Face's logits in bf16, and in fp32 of the same weights."""
+    """A model captured in bf16, and Hugging Face's logits in bf16 and fp32 of the same weights."""
 
     pair: Pair
     ids: torch.Tensor
@@ -557,7 +560,7 @@ class Bf16:
 
 
 def _loaded(name: str, read: RandomWeights, dtype: torch.dtype) -> Any:
-    """Hugging Face with its own default attention; a configuration of its own, for it is kept."""
+    """Load Hugging Face's model with its default attention; it keeps the new configuration."""
     model: Any = AutoModelForCausalLM
     config = AutoConfig.for_model(**preset(name))
     made = model.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
@@ -577,11 +580,11 @@ def in_bf16(name: str) -> Bf16:
 
 
 NOISE = 1.001
-"""A sum in another order may round a few values of bf16 the other way."""
+"""The allowance for bf16 sums in another order, which round a few values differently."""
 
 
 def mean_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Root of the mean square: one number that no single rounding decides."""
+    """Return the root mean square error, which no single rounding dominates."""
     return float((found.float() - expected).square().mean().sqrt())
 
 
@@ -614,7 +617,7 @@ def test_20_a_norm_computed_in_bf16_is_further(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", DENSE)
 @pytest.mark.parametrize("tp", range(2, 9))
 def test_21_no_column_is_dropped(name: str, tp: int) -> None:
-    """Widths of the real models: every column on one rank, where flooring would drop some."""
+    """Each column of the real models' widths is on one rank; flooring would drop some."""
     values = preset(name)
     for size in (values["intermediate_size"], values["vocab_size"]):
         layout = plan_axis("axis", size, tp)
@@ -682,7 +685,7 @@ def test_23_eps_from_the_config() -> None:
 
 
 def test_24_an_export_of_one_token() -> None:
-    """The captured graph is of any length; one specialised to a length of 1 is refused."""
+    """The captured graph supports any length; one specialised to length 1 is refused."""
     pair = preset_pair("tiny-qwen3")
     captured = pair.captured.graph
     inputs = [node for node in captured.graph.nodes if node.op == "placeholder"]
@@ -691,7 +694,7 @@ def test_24_an_export_of_one_token() -> None:
         assert error_of(captured, pair, lengths) < TOLERANCE
     gm, _ = run_passes(captured, [])
     extents = called(gm, aten.sym_size.int)
-    assert extents, "views of the captured graph take the number of tokens from the input"
+    assert extents, "captured views must use the symbolic number of tokens"
     for extent in extents:
         extent.replace_all_uses_with(1)  # type: ignore[arg-type]
     assert "view" in rules_broken(gm)
