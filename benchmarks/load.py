@@ -35,7 +35,7 @@ BASE_BYTES = 200 * 1000**2
 
 @dataclass(frozen=True)
 class Run:
-    """One start of one side."""
+    """A single start of one side, with its time and peak memory."""
 
     seconds: float
     """Time until the model can be called, imports included."""

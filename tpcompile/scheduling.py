@@ -140,7 +140,7 @@ class ScheduledStep:
 
     @property
     def title(self) -> str:
-        """One line on the model and the choices."""
+        """A one-line summary of the model and the choices."""
         asked = self.report.asked
         return (
             f"{asked['model']}, tp={asked['tp']}, batch {asked['batch']}, "

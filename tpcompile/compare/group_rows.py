@@ -17,7 +17,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class GroupRow(Row):
-    """One group on one side, with the sequences, heads and rows that differ."""
+    """A compared group on one side, with the sequences, heads and rows that differ."""
 
     side: str = ""
     step: int = 1

@@ -27,7 +27,7 @@ class Group:
     name: str
     layer: int | None
     rows: int
-    """One row per sequence, or one per token of all sequences."""
+    """The number of sequences, or of tokens in all sequences."""
     columns: int
     layout: Layout | None = None
     """The columns of each rank, in elements; None if every rank has all of them."""

@@ -17,7 +17,7 @@ exceed these limits."""
 
 @dataclass(frozen=True)
 class Row:
-    """One value, and its distance from the expected value."""
+    """A compared value, and its distance from the expected one."""
 
     node: str
     source: str

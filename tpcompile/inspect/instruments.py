@@ -92,7 +92,7 @@ def summary(stats: Stats) -> str:
 
 @dataclass(frozen=True)
 class PassRow:
-    """One pass in a log, and whether the graph was valid after it."""
+    """A log entry of a pass: its time, and whether the graph was valid after it."""
 
     name: str
     ms: float

@@ -1,4 +1,4 @@
-"""One torch module per rank, as readable Python source."""
+"""Torch modules as readable Python source, one per rank."""
 
 from tpcompile.backends.torch_tp.emit import emit_source
 from tpcompile.backends.torch_tp.load import load_rank, run_simulated, run_together

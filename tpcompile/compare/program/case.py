@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Taken:
-    """One step of eager and the torch module, the sides without a program."""
+    """A decode step of eager and the torch module, the sides without a program."""
 
     texts: Texts
     step: Step

@@ -32,7 +32,7 @@ class BlockPool:
         self._enough = enough
         """The number of blocks for the model's limits; doubling does not skip past it."""
         self._taken = bytearray()
-        """One byte per block of the ranks, 0 if it is free; `find` locates free runs."""
+        """A byte per block, 0 if the block is free; `find` locates free runs."""
         self._holders: dict[int, int] = {}
         self._abandoned: deque[Sequence[Row]] = deque()
 

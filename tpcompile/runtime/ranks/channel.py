@@ -31,7 +31,7 @@ class Encoded:
 
 
 class Channel:
-    """One end of a connection for objects; their tensors are sent without pickling."""
+    """An endpoint of a connection for objects, which sends tensors without pickling them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -32,7 +32,7 @@ _CAUSE_S = 2.0
 
 
 class Workers:
-    """One process per rank. A failure of any process is raised here as its error."""
+    """The worker processes, one per rank; the failure of any worker is raised as an error."""
 
     def __init__(self, tp: int, threads: int | None, timeout: float) -> None:
         self._timeout = timeout

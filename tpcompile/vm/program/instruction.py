@@ -24,7 +24,7 @@ NONE = -1
 """The buffer number of an absent operand, such as the bias of a linear without one."""
 
 Memory = Sequence[torch.Tensor]
-"""One tensor per buffer, by buffer number."""
+"""The tensors of all buffers, indexed by buffer number."""
 
 
 class Range(NamedTuple):

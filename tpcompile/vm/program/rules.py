@@ -36,7 +36,7 @@ class Held:
     storage: tuple[str, ...] | None = None
     optional: bool = False
     each_rank: bool = False
-    """One buffer per rank, with consecutive numbers; the operand is the first."""
+    """Whether each rank has such a buffer, with consecutive numbers; the operand is the first."""
 
 
 def weight(*shape: str, dtype: str = "float", optional: bool = False) -> Held:
