@@ -93,7 +93,7 @@ def test_a_pipeline_of_ones_own() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "tp of zero": ({"tp": 0}, tpcompile.UsageError, "tp must be a positive int, got 0"),
     "negative tp": ({"tp": -2}, tpcompile.UsageError, "tp must be a positive int, got -2"),
-    "tp that is no number": (
+    "tp that is not a number": (
         {"tp": "two"},
         tpcompile.UsageError,
         "tp must be a positive int, got 'two'",
@@ -103,9 +103,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown pass": ({"pipeline": "canonicalise"}, tpcompile.UsageError, "Did you mean canon"),
     "broken pipeline": ({"pipeline": "canonicalize{"}, tpcompile.UsageError, "character 13"),
     "unknown dtype": ({"dtype": "bfloat"}, tpcompile.UsageError, "Did you mean bfloat16"),
-    "dtype that is no float": ({"dtype": "int8"}, tpcompile.UsageError, "dtype"),
+    "dtype that is not a float": ({"dtype": "int8"}, tpcompile.UsageError, "dtype"),
     "another device": ({"device": "meta"}, tpcompile.UnsupportedError, "cpu or cuda"),
-    "a device that is none": (
+    "unknown device": (
         {"device": "cuba"},
         tpcompile.UsageError,
         "device must be cpu or cuda, got 'cuba'",
@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tpcompile.UsageError,
         r"max_batch must be a positive int, got 0\.5",
     ),
-    "a backend to come": ({"backend": "triton"}, tpcompile.UnsupportedError, "torch"),
+    "a planned backend": ({"backend": "triton"}, tpcompile.UnsupportedError, "torch"),
     "no backend": ({"backend": None}, tpcompile.UsageError, "no backend None"),
     "a plan for other ranks": (
         {"tp": 2, "pipeline": "canonicalize,plan-sharding{tp=3}"},
@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tpcompile.UsageError,
         "does not shard the graph",
     ),
-    "no seed": ({"random_weights": "a"}, tpcompile.UsageError, "must be an integer seed"),
+    "an invalid seed": ({"random_weights": "a"}, tpcompile.UsageError, "must be an integer seed"),
 }
 
 

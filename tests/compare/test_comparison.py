@@ -79,7 +79,7 @@ MISTAKES = {
     "another epsilon": (other_epsilon, "model.layers.0.input_layernorm", 0),
     "keys not rotated": (no_rotation, "model.layers.1.self_attn", 1),
     "another scale": (other_scale, "model.layers.1.self_attn", 1),
-    "the MLP counted twice": (twice_the_mlp, "model.layers.0.mlp.down_proj", 0),
+    "the MLP added twice": (twice_the_mlp, "model.layers.0.mlp.down_proj", 0),
 }
 
 

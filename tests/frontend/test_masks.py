@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         "more than token indices",
     ),
     "none": (lambda *_: None, {}, "no mask"),
-    "made by hand": (
+    "a custom tensor": (
         lambda self, hidden, _: hidden.new_zeros(1, 1, 1, 1),
         {},
         "that the model built itself",

@@ -50,7 +50,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tpcompile.UnsupportedError, "is quantized",
     ),
     "unknown kind": ({"model_type": "no-such-model"}, tpcompile.CaptureError, "no-such-model"),
-    "no kind": ({"hidden_size": 8}, tpcompile.CaptureError, "model_type"),
+    "missing kind": ({"hidden_size": 8}, tpcompile.CaptureError, "model_type"),
     "heads that do not divide": (
         {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 7, "head_dim": None},
         tpcompile.CaptureError, "could not",
@@ -151,8 +151,8 @@ def test_attention_from_the_hub_is_not_loaded() -> None:
 
 
 BROKEN = {
-    "no JSON": ("{", r"Found invalid JSON at line 1, column 2"),
-    "no object": ("[]", "Found a JSON list instead of an object"),
+    "invalid JSON": ("{", r"Found invalid JSON at line 1, column 2"),
+    "not an object": ("[]", "Found a JSON list instead of an object"),
     "nested too deep to parse": ('{"a": ' + "[" * 100_000, "nested more than 100 levels"),
     "nested too deep to use": (
         '{"model_type": "qwen3", "a": ' + "[" * 300 + "]" * 300 + "}",

@@ -319,16 +319,20 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
     "input": (
         ("an input on some ranks", split_input, "Shard(0, t)"),
         ("slots on some ranks", split_slots, "Shard(0, tokens)"),
-        ("keys that come in split", split_input_as_keys, "Shard(1, kv_heads)"),
-        ("a cache to be summed", summed_cache, "Partial(sum)"),
+        ("split keys as an input", split_input_as_keys, "Shard(1, kv_heads)"),
+        ("a partial cache", summed_cache, "Partial(sum)"),
         ("a cache that is read elsewhere", cache_read_elsewhere, "Shard(3, kv_heads)"),
     ),
     "ranks": (("a cache on other ranks", relaid_cache((((0, 1),), ((1, 2),))), "on 2 ranks"),),
     "kv-cache": (
-        ("layers in one place", cache_of_one_layer, "layer 0 of the cache"),
+        ("two layers in one place", cache_of_one_layer, "layer 0 of the cache"),
         ("layers in another order", cache_layers_swapped, "layer 0 of the cache after layer 1"),
         ("a layer of other blocks", cache_of_other_blocks, "block=16"),
-        ("heads where the keys are not", relaid_cache((((0, 1),),) * 3 + (((1, 2),),)), "cache"),
+        (
+            "heads on other ranks than the keys",
+            relaid_cache((((0, 1),),) * 3 + (((1, 2),),)),
+            "cache",
+        ),
     ),
     "recipe": (
         ("a shape that is not the type's", recipe_shape, "shape (63, 64) on rank 0"),
@@ -339,7 +343,7 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
         ("a whole that is not the type's", recipe_of_the_whole, "shape (63,)"),
         ("replicas that differ", replicas_that_differ, "on rank 3"),
         ("a row twice", rewritten(NORM, _repeated), "[0:1]"),
-        ("rows turned", rewritten(NORM, _turned), "[32:64]"),
+        ("swapped halves", rewritten(NORM, _turned), "[32:64]"),
         ("rows interleaved", rewritten(NORM, _interleaved_rows), "permute("),
         ("a row of the fused rows twice", rewritten(QKV, _repeated), "[0:1]"),
         ("fused parts swapped", rewritten("layers.0.mlp.gate_proj", _parts_swapped), "made of"),
@@ -350,12 +354,12 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
     "layout": (
         ("a head that no cache has", relaid_cache((((0, 1),),) * 4), "unit 1 (1 missing)"),
         (
-            "a unit that nobody holds",
+            "a unit that no rank holds",
             relaid(O_PROJ, 1, GAP),
             "unit 3 (1 missing)",
         ),
         (
-            "a rank with nothing",
+            "a rank without units",
             relaid(O_PROJ, 1, IDLE),
             "rank 3 holds no units",
         ),
@@ -365,7 +369,7 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
             "twice or out of order",
         ),
         (
-            "a unit that is none",
+            "a unit out of range",
             relaid(O_PROJ, 1, OUTSIDE),
             "outside the 6 units",
         ),

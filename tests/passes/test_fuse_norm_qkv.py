@@ -143,7 +143,7 @@ def _not_projected(gm: fx.GraphModule) -> None:
 NEAR_MISSES: dict[str, tuple[Callable[[fx.GraphModule], None], str]] = {
     "the normed value is the residual": (_norm_is_the_residual, "%l0_residual also reads it"),
     "queries are read elsewhere": (_queries_are_read, "%neg also reads it"),
-    "keys are normed otherwise": (
+    "keys have another norm": (
         _another_eps,
         "its head norms must have the same epsilon, got [1e-06, 0.001]",
     ),
@@ -153,7 +153,7 @@ NEAR_MISSES: dict[str, tuple[Callable[[fx.GraphModule], None], str]] = {
         "queries and keys are rotated in different layouts",
     ),
     "keys do not rotate": (_keys_do_not_rotate, "expected tpc.rope, got tpc.rms_norm"),
-    "keys and values change places": (_keys_and_values_change_places, "expected 1, got 2"),
+    "keys and values are swapped": (_keys_and_values_change_places, "expected 1, got 2"),
     "the residual is not normed": (_not_normed, "is not an RMS norm"),
     "the rows come from elsewhere": (_not_projected, "it is not a linear"),
 }

@@ -154,7 +154,7 @@ def test_either_order_is_added(first: bool) -> None:
 BF16, FP32 = torch.bfloat16, torch.float32
 NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"number": True, "first": True}, "it is not a plain sum of two values"),
-    "a residual that spreads": (
+    "a residual that broadcasts": (
         {"narrow": True},
         "its terms must have the same shape and dtype, got f32[6]",
     ),

@@ -143,7 +143,7 @@ FINE: dict[str, tuple[Rotated, int]] = {
     ),
     "one norm for queries and keys": (Rotated(norms={"q": "q", "k": "q"}), 2),
     "one weight for queries and keys": (Rotated(weights={"k": "q0"}, heads=2), 2),
-    "norms behind the rotation": (Rotated(normed_after=True), 2),
+    "norms after the rotation": (Rotated(normed_after=True), 2),
 }
 
 
@@ -164,11 +164,11 @@ def test_what_is_shared_is_permuted_once(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Rotated, str]] = {
-    "values by the weight of keys": (
+    "values with the weight of keys": (
         Rotated(weights={"v": "k0"}),
         "k0.weight cannot be interleaved: %linear_2 also reads it",
     ),
-    "values by the norm of keys": (
+    "values with the norm of keys": (
         Rotated(norms={"q": "q", "k": "k", "v": "k"}),
         "k.norm cannot be interleaved: %rms_norm_2 also reads it",
     ),

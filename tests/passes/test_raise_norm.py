@@ -92,7 +92,7 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
         "the mean must be taken in fp32",
     ),
     "one scale for all": ({"scale": (1,)}, "the scale must have shape (8,), got (1,)"),
-    "a scale a token and feature": (
+    "a scale per token and feature": (
         {"scale": (1, WIDTH)},
         "the scale must have shape (8,), got (1, 8)",
     ),

@@ -122,7 +122,7 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "halves of the heads": ({"axis": 0, "middle": (2, 2), "cat_axis": 0}, "expected -1, got 0"),
     "the other half negated": ({"negated": 0}, "expected aten.neg, got"),
-    "another value turned": ({"other_value": True}, "x is already bound to"),
+    "another value rotated": ({"other_value": True}, "x is already bound to"),
     "tokens first": ({"token_major": True}, "expected 0, got 1"),
     "one table for all features": ({"table": 1}, "the table must have shape ("),
 }

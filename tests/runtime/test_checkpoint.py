@@ -198,8 +198,8 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty": (_empty_file, "may be truncated"),
     "no files": (_no_files, "no weights"),
     "the old format": (_old_format, "save_pretrained"),
-    "a tensor missing": (_edited(lambda t: t.pop(UP)), f"lacks the tensor {UP}"),
-    "the embedding missing": (
+    "a missing tensor": (_edited(lambda t: t.pop(UP)), f"lacks the tensor {UP}"),
+    "a missing embedding": (
         _edited(lambda t: t.pop("model.embed_tokens.weight")),
         "model.embed_tokens.weight or lm_head.weight",
     ),
@@ -207,7 +207,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         _edited(lambda t: t.update({UP: t[UP][:-1].clone()})),
         "does not match the configuration",
     ),
-    "a tensor too many": (
+    "an unexpected tensor": (
         _edited(lambda t: t.update({"model.layers.9.thing": torch.zeros(1)})),
         r"the model does not have: model\.layers\.9\.thing",
     ),
@@ -239,7 +239,7 @@ def _other_index(directory: Path) -> None:
 
 
 SHARDED_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a file missing": (_drop_file, r"lacks the file model-00002"),
+    "a missing file": (_drop_file, r"lacks the file model-00002"),
     "a broken index": (_break_index, "index of the checkpoint"),
     "an index of another checkpoint": (_other_index, "its file lacks"),
 }

@@ -145,8 +145,8 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
         _edited(lambda tensors: tensors.update({UP: tensors[UP][:-1].clone()})),
         rf"shape of the tensor {UP} does not match.*Found \(175, 64\)\. Expected \(176, 64\)",
     ),
-    "a tensor missing": (_edited(lambda tensors: tensors.pop(UP)), f"lacks the tensor {UP}"),
-    "a tensor too many": (
+    "a missing tensor": (_edited(lambda tensors: tensors.pop(UP)), f"lacks the tensor {UP}"),
+    "an unexpected tensor": (
         _edited(lambda tensors: tensors.update({"model.layers.9.thing": torch.zeros(1)})),
         r"the model does not have: model\.layers\.9\.thing",
     ),

@@ -55,14 +55,14 @@ ASKED: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.5},
     "no n-gram twice": {"no_repeat_ngram_size": 1},
     "bad words": {"bad_words_ids": [[419], [75, 843]]},
-    "at least": {"min_new_tokens": NEW, "eos_token_id": [238, 5]},
+    "minimum length": {"min_new_tokens": NEW, "eos_token_id": [238, 5]},
     "forced end": {"forced_eos_token_id": 7},
-    "a chunk at a time": {"prefill_chunk_size": 3},
-    "a chunk at a time, beams": {"prefill_chunk_size": 4, "num_beams": 2},
+    "prefill in chunks": {"prefill_chunk_size": 3},
+    "prefill in chunks, beams": {"prefill_chunk_size": 4, "num_beams": 2},
     "without a cache": {"use_cache": False},
     "beams without a cache": {"use_cache": False, "num_beams": 2},
     "guided": {"guidance_scale": 1.5},
-    "until a length": {"max_length": 14, "max_new_tokens": None},
+    "maximum length": {"max_length": 14, "max_new_tokens": None},
 }
 
 

@@ -34,7 +34,7 @@ def modules(both: Both) -> Both:
 NEEDS_TOKENS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "ends": {"eos_token_id": [5, 6]},
-    "a chunk at a time": {"prefill_chunk_size": 4},
+    "prefill in chunks": {"prefill_chunk_size": 4},
     "a time limit": {"max_time": 100.0},
 }
 
@@ -180,10 +180,10 @@ def test_loading_and_generating_leave_random_numbers_alone() -> None:
 
 
 BROKEN: dict[str, bytes] = {
-    "no json": b"{",
+    "invalid JSON": b"{",
     "a list": b"[]",
     "a number": b"3",
-    "no text": b"\xff\xfe\x00",
+    "not text": b"\xff\xfe\x00",
     "deep": b"[" * 100_000,
     "another type": b'{"max_new_tokens": "many"}',
 }

@@ -42,7 +42,7 @@ TEXTS = ["Anna is a", "One rainy morning Felix and his", "The"]
 
 ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
     "greedy": (TEXTS[0], {"do_sample": False}),
-    "as it comes": (TEXTS[0], {}),
+    "defaults": (TEXTS[0], {}),
     "beams": (TEXTS[0], {"num_beams": 3, "num_return_sequences": 2}),
     "one by one": (TEXTS, {"do_sample": False}),
     "a padded batch": (TEXTS, {"do_sample": False, "batch_size": 2}),

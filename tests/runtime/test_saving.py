@@ -168,9 +168,9 @@ def test_a_save_that_fails_changes_nothing(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a file": ({"save_directory": __file__}, "must be a directory. Found a file"),
     "below a file": ({"save_directory": f"{__file__}/x"}, "cannot be written"),
-    "no path": ({"save_directory": None}, "must be a path"),
+    "a missing path": ({"save_directory": None}, "must be a path"),
     "an empty path": ({"save_directory": ""}, "must be a path"),
-    "no size": ({"max_shard_size": "much"}, "max_shard_size must be .*Found 'much'"),
+    "an invalid size": ({"max_shard_size": "much"}, "max_shard_size must be .*Found 'much'"),
     "a size of zero": ({"max_shard_size": 0}, "max_shard_size must be .*Found 0"),
     "a flag for a size": ({"max_shard_size": True}, "max_shard_size must be .*Found True"),
     "to the hub": ({"push_to_hub": True}, "push_to_hub=True"),
@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a function": ({"save_function": print}, "save_function="),
     "pickles": ({"safe_serialization": False}, "safe_serialization=False"),
     "distributed": ({"distributed_checkpoint": True}, "distributed_checkpoint=True"),
-    "a typing mistake": ({"max_shard_sise": "1GB"}, "Did you mean max_shard_size"),
+    "a misspelt option": ({"max_shard_sise": "1GB"}, "Did you mean max_shard_size"),
 }
 
 

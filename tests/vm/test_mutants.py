@@ -269,11 +269,11 @@ HOLES: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "steps": ("no_waits_between_steps", lambda patch: patch.setattr(Done, "unguarded", _nothing)),
     "order": ("wait_dropped", lambda patch: patch.setattr(verify, "_missing", lambda *a: None)),
     "queues": ("rank_changed", lambda patch: patch.setattr(verify, "check_queues", _nothing)),
-    "some signals are as good as all": (
+    "partial thresholds count as complete": (
         "threshold_lowered",
         lambda patch: patch.setattr(verify, "Done", _Gullible),
     ),
-    "several workers keep the order of a queue": (
+    "workers sharing a queue keep its order": (
         "workers_added",
         lambda patch: patch.setattr("tests.vm.mutants.table.check_program", _one_worker),
     ),

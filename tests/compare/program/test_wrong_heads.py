@@ -36,14 +36,14 @@ Q, K, V = of(Part.Q), of(Part.K), of(Part.V)
 
 WRONG = [
     # the first half of a layer, up to the projections
-    Wrong("other eps", "norm", operands(Append, normed=eps(1e-5))),
+    Wrong("wrong eps", "norm", operands(Append, normed=eps(1e-5))),
     Wrong(
         "norm of layer 0",
         "norm",
         operands(Append, normed=normed_with("l0_input_layernorm_weight")),
     ),
     Wrong(
-        "other eps in blocks",
+        "wrong eps in blocks",
         "norm",
         operands(Rows, normed=eps(1e-5)),
         lowering="rows",
@@ -85,7 +85,7 @@ WRONG = [
         "q_normed",
         operands(Append, Q, head_norm=lambda at: numbers("l1_k_norm_weight", at)),
     ),
-    Wrong("other eps for heads", "k_normed", operands(Append, K, head_eps=1e-5)),
+    Wrong("wrong eps for heads", "k_normed", operands(Append, K, head_eps=1e-5)),
     Wrong(
         "scales of interleaved heads not permuted",
         "q_normed",
@@ -93,7 +93,7 @@ WRONG = [
         interleaved=True,
     ),
     Wrong(
-        "a head finished by each of its blocks",
+        "a head completed by each of its blocks",
         "q_normed",
         wrong.instructions(Rows, lambda one: replace(one, blocks=1), Q),
         lowering="rows",
@@ -110,7 +110,7 @@ WRONG = [
         functions(Append, K, (qkv, "rope", not_turned)),
     ),
     Wrong("rotated backwards", "q_rotated", functions(Append, Q, (qkv, "rope", turned_back))),
-    Wrong("pairs side by side, weights not", "q_rotated", operands(Append, Q, interleaved=True)),
+    Wrong("interleaved pairs, weights not", "q_rotated", operands(Append, Q, interleaved=True)),
     Wrong(
         "pairs half a head apart, weights not",
         "k_rotated",

@@ -143,7 +143,7 @@ WRONG = [
     ),
     Wrong("a rank left out of the sum", "mlp_residual", runs_with(AllReduce, MLP, ranks=2)),
     Wrong(
-        "columns that are left over dropped",
+        "remaining columns dropped",
         "mlp_residual",
         wrong.instructions(LinearTerms, fewer_columns, MLP),
     ),
@@ -180,19 +180,19 @@ WRONG = [
         operands(Embed, on_rank(1), first=0),
     ),
     Wrong(
-        "other eps at the end",
+        "wrong eps in the final norm",
         "final_norm",
         operands(NormLmHead, normed=eps(1e-5)),
     ),
-    Wrong("rows of the head one off", "logits", memory(NormLmHead, anywhere, one_row_off)),
+    Wrong("rows of the head shifted by one", "logits", memory(NormLmHead, anywhere, one_row_off)),
     Wrong(
         "vocabulary counted from another token",
         "token",
         operands(NormLmHead, lambda one: one.rank > 0, first=0),
     ),
-    Wrong("bests of one rank only", "token", runs_with(Argmax, ranks=1)),
+    Wrong("maxima of one rank only", "token", runs_with(Argmax, ranks=1)),
     Wrong(
-        "the highest of equal tokens",
+        "ties to the highest id",
         "token",
         memory(Argmax, anywhere, last_of_equals),
         model="qwen3 with a tie",

@@ -56,14 +56,14 @@ def _difference(both: Both, **given: Any) -> float:
 LAYOUTS = {
     "two": [[0, 1, 2, 3, 0, 1, 2, 3, 4]],
     "one": [[0, 1, 2, 3, 4, 5, 6, 7, 8]],
-    "one, further on": [[5, 6, 7, 8, 9, 10, 11, 12, 13]],
+    "one, with an offset": [[5, 6, 7, 8, 9, 10, 11, 12, 13]],
     "repeated": [[0, 0, 0, 1, 2, 2, 3, 3, 3]],
     "jumping": [[0, 1, 2, 7, 8, 9, 11, 12, 13]],
     "decreasing": [[8, 7, 6, 5, 4, 3, 2, 1, 0]],
-    "goes on where the other stopped": [[3, 4, 5, 6, 7, 1, 2, 3, 4]],
+    "continued from a later position": [[3, 4, 5, 6, 7, 1, 2, 3, 4]],
     "two rows": [[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 6]],
     "only one of two rows": [[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 0, 0, 1]],
-    "rows that follow each other": [[0, 1, 2, 3, 4, 0, 1, 2, 3], [4, 5, 6, 7, 8, 0, 1, 2, 3]],
+    "rows with consecutive positions": [[0, 1, 2, 3, 4, 0, 1, 2, 3], [4, 5, 6, 7, 8, 0, 1, 2, 3]],
 }
 
 

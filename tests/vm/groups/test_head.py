@@ -99,7 +99,7 @@ WHOLE = [[Range(0, VOCABULARY)]]
 SHARES = {
     "one": WHOLE,
     "slots": [cuts(VOCABULARY, 4, 8)],
-    "a row each": [cuts(VOCABULARY, *range(1, VOCABULARY))],
+    "one row each": [cuts(VOCABULARY, *range(1, VOCABULARY))],
     "two ranks": [cuts(9, 4), cuts(8, 4)],
     "three ranks": [cuts(6, 2), cuts(6, 3), cuts(5, 4)],
 }

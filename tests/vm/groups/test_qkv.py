@@ -154,12 +154,12 @@ class Work:
 
 
 CUTS: dict[str, Callable[[Work], list[StepInstruction]]] = {
-    "a head each": lambda work: work.heads(1),
+    "one head each": lambda work: work.heads(1),
     "two heads": lambda work: work.heads(2),
     "all heads": lambda work: work.heads(9),
     "halves of heads": lambda work: work.rows(4),
     "uneven blocks": lambda work: work.rows(1, 3, 6),
-    "one block a head": lambda work: work.rows(),
+    "one block per head": lambda work: work.rows(),
     "blocks backwards": lambda work: work.rows(3, 5)[::-1],
 }
 GIVEN = [
@@ -227,7 +227,7 @@ def test_the_last_block_finishes_the_head_whichever_it_is(order: tuple[int, ...]
         assert work.desk.tensors[work.arrivals].tolist() == [3 * (step + 1), 0, 0]
 
 
-@pytest.mark.parametrize("cut", ["a head each", "halves of heads"])
+@pytest.mark.parametrize("cut", ["one head each", "halves of heads"])
 def test_what_holds_nothing_is_not_kept(cut: str) -> None:
     work = Work(Given(lengths=(5, 0, 8)))
     _, cache = work.ran(CUTS[cut](work))
@@ -324,13 +324,13 @@ MISTAKES: dict[str, Callable[[Work], None]] = {
     "trap 10: norms of heads swapped": _swapped_norms,
     "trap 10: the other rotary layout": _other_layout,
     "trap 14: positions one late": _one_late,
-    "values normed too": _normed_values,
+    "values normalised too": _normed_values,
     "another layer of the cache": _layer_below,
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("cut", ["a head each", "halves of heads"])
+@pytest.mark.parametrize("cut", ["one head each", "halves of heads"])
 def test_a_mistake_is_seen(cut: str, mistake: str) -> None:
     work = Work(Given())
     MISTAKES[mistake](work)

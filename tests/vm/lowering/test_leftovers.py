@@ -154,7 +154,7 @@ CHANGES: dict[str, tuple[str, Callable[[fx.GraphModule], None], str, str]] = {
         "tpc.rope",
         "expected tpc.rope, got tpc.rms_norm",
     ),
-    "queries that are added to": (
+    "queries with an addition": (
         "cache-kv",
         _queries_are_read,
         "aten.neg",

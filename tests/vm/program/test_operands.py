@@ -82,17 +82,17 @@ MISTAKES = {
     "dtype": Mistake(
         ONE, "norm_lm_head", "at.dtype", lambda _: DType.F16, "dtype must be f32, .*, got f16"
     ),
-    "window of nothing": Mistake(
+    "an empty window": Mistake(
         ONE, "partial_attention", "at.window", lambda _: 0, "window must be at least 1, got 0"
     ),
-    "eps below zero": Mistake(
+    "negative eps": Mistake(
         ONE,
         "norm_lm_head",
         "at.normed.eps",
         lambda _: -1.0,
         "eps must be a finite number.*, got -1.0",
     ),
-    "scale is no number": Mistake(
+    "scale is NaN": Mistake(
         ONE,
         "partial_attention",
         "at.scale",
@@ -121,7 +121,7 @@ MISTAKES = {
     "leaves without columns": Mistake(
         TWO, "linear_terms", "columns", lambda _: Range(0, 1), "a range of length 2 or more"
     ),
-    "a sequence too many": Mistake(
+    "a sequence out of range": Mistake(
         ONE, "partial_attention", "sequence", lambda _: 2, "from 0 to 1, got 2"
     ),
     "an empty range": Mistake(

@@ -126,7 +126,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         lambda p: replace(p, queues=(p.queues[0], (*p.queues[1], 0))),
         "occurs 2 times in the queues",
     ),
-    "a queue of nothing": (
+    "a queue of an unknown instruction": (
         lambda p: replace(p, queues=(p.queues[0], (*p.queues[1], 9))),
         "queue 1 contains instruction 9, but the program has 6 instructions",
     ),
@@ -138,7 +138,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         lambda p: replace(p, buffers=(Buffer("x", (3,)),)),
         "a region outside of x: 2:4 in dimension 0, whose extent is 3",
     ),
-    "a buffer that is not there": (
+    "a missing buffer": (
         lambda p: replace(p, buffers=()),
         "accesses buffer 0, but the program has 0 buffers",
     ),
@@ -146,19 +146,19 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         lambda p: replace(p, waits=(*p.waits[:5], (Wait(1, 3),))),
         "waits for 3 signals of counter 1, which gets 2; the threshold must be from 0 to 2",
     ),
-    "a threshold below nothing": (
+    "a negative threshold": (
         lambda p: replace(p, waits=(*p.waits[:5], (Wait(1, -1),))),
         "waits for -1 signals of counter 1",
     ),
-    "a wait for no counter": (
+    "a wait for an invalid counter": (
         lambda p: replace(p, waits=(*p.waits[:5], (Wait(-1, 1),))),
         "down 3 (instruction 5) waits for counter -1",
     ),
-    "a signal of no counter": (
+    "a signal of an invalid counter": (
         lambda p: replace(p, signals=((-1,), *p.signals[1:])),
         "down 0 (instruction 0) signals counter -1",
     ),
-    "a circle": (
+    "a cycle": (
         lambda p: replace(p, waits=((Wait(1, 1),), *p.waits[1:]), queues=((0, 2, 4), (1, 5, 3))),
         "instructions never run; down 0 (instruction 0), the first of them in its queue, waits for",
     ),
@@ -195,12 +195,12 @@ def _with_join(program: Program, number: int, **change: Any) -> Program:
 
 
 SPLIT: dict[str, tuple[Callable[[Program], Program], str, str]] = {
-    "rows that nobody computes": (
+    "rows that no block computes": (
         lambda p: _with_join(p, 0, part=(1, 2)),
         "heads",
         "rows 0 to 1 of the head q[0:4] are computed by no block",
     ),
-    "rows that two compute": (
+    "rows computed twice": (
         lambda p: _with_join(p, 1, part=(1, 4)),
         "heads",
         "rows 1 to 2 of the head q[0:4] are computed twice",
@@ -217,7 +217,7 @@ SPLIT: dict[str, tuple[Callable[[Program], Program], str, str]] = {
         "these must be 4 rows, as in its first block, block (0, 2) (instruction 0), and an "
         "arrival count of 2, the number of blocks that arrive before any other access",
     ),
-    "two heads that count in one place": (
+    "two heads with one slot": (
         lambda p: _with_join(_with_join(p, 2, region=HEAD), 3, region=HEAD),
         "order",
         "block (2, 4) (instruction 1) writes a block of q[0:4] and "

@@ -304,12 +304,12 @@ def even_layout(units: int, grain: int = 1) -> Layout:
 
 Q, CACHE = heads(6, 2)
 REFUSALS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "a head split": ("whole-heads", (Q.sharded(2, even_layout(4)), CACHE, *PLACES, *REST)),
+    "a split head": ("whole-heads", (Q.sharded(2, even_layout(4)), CACHE, *PLACES, *REST)),
     "rows of heads": (
         "whole-heads",
         (Q.sharded(1, even_layout(3, 2)), CACHE, *PLACES, *REST),
     ),
-    "a KV head that is elsewhere": (
+    "a KV head on another rank": (
         "kv-heads",
         (
             Q.sharded(1, Layout("q_heads", 6, 1, (((0, 4),), ((4, 6),)))),
@@ -322,21 +322,21 @@ REFUSALS: dict[str, tuple[str, tuple[Any, ...]]] = {
         "kv-cache",
         (Q, CACHE.sharded(2, even_layout(8)), *PLACES, *REST),
     ),
-    "a cache of terms": ("kv-cache", (Q, CACHE.partial(), *PLACES, *REST)),
+    "a partial cache": ("kv-cache", (Q, CACHE.partial(), *PLACES, *REST)),
     "a cache of one side": ("kv-cache", (Q, random(3, 1, 8, 2, WIDTH), *PLACES, *REST)),
     "queries of another dtype": (
         "kv-cache",
         (operand(Q.whole.bfloat16()), CACHE, *PLACES, *REST),
     ),
-    "a layer too many": ("kv-cache", (Q, CACHE, *PLACES, SCALE, None, 3, 2)),
-    "blocks of nothing": ("kv-cache", (Q, CACHE, *PLACES, SCALE, None, 1, 0)),
-    "no window": ("attention", (Q, CACHE, *PLACES, SCALE, 0, 1, 2)),
-    "queries that are terms": ("partial-nonlinear", (Q.partial(), CACHE, *PLACES, *REST)),
+    "a layer out of range": ("kv-cache", (Q, CACHE, *PLACES, SCALE, None, 3, 2)),
+    "empty blocks": ("kv-cache", (Q, CACHE, *PLACES, SCALE, None, 1, 0)),
+    "an empty window": ("attention", (Q, CACHE, *PLACES, SCALE, 0, 1, 2)),
+    "partial queries": ("partial-nonlinear", (Q.partial(), CACHE, *PLACES, *REST)),
     "lengths of other sequences": (
         "kv-cache",
         (Q, CACHE, PLACES[0], operand(torch.tensor([3, 4, 1])), *REST),
     ),
-    "lengths that are no whole numbers": (
+    "lengths that are not integers": (
         "kv-cache",
         (Q, CACHE, PLACES[0], random(2), *REST),
     ),
@@ -391,7 +391,7 @@ ROLES: dict[str, tuple[Any, ...]] = {
     "a layer of other blocks": (
         Q.in_role(QueriesOf(LAYER, 4)), CACHE, *PLACES, SCALE, None, LAYER, 4
     ),
-    "a cache of no blocks": (Q, Operand(CACHE.whole, CACHE.kind.in_role(None)), *PLACES, *REST),
+    "a cache without blocks": (Q, Operand(CACHE.whole, CACHE.kind.in_role(None)), *PLACES, *REST),
 }  # fmt: skip
 
 

@@ -73,11 +73,11 @@ REFUSALS: dict[str, tuple[str, tuple[Any, ...]]] = {
         (X.sharded(1, Layout("hidden", 10, 1, even_runs(10, 2))), NORM, EPS, WEIGHT),
     ),
     "a scale of another width": ("norm-weight", (X, random(4), EPS, WEIGHT)),
-    "columns split": (
+    "split columns": (
         "contraction-layout",
         (X, NORM, EPS, WEIGHT.sharded(1, Layout("hidden", 10, 1, even_runs(10, 2)))),
     ),
-    "a bias that is whole": (
+    "a replicated bias": (
         "bias-layout",
         (X, NORM, EPS, WEIGHT.sharded(0, FusedLayout((GATE, GATE))), random(12)),
     ),

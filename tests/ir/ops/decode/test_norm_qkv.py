@@ -169,21 +169,21 @@ def _halves(heads: int, grain: int) -> Any:
 
 KEYS = Layout("rows", 2, 1, even_runs(2, 2))
 REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
-    "half a head a rank": (
+    "half a head per rank": (
         "whole-heads",
         {
             "weight": given()["weight"].sharded(0, rows(WIDTH // 2, 4, 2, 2)),
             "bias": None,
         },
     ),
-    "rows split as one": (
+    "rows split without segments": (
         "split-segments",
         {
             "weight": given()["weight"].sharded(0, Layout("rows", 8, 8, even_runs(8, 2))),
             "bias": None,
         },
     ),
-    "a bias that is not split": (
+    "a replicated bias": (
         "bias-layout",
         {"weight": given()["weight"].sharded(0, rows(WIDTH, 4, 2, 2))},
     ),
@@ -198,14 +198,14 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
         {"cache": operand(given()["cache"].whole.bfloat16())},
     ),
     "more keys than values": ("norm-qkv", {"heads": (4, 3, 1)}),
-    "heads that are not all rows": ("split-sizes", {"heads": (3, 2, 2)}),
+    "heads that do not cover all rows": ("split-sizes", {"heads": (3, 2, 2)}),
     "a norm of another width": ("norm-weight", {"q_norm": random(HIDDEN)}),
     "a norm of part of a head": ("norm-weight", {"k_norm": random(WIDTH // 2)}),
     "terms": ("partial-nonlinear", {"x": given()["x"].partial()}),
     "slots of other tokens": ("kv-cache", {"slots": operand(torch.tensor([6, 0]))}),
     "slots that are a mask": ("kv-cache", {"slots": operand(torch.tensor([True, False, True]))}),
-    "a layer too many": ("kv-cache", {"layer": LAYERS}),
-    "blocks of nothing": ("kv-cache", {"block": 0}),
+    "a layer out of range": ("kv-cache", {"layer": LAYERS}),
+    "empty blocks": ("kv-cache", {"block": 0}),
     "tables of another step": ("rope", {"cos": random(4, WIDTH), "sin": random(4, WIDTH)}),
 }
 

@@ -102,7 +102,7 @@ REFUSALS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
         LINEAR_RESIDUAL,
         (X.sharded(1, COLUMNS), WEIGHT.sharded(1, COLUMNS), BIAS, RESIDUAL),
     ),
-    "columns split otherwise": (
+    "columns in another layout": (
         "contraction-layout",
         LINEAR_RESIDUAL,
         (X, WEIGHT.sharded(1, COLUMNS), None, RESIDUAL),
@@ -112,12 +112,12 @@ REFUSALS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
         LINEAR_RESIDUAL,
         (X, WEIGHT.sharded(0, ROWS), None, RESIDUAL),
     ),
-    "a residual of terms": (
+    "a partial residual": (
         "partial-nonlinear",
         LINEAR_RESIDUAL,
         (X, WEIGHT, None, RESIDUAL.partial()),
     ),
-    "a residual that would spread": (
+    "a residual that would broadcast": (
         "residual",
         LINEAR_RESIDUAL,
         (X, WEIGHT, None, random(1, 5)),
@@ -127,33 +127,33 @@ REFUSALS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
         LINEAR_RESIDUAL,
         (X, WEIGHT, None, operand(RESIDUAL.whole.double())),
     ),
-    "what is summed already": ("all-reduce", ALL_REDUCE_RESIDUAL, (RESIDUAL, RESIDUAL)),
-    "what is split": (
+    "a replicated operand": ("all-reduce", ALL_REDUCE_RESIDUAL, (RESIDUAL, RESIDUAL)),
+    "a split operand": (
         "all-reduce",
         ALL_REDUCE_RESIDUAL,
         (RESIDUAL.sharded(1, ROWS), RESIDUAL),
     ),
-    "a residual in terms beside terms": (
+    "a partial residual with partial terms": (
         "residual-once",
         ALL_REDUCE_RESIDUAL,
         (RESIDUAL.partial(), RESIDUAL.partial()),
     ),
-    "a residual split": (
+    "a split residual": (
         "residual-once",
         ALL_REDUCE_RESIDUAL,
         (RESIDUAL.partial(), RESIDUAL.sharded(1, ROWS)),
     ),
-    "a bias in terms": (
+    "a partial bias": (
         "bias-once",
         ALL_REDUCE_RESIDUAL,
         (RESIDUAL.partial(), RESIDUAL, BIAS.partial()),
     ),
-    "a bias split": (
+    "a split bias": (
         "bias-once",
         ALL_REDUCE_RESIDUAL,
         (RESIDUAL.partial(), RESIDUAL, BIAS.sharded(0, ROWS)),
     ),
-    "a bias for each row": (
+    "a bias per row": (
         "bias-shape",
         ALL_REDUCE_RESIDUAL,
         (RESIDUAL.partial(), RESIDUAL, random(3)),
