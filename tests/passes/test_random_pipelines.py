@@ -87,7 +87,7 @@ def _disturb(names: list[str], dice: random.Random) -> None:
 
 
 def mistake(model: str, tp: int, text: str) -> str:
-    """Return what is wrong with the outcome of a pipeline, or an empty string."""
+    """Run a pipeline; return a description of its mistake, or an empty string."""
     pair = small(model)
     try:
         gm, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(text), tp))

@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 @lru_cache(maxsize=1)
 def biased_llama() -> Pair:
-    """Return a Llama with biases in all layer linears, and with sizes that no tp divides."""
+    """Return a Llama with biases in all layer linears, and with few heads and uneven widths."""
     return pair_of(
         LlamaConfig(
             hidden_size=40,
