@@ -95,7 +95,7 @@ def run_cold(preset: str, tp: int) -> Run:
     started = time.perf_counter()
     clock = ImportClock()
     with clock.running():
-        from tpcompile.backends.torch_tp import emit_source
+        from tpcompile.backends.torch_tp import emit_sources
         from tpcompile.frontend import capture
         from tpcompile.passes import default_pipeline, run_passes
 
@@ -103,7 +103,7 @@ def run_cold(preset: str, tp: int) -> Run:
         (gm, stages), lowering = clock.timed(
             lambda: run_passes(captured.graph, default_pipeline(tp))
         )
-        _, emitting = clock.timed(lambda: [emit_source(gm, rank) for rank in range(tp)])
+        _, emitting = clock.timed(lambda: emit_sources(gm))
     checking = sum(stage.stats.check_ms for stage in stages) / 1e3
     return Run(
         capture=capturing,

@@ -11,7 +11,7 @@ from torch import fx
 
 from benchmarks.mutations.steps import Inputs, cache_of, caches_for, decodes, steps_of
 from benchmarks.mutations.subjects import Graph
-from tpcompile.backends.torch_tp import emit_source, load_rank, run_simulated
+from tpcompile.backends.torch_tp import emit_sources, load_rank, run_simulated
 from tpcompile.comm import SimulatedGroup
 from tpcompile.ir import checker
 from tpcompile.ir.info import info_of
@@ -97,7 +97,7 @@ def _run(
     group = SimulatedGroup(ranks)
     modules = [
         load_rank(
-            emit_source(gm, rank),
+            source,
             rank,
             {
                 str(node.target): evaluate(parameter_of(node).shards[rank], subject.read)
@@ -106,7 +106,7 @@ def _run(
             subject.captured.rotary.fresh(),
             group.rank(rank),
         )
-        for rank in range(ranks)
+        for rank, source in enumerate(emit_sources(gm))
     ]
     own = [{"cache": cache} for cache in caches] or [{} for _ in range(ranks)]
     found = [run_simulated(modules, group, [{**step, **each} for each in own]) for step in steps]

@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from tpcompile.backends.torch_tp import functions
-from tpcompile.backends.torch_tp.layers import layer_code, sections_of
+from tpcompile.backends.torch_tp.layers import layer_codes, sections_of
 from tpcompile.backends.torch_tp.storage import Storage
 from tpcompile.ir.meta import Origin, Parameter, new_parameter
 from tpcompile.ir.recipe import Tensor
@@ -40,7 +40,7 @@ class _Drawn:
         """Return the compiled module of the layer."""
         self.graph.output(result)
         (section,) = (s for s in sections_of(self.graph, ()) if s.layer == 7)
-        code = layer_code(section, 0, dict.fromkeys(parameters, Storage.ROWS))
+        (code,) = layer_codes(section, 1, dict.fromkeys(parameters, Storage.ROWS))
         space: dict[str, Any] = {"torch": torch, "F": functional, "tpc": functions}
         exec(code.source("Layer", [7]), space)
         made: nn.Module = space["Layer"](7, parameters, None)
@@ -91,3 +91,14 @@ def test_values_of_one_short_name() -> None:
     total = drawn.call("l7_add", aten.add.Tensor, one, other)
     x = torch.randn(3, WIDTH)
     assert torch.equal(drawn.layer(total)(x), x.relu() + x * 3.0)
+
+
+def test_code_that_is_the_same_on_all_ranks_is_written_once() -> None:
+    """Emission takes no longer for more ranks, apart from what differs between them."""
+    drawn = _Drawn()
+    result = drawn.call("l7_relu", aten.relu.default, drawn.x)
+    drawn.graph.output(result)
+    (section,) = sections_of(drawn.graph, ())
+    first, *others = layer_codes(section, 3, {})
+    assert len(others) == 2
+    assert all(code.body[0] is first.body[0] for code in others)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
-from tpcompile.backends.torch_tp import emit_source, functions, load_rank, run_simulated
+from tpcompile.backends.torch_tp import emit_sources, functions, load_rank, run_simulated
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import RankError, UnsupportedError
@@ -31,13 +31,13 @@ def _modules(name: str, passes: list[Any]) -> tuple[list[nn.Module], SimulatedGr
     group = SimulatedGroup(ranks)
     modules = [
         load_rank(
-            emit_source(gm, rank),
+            source,
             rank,
             {name: parts[rank] for name, parts in weights.items()},
             pair.captured.rotary.fresh(),
             group.rank(rank),
         )
-        for rank in range(ranks)
+        for rank, source in enumerate(emit_sources(gm))
     ]
     return modules, group, gm
 
@@ -45,7 +45,7 @@ def _modules(name: str, passes: list[Any]) -> tuple[list[nn.Module], SimulatedGr
 @pytest.mark.parametrize("tp", [1, 3, 4])
 def test_source_golden(tp: int, golden: Any) -> None:
     gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(tp))
-    golden(f"torch_tp/tiny-qwen3-tp{tp}-rank0.py.txt", emit_source(gm, 0))
+    golden(f"torch_tp/tiny-qwen3-tp{tp}-rank0.py.txt", emit_sources(gm)[0])
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4])
@@ -98,7 +98,7 @@ def test_only_the_result_that_is_wanted_is_computed(output: str, last: str) -> N
 def test_a_graph_with_one_result_is_not_asked_which() -> None:
     passes = [current for current in default_pipeline(2) if current.name != "greedy-head"]
     modules, group, gm = _modules("tiny-qwen3", passes)
-    assert "output" not in emit_source(gm, 0)
+    assert "output" not in emit_sources(gm)[0]
     packed = batch((3, 2))
     found = run_simulated(modules, group, rank_inputs(gm, packed.inputs()))[0]
     assert torch.equal(found, stage_logits(gm, preset_pair("tiny-qwen3"), packed))
@@ -107,7 +107,7 @@ def test_a_graph_with_one_result_is_not_asked_which() -> None:
 def test_a_result_that_the_other_is_made_of_is_computed_once() -> None:
     """On one rank the tokens are computed from the logits without a second linear."""
     _, _, gm = _modules("tiny-qwen3", default_pipeline(1))
-    source = emit_source(gm, 0)
+    source = emit_sources(gm)[0]
     assert len([line for line in source.splitlines() if "linear(normed_selected, " in line]) == 1
 
 
@@ -126,12 +126,12 @@ def test_a_wish_for_a_whole_value_has_no_form_in_torch() -> None:
     stop = names.index("insert-collectives")
     gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2)[:stop])
     with pytest.raises(UnsupportedError, match="insert-collectives"):
-        emit_source(gm, 0)
+        emit_sources(gm)
 
 
 def test_source_calls_functions_and_no_custom_ops() -> None:
     gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2))
-    source = emit_source(gm, 1)
+    source = emit_sources(gm)[1]
     ast.parse(source)
     assert "torch.ops" not in source
     assert max(map(len, source.split("\n"))) < 200
@@ -151,7 +151,7 @@ def test_a_parameter_of_the_wrong_shape_is_refused() -> None:
     weights = {name: parts[0] for name, parts in materialise(gm, pair.read).items()}
     weights["norm_weight"] = weights["norm_weight"][:-1]
     with pytest.raises(AssertionError, match="norm_weight"):
-        load_rank(emit_source(gm, 0), 0, weights, nn.Identity(), SimulatedGroup(2).rank(0))
+        load_rank(emit_sources(gm)[0], 0, weights, nn.Identity(), SimulatedGroup(2).rank(0))
 
 
 class _Failing(nn.Module):

@@ -19,7 +19,7 @@ from tests.models import (
 )
 from tests.passes.graphs import GraphBuilder, attention_graph, refusal
 from tests.passes.steps import step
-from tpcompile.backends.torch_tp import emit_source, load_rank, run_simulated
+from tpcompile.backends.torch_tp import emit_sources, load_rank, run_simulated
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import PassError, UsageError
 from tpcompile.ir.checker import check_graph
@@ -105,13 +105,13 @@ class Decoder:
         weights = materialise(self.gm, pair.read)
         self.modules = [
             load_rank(
-                emit_source(self.gm, rank),
+                source,
                 rank,
                 {name: parts[rank] for name, parts in weights.items()},
                 pair.captured.rotary.fresh(),
                 self.group.rank(rank),
             )
-            for rank in range(info_of(self.gm).tp)
+            for rank, source in enumerate(emit_sources(self.gm))
         ]
 
     def step(self, new: Sequence[torch.Tensor], output: str = "logits") -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from tests.passes.decoding import (
     run_step,
 )
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
-from tpcompile.backends.torch_tp import emit_source
+from tpcompile.backends.torch_tp import emit_sources
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.meta import captured_value, type_of
 from tpcompile.ir.ops import op_name
@@ -136,7 +136,7 @@ def test_prompts_are_refused() -> None:
 def test_the_torch_backend_refuses_these_graphs(tp: int) -> None:
     for stage in decode_stages("tiny-qwen3", tp, 2)[-len(DECODE) :]:
         with pytest.raises(UnsupportedError, match="cannot be emitted as torch code"):
-            emit_source(stage.graph, 0)
+            emit_sources(stage.graph)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

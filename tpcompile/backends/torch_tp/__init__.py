@@ -1,6 +1,6 @@
 """Torch modules as readable Python source, one per rank."""
 
-from tpcompile.backends.torch_tp.emit import emit_source
+from tpcompile.backends.torch_tp.emit import emit_sources
 from tpcompile.backends.torch_tp.load import load_rank, run_simulated, run_together
 from tpcompile.backends.torch_tp.matrix import as_matrix, plain
 from tpcompile.backends.torch_tp.storage import Storage, storages_of
@@ -8,7 +8,7 @@ from tpcompile.backends.torch_tp.storage import Storage, storages_of
 __all__ = [
     "Storage",
     "as_matrix",
-    "emit_source",
+    "emit_sources",
     "load_rank",
     "plain",
     "run_simulated",

@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 from torch import fx
 
-from tpcompile.backends.torch_tp.expressions import Scope, statements
+from tpcompile.backends.torch_tp.expressions import Line, Scope, statements
 from tpcompile.backends.torch_tp.layers import (
     LayerCode,
     Section,
-    layer_code,
+    layer_codes,
     registering,
     reordering,
     sections_of,
@@ -22,6 +23,7 @@ from tpcompile.backends.torch_tp.storage import Storages, storages_of
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import OUTPUTS, origin_of, parameter_of, parameters, value_type
 from tpcompile.ir.names import base_name
+from tpcompile.pause import paused_collector
 
 _HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile. `group` runs the collectives."""
 
@@ -61,53 +63,48 @@ class _End:
     nodes: list[fx.Node]
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of a layer: its class, and the statement that runs it."""
-
-    layer: int
-    name: str
-    results: str
-    arguments: str
-
-
-def emit_source(gm: fx.GraphModule, rank: int, storages: Storages | None = None) -> str:
-    """Return the module of one rank as Python source; `storages` are by default `storages_of`."""
+@paused_collector()
+def emit_sources(gm: fx.GraphModule, storages: Storages | None = None) -> list[str]:
+    """Return the module of each rank as Python source; `storages` are by default `storages_of`."""
     info, graph = info_of(gm), gm.graph
     storages = storages_of(graph) if storages is None else storages
     ends = _ends(graph)
     sections = sections_of(graph, [node for end in ends for node in end.nodes])
-    scope = Scope(rank, storages, _outer_names(sections, graph))
+    scope = Scope(info.tp, storages, _outer_names(sections, graph))
+    layers = [section.layer for section in sections if section.layer is not None]
     codes = [
-        None if section.layer is None else layer_code(section, rank, storages)
-        for section in sections
+        layer_codes(section, info.tp, storages) for section in sections if section.layer is not None
     ]
-    classes = _classes(sections, codes)
-    steps = [
-        section if code is None else _call(section, classes[code][0], scope)
-        for section, code in zip(sections, codes, strict=True)
-    ]
-    calls = [step for step in steps if isinstance(step, _Call)]
+    registered = list(_registered(graph, scope))
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
     inputs += [f'output="{ends[0].name}"'] if len(ends) > 1 else []
-    header = _HEADER.format(
-        name=re.sub(r"[^\w .-]", "_", info.name),
+    forward = list(_forward(sections, ends, scope))
+    sources = []
+    for rank in range(info.tp):
+        own = [code[rank] for code in codes]
+        classes = _classes(layers, own)
+        module = _CLASS.format(
+            rank=rank,
+            parts="\n".join([*registered, *_made(layers, [classes[code][0] for code in own])]),
+            inputs=", ".join(inputs),
+            body="\n".join(line[rank] for line in forward),
+        )
+        made = (code.source(name, numbers) for code, (name, numbers) in classes.items())
+        sources.append("".join([_header(gm, rank, storages), *made, module]))
+    return sources
+
+
+def _header(gm: fx.GraphModule, rank: int, storages: Storages) -> str:
+    return _HEADER.format(
+        name=re.sub(r"[^\w .-]", "_", info_of(gm).name),
         rank=rank,
-        ranks=info.tp,
+        ranks=info_of(gm).tp,
         parameters="\n".join(
             f'    "{node.target}": ({value_type(node).local_shape(rank)}, '
             f'"{storages[str(node.target)]}", "{parameter_of(node).describe(rank)}"),'
-            for node in parameters(graph)
+            for node in parameters(gm.graph)
         ),
     )
-    layers = [code.source(name, numbers) for code, (name, numbers) in classes.items()]
-    module = _CLASS.format(
-        rank=rank,
-        parts="\n".join(_parts(graph, scope, calls)),
-        inputs=", ".join(inputs),
-        body="\n".join(_forward(steps, ends, scope)),
-    )
-    return "".join([header, *layers, module])
 
 
 def _ends(graph: fx.Graph) -> list[_End]:
@@ -152,32 +149,23 @@ def _outer_names(sections: Sequence[Section], graph: fx.Graph) -> dict[fx.Node, 
 
 
 def _classes(
-    sections: Sequence[Section], codes: Sequence[LayerCode | None]
+    layers: Sequence[int], codes: Sequence[LayerCode]
 ) -> dict[LayerCode, tuple[str, list[int]]]:
     """Return the name of each class and the layers that it stands for."""
-    layers: dict[LayerCode, list[int]] = {}
-    for section, code in zip(sections, codes, strict=True):
-        if code is not None and section.layer is not None:
-            layers.setdefault(code, []).append(section.layer)
+    alike: dict[LayerCode, list[int]] = {}
+    for layer, code in zip(layers, codes, strict=True):
+        alike.setdefault(code, []).append(layer)
     names: dict[LayerCode, tuple[str, list[int]]] = {}
-    for code, numbers in layers.items():
-        name = f"Layer{numbers[0]}" if len(layers) > 1 else "Layer"
+    for code, numbers in alike.items():
+        name = f"Layer{numbers[0]}" if len(alike) > 1 else "Layer"
         while any(name == other for other, _ in names.values()):
             name += "Rest"
         names[code] = name, numbers
     return names
 
 
-def _call(section: Section, name: str, scope: Scope) -> _Call:
-    assert section.layer is not None
-    results, arguments = (
-        ", ".join(map(scope.name, nodes)) for nodes in (section.writes, section.reads)
-    )
-    return _Call(section.layer, name, results, arguments)
-
-
-def _parts(graph: fx.Graph, scope: Scope, calls: Sequence[_Call]) -> Iterator[str]:
-    """Yield the lines that register the parameters outside of the layers, and the layers."""
+def _registered(graph: fx.Graph, scope: Scope) -> Iterator[str]:
+    """Yield the lines that register the parameters outside of the layers."""
     outside = [
         node
         for node in parameters(graph)
@@ -186,12 +174,16 @@ def _parts(graph: fx.Graph, scope: Scope, calls: Sequence[_Call]) -> Iterator[st
     if outside:
         yield from registering([str(node.target) for node in outside], "parameters[name]")
     yield from reordering(outside, scope)
-    if not calls:
+
+
+def _made(layers: Sequence[int], classes: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that make the layers, each of its class."""
+    if not layers:
         return
     yield "        self.layers = torch.nn.ModuleList("
     yield "            ["
-    for name, run in groupby(calls, key=lambda call: call.name):
-        numbers = [call.layer for call in run]
+    for name, run in groupby(zip(classes, layers, strict=True), key=itemgetter(0)):
+        numbers = [layer for _, layer in run]
         if len(numbers) == 1:
             yield f"                {name}({numbers[0]}, parameters, group),"
             continue
@@ -202,33 +194,38 @@ def _parts(graph: fx.Graph, scope: Scope, calls: Sequence[_Call]) -> Iterator[st
     yield "        )"
 
 
-def _forward(steps: Sequence[Section | _Call], ends: Sequence[_End], scope: Scope) -> Iterator[str]:
-    calls = sum(isinstance(step, _Call) for step in steps)
+def _forward(sections: Sequence[Section], ends: Sequence[_End], scope: Scope) -> Iterator[Line]:
+    layers = sum(section.layer is not None for section in sections)
     done = 0
-    for key, run in groupby(steps, key=_statement):
+    for call, run in groupby(sections, key=lambda section: _call(section, scope)):
         several = list(run)
-        if key is None:
+        if call is None:
             for section in several:
-                assert isinstance(section, Section)
                 yield from statements(section.nodes, scope)
             continue
-        results, arguments = key
+        results, arguments = call
         if len(several) == 1:
-            yield f"        {results} = self.layers[{done}]({arguments})"
+            yield scope.line(f"        {results} = self.layers[{done}]({arguments})")
         else:
             last = done + len(several)
-            which = f"[{done or ''}:{last if last < calls else ''}]".replace("[:]", "")
-            yield f"        for layer in self.layers{which}:"
-            yield f"            {results} = layer({arguments})"
+            which = f"[{done or ''}:{last if last < layers else ''}]".replace("[:]", "")
+            yield scope.line(f"        for layer in self.layers{which}:")
+            yield scope.line(f"            {results} = layer({arguments})")
         done += len(several)
     for end in reversed(ends[1:]):
-        yield f'        if output == "{end.name}":'
-        yield from (f"    {line}" for line in statements(end.nodes, scope))
-        yield f"            return {scope.text(end.result)}"
+        yield scope.line(f'        if output == "{end.name}":')
+        for line in statements(end.nodes, scope):
+            yield tuple(f"    {text}" for text in line)
+        yield scope.line(f"            return {scope.text(end.result)}")
     yield from statements(ends[0].nodes, scope)
-    yield f"        return {scope.text(ends[0].result)}"
+    yield scope.line(f"        return {scope.text(ends[0].result)}")
 
 
-def _statement(step: Section | _Call) -> tuple[str, str] | None:
-    """Return the results and arguments of a call; calls that agree in both make one loop."""
-    return (step.results, step.arguments) if isinstance(step, _Call) else None
+def _call(section: Section, scope: Scope) -> tuple[str, str] | None:
+    """Return the results and arguments of a layer; calls that agree in both make one loop."""
+    if section.layer is None:
+        return None
+    results, arguments = (
+        ", ".join(map(scope.name, nodes)) for nodes in (section.writes, section.reads)
+    )
+    return results, arguments

@@ -23,6 +23,7 @@ from tpcompile.ir.ops import (
     LINEAR,
     REDISTRIBUTE,
     REDUCE_SCATTER,
+    OpSpec,
     spec_of,
 )
 from tpcompile.ir.ops.argmax import first_column
@@ -38,11 +39,15 @@ _LAYER = "layer"
 """The argument of an op that is the number of its layer."""
 
 
+Line = tuple[str, ...]
+"""A line of code on each rank."""
+
+
 @dataclass(frozen=True)
 class Scope:
-    """A body of code on a rank: the whole module, or one layer."""
+    """A body of code: the whole module, or one layer."""
 
-    rank: int
+    ranks: int
     storages: Storages
     names: Mapping[fx.Node, str]
     """The values and parameters that have other names here than in the graph."""
@@ -71,17 +76,35 @@ class Scope:
             return "self.layer"
         return self.text(arg)
 
+    def line(self, text: str) -> Line:
+        """Return a line that is the same on every rank."""
+        return (text,) * self.ranks
 
-def statements(nodes: Iterable[fx.Node], scope: Scope) -> Iterator[str]:
+
+def statements(nodes: Iterable[fx.Node], scope: Scope) -> Iterator[Line]:
     """Yield one line per call, with its place in the model."""
     for node in nodes:
         if node.target is operator.getitem:
             first = _item_names(operand(node), scope)[int(node.args[1])]  # type: ignore[arg-type]
             if first != scope.name(node):
-                yield f"        {scope.name(node)} = {first}"
+                yield scope.line(f"        {scope.name(node)} = {first}")
             continue  # other results are named where their producer is emitted
-        place = _place(node, scope.layer)
-        yield f"        {_targets(node, scope)} = {call_text(node, scope)}  # {place}".rstrip(" #")
+        yield _statement(node, scope)
+
+
+def _statement(node: fx.Node, scope: Scope) -> Line:
+    """Return the statement of a call; between ranks, only local arguments differ."""
+    spec = _emitted(node)
+    local = [_local_args(node, spec, rank) for rank in range(scope.ranks)]
+    targets, place = _targets(node, scope), _place(node, scope.layer)
+
+    def text(own: dict[str, Any]) -> str:
+        call = _call_text(node, spec, own, scope)
+        return f"        {targets} = {call}  # {place}".rstrip(" #")
+
+    if all(own == local[0] for own in local):
+        return scope.line(text(local[0]))
+    return tuple(map(text, local))
 
 
 def _targets(node: fx.Node, scope: Scope) -> str:
@@ -108,8 +131,8 @@ def _place(node: fx.Node, layer: int | None) -> str:
     return " ".join(filter(None, (".".join(parts), origin.place)))
 
 
-def call_text(node: fx.Node, scope: Scope) -> str:
-    """Return the expression that computes a node."""
+def _emitted(node: fx.Node) -> OpSpec:
+    """Return the op that a node calls, or refuse it."""
     spec = spec_of(node)
     if spec is None or node.target is REDISTRIBUTE or node.target in DECODE_OPS:
         decode = node.target in DECODE_OPS
@@ -120,10 +143,19 @@ def call_text(node: fx.Node, scope: Scope) -> str:
             if decode
             else "End the pipeline with insert-collectives or later",
         )
-    arguments = {
-        **spec.bind(node.args, dict(node.kwargs)),
-        **local_args(node, spec, scope.rank),
-    }
+    return spec
+
+
+def _local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
+    """Return everything that differs between ranks in the expression of a node."""
+    if node.target is ARGMAX:
+        return {"first": first_column(value_type(operand(node)), rank)}
+    return local_args(node, spec, rank)
+
+
+def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope) -> str:
+    """Return the expression that computes a node, given its local arguments."""
+    arguments = {**spec.bind(node.args, dict(node.kwargs)), **local}
     writer = _WRITERS.get(node.target)
     if writer is not None or spec.written is not None:
         texts = {name: scope.text(arg) for name, arg in arguments.items()}
@@ -159,11 +191,9 @@ def _write_gather(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
 
 
 def _write_argmax(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
-    logits = value_type(operand(node))
-    if logits.layout_of(-1) is None:
+    if value_type(operand(node)).layout_of(-1) is None:
         return f"{args['logits']}.argmax(-1)"
-    first = first_column(logits, scope.rank)
-    return f"self.group.argmax(*tpc.local_argmax({args['logits']}, {first}))"
+    return f"self.group.argmax(*tpc.local_argmax({args['logits']}, {args['first']}))"
 
 
 def _with_dtype(args: dict[str, str]) -> str:

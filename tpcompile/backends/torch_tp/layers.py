@@ -68,7 +68,7 @@ def _maker(node: fx.Node) -> fx.Node:
 
 @dataclass(frozen=True)
 class LayerCode:
-    """The code of a layer, without the number of the layer."""
+    """The code of a layer on a rank, without the number of the layer."""
 
     parameters: tuple[str, ...]
     takes: tuple[str, ...]
@@ -87,20 +87,21 @@ class LayerCode:
         )
 
 
-def layer_code(section: Section, rank: int, storages: Storages) -> LayerCode:
-    """Return the code of a section that is in a layer."""
+def layer_codes(section: Section, ranks: int, storages: Storages) -> list[LayerCode]:
+    """Return the code of a section that is in a layer, for each rank."""
     names = _short_names(section.nodes)
     takes = _names_of_reads(section, names)
     read = (n for node in section.nodes for n in node.all_input_nodes if n.op == "get_attr")
     parameters = list(dict.fromkeys(read))
     own = _short_names(parameters, _ATTRIBUTES)
-    scope = Scope(rank, storages, {**names, **takes, **own}, section.layer)
-    return LayerCode(
-        tuple(_registering(parameters, scope)),
-        tuple(takes.values()),
-        tuple(statements(section.nodes, scope)),
-        tuple(names[node] for node in section.writes),
-    )
+    scope = Scope(ranks, storages, {**names, **takes, **own}, section.layer)
+    registered = tuple(_registering(parameters, scope))
+    lines = list(statements(section.nodes, scope))
+    gives = tuple(names[node] for node in section.writes)
+    return [
+        LayerCode(registered, tuple(takes.values()), tuple(line[rank] for line in lines), gives)
+        for rank in range(ranks)
+    ]
 
 
 def _short_names(nodes: Iterable[fx.Node], taken: Iterable[str] = ()) -> dict[fx.Node, str]:

@@ -14,7 +14,7 @@ from tpcompile.backends.share import RankShare
 from tpcompile.backends.torch_tp import (
     Storage,
     as_matrix,
-    emit_source,
+    emit_sources,
     load_rank,
     plain,
     storages_of,
@@ -26,6 +26,7 @@ from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Recipe
 from tpcompile.passes.cache_kv import CACHE, block_size
+from tpcompile.pause import paused_collector
 from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.step import Step, StepCode
 
@@ -159,6 +160,7 @@ class OneFront:
         return 1
 
 
+@paused_collector()
 def rank_modules(graph: fx.GraphModule, *, programs: bool = False) -> list[RankModule]:
     """Return the description of each rank of a sharded graph.
 
@@ -170,7 +172,7 @@ def rank_modules(graph: fx.GraphModule, *, programs: bool = False) -> list[RankM
     return [
         RankModule(
             rank,
-            emit_source(graph, rank, storages),
+            source,
             {
                 str(node.target): LocalParameter(
                     parameter_of(node).shards[rank],
@@ -183,7 +185,7 @@ def rank_modules(graph: fx.GraphModule, *, programs: bool = False) -> list[RankM
             cache_shape(graph, rank),
             tuple(dict.fromkeys(rotary)),
         )
-        for rank in range(info_of(graph).tp)
+        for rank, source in enumerate(emit_sources(graph, storages))
     ]
 
 
