@@ -1,0 +1,173 @@
+"""C++ libraries built with the system's compiler on first use, and their cache."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpcompile.errors import UnsupportedError
+
+_COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-psabi")
+_LAST_LINES = 12
+"""The number of lines of a compiler's output in an error."""
+
+
+@dataclass(frozen=True)
+class CppLibrary:
+    """A shared library, named by the hash of everything that it is made from."""
+
+    name: str
+    """The subject of errors, such as `native backend`."""
+    sources: Path
+    """The directory of the sources and headers."""
+    units: Mapping[str, tuple[str, ...]]
+    """The source files to compile, without `.cpp`, and the flags of each."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The text of generated headers, by file name."""
+    instead: str = ""
+    """What to do without the library, such as `or compile with backend="torch"`."""
+    takes: str = ""
+    """How long a build takes, if the user should be told."""
+
+    def load(self, file: Path | None = None) -> ctypes.CDLL:
+        """Load the library from `file`, by default from the cache, where it is built if needed."""
+        try:
+            return ctypes.CDLL(str(file or self.built()))
+        except OSError as error:
+            raise self._refused("cannot be loaded", got=str(error)) from error
+
+    def built(self) -> Path:
+        """Return the file of the library, which is built if it is not in the cache."""
+        compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+        if compiler is None:
+            raise UnsupportedError(
+                f"The {self.name} needs a C++ compiler, which was not found",
+                expected=f"one of {', '.join(_COMPILERS)} on the PATH",
+                hint=self._hint("Install a C++ compiler"),
+            )
+        directory = self._cache_directory()
+        file = directory / f"{self.key(compiler)}.so"
+        if not file.exists():
+            with self._lock(directory):
+                if not file.exists():  # another process may have built it meanwhile
+                    self._build(compiler, file)
+        _check_private(file)
+        return file
+
+    def key(self, compiler: str) -> str:
+        """Return the hash of everything that the library is made from."""
+        found = hashlib.sha256(self._run([compiler, "--version"]).encode())
+        for file in sorted(self.sources.iterdir()):
+            found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        headers, units = sorted(self.headers.items()), list(self.units.items())
+        found.update(repr((headers, FLAGS, units, platform.machine())).encode())
+        return found.hexdigest()[:32]
+
+    def compile_unit(self, compiler: str, directory: Path, name: str) -> Path:
+        """Compile one source file; return the object file. The headers must be in `directory`."""
+        source, made = self.sources / f"{name}.cpp", directory / f"{name}.o"
+        flags = [*FLAGS, *self.units[name], f"-I{directory}", f"-I{self.sources}"]
+        self._run([compiler, *flags, "-c", str(source), "-o", str(made)])
+        return made
+
+    def write_headers(self, directory: Path) -> None:
+        """Write the generated headers."""
+        for name, text in self.headers.items():
+            (directory / name).write_text(text, encoding="utf-8")
+
+    def _build(self, compiler: str, file: Path) -> None:
+        """Compile the sources next to `file`, and move the library there when it is complete."""
+        if self.takes and sys.stderr is not None:
+            sys.stderr.write(f"tpcompile: building the {self.name}, which takes {self.takes}\n")
+        try:
+            with tempfile.TemporaryDirectory(prefix="build-", dir=file.parent) as temporary:
+                own = Path(temporary)
+                self.write_headers(own)
+                with ThreadPoolExecutor(len(self.units)) as pool:
+                    made = list(pool.map(lambda n: self.compile_unit(compiler, own, n), self.units))
+                library = own / "library.so"
+                objects = map(str, made)
+                self._run([compiler, "-shared", "-pthread", "-o", str(library), *objects])
+                library.replace(file)
+        except OSError as error:
+            raise self._unwritable(file.parent, error) from error
+
+    def _cache_directory(self) -> Path:
+        """Return the directory of built libraries, which only its owner may write to."""
+        try:
+            directory = Path.home() / ".cache" / "tpcompile" / "native"
+        except RuntimeError as error:
+            raise self._refused("has no directory for its cache", got=str(error)) from error
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnsupportedError(
+                f"The cache of the {self.name} cannot be created at {directory}",
+                got=error.strerror or str(error),
+                hint=self._hint("Make it writable"),
+            ) from error
+        _check_private(directory)
+        return directory
+
+    @contextlib.contextmanager
+    def _lock(self, directory: Path) -> Iterator[None]:
+        """Let one process build at a time."""
+        try:
+            file = (directory / "lock").open("w")
+        except OSError as error:
+            raise self._unwritable(directory, error) from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _run(self, command: list[str]) -> str:
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", check=False
+            )
+        except OSError as error:
+            raise self._refused("cannot be built", " ".join(command), str(error)) from error
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            said = "\n".join(lines[:_LAST_LINES]) or f"exit status {done.returncode}"
+            raise self._refused("cannot be built", " ".join(command), said)
+        return done.stdout
+
+    def _refused(self, what: str, where: str = "", got: str = "") -> UnsupportedError:
+        hint = self._hint("Install a compiler of C++17")
+        return UnsupportedError(f"The {self.name} {what}", where=where, got=got, hint=hint)
+
+    def _unwritable(self, directory: Path, error: OSError) -> UnsupportedError:
+        return UnsupportedError(
+            f"The {self.name} cannot be built in {directory}",
+            got=error.strerror or str(error),
+            hint=self._hint("Make the directory writable"),
+        )
+
+    def _hint(self, do: str) -> str:
+        return f"{do}, {self.instead}" if self.instead else do
+
+
+def _check_private(path: Path) -> None:
+    """Raise if another user could have changed a file or directory."""
+    found = path.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsupportedError(
+            f"{path} must be writable by its owner only",
+            got=f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}",
+            hint="Remove it; it is built again",
+        )
