@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import mmap
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tpcompile.comm import Group, PeerError, ProcessGroupRank, SimulatedGroup, process_group
+from tpcompile.comm import (
+    LIBRARY,
+    Group,
+    PeerError,
+    ProcessGroupRank,
+    SharedExchange,
+    SimulatedGroup,
+    exchange_bytes,
+    process_group,
+)
 from tpcompile.comm.process_group import WHOLE_BYTES
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.collectives import tree_sum
@@ -41,10 +51,22 @@ def _groups(ranks: int) -> list[ProcessGroupRank]:
     return [ProcessGroupRank(group) for group in _connected(ranks)]
 
 
+@cache
+def _sharing(ranks: int) -> list[ProcessGroupRank]:
+    """The same with shared memory."""
+    memory, library = mmap.mmap(-1, exchange_bytes(ranks)), LIBRARY.load()
+
+    def near(rank: int) -> SharedExchange:
+        return SharedExchange(library, memory, rank, ranks, eager=False, peers=[], timeout=30)
+
+    return [ProcessGroupRank(group, near(rank)) for rank, group in enumerate(_connected(ranks))]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _ended() -> Iterator[None]:
     yield
     _groups.cache_clear()
+    _sharing.cache_clear()
 
 
 def _together(ranks: list[Group], call: Callable[[Group, int], torch.Tensor]) -> list[torch.Tensor]:
@@ -55,10 +77,12 @@ def _together(ranks: list[Group], call: Callable[[Group, int], torch.Tensor]) ->
 def _both(
     ranks: int, call: Callable[[Group, int], torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the results of process groups and of simulated ranks."""
+    """Return the results of process groups (shared memory must agree) and of simulated ranks."""
     simulated = SimulatedGroup(ranks)
     expected = _together([simulated.rank(rank) for rank in range(ranks)], call)
-    return _together(list(_groups(ranks)), call), expected
+    found = _together(list(_groups(ranks)), call)
+    _same_bits(_together(list(_sharing(ranks)), call), found)
+    return found, expected
 
 
 def _same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -91,8 +115,9 @@ def test_sums_have_the_bits_of_the_tree(
 ) -> None:
     term = _terms(shape, dtype)
     expected = tree_sum([term(rank) for rank in range(ranks)], total)
-    for found in _together(list(_groups(ranks)), lambda g, r: g.all_reduce(term(r), total)):
-        _same_bits([found], [expected])
+    for groups in (_groups(ranks), _sharing(ranks)):
+        for found in _together(list(groups), lambda g, r: g.all_reduce(term(r), total)):
+            _same_bits([found], [expected])
 
 
 def test_a_sum_does_not_share_memory_with_the_next() -> None:
@@ -103,8 +128,9 @@ def test_a_sum_does_not_share_memory_with_the_next() -> None:
         group.all_reduce(torch.full((4,), 100.0))
         return first
 
-    for ranks in (1, 2, 3):
-        for found in _together(list(_groups(ranks)), twice):
+    for groups in (*map(_groups, (1, 2, 3)), *map(_sharing, (2, 3))):
+        ranks = len(groups)
+        for found in _together(list(groups), twice):
             assert found.tolist() == [float(sum(range(ranks)))] * 4
 
 

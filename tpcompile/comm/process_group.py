@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tpcompile.comm.neighbours import SMALL_BYTES, Neighbours, PeerError
+from tpcompile.comm.shared import SharedExchange
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.ops.argmax import best_of
 from tpcompile.ir.ops.collectives import tree_sum
@@ -28,12 +29,14 @@ class ProcessGroupRank:
     """This process's rank of a torch process group, the default group or another one.
 
     On the CPU a sum has the same bits as `tree_sum`, whichever algorithm computes it. On other
-    devices it is the group's own all-reduce.
+    devices it is the group's own all-reduce. With `near`, ranks of one machine exchange values on
+    the CPU over shared memory, or small ones over sockets.
     """
 
-    def __init__(self, group: Any, neighbours: Neighbours | None = None) -> None:
+    def __init__(self, group: Any, near: Neighbours | SharedExchange | None = None) -> None:
         self._group = group
-        self._neighbours = neighbours
+        self._shared = near if isinstance(near, SharedExchange) else None
+        self._neighbours = near if isinstance(near, Neighbours) else None
         self._rank: int = group.rank()
         self._ranks: int = group.size()
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -44,6 +47,8 @@ class ProcessGroupRank:
         result = dtype or x.dtype
         if self._ranks == 1:
             return x.to(result, copy=True)
+        if self._shared is not None and self._shared.adds(x.dtype, result):
+            return self._shared.all_reduce(x, result)
         near = self._neighbours is not None and x.nbytes <= SMALL_BYTES
         if x.device.type != "cpu" or (not near and self._ranks == 2 and result in _SUMMED_ALIKE):
             total = x.to(result, copy=True, memory_format=torch.contiguous_format)
@@ -81,6 +86,10 @@ class ProcessGroupRank:
         if self._ranks == 1:
             return x.to(dtype or x.dtype, copy=True)
         layout = TokenLayout(self._ranks)
+        result = dtype or x.dtype
+        if self._shared is not None and self._shared.adds(x.dtype, result):
+            run = layout.run(self._rank, len(x))
+            return self._shared.reduce_scatter(x, *run, result)
         runs = [layout.run(rank, len(x)) for rank in range(self._ranks)]
         rows = [stop - start for start, stop in runs]
         own = rows[self._rank]
@@ -134,6 +143,9 @@ class ProcessGroupRank:
             found = self._room(self._ranks, len(flat), flat.dtype)
         else:
             found = flat.new_empty(self._ranks, len(flat))
+        if self._shared is not None:
+            self._shared.gather(_bytes(flat), _bytes(found))
+            return found
         if self._neighbours is not None and flat.nbytes <= SMALL_BYTES:
             self._neighbours.gather(_bytes(flat), _bytes(found).view(self._ranks, -1))
             return found

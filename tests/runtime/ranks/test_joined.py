@@ -158,12 +158,13 @@ found = dict(
     drawn=torch.randint(1000, (1,)).item(),
     same=ranks.same(torch.tensor([group.rank()])).item(),
     all=[float(each) for each in itself.run_all(x)],
+    shared=ranks._group._shared is not None,
 )
 sys.stdout.write(str(found) + chr(10))  # in one piece: two ranks write
 sys.stdout.flush()
 {after}
 """
-_EXPECTED = {"sum": 3.0, "weights": True, "same": 0, "all": [1.0, 2.0]}
+_EXPECTED = {"sum": 3.0, "weights": True, "same": 0, "all": [1.0, 2.0], "shared": True}
 _LOSE = """
 if group.rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)

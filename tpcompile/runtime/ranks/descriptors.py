@@ -50,6 +50,19 @@ def memory_file(name: str) -> int:
     return nameless_file()
 
 
+def allocated_file(name: str, size: int) -> int:
+    """Create a file in memory, and allocate it: later a lack of memory would be a SIGBUS."""
+    file = memory_file(name)
+    try:
+        os.truncate(file, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
 def nameless_file() -> int:
     """Create a temporary file that is already unlinked."""
     with tempfile.TemporaryFile() as file:

@@ -30,6 +30,7 @@ from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_memory import shared_memory
+from tpcompile.runtime.ranks.shared_sum import agreed
 from tpcompile.runtime.ranks.step import Step, StepCode
 from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
@@ -107,7 +108,7 @@ class JoinedRanks:
         self._closed = ""
         self._device = device
         self._owner = Owner()
-        self._group = ProcessGroupRank(group)
+        self._group = ProcessGroupRank(group, agreed(group, device))
         weakref.finalize(self, _rest, self._owner, self._group)
         _keep_in_forks(group)
         self._tp = len(modules)

@@ -5,47 +5,70 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tpcompile.comm import ProcessGroupRank
 from tpcompile.errors import UnsupportedError
-from tpcompile.runtime.ranks.descriptors import memory_file
+from tpcompile.runtime.ranks.descriptors import allocated_file
 
 _PREFIX = "tpcompile-step-"
 
 
+class Mapped(NamedTuple):
+    """Memory that all ranks have mapped, or the ranks without it."""
+
+    memory: Any
+    lost: list[int]
+    error: str = ""
+    """On rank 0, why the memory could not be allocated."""
+
+
 def shared_memory(group: ProcessGroupRank, rank: int, ranks: int, size: int) -> Any:
-    """Return `size` zero bytes that all ranks share; every rank must call this.
+    """Return `size` zero bytes that all ranks share; every rank must call this."""
+    found = map_together(group, rank, ranks, size)
+    if found.lost:
+        raise UnsupportedError(
+            "Ranks that run a program must be on one machine, with memory that they share",
+            got=found.error or f"no access to the memory of rank 0 from ranks {found.lost}",
+            hint='Compile with backend="torch", which runs on several machines',
+        )
+    return found.memory
+
+
+def map_together(group: ProcessGroupRank, rank: int, ranks: int, size: int) -> Mapped:
+    """Map `size` zero bytes that all ranks share; every rank must call this.
 
     Rank 0 creates a file in memory, and the others open it through /proc by its descriptor. A
     random number in its name identifies the file.
     """
     token = secrets.randbits(62)
-    own = memory_file(f"{_PREFIX}{token}") if rank == 0 else -1
-    try:
-        if rank == 0:
-            os.truncate(own, size)
-        cpu = torch.device("cpu")
-        place = group.broadcast(torch.tensor([os.getpid(), own, token]), 0, cpu)
-        file = own if rank == 0 else _open(*place.tolist())
+    file, error = -1, ""
+    if rank == 0:
         try:
-            every = group.all_gather(torch.tensor([file >= 0]), 0, [1] * ranks)
-            if not bool(every.all()):
-                lost = [one for one, found in enumerate(every.tolist()) if not found]
-                raise UnsupportedError(
-                    "Ranks that run a program must be on one machine, with memory that they share",
-                    got=f"no access to the memory of rank 0 from ranks {lost}",
-                    hint='Compile with backend="torch", which runs on several machines',
-                )
-            return mmap.mmap(file, size)
-        finally:
-            if file >= 0 and rank > 0:
-                os.close(file)
+            file = allocated_file(f"{_PREFIX}{token}", size)
+        except OSError as found:
+            error = f"no memory on rank 0: {found.strerror}"
+    try:
+        place = torch.tensor([os.getpid(), file, token])
+        place = group.broadcast(place, 0, torch.device("cpu"))
+        if rank > 0:
+            file = _open(*place.tolist())
+        memory = _map(file, size)
+        every = group.all_gather(torch.tensor([memory is not None]), 0, [1] * ranks)
     finally:
-        if own >= 0:
-            os.close(own)
+        if file >= 0:
+            os.close(file)
+    lost = [one for one, found in enumerate(every.tolist()) if not found]
+    return Mapped(None if lost else memory, lost, error)
+
+
+def _map(file: int, size: int) -> mmap.mmap | None:
+    try:
+        return mmap.mmap(file, size) if file >= 0 else None
+    except OSError:
+        return None
 
 
 def _open(process: int, file: int, token: int) -> int:

@@ -23,6 +23,7 @@ from tpcompile.runtime.ranks.descriptors import memory_file
 from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import OneFront, RankModule
+from tpcompile.runtime.ranks.shared_sum import offered
 from tpcompile.runtime.ranks.shared_weights import fill, places_of
 from tpcompile.runtime.ranks.step import Step, StepCode
 from tpcompile.runtime.ranks.worker import (
@@ -85,10 +86,15 @@ class SpawnedRanks(OneFront):
             port = next(ready.port for ready in self._workers.answers(Ready))
             counted = LoadCounter(loaded, sum(len(module.parameters) for module in modules))
             eager = cores() >= len(modules)
-            for module in modules:
-                load = partial(Load, module, len(modules), port, eager)
-                self._send_module(module, load, weights, counted.add)
-            self._workers.introduce()
+            with offered(len(modules)) as offer:
+                library = None if offer is None else offer.library
+                for module in modules:
+                    load = partial(Load, module, len(modules), port, eager, library)
+                    self._send_module(module, load, weights, counted.add)
+                self._workers.introduce()
+                if offer is not None:
+                    for module in modules:
+                        self._workers.send_file(module.rank, offer.memory)
             self._workers.answers(Done, lambda _: counted.add())
             self._modules, self._rotary = modules, rotary()
 

@@ -7,8 +7,9 @@ import mmap
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from tpcompile.backends.share import RankShare
-from tpcompile.comm import Neighbours, PeerError, ProcessGroupRank
+from tpcompile.comm import Neighbours, PeerError, ProcessGroupRank, SharedExchange
 from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.plugins import load_plugins
@@ -25,6 +26,7 @@ from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.ranks.channel import Channel, ChannelClosed
 from tpcompile.runtime.ranks.rank import Rank, RankModule, make_parameter
+from tpcompile.runtime.ranks.shared_sum import attached
 from tpcompile.runtime.ranks.shared_weights import SharedWeights
 from tpcompile.runtime.ranks.step import EncodedCode, Step
 from tpcompile.runtime.weights import RandomWeights, opened
@@ -52,7 +54,8 @@ class Ready:
 class Load:
     """The request to load this rank.
 
-    After it come the file of shared weights, if there is one, and a socket to each other rank.
+    After it come the file of shared weights, if there is one, a socket to each other rank, and
+    with a library the file of the memory for sums.
     """
 
     module: RankModule
@@ -60,6 +63,8 @@ class Load:
     port: int
     eager: bool
     """Whether each rank has a core, so that ranks may poll for each other."""
+    library: Path | None
+    """The file of the library for sums in shared memory; None to exchange over sockets."""
     weights: Weights
 
     def answer(self, worker: Worker) -> None:
@@ -178,9 +183,17 @@ class Worker:
         weights = self._weights(module, load.weights)
         store = self._store or TCPStore(HOST, load.port)
         others = [socket.socket(fileno=self._channel.receive_file()) for _ in range(load.ranks - 1)]
-        neighbours = Neighbours(module.rank, others, eager=load.eager)
-        group = ProcessGroupRank(_connect(store, module.rank, load.ranks), neighbours)
+        group = ProcessGroupRank(_connect(store, module.rank, load.ranks), self._near(load, others))
         self._loaded = Rank(module, weights, self._tables, group, _CPU)
+
+    def _near(self, load: Load, others: Sequence[socket.socket]) -> Neighbours | SharedExchange:
+        if load.library is None:
+            return Neighbours(self.rank, others, load.eager)
+        file = self._channel.receive_file()
+        try:
+            return attached(load.library, file, self.rank, others, load.eager)
+        finally:
+            os.close(file)
 
     def run(self, run: Run) -> torch.Tensor | None:
         """Run a step; return this rank's result if it is requested."""

@@ -1,0 +1,215 @@
+// Sums and gathers over memory that all ranks of a host share.
+//
+// Each rank has a mark and two slots, used in turn. A rank posts: it copies its term to its slot of
+// this round and then writes the number of the round to its mark. When all marks have this number,
+// all terms of the round can be read. A rank posts to the same slot two rounds later, so after all
+// ranks have posted to the other one, and thus have read this one.
+#include <sched.h>
+#include <time.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <cstring>
+
+extern "C" {
+
+// A rank's view of the memory, which is zero at first.
+typedef struct {
+  char* memory;
+  int64_t slots;  // the offset of the slots
+  int64_t slot;   // the bytes of a slot
+  int32_t rank;
+  int32_t ranks;
+  uint32_t round;
+  int32_t pauses;    // polls without a system call
+  int32_t yield_us;  // the time to poll and yield before sleeping
+} tpc_exchange;
+
+enum tpc_sums { TPC_F32 = 0, TPC_BF16_TO_F32 = 1, TPC_BF16 = 2 };
+}
+
+namespace {
+
+constexpr int64_t kMarkBytes = 128;  // two cache lines, which some CPUs fetch together
+constexpr int64_t kSliceNs = 50000000;
+constexpr int64_t kBlock = 512;
+
+struct Mark {
+  std::atomic<uint32_t> round;
+  std::atomic<uint32_t> sleepers;
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share these");
+
+Mark& mark_of(const tpc_exchange& at, int32_t rank) {
+  return *reinterpret_cast<Mark*>(at.memory + rank * kMarkBytes);
+}
+
+char* slot_of(const tpc_exchange& at, int32_t rank) {
+  const int64_t turn = at.round % 2;
+  return at.memory + at.slots + (turn * at.ranks + rank) * at.slot;
+}
+
+int64_t now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t{time.tv_sec} * 1000000000 + time.tv_nsec;
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+bool has_posted(const tpc_exchange& at, const Mark& mark) {
+  return static_cast<int32_t>(mark.round.load(std::memory_order_acquire) - at.round) >= 0;
+}
+
+// Sleep until the rank posts, at most for a slice of time. The order of the two atomics is the
+// reverse of `tpc_post`, so that one of the two sees the other.
+void sleep_for(const tpc_exchange& at, Mark& mark) {
+#if defined(__linux__)
+  mark.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t seen = mark.round.load(std::memory_order_seq_cst);
+  const timespec slice{0, kSliceNs};
+  if (static_cast<int32_t>(seen - at.round) < 0)
+    syscall(SYS_futex, &mark.round, FUTEX_WAIT, seen, &slice, nullptr, 0);
+  mark.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+#else
+  const timespec nap{0, 50000};
+  nanosleep(&nap, nullptr);
+#endif
+}
+
+void wake(Mark& mark) {
+#if defined(__linux__)
+  if (mark.sleepers.load(std::memory_order_seq_cst) != 0)
+    syscall(SYS_futex, &mark.round, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#endif
+}
+
+// Wait until a rank has posted; return false if it has not after a slice of time.
+bool comes(const tpc_exchange& at, Mark& mark) {
+  if (has_posted(at, mark)) return true;
+  for (int looks = 0; looks < at.pauses; ++looks) {
+    pause();
+    if (has_posted(at, mark)) return true;
+  }
+  const int64_t until = now_ns() + at.yield_us * int64_t{1000};
+  while (now_ns() < until) {
+    sched_yield();
+    if (has_posted(at, mark)) return true;
+  }
+  sleep_for(at, mark);
+  return has_posted(at, mark);
+}
+
+bool all_come(const tpc_exchange& at) {
+  for (int32_t rank = 0; rank < at.ranks; ++rank)
+    if (!comes(at, mark_of(at, rank))) return false;
+  return true;
+}
+
+struct F32 {
+  using Stored = float;
+  static float load(float value) { return value; }
+  static float store(float value) { return value; }
+};
+
+struct BF16 {
+  using Stored = uint16_t;
+
+  static float load(uint16_t bits) {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float found;
+    std::memcpy(&found, &wide, sizeof found);
+    return found;
+  }
+
+  // Round to the nearest, ties to even; NaN stays NaN.
+  static uint16_t store(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return static_cast<uint16_t>(value == value ? rounded : 0x7fc0u);
+  }
+};
+
+// Add terms in the tree of `fold_tree`; each sum is rounded to `Out`.
+template <class In, class Out>
+void fold(const tpc_exchange& at, int32_t first, int32_t ranks, int64_t start, int64_t count,
+          float* found) {
+  if (ranks == 1) {
+    const char* slot = slot_of(at, first);
+    const auto* terms = reinterpret_cast<const typename In::Stored*>(slot) + start;
+    for (int64_t i = 0; i < count; ++i) found[i] = In::load(terms[i]);
+    return;
+  }
+  int32_t left = 1;
+  while (2 * left < ranks) left *= 2;
+  float other[kBlock];
+  fold<In, Out>(at, first, left, start, count, found);
+  fold<In, Out>(at, first + left, ranks - left, start, count, other);
+  for (int64_t i = 0; i < count; ++i) found[i] = Out::load(Out::store(found[i] + other[i]));
+}
+
+template <class In, class Out>
+void sum(const tpc_exchange& at, int64_t first, int64_t last, void* to) {
+  auto* totals = static_cast<typename Out::Stored*>(to);
+  for (int64_t start = first; start < last; start += kBlock) {
+    float found[kBlock];
+    const int64_t count = std::min(kBlock, last - start);
+    fold<In, Out>(at, 0, at.ranks, start, count, found);
+    for (int64_t i = 0; i < count; ++i) totals[start - first + i] = Out::store(found[i]);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Begin a round with this rank's term. The previous round must have been read.
+void tpc_post(tpc_exchange* at, const void* from, int64_t bytes) {
+  ++at->round;
+  std::memcpy(slot_of(*at, at->rank), from, static_cast<size_t>(bytes));
+  Mark& mark = mark_of(*at, at->rank);
+  mark.round.store(at->round, std::memory_order_seq_cst);
+  wake(mark);
+}
+
+// Sum values `first` to `last` of all terms of this round; return 0 to be called again.
+int32_t tpc_sum(const tpc_exchange* at, int32_t kind, int64_t first, int64_t last, void* to) {
+  if (!all_come(*at)) return 0;
+  if (kind == TPC_F32) sum<F32, F32>(*at, first, last, to);
+  if (kind == TPC_BF16_TO_F32) sum<BF16, F32>(*at, first, last, to);
+  if (kind == TPC_BF16) sum<BF16, BF16>(*at, first, last, to);
+  return 1;
+}
+
+// Post a term of `count` values and sum all terms, as far as they have come: if this returns 0, call
+// `tpc_sum`.
+int32_t tpc_post_and_sum(tpc_exchange* at, const void* from, int64_t bytes, int32_t kind,
+                         int64_t count, void* to) {
+  tpc_post(at, from, bytes);
+  return tpc_sum(at, kind, 0, count, to);
+}
+
+// Copy the terms of this round, up to `bytes` of each, to `to` with a distance of `stride` bytes,
+// and no further than `total`; return 0 to be called again.
+int32_t tpc_gather(const tpc_exchange* at, int64_t bytes, char* to, int64_t stride,
+                   int64_t total) {
+  if (!all_come(*at)) return 0;
+  for (int32_t rank = 0; rank < at->ranks; ++rank) {
+    const int64_t count = std::min(bytes, total - rank * stride);
+    if (count > 0) std::memcpy(to + rank * stride, slot_of(*at, rank), static_cast<size_t>(count));
+  }
+  return 1;
+}
+}
