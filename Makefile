@@ -45,6 +45,7 @@ bench: $(READY)
 	$(PYTHON) -m benchmarks compile-time
 	$(PYTHON) -m benchmarks schedule
 	$(PYTHON) -m benchmarks mutants
+	$(PYTHON) -m benchmarks sum
 	$(PYTHON) -m benchmarks load
 	$(PYTHON) -m benchmarks decode
 

@@ -14,6 +14,7 @@ BENCHMARKS = {
         "time of a cold capture, passes, check and emission",
     ),
     "schedule": ("benchmarks.schedule", "time to lower, schedule and verify a decode step"),
+    "sum": ("benchmarks.sum", "time of a sum over ranks: gloo, sockets and shared memory"),
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
     "load": ("benchmarks.load", "memory and time of loading compared with Hugging Face TP"),
 }

@@ -31,7 +31,7 @@ PIECES_BYTES = 64 * 1024
 
 _MARK_BYTES = 128
 _PAGE = 4096
-_PAUSES = 50
+_PAUSES = 20
 _LOOK_US = 2000
 """The time to poll before sleeping, since a sleeping rank wakes up late."""
 _KINDS = {
