@@ -29,7 +29,7 @@ from tests.backends.reference.stepping import (
 from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory, rotation_of
-from tpcompile.backends.native import Native, executor
+from tpcompile.backends.native import Native, checks, executor
 from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.backends.native.build import paths
 from tpcompile.backends.reference import Machine
@@ -276,18 +276,20 @@ def test_a_path_that_is_not_here() -> None:
 
 
 def test_an_instruction_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_OPCODES", range(1, 8))
+    monkeypatch.setattr(checks, "_OPCODES", range(1, 8))
     with pytest.raises(UnsupportedError, match="no kernel for AllReduce"):
         Native(CASE.memory())
 
 
-def test_two_dtypes_are_refused() -> None:
-    memory = CASE.memory()
-    number = next(n for n, b in enumerate(memory.program.buffers) if b.name == "swiglu")
+@pytest.mark.parametrize(("name", "lowering"), [("logits", "heads"), ("raw_qkv", "rows")])
+def test_two_dtypes_are_refused(name: str, lowering: str) -> None:
+    """A buffer that all instructions share, and one that an instruction has for itself."""
+    memory = replace(CASE, lowering=lowering, workers=6).memory()
+    number = next(n for n, b in enumerate(memory.program.buffers) if b.name == name)
     buffers = list(memory.program.buffers)
     buffers[number] = replace(buffers[number], dtype=torch.bfloat16)
     memory.program = replace(memory.program, buffers=tuple(buffers))
-    with pytest.raises(UnsupportedError, match=r"one dtype .*bf16 in swiglu"):
+    with pytest.raises(UnsupportedError, match=rf"one dtype .*bf16 in {name}"):
         Native(memory)
 
 

@@ -27,7 +27,7 @@ def library() -> ctypes.CDLL:
     found = sources().load()
     found.tpc_path.restype = ctypes.c_char_p
     found.tpc_open.restype = ctypes.c_void_p
-    found.tpc_finish.restype = ctypes.c_int64
+    found.tpc_end.restype = ctypes.c_int64
     found.tpc_steps_done.restype = ctypes.c_int64
     found.tpc_read.restype = ctypes.c_double
     abi.check_version(found.tpc_abi_version(), "native")

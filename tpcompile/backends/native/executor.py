@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -14,21 +12,18 @@ import torch
 from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.build import library, paths
+from tpcompile.backends.native.checks import check_kernels, check_table, check_times
 from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_mean
-from tpcompile.ir.types import dtype_name
-from tpcompile.vm.program import Program, Role, rules
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.abi import buffer_row
-from tpcompile.vm.program.agreement import shared_rules
 from tpcompile.vm.program.encoding import encode_program
-from tpcompile.vm.program.instruction import NONE, StepInstruction
+from tpcompile.vm.proof.verify import verify_program
 
 _LOOK_MS = 100
 """The time between two looks for a signal such as Ctrl-C during a launch."""
 _ALL = 2**63 - 1
 """More steps than any launch has."""
-_RUNNING, _DONE, _TIMED_OUT = range(3)
-_OPCODES = range(1, 12)
-"""The opcodes that have kernels."""
+_TIMED_OUT = -1
 _TIMEOUT_S = 60.0
 
 
@@ -44,6 +39,7 @@ class _Program(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("counter_rows", "counter_stride", "own_row")),
         *((name, ctypes.c_int32) for name in ("first_queue", "queues", "sharing", "first_core")),
         ("timeout", ctypes.c_double),
+        ("delays", ctypes.c_uint64),
     )
 
 
@@ -52,7 +48,11 @@ class Native(Executor):
     """An executor that runs a program on threads, one per worker.
 
     The threads start with the executor and sleep between launches. `path` is the name of a vector
-    path, by default the fastest of this CPU.
+    path, by default the fastest of this CPU. `delays` is the seed of random delays before
+    instructions, by which tests look for races; 0 means none.
+
+    The program is verified again here, because kernels rely on it: an operand or a queue that is
+    wrong would make them access other memory.
     """
 
     name: ClassVar[str] = "native"
@@ -64,17 +64,18 @@ class Native(Executor):
 
     @classmethod
     def check(cls, program: Program) -> None:
-        """Raise if an instruction has no kernel, or if floating-point buffers differ in dtype."""
+        """Raise unless all instructions have kernels, and all their values one dtype."""
         super().check(program)
-        _check_kernels(program)
-        _check_dtypes(program)
+        check_kernels(program)
 
-    def __init__(self, memory: StepMemory, path: str | None = None) -> None:
+    def __init__(self, memory: StepMemory, path: str | None = None, delays: int = 0) -> None:
         super().__init__(memory)
         program = memory.program
-        self.path = _chosen(path)
+        verify_program(program)
+        self.path, self._delays = _chosen(path), delays
         self._arrays = _arrays(program)
         self._table = memory.table()
+        check_table(self._table, memory)
         self._caches = program.one_per_rank(Role.CACHE)
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         opened = library().tpc_open(ctypes.byref(self._program()), self.path.encode())
@@ -84,8 +85,8 @@ class Native(Executor):
                 got=f"{len(program.queues) * program.sharing} workers",
                 hint="Allow more threads, or choose a target with fewer workers",
             )
-        self._machine = ctypes.c_void_p(opened)
-        self._close = weakref.finalize(self, _close, self._machine, os.getpid())
+        self._machine, self._owner = ctypes.c_void_p(opened), os.getpid()
+        self._close = weakref.finalize(self, _close, self._machine, self._owner)
 
     def launch(self, steps: int, *options: Any) -> int:
         """Run up to `steps` steps. `options` may be an int64 tensor `[instructions, 3]`.
@@ -95,19 +96,22 @@ class Native(Executor):
         """
         if not self._close.alive:
             raise UsageError("The executor is closed", hint="Compile the model again")
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"The executor belongs to process {self._owner}; this is process {os.getpid()}, "
+                "forked from it",
+                hint="Compile the model again",
+            )
         times = options[0] if options else None
+        check_times(times, self.memory.program)
         self._refresh()
-        address = ctypes.c_void_p(None if times is None else times.data_ptr())
-        library().tpc_launch(self._machine, ctypes.c_int64(steps), address)
-        state = self._wait()
-        if state == _TIMED_OUT:
-            self._close()
+        done = self._run(steps, ctypes.c_void_p(None if times is None else times.data_ptr()))
+        if done == _TIMED_OUT:
             raise RankError(
                 f"An instruction waited {self._timeout:g} s for another one",
                 where=f"rank {self.memory.ranks[0]}",
                 hint="Another rank may have ended: compile the model again",
             )
-        done: int = library().tpc_finish(self._machine)
         return done
 
     def close(self) -> None:
@@ -115,29 +119,31 @@ class Native(Executor):
         self._close()
         super().close()
 
-    def _wait(self) -> int:
-        """Wait for the end of a launch, and pass tokens on. After an error, end with the step."""
-        interrupted: BaseException | None = None
-        wanted = 1 if self.streams else _ALL
-        while True:
-            try:
-                state: int = library().tpc_wait(
-                    self._machine, ctypes.c_int64(_LOOK_MS), ctypes.c_int64(wanted)
-                )
-                if state != _RUNNING:
-                    break
-                if self.streams and interrupted is None:
-                    done: int = library().tpc_steps_done(self._machine)
+    def _run(self, steps: int, times: ctypes.c_void_p) -> int:
+        """Run a launch to its end, and pass tokens on. After an error, wait for the current step.
+
+        Python raises KeyboardInterrupt between two calls of the library, and not within one.
+        """
+        done: int
+        try:
+            library().tpc_launch(self._machine, ctypes.c_int64(steps), times)
+            wanted = 1 if self.streams else _ALL
+            while not self._ended(wanted):
+                if self.streams:
+                    done = library().tpc_steps_done(self._machine)
                     self.tell(done)
                     wanted = done + 1
-            except BaseException as error:
-                interrupted, wanted = error, _ALL
-                library().tpc_stop(self._machine)
-        if interrupted is not None:
-            if state == _DONE:
-                library().tpc_finish(self._machine)
-            raise interrupted
-        return state
+        finally:
+            done = library().tpc_end(self._machine)
+            if done == _TIMED_OUT:
+                self._close()
+        return done
+
+    def _ended(self, wanted: int) -> bool:
+        """Wait for the end of the launch or of `wanted` steps; return whether the launch ended."""
+        milliseconds, steps = ctypes.c_int64(_LOOK_MS), ctypes.c_int64(wanted)
+        ended: int = library().tpc_wait(self._machine, milliseconds, steps)
+        return bool(ended)
 
     def _program(self) -> _Program:
         program, share = self.memory.program, self.memory.share
@@ -154,6 +160,7 @@ class Native(Executor):
             sharing=program.sharing,
             first_core=0,
             timeout=self._timeout,
+            delays=self._delays,
         )
         if share is not None:
             found.counters = share.counters.data_ptr()
@@ -202,44 +209,3 @@ def _chosen(path: str | None) -> str:
             f"The vector path {path!r} is not available on this CPU", hint=did_you_mean(path, known)
         )
     return path
-
-
-def _check_kernels(program: Program) -> None:
-    """Raise if an instruction has no kernel, such as one of another package."""
-    for one in program.instructions:
-        if not isinstance(one, StepInstruction) or one.opcode not in _OPCODES:
-            raise UnsupportedError(
-                f"The native backend has no kernel for {type(one).__name__}",
-                where=one.label,
-                hint='Compile with backend="reference" or backend="torch"',
-            )
-
-
-def _check_dtypes(program: Program) -> None:
-    """Raise unless all floating-point buffers whose dtype is free have the same one."""
-    found: dict[torch.dtype, str] = {}
-    seen: set[int] = set()
-    for one in program.instructions:
-        assert isinstance(one, StepInstruction)
-        if id(one.at) in seen:
-            continue
-        seen.add(id(one.at))
-        for number in _free_buffers(type(one), one.at):
-            buffer = program.buffers[number]
-            found.setdefault(buffer.dtype, buffer.name)
-    if len(found) > 1:
-        raise UnsupportedError(
-            "The native backend needs one dtype for weights, cache and values",
-            got=", ".join(f"{dtype_name(dtype)} in {name}" for dtype, name in found.items()),
-            hint='Compile with one dtype, or with backend="torch"',
-        )
-
-
-def _free_buffers(kind: Any, at: Any) -> Iterator[int]:
-    """Yield the buffers of shared operands whose rule leaves the floating-point dtype open."""
-    for path, _, rule in shared_rules(kind):
-        number = attrgetter(path)(at)
-        if isinstance(rule, rules.Chosen):
-            rule = rule.rules[attrgetter(rule.operand)(at)]
-        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str) and number != NONE:
-            yield number

@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "interface.h"
 #include "machine.h"
 
 namespace tpc {
@@ -97,33 +98,6 @@ const Choice kPaths[] = {
 }  // namespace
 }  // namespace tpc
 
-extern "C" {
-
-// A program and the memory that it runs in. The arrays must outlive the machine.
-typedef struct {
-  const int32_t* words;
-  const tpc_buffer* buffers;
-  const int32_t* queue_offsets;
-  const int32_t* queue_values;
-  const int32_t* wait_offsets;
-  const int32_t* wait_values;
-  const int32_t* signal_offsets;
-  const int32_t* signal_values;
-  const int32_t* totals;
-  int64_t* counters;
-  int64_t counter_rows;
-  int64_t counter_stride;
-  int64_t own_row;
-  int32_t first_queue;
-  int32_t queues;
-  int32_t sharing;
-  int32_t first_core;
-  double timeout;
-} tpc_program;
-
-enum tpc_state { TPC_RUNNING = 0, TPC_DONE = 1, TPC_TIMED_OUT = 2 };
-}
-
 namespace tpc {
 namespace {
 
@@ -187,6 +161,40 @@ void rest() {
 #endif
 }
 
+// The lengths of delays, which are a function of the seed alone. Most are short, a few are long.
+class Delays {
+ public:
+  explicit Delays(uint64_t seed) : state_(seed) {}
+
+  int64_t next_ns() {
+    constexpr uint64_t kLongestBits = 18;
+    const uint64_t bits = mixed();
+    return static_cast<int64_t>((bits >> 8) & ((uint64_t{1} << bits % kLongestBits) - 1));
+  }
+
+ private:
+  // SplitMix64.
+  uint64_t mixed() {
+    uint64_t found = state_ += 0x9e3779b97f4a7c15;
+    found = (found ^ (found >> 30)) * 0xbf58476d1ce4e5b9;
+    found = (found ^ (found >> 27)) * 0x94d049bb133111eb;
+    return found ^ (found >> 31);
+  }
+
+  uint64_t state_;
+};
+
+// What a worker has for itself.
+struct Worker {
+  Scratch scratch;
+  Delays delays;
+};
+
+// Let other threads run for some time.
+void delay(int64_t ns) {
+  for (const int64_t end = now_ns() + ns; now_ns() < end;) sched_yield();
+}
+
 class Machine {
  public:
   Machine(const tpc_program& program, const Path& path)
@@ -238,31 +246,29 @@ class Machine {
     begins_.notify_all();
   }
 
-  // Wait at most `milliseconds` until a launch ends or has done `wanted` steps.
-  int32_t wait(int64_t milliseconds, int64_t wanted) {
+  // Wait at most `milliseconds` until a launch ends or has done `wanted` steps. Return whether it
+  // has ended.
+  bool wait(int64_t milliseconds, int64_t wanted) {
     std::unique_lock<std::mutex> lock(mutex_);
     wanted_.store(wanted);
     ends_.wait_for(lock, std::chrono::milliseconds(milliseconds),
                    [&] { return busy_ == 0 || steps_done() >= wanted; });
     wanted_.store(INT64_MAX);
-    if (busy_ > 0) return TPC_RUNNING;
-    return fails_.load(std::memory_order_relaxed) ? TPC_TIMED_OUT : TPC_DONE;
+    return busy_ == 0;
   }
 
-  // Return the number of steps of the last launch, and count them as run.
-  int64_t finish() {
-    const int64_t steps = last_step_.load(std::memory_order_relaxed);
-    steps_before_ += steps;
-    return steps;
+  // End a launch after its current step. Return the number of its steps, or -1 after a timeout.
+  int64_t end() {
+    stops_.store(true, std::memory_order_relaxed);
+    std::unique_lock<std::mutex> lock(mutex_);
+    ends_.wait(lock, [this] { return busy_ == 0; });
+    return fails_.load(std::memory_order_relaxed) ? -1 : last_step_.load(std::memory_order_relaxed);
   }
 
   // The number of steps of the launch whose tokens are known.
   int64_t steps_done() const {
     return ends_per_step_ == 0 ? 0 : step_ends_.load() / ends_per_step_;
   }
-
-  // End the launch after the current step.
-  void stop() { stops_.store(true, std::memory_order_relaxed); }
 
  private:
   void pin(int worker, const cpu_set_t& allowed) {
@@ -280,20 +286,22 @@ class Machine {
   }
 
   void work(int worker) {
-    Scratch scratch;
+    Worker own{{}, Delays(program_.delays + static_cast<uint64_t>(worker) * 0x9e3779b9)};
     for (int64_t seen = 0;; ++seen) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
         begins_.wait(lock, [&] { return quits_ || launches_ > seen; });
         if (quits_) return;
       }
-      run(worker, scratch);
+      run(worker, own);
       std::lock_guard<std::mutex> lock(mutex_);
-      if (--busy_ == 0) ends_.notify_all();
+      if (--busy_ > 0) continue;
+      steps_before_ += last_step_.load(std::memory_order_relaxed);
+      ends_.notify_all();
     }
   }
 
-  void run(int worker, Scratch& scratch) {
+  void run(int worker, Worker& state) {
     const int place = worker / program_.sharing;
     const int32_t* edges = program_.queue_offsets + program_.first_queue + place;
     const int32_t* queue = program_.queue_values + edges[0];
@@ -305,12 +313,12 @@ class Machine {
               ? turn
               : tickets_[static_cast<size_t>(place)].fetch_add(1, std::memory_order_relaxed);
       const int64_t step = own / length;
-      if (!run_one(queue[own % length], step, scratch)) return;
+      if (!run_one(queue[own % length], step, state)) return;
     }
   }
 
   // Run an instruction; return false if the launch ends before it.
-  bool run_one(int32_t number, int64_t step, Scratch& scratch) {
+  bool run_one(int32_t number, int64_t step, Worker& worker) {
     const int64_t begin = times_ == nullptr ? 0 : now_ns();
     const int32_t* words = program_.words + int64_t{number} * TPC_ROW_WORDS;
     if (ended(step)) return false;
@@ -324,8 +332,9 @@ class Machine {
     }
     if (ended(step)) return false;
     const int64_t ready = times_ == nullptr ? 0 : now_ns();
-    scratch.reset();
-    path_.kernels[words[0]](memory_, words, scratch);
+    if (program_.delays != 0) delay(worker.delays.next_ns());
+    worker.scratch.reset();
+    path_.kernels[words[0]](memory_, words, worker.scratch);
     if (words[0] == TPC_OP_ARGMAX) end_step(words, step);
     const int32_t* signals = program_.signal_offsets + number;
     for (int32_t at = signals[0]; at < signals[1]; ++at)
@@ -431,14 +440,12 @@ extern "C" {
 
 int32_t tpc_abi_version() { return TPC_ABI_VERSION; }
 
-// Return the name of the path at this place among those that run here, fastest first, or null.
 const char* tpc_path(int32_t place) {
   for (const tpc::Choice& choice : tpc::kPaths)
     if (choice.runs_here() && place-- == 0) return choice.path->name;
   return nullptr;
 }
 
-// Return a machine, or null if the path does not run here or the threads cannot be started.
 void* tpc_open(const tpc_program* program, const char* name) {
   for (const tpc::Choice& choice : tpc::kPaths) {
     if (std::strcmp(choice.path->name, name) != 0 || !choice.runs_here()) continue;
@@ -448,8 +455,6 @@ void* tpc_open(const tpc_program* program, const char* name) {
   return nullptr;
 }
 
-// Start a launch of up to `steps` steps. `times` is null, or has begin, ready and end of each
-// instruction in ns.
 void tpc_launch(void* machine, int64_t steps, int64_t* times) {
   static_cast<tpc::Machine*>(machine)->launch(steps, times);
 }
@@ -463,11 +468,8 @@ int64_t tpc_steps_done(void* machine) {
   return static_cast<tpc::Machine*>(machine)->steps_done();
 }
 
-int64_t tpc_finish(void* machine) { return static_cast<tpc::Machine*>(machine)->finish(); }
+int64_t tpc_end(void* machine) { return static_cast<tpc::Machine*>(machine)->end(); }
 
-void tpc_stop(void* machine) { static_cast<tpc::Machine*>(machine)->stop(); }
-
-// Read memory on some threads, an even part each, and return the seconds.
 double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
   uint64_t (*read)(const char*, int64_t) = tpc::portable.read;
   for (const tpc::Choice& choice : tpc::kPaths)

@@ -1,0 +1,54 @@
+// The C interface of the library.
+#pragma once
+
+#include "tpc_abi.h"
+
+extern "C" {
+
+// A program and the memory that it runs in. The arrays must outlive the machine.
+typedef struct {
+  const int32_t* words;
+  const tpc_buffer* buffers;
+  const int32_t* queue_offsets;
+  const int32_t* queue_values;
+  const int32_t* wait_offsets;
+  const int32_t* wait_values;
+  const int32_t* signal_offsets;
+  const int32_t* signal_values;
+  const int32_t* totals;
+  int64_t* counters;
+  int64_t counter_rows;
+  int64_t counter_stride;
+  int64_t own_row;
+  int32_t first_queue;
+  int32_t queues;
+  int32_t sharing;
+  int32_t first_core;
+  double timeout;
+  uint64_t delays;  // the seed of random delays before instructions; 0 means none
+} tpc_program;
+
+int32_t tpc_abi_version();
+
+// Return the name of the path at this place among those that run here, fastest first, or null.
+const char* tpc_path(int32_t place);
+
+// Return a machine, or null if the path does not run here or the threads cannot be started.
+void* tpc_open(const tpc_program* program, const char* path);
+
+// Start a launch of up to `steps` steps. `times` is null, or receives begin, ready and end of each
+// instruction in ns.
+void tpc_launch(void* machine, int64_t steps, int64_t* times);
+
+// Wait at most `milliseconds` for the end of a launch. Return whether it has ended.
+int32_t tpc_wait(void* machine, int64_t milliseconds);
+
+// End a launch after its current step. Return the number of its steps, or -1 if an instruction
+// waited longer than the timeout.
+int64_t tpc_end(void* machine);
+
+void tpc_close(void* machine);
+
+// Read memory on some threads, an even part each, and return the seconds.
+double tpc_read(const char* path, const char* from, int64_t bytes, int32_t threads);
+}
