@@ -9,7 +9,7 @@ import torch
 
 from tpcompile.backends.copies import columns_joined
 from tpcompile.backends.share import RankShare
-from tpcompile.backends.step_checks import check_launch, check_step
+from tpcompile.backends.step_checks import check_clocks, check_launch, check_step
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
@@ -49,10 +49,12 @@ class StepMemory:
         `caches` is the KV cache of each rank here, in blocks; empty caches are allocated if it is
         not given.
 
-        The program need not be verified. Operands that do not agree with its buffers are refused
-        here, because regions and the checks of inputs depend on them.
+        The program need not be verified. Operands that do not agree with its buffers, and steps
+        with several ends, are refused here, because regions and the checks of inputs depend on
+        them.
         """
         verify_operands(program)
+        check_clocks(program)
         self.program, self.share = program, share
         self.ranks = range(program.ranks) if share is None else (share.rank,)
         """The ranks whose buffers are here."""

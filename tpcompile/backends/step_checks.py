@@ -8,10 +8,30 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpcompile.errors import UsageError
-from tpcompile.vm.program import Role
+from tpcompile.vm.program import Program, Role
 
 if TYPE_CHECKING:
     from tpcompile.backends.memory import StepMemory
+
+
+def check_clocks(program: Program) -> None:
+    """Raise if an instruction advances a clock that another one advances too.
+
+    `check_launch` relies on one new token per step and sequence.
+    """
+    clocks = set(program.one_per_rank(Role.CLOCK))
+    ends: dict[int, str] = {}
+    for one in program.instructions:
+        for region in one.writes:
+            if region.buffer not in clocks:
+                continue
+            if region.buffer in ends:
+                raise UsageError(
+                    "One instruction of a rank must end a step",
+                    where=one.label,
+                    got=f"a second one after {ends[region.buffer]}",
+                )
+            ends[region.buffer] = one.label
 
 
 def check_step(
@@ -67,7 +87,7 @@ def check_launch(memory: StepMemory, steps: int) -> None:
     _at_most("number of steps in one launch", steps, memory.extent(Role.HISTORY, 0), "steps")
     going = ~memory.ended()
     lengths = memory.values(Role.LENGTHS)[0]
-    last = (lengths + steps - 1) * going
+    last = lengths + (steps - 1) * going
     _at_most("final length of a sequence", int(last.max()), memory.longest, "max_seq_len")
     places = (memory.values(Role.POSITIONS)[0] + steps - 1) * going
     _at_most("final position", int(places.max()), memory.longest - 1, "max_seq_len - 1")

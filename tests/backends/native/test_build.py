@@ -24,3 +24,13 @@ def test_paths_share_no_code(name: str, tmp_path: Path) -> None:
     listed = ["nm", "--defined-only", str(made)]
     symbols = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
     assert [line for line in symbols.splitlines() if line.split()[1] in "WV"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", build._units())
+def test_no_warnings(name: str, tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    (tmp_path / "tpc_abi.h").write_text(build.abi.c_header())
+    flags = ("-Wextra", "-Werror", "-fsyntax-only", *build._units()[name])
+    build._compile(compiler, tmp_path, name, flags)

@@ -208,7 +208,8 @@ TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class T>
 inline void dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, int64_t batch,
-                 int64_t columns, float* out, int64_t out_stride, Scratch& scratch) {
+                 int64_t columns, float* out, int64_t out_stride,
+                 [[maybe_unused]] Scratch& scratch) {
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<T, bf16>)
     return tile_dots(weight, stride, rows, x.first, x.stride, batch, columns, 1, out, out_stride,

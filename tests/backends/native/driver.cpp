@@ -1,0 +1,154 @@
+// Runs dumped programs without Python, so that it can be built with sanitizers: `driver PATH DUMP...`
+//
+// A dump is a sequence of sections, each a number of bytes and then the bytes: see `dump.py`. Each
+// buffer has an allocation of its own size, so that an access beside it is found.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "interface.h"
+
+namespace {
+
+using Bytes = std::vector<char>;
+
+Bytes section(std::ifstream& file) {
+  int64_t size = 0;
+  file.read(reinterpret_cast<char*>(&size), sizeof size);
+  Bytes found(static_cast<size_t>(size));
+  file.read(found.data(), size);
+  if (!file) throw std::runtime_error("the dump is too short");
+  return found;
+}
+
+template <class T>
+std::vector<T> values(std::ifstream& file) {
+  const Bytes bytes = section(file);
+  std::vector<T> found(bytes.size() / sizeof(T));
+  if (!found.empty()) std::memcpy(found.data(), bytes.data(), bytes.size());
+  return found;
+}
+
+struct Header {
+  int64_t counters, queues, sharing, launches, steps;
+};
+
+// The number at a place of a buffer. Half precision is not supported.
+double number(const Bytes& bytes, int64_t dtype, size_t place) {
+  if (dtype == TPC_DTYPE_I32) {
+    int32_t found;
+    std::memcpy(&found, bytes.data() + place * sizeof found, sizeof found);
+    return found;
+  }
+  uint32_t bits = 0;
+  if (dtype == TPC_DTYPE_F32) {
+    std::memcpy(&bits, bytes.data() + place * 4, 4);
+  } else {
+    uint16_t half;
+    std::memcpy(&half, bytes.data() + place * 2, 2);
+    bits = uint32_t{half} << 16;
+  }
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return static_cast<double>(found);
+}
+
+// The largest difference over the largest value. NaN must be in the same places.
+double error(const Bytes& found, const Bytes& wanted, int64_t dtype) {
+  const size_t count = found.size() / (dtype == TPC_DTYPE_BF16 ? 2 : 4);
+  double worst = 0, most = 0;
+  for (size_t place = 0; place < count; ++place) {
+    const double one = number(found, dtype, place), other = number(wanted, dtype, place);
+    if (std::isnan(one) != std::isnan(other)) return std::numeric_limits<double>::infinity();
+    if (std::isnan(one)) continue;
+    worst = std::fmax(worst, std::fabs(one - other));
+    most = std::fmax(most, std::fabs(other));
+  }
+  return worst == 0 ? 0 : worst / most;
+}
+
+class Dump {
+ public:
+  explicit Dump(const char* name) : file_(name, std::ios::binary) {
+    if (!file_) throw std::runtime_error("the dump cannot be opened");
+    header_ = values<Header>(file_).at(0);
+    words_ = values<int32_t>(file_);
+    for (std::vector<int32_t>& list : lists_) list = values<int32_t>(file_);
+    table_ = values<tpc_buffer>(file_);
+    for (tpc_buffer& row : table_) {
+      memory_.push_back(section(file_));
+      row.address = reinterpret_cast<int64_t>(memory_.back().data());
+    }
+    counters_.resize(static_cast<size_t>(header_.counters));
+  }
+
+  // Run all launches, and return whether each leaves the values of the dump behind.
+  bool run(const char* path, uint64_t delays) {
+    const tpc_program program{words_.data(),    table_.data(),    lists_[0].data(),
+                              lists_[1].data(), lists_[2].data(), lists_[3].data(),
+                              lists_[4].data(), lists_[5].data(), lists_[6].data(),
+                              counters_.data(), 1,                header_.counters,
+                              0,                0,                static_cast<int32_t>(header_.queues),
+                              static_cast<int32_t>(header_.sharing), 0, 60.0, delays};
+    void* machine = tpc_open(&program, path);
+    if (machine == nullptr) throw std::runtime_error("the machine cannot be opened");
+    bool good = true;
+    for (int64_t launch = 0; launch < header_.launches; ++launch) {
+      for (size_t buffer = 0; buffer < table_.size(); ++buffer)
+        if (table_[buffer].role == TPC_ROLE_CLOCK)
+          std::memset(memory_[buffer].data(), 0, memory_[buffer].size());
+      tpc_launch(machine, header_.steps, nullptr);
+      while (!tpc_wait(machine, 100)) {
+      }
+      good &= tpc_end(machine) == header_.steps;
+      good &= compare(launch);
+    }
+    tpc_close(machine);
+    return good;
+  }
+
+ private:
+  bool compare(int64_t launch) {
+    bool good = true;
+    const double tolerance = values<double>(file_).at(0);
+    for (const int32_t buffer : values<int32_t>(file_)) {
+      const auto place = static_cast<size_t>(buffer);
+      const int64_t dtype = table_[place].dtype;
+      const double found = error(memory_[place], section(file_), dtype);
+      if (found <= (dtype == TPC_DTYPE_I32 ? 0.0 : tolerance)) continue;
+      std::printf("launch %lld: buffer %d is wrong, error %g\n", static_cast<long long>(launch),
+                  buffer, found);
+      good = false;
+    }
+    return good;
+  }
+
+  std::ifstream file_;
+  Header header_;
+  std::vector<int32_t> words_;
+  std::vector<int32_t> lists_[7];  // queues, waits and signals as offsets and values; totals
+  std::vector<tpc_buffer> table_;
+  std::vector<Bytes> memory_;
+  std::vector<int64_t> counters_;
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  int wrong = 0;
+  for (int place = 2; place < count; ++place)
+    for (const uint64_t delays : {0, 1}) {
+      Dump dump(arguments[place]);
+      const bool good = dump.run(arguments[1], delays);
+      std::printf("%s %s delays %d: %s\n", arguments[place], arguments[1], static_cast<int>(delays),
+                  good ? "right" : "WRONG");
+      wrong += !good;
+    }
+  return wrong == 0 ? 0 : 1;
+}

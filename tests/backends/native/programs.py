@@ -1,0 +1,58 @@
+"""Programs of small models in any dtype, with empty caches."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+from transformers import AutoConfig
+
+from tpcompile.backends.memory import StepMemory, rotation_of
+from tpcompile.frontend import Captured, capture
+from tpcompile.ir.simulate import materialise
+from tpcompile.passes import run_passes
+from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.presets import preset
+from tpcompile.runtime.weights import RandomWeights
+from tpcompile.vm.lowering import StepPlan
+from tpcompile.vm.schedule.scheduled import scheduled
+from tpcompile.vm.targets import target_of
+
+ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}
+"""Widths that fill neither vectors nor tiles."""
+
+
+@lru_cache
+def _captured(model: str, dtype: torch.dtype, odd: bool) -> Captured:
+    return capture(AutoConfig.for_model(**{**preset(model), **(ODD if odd else {})}), dtype=dtype)
+
+
+@lru_cache
+def _graph(
+    model: str, dtype: torch.dtype, tp: int, odd: bool
+) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """The decode graph, and the weights of each rank."""
+    captured = _captured(model, dtype, odd)
+    graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4))
+    return graph, materialise(graph, RandomWeights(captured, 0))
+
+
+def memory_of(
+    model: str,
+    dtype: torch.dtype,
+    tp: int,
+    batch: int,
+    *,
+    workers: int = 2,
+    odd: bool = False,
+    longest: int = 32,
+    steps: int = 8,
+) -> StepMemory:
+    """The memory of a program for so many sequences, which have no tokens yet."""
+    graph, weights = _graph(model, dtype, tp, odd)
+    plan = StepPlan(workers, batch, max_seq_len=longest, context=32, grain=4, steps=steps)
+    program = scheduled(graph, target_of("cpu", workers), plan).proved
+    rotation = rotation_of(program, _captured(model, dtype, odd).rotary.fresh())
+    return StepMemory(program, lambda rank, name: weights[name][rank], rotation)

@@ -1,0 +1,38 @@
+"""Damaged programs and tables: refused, or computed as the reference machine does. No crash.
+
+They run in a process of its own, so that a crash is a failure that names its case.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.backends.native.damage import CASES, KINDS, REFUSED, SAME
+
+
+def _run(first: int, count: int, timeout: float) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.backends.native.damage", str(first), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    lines = done.stdout.splitlines()
+    wrong = [line for line in lines[:-1] if not line.endswith((REFUSED, SAME))]
+    assert done.returncode == 0, "\n".join([*wrong, *lines[-1:], done.stderr[-2000:]])
+    return {name: int(number) for name, number in re.findall(r"'(\w+)': (\d+)", lines[-1])}
+
+
+def _check(found: dict[str, int], count: int) -> None:
+    assert set(found) == {REFUSED, SAME} and sum(found.values()) == count
+    assert min(found.values()) >= count // 20, "both happen"
+
+
+def test_damage_is_refused_or_does_no_harm() -> None:
+    count = 2 * len(CASES) * len(KINDS)
+    _check(_run(0, count, 300), count)
+
+
+@pytest.mark.slow
+def test_two_thousand() -> None:
+    _check(_run(10_000, 2000, 3000), 2000)

@@ -1,0 +1,124 @@
+"""Dumped programs under the sanitizers of the compiler: no race, no access beside memory.
+
+A sanitized library cannot be loaded into Python, so a driver in C++ runs the dumps. `dump.py`
+writes what the library computes here, with which the driver compares.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.backends.native.dump import write_dump
+from tests.backends.native.programs import memory_of
+from tpcompile.backends.native import Native, build
+from tpcompile.backends.native.build import paths
+from tpcompile.compare.rows import TOLERANCES
+
+SANITIZERS = {
+    "thread": ("-fsanitize=thread",),
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+}
+LAUNCHES, STEPS = 3, 2
+DRIVER = Path(__file__).parent / "driver.cpp"
+CASES = [
+    (model, dtype, tp, workers, batch)
+    for model in ("tiny-qwen2", "tiny-qwen3")
+    for tp, workers in ((1, 2), (2, 1), (1, 8), (2, 4))
+    for batch in (1, 4)
+    for dtype in (torch.float32, torch.bfloat16)
+]
+"""Programs with 2 and with 8 threads."""
+
+
+def _compiler() -> str:
+    found = shutil.which("c++")
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+def _built(own: Path, sources: Path, flags: tuple[str, ...]) -> Path:
+    """Build the driver with the sources of the library."""
+    compiler = _compiler()
+    (own / "tpc_abi.h").write_text(build.abi.c_header())
+    every = ("-O1", "-g", "-fno-omit-frame-pointer", f"-I{own}", f"-I{sources}", *flags)
+    units = {sources / f"{name}.cpp": target for name, target in build._units().items()}
+    commands = [
+        (compiler, *build._FLAGS, *target, *every, "-c", source, "-o", own / f"{source.stem}.o")
+        for source, target in (units | {DRIVER: ()}).items()
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(partial(subprocess.run, check=True), commands))
+    objects = [str(own / f"{name}.o") for name in (*build._units(), "driver")]
+    made = own / "driver"
+    subprocess.run([compiler, *flags, "-pthread", "-o", str(made), *objects], check=True)
+    return made
+
+
+def _dumped(
+    directory: Path, path: str, model: str, dtype: torch.dtype, tp: int, workers: int, batch: int
+) -> str:
+    """Write what a vector path computes here."""
+    kind = str(dtype).removeprefix("torch.")
+    file = directory / f"{path}-{model}-{kind}-{tp}-{workers}-{batch}"
+    native = Native(memory_of(model, dtype, tp, batch, workers=workers), path)
+    tables = torch.arange(4 * batch).view(batch, 4)
+    native.place(torch.arange(batch) * 7 + 3, torch.ones(batch, dtype=torch.int64), tables)
+    write_dump(file, native, launches=LAUNCHES, steps=STEPS, tolerance=TOLERANCES[dtype])
+    native.close()
+    return str(file)
+
+
+def _run(driver: Path, path: str, dumps: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [str(driver), path, *dumps]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_no_report(sanitizer: str, tmp_path: Path) -> None:
+    driver = _built(tmp_path, build._SOURCES, SANITIZERS[sanitizer])
+    for path in paths():
+        dumps = [_dumped(tmp_path, path, *case) for case in CASES]
+        done = _run(driver, path, dumps)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:] + done.stderr[:6000]
+        assert done.stdout.count(": right") == 2 * len(dumps)
+
+
+MISTAKES = {
+    "a signal that orders nothing": (
+        "thread",
+        "interpreter.cpp",
+        ("1, __ATOMIC_RELEASE", "1, __ATOMIC_RELAXED"),
+        "data race",
+    ),
+    "a row too many": (
+        "address",
+        "dots.h",
+        ("row < rows; ++row) {\n    const T* own", "row <= rows; ++row) {\n    const T* own"),
+        "AddressSanitizer",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_reported(mistake: str, tmp_path: Path) -> None:
+    sanitizer, name, (right, wrong), report = MISTAKES[mistake]
+    sources = tmp_path / "sources"
+    shutil.copytree(build._SOURCES, sources)
+    text = (sources / name).read_text()
+    assert right in text
+    (sources / name).write_text(text.replace(right, wrong))
+    driver = _built(tmp_path, sources, SANITIZERS[sanitizer])
+    dump = _dumped(tmp_path, "portable", "tiny-qwen3", torch.float32, 2, 4, 4)
+    done = _run(driver, "portable", [dump])
+    assert done.returncode != 0
+    assert report in done.stderr
