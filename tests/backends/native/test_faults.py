@@ -195,3 +195,18 @@ def test_a_launch_of_steps_with_two_ends_is_refused() -> None:
     memory = case.memory()
     with pytest.raises(UsageError, match="One instruction of a rank must end a step"):
         StepMemory(program, lambda *key: torch.empty(0), case.rotation, memory.values(Role.CACHE))
+
+
+def test_sequences_that_have_ended_need_their_blocks() -> None:
+    """Their attention is still computed, so a smaller cache must have them."""
+    case = replace(CASE, tp=1)
+    memory = case.memory()
+    native = Native(memory)
+    place(native, case, ended=torch.tensor([True, False]))
+    number = memory.program.one_per_rank(Role.CACHE)[0]
+    buffer, cache = memory.program.buffers[number], memory.tensors[number]
+    extents = (*cache.shape[:2], 4 * memory.block, *cache.shape[3:])
+    memory.use_caches([torch.empty_strided(extents, buffer.strides(extents)).zero_()])
+    with pytest.raises(UsageError, match="Sequence 0 lacks blocks"):
+        native.run(1)
+    native.close()
