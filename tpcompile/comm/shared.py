@@ -60,6 +60,7 @@ class _Exchange(ctypes.Structure):
         ("round", ctypes.c_uint32),
         ("pauses", ctypes.c_int32),
         ("yield_us", ctypes.c_int32),
+        ("crowded", ctypes.c_int32),
     )
 
 

@@ -30,6 +30,7 @@ typedef struct {
   uint32_t round;
   int32_t pauses;    // polls without a system call
   int32_t yield_us;  // the time to poll and yield before sleeping
+  int32_t crowded;   // the waits left in which not to yield, since other threads use this core
 } tpc_exchange;
 
 enum tpc_sums { TPC_F32 = 0, TPC_BF16_TO_F32 = 1, TPC_BF16 = 2 };
@@ -40,6 +41,8 @@ namespace {
 constexpr int64_t kMarkBytes = 128;  // two cache lines, which some CPUs fetch together
 constexpr int64_t kSliceNs = 50000000;
 constexpr int64_t kBlock = 512;
+constexpr int64_t kSwitchNs = 20000;  // longer than a yield takes if no other thread runs
+constexpr int32_t kCrowdedWaits = 200;
 
 struct Mark {
   std::atomic<uint32_t> round;
@@ -95,23 +98,37 @@ void wake(Mark& mark) {
 #endif
 }
 
+// Poll, and let other threads of this core run; return whether the rank has posted. If other threads
+// do run, it is better to sleep, in the next waits too: a thread that yields goes behind all others,
+// and one that wakes up before them.
+bool yields(tpc_exchange& at, const Mark& mark) {
+  const int64_t begin = now_ns();
+  for (int64_t last = begin, now = begin; now - begin < at.yield_us * int64_t{1000}; last = now) {
+    sched_yield();
+    now = now_ns();
+    if (now - last > kSwitchNs) at.crowded = kCrowdedWaits;
+    if (has_posted(at, mark)) return true;
+    if (at.crowded > 0) break;
+  }
+  return false;
+}
+
 // Wait until a rank has posted; return false if it has not after a slice of time.
-bool comes(const tpc_exchange& at, Mark& mark) {
+bool comes(tpc_exchange& at, Mark& mark) {
   if (has_posted(at, mark)) return true;
   for (int looks = 0; looks < at.pauses; ++looks) {
     pause();
     if (has_posted(at, mark)) return true;
   }
-  const int64_t until = now_ns() + at.yield_us * int64_t{1000};
-  while (now_ns() < until) {
-    sched_yield();
-    if (has_posted(at, mark)) return true;
-  }
+  if (at.crowded > 0)
+    --at.crowded;
+  else if (yields(at, mark))
+    return true;
   sleep_for(at, mark);
   return has_posted(at, mark);
 }
 
-bool all_come(const tpc_exchange& at) {
+bool all_come(tpc_exchange& at) {
   for (int32_t rank = 0; rank < at.ranks; ++rank)
     if (!comes(at, mark_of(at, rank))) return false;
   return true;
@@ -185,7 +202,7 @@ void tpc_post(tpc_exchange* at, const void* from, int64_t bytes) {
 }
 
 // Sum values `first` to `last` of all terms of this round; return 0 to be called again.
-int32_t tpc_sum(const tpc_exchange* at, int32_t kind, int64_t first, int64_t last, void* to) {
+int32_t tpc_sum(tpc_exchange* at, int32_t kind, int64_t first, int64_t last, void* to) {
   if (!all_come(*at)) return 0;
   if (kind == TPC_F32) sum<F32, F32>(*at, first, last, to);
   if (kind == TPC_BF16_TO_F32) sum<BF16, F32>(*at, first, last, to);
@@ -203,7 +220,7 @@ int32_t tpc_post_and_sum(tpc_exchange* at, const void* from, int64_t bytes, int3
 
 // Copy the terms of this round, up to `bytes` of each, to `to` with a distance of `stride` bytes,
 // and no further than `total`; return 0 to be called again.
-int32_t tpc_gather(const tpc_exchange* at, int64_t bytes, char* to, int64_t stride,
+int32_t tpc_gather(tpc_exchange* at, int64_t bytes, char* to, int64_t stride,
                    int64_t total) {
   if (!all_come(*at)) return 0;
   for (int32_t rank = 0; rank < at->ranks; ++rank) {

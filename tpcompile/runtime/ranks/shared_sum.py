@@ -131,7 +131,7 @@ def _peers(pids: Sequence[int]) -> list[_Process] | None:
 def _library() -> ctypes.CDLL | None:
     try:
         return LIBRARY.load()
-    except UnsupportedError as error:
+    except (UnsupportedError, OSError) as error:
         warn(str(error))
         return None
 
