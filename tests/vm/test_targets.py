@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.backends.reference.stepping import Case
 from tpcompile.errors import UsageError
 from tpcompile.vm.program.instruction import StepInstruction
-from tpcompile.vm.targets import TARGETS, target_of
+from tpcompile.vm.targets import TARGETS, target_of, target_text
 
 
 def test_a_file_says_what_differs_from_a_cpu(tmp_path: Path) -> None:
@@ -19,6 +20,19 @@ def test_a_file_says_what_differs_from_a_cpu(tmp_path: Path) -> None:
     found = target_of(str(path))
     assert (found.name, found.workers, found.exchange_us) == ("mine", 65_536, 1e-3)
     assert found.grain == TARGETS["cpu"].grain
+
+
+def test_a_written_target_is_read_again(tmp_path: Path) -> None:
+    target = replace(TARGETS["cpu"], name="mine", bytes_per_us=21_500.25, value_us=0.0)
+    path = tmp_path / "other.json"
+    path.write_text(target_text(target))
+    assert target_of(str(path)) == target
+    assert target_of(str(path), 7) == replace(target, workers=7)
+
+
+def test_an_invalid_target_is_not_written() -> None:
+    with pytest.raises(UsageError, match="bytes_per_us=inf"):
+        target_text(replace(TARGETS["cpu"], bytes_per_us=float("inf")))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +48,9 @@ def test_a_file_says_what_differs_from_a_cpu(tmp_path: Path) -> None:
         ('{"grain": 2147483648}', "grain=2,147,483,648. Expected at most 2,147,483,647"),
         ('{"name": 7}', "name=7. Expected a string"),
         ('{"cores": 7}', "Found cores"),
+        ('{"byte_per_us": 7}', "Did you mean bytes_per_us"),
+        ('{"value_us": -1}', "value_us=-1. Expected a finite number of at least 0"),
+        ("[7]", "Found [7]"),
         ("[", "cannot be read"),
     ],
 )

@@ -38,6 +38,8 @@ class Target:
     """The number of spans into which attention is split."""
     macs_per_us: float = 100_000
     """The multiply-accumulates of all workers together, outside of matrix units."""
+    value_us: float = 0.0
+    """The time of one worker per value that an instruction norms, converts or activates."""
 
     @property
     def worker_bytes_per_us(self) -> float:
@@ -83,6 +85,12 @@ def _named(name: str) -> Target:
     return TARGETS[name]
 
 
+def target_text(target: Target) -> str:
+    """Return the contents of a file with all fields of a target, which `target_of` reads."""
+    _check(target)
+    return json.dumps(asdict(target), indent=2) + "\n"
+
+
 def _from_file(path: Path) -> Target:
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -92,11 +100,12 @@ def _from_file(path: Path) -> Target:
         raise UsageError(f"The target file {path} cannot be read: {error}") from error
     known = [field.name for field in fields(Target)]
     if not isinstance(given, dict) or set(given) - set(known):
-        strange = ", ".join(sorted(set(given) - set(known))) if isinstance(given, dict) else given
+        strange = sorted(set(given) - set(known)) if isinstance(given, dict) else [str(given)]
         raise UsageError(
             f"The target file {path} must be a JSON object with only the fields of a target",
-            got=str(strange),
+            got=", ".join(strange),
             expected=", ".join(known),
+            hint=did_you_mean(strange[0], known) if isinstance(given, dict) else "",
         )
     return Target(**{**asdict(TARGETS["cpu"]), "name": path.stem, **given})
 
@@ -109,10 +118,14 @@ def _check(target: Target) -> None:
             continue
         whole = name in ("workers", "grain", "spans")
         number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not number or not 0 < value <= sys.float_info.max:  # neither NaN nor infinity
+        may_be_zero = name == "value_us"
+        finite = number and 0 <= value <= sys.float_info.max  # neither NaN nor infinity
+        if not finite or (value == 0 and not may_be_zero):
             raise UsageError(
                 f"The target has {name}={value!r}",
-                expected="a positive integer" if whole else "a finite number above 0",
+                expected="a positive integer"
+                if whole
+                else f"a finite number {'of at least' if may_be_zero else 'above'} 0",
             )
         most = MOST_WORKERS if name == "workers" else INT32_MAX
         if whole and value > most:

@@ -20,6 +20,7 @@ from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
+from tpcompile.vm.lowering.plan import planned_tokens
 from tpcompile.vm.program import DType, Region, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
@@ -100,6 +101,11 @@ class PartialAttention(StepInstruction):
     @property
     def work(self) -> int:
         return 2 * self.at.planned * self.at.width * self.heads.extent
+
+    @property
+    def values(self) -> int:
+        """The scores, which an exponential turns into weights."""
+        return self.at.planned * self.heads.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at, row = self.at, self.sequence
@@ -184,7 +190,11 @@ class AttentionReduce(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return 4 * self.at.spans * self._columns.extent
+        return 4 * self.values
+
+    @property
+    def values(self) -> int:
+        return self.at.spans * self._columns.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         values = memory[self.at.values][self.sequence, self.heads.slice]
@@ -222,7 +232,6 @@ def _attention_operands(
 ) -> AttentionOperands:
     bound = to.bound(node)
     block, context = bound["block"], min(to.plan.context, to.plan.max_seq_len)
-    held = -(-context // block)
     return AttentionOperands(
         rank=rank,
         layer=bound["layer"],
@@ -234,7 +243,7 @@ def _attention_operands(
         scale=to_fp32(bound["scale"]),
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
-        planned=-(-held // spans) * block,
+        planned=planned_tokens(context, block, spans),
         dtype=DType.of(value_type(bound["q"]).dtype),
         **places(to, block, rank),
     )

@@ -77,7 +77,11 @@ class Embed(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self.at.batch * self.columns.extent * self.at.dtype.itemsize
+        return self.values * self.at.dtype.itemsize
+
+    @property
+    def values(self) -> int:
+        return self.at.batch * self.columns.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction. Adding 0.0 turns -0.0 into 0.0, as a sum across ranks does."""

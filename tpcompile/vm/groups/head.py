@@ -80,6 +80,10 @@ class NormLmHead(WeightInstruction):
     def weights(self) -> int:
         return self.rows.extent * self.at.normed.width
 
+    @property
+    def inputs(self) -> int:
+        return self.at.normed.width
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction. Of equal logits, the one of the lowest row is the best."""
         at = self.at

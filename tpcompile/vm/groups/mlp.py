@@ -75,6 +75,10 @@ class NormGateUpSwiglu(WeightInstruction):
     def weights(self) -> int:
         return 2 * self.rows.extent * self.at.normed.width
 
+    @property
+    def inputs(self) -> int:
+        return self.at.normed.width
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
         x = at.normed.value(memory, probe, "mlp_norm")

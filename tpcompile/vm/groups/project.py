@@ -90,6 +90,10 @@ class LinearResidual(WeightInstruction):
     def weights(self) -> int:
         return self.rows.extent * self.at.width
 
+    @property
+    def inputs(self) -> int:
+        return self.at.width
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
         found = leaf_dots(memory[at.x], memory[at.weight][self.rows.slice], at.leaves)
@@ -139,6 +143,10 @@ class LinearTerms(WeightInstruction):
     @property
     def weights(self) -> int:
         return self.rows.extent * self.columns.extent
+
+    @property
+    def inputs(self) -> int:
+        return self.columns.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         x = memory[self.at.x][:, self.columns.slice]

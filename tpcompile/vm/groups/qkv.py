@@ -61,6 +61,10 @@ class NormQkvRopeAppend(WeightInstruction):
     def weights(self) -> int:
         return self._rows.extent * self.at.normed.width
 
+    @property
+    def inputs(self) -> int:
+        return self.at.normed.width
+
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
 
@@ -117,6 +121,10 @@ class NormQkvRows(WeightInstruction):
     @property
     def weights(self) -> int:
         return self.rows.extent * self.at.normed.width
+
+    @property
+    def inputs(self) -> int:
+        return self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         brought = self.at.project(memory, self._weight_rows, probe)

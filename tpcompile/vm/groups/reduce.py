@@ -86,13 +86,17 @@ class AllReduce(StepInstruction):
         """The bytes of all terms, which are fp32."""
         return 4 * self.at.ranks * self.at.slots * self.at.batch * self.columns.extent
 
+    @property
+    def values(self) -> int:
+        return self.traffic // 4
+
     def cost(self, target: Target) -> float:
         """Estimate the time. Terms of other ranks use a link, which few workers use at a time."""
         if self.at.ranks == 1:
             return super().cost(target)
         foreign = self.traffic - self.traffic // self.at.ranks
         exchange = target.exchange_us + foreign / target.link_bytes_per_us
-        return target.instruction_us + exchange
+        return target.instruction_us + exchange + self.values * target.value_us
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at

@@ -132,6 +132,12 @@ class StepPlan:
         return _cut([*range(0, width, self.grain), width], count)
 
 
+def planned_tokens(context: int, block: int, spans: int) -> int:
+    """Return the tokens of a span that costs assume for sequences of `context` tokens."""
+    held = -(-context // block)
+    return -(-held // spans) * block
+
+
 def _check_size(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{name} must be a positive integer, got {value!r}")

@@ -119,14 +119,20 @@ class StepInstruction:
         """The multiply-accumulates for all sequences, 0 if negligible."""
         return 0
 
+    @property
+    def values(self) -> int:
+        """The values of sequences that the instruction norms, converts or activates."""
+        return 0
+
     def cost(self, target: Target) -> float:
         """Estimate the microseconds that the instruction takes on one worker of a target.
 
-        A worker computes while it loads. Weights are loaded once for all sequences, so a large
-        batch takes as long as its arithmetic.
+        A worker multiplies while it loads. Weights are loaded once for all sequences, so a large
+        batch takes as long as its arithmetic. The values of sequences take additional time.
         """
         loading = self.traffic / target.worker_bytes_per_us
-        return target.instruction_us + max(loading, self.work / target.worker_macs_per_us)
+        longer = max(loading, self.work / target.worker_macs_per_us)
+        return target.instruction_us + longer + self.values * target.value_us
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction on reference memory."""
@@ -167,6 +173,17 @@ class WeightInstruction(StepInstruction):
     def work(self) -> int:
         batch: int = self.at.batch
         return self.weights * batch
+
+    @property
+    def inputs(self) -> int:
+        """The number of columns of the weight that the instruction multiplies."""
+        raise NotImplementedError
+
+    @property
+    def values(self) -> int:
+        """The values that enter and leave the product."""
+        batch: int = self.at.batch
+        return batch * (self.inputs + self.weights // self.inputs)
 
 
 def own_fields(instruction: StepInstruction) -> Iterator[tuple[str, Any]]:
