@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TextIO
@@ -11,10 +11,12 @@ from typing import Any, TextIO
 import torch
 
 from tpcompile.api import check_limit, check_shards, check_tp, dtype_of, passes_for
+from tpcompile.backends.native.measuring import REPEATS, measure
 from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
 from tpcompile.inspect.gantt import gantt_svg
 from tpcompile.inspect.schedule import ScheduleReport
+from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.trace import write_trace
 from tpcompile.passes import Pass, decode_pipeline, run_passes
@@ -164,6 +166,17 @@ class ScheduledStep:
     def write_trace(self, file: TextIO) -> None:
         """Write the trace event by event, because the trace of a large model is large."""
         write_trace(self._timeline, self.title, file)
+
+    def measure(
+        self, repeats: int = REPEATS, progress: Callable[[int], None] = lambda done: None
+    ) -> StepTrace:
+        """Run steps on this machine's CPU, with random weights, and time every instruction.
+
+        The native executor runs all ranks in this process, with one thread per worker.
+        """
+        found, context = self.report.found, self.report.asked["context"]
+        steps = measure(found.proved, context, repeats=repeats, progress=progress)
+        return StepTrace(self.title, found.costs, steps)
 
     @cached_property
     def _timeline(self) -> Timeline:

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests import scripts
 from tests.cli.conftest import Cli
 from tests.cli.test_main import HEAVY, python
+from tests.inspect.test_step_trace import check_both
 from tests.models import preset_pair
 from tpcompile import api
 from tpcompile.demo import make_demo
@@ -199,6 +200,8 @@ BAD = {
     f"{TINY} --prompt-ids 1 --top-p 1.5": "must be more than 0 and at most 1, got '1.5'",
     f"{TINY} --prompt-ids 1 --beams 0": "the number of beams must be an integer of at least 1",
     f"{TINY} --prompt-ids 1 --tp 7": "6 query heads",
+    f"{TINY} --prompt-ids 1 --trace a.json": "Found --backend auto. Expected --backend native",
+    f"{TINY} --prompt-ids 1 --backend native --trace none/a.json": "There is no directory none",
     f"{TINY} --prompt-ids 1 --backend tourch": "Did you mean torch",
     f"{TINY} --prompt-ids 1 --device tpu9": "device must be cpu or cuda, got 'tpu9'",
     f"{TINY} --prompt-ids 1 -p canonicalize": "without a KV cache",
@@ -214,6 +217,27 @@ def test_bad_input(cli: Cli, directories: Path, demo: Path, line: str) -> None:
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
     assert BAD[line] in ran.err
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_trace_of_the_last_step(cli: Cli, tmp_path: Path, tp: int) -> None:
+    trace = tmp_path / "a.json"
+    line = f"generate {TINY} --prompt-ids 1,2,3 --max-seq-len 64 --backend native --tp {tp}"
+    plain = cli(f"{line} --max-new-tokens 4")
+    ran = cli(f"{line} --max-new-tokens 4 --trace", str(trace))
+    assert (ran.status, ran.out) == (0, plain.out)
+    assert "µs, predicted and measured" in ran.err
+    assert ran.err.endswith(f"wrote {trace}\n")
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    check_both(events, len({e["args"]["instruction"] for e in events if e["ph"] == "X"}), tp)
+
+
+def test_no_trace_without_a_decode_step(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "a.json"
+    line = f"generate {TINY} --prompt-ids 1,2,3 --max-new-tokens 1 --backend native --trace"
+    ran = cli(line, str(trace))
+    assert (ran.status, trace.exists()) == (0, False)
+    assert ran.err.endswith(f"warning: {trace} is not written: no step was run by the program\n")
 
 
 def test_without_a_limit_there_are_as_many_tokens_as_there_is_room(cli: Cli) -> None:

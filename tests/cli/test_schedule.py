@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.inspect.test_step_trace import check_both
 from tests.inspect.test_trace import check_trace
 from tpcompile.vm.program.text import parse_program
 from tpcompile.vm.schedule import scheduled as scheduling
@@ -150,6 +151,39 @@ def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.svg"]
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_measured_steps(cli: Cli, tmp_path: Path, tp: int) -> None:
+    trace = tmp_path / "a.json"
+    line = f"schedule preset:tiny-qwen3 --target cpu --workers 1 --context 40 --tp {tp} --measured"
+    ran = cli(f"{line} --json --trace", str(trace))
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    assert list(found) == [*KEYS, "measured"]
+    measured = found["measured"]
+    assert measured["predicted_us"] == found["makespan_us"]
+    assert measured["measured_us"] > 0
+    counts = [(kind["kind"], kind["count"]) for kind in measured["kinds"]]
+    assert counts == [(kind["kind"], kind["count"]) for kind in found["kinds"]]
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    check_both(events, found["instructions"], tp)
+
+
+def test_measured_tables(cli: Cli) -> None:
+    ran = cli("schedule preset:tiny-qwen3 --target cpu --workers 1 --context 40 --measured")
+    assert ran.status == 0, ran.err
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert "predicted and measured" in ran.out
+
+
+def test_more_workers_than_cores(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks share the cores. If there are too few of them, a warning says so."""
+    monkeypatch.setattr("tpcompile.cores.cores", lambda: 2)
+    line = "schedule preset:tiny-qwen3 --target cpu --context 40 --measured --json --tp"
+    two, three = cli(f"{line} 2"), cli(f"{line} 3")
+    assert [json.loads(ran.out)["workers"] for ran in (two, three)] == [1, 1]
+    assert (two.err, three.err) == ("", "warning: 3 workers share 2 cores\n")
+
+
 @pytest.fixture
 def lost_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the waits of the last instruction in each program."""
@@ -213,6 +247,8 @@ REFUSED = {
     "--target cpu --text --json": "not allowed with",
     "--target cpu -p decode --spans 2": "options of the default pipeline",
     "--target cpu -p standard": "is not part of any decode instruction",
+    "--target h200 --measured": "Expected --target cpu, or a file that tpcompile calibrate wrote",
+    "--target cpu --measured --text": "--measured prints tables or JSON",
     "--tp 2": "--target",
 }
 

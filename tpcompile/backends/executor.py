@@ -34,6 +34,8 @@ class Executor(ABC):
     name: ClassVar[str]
     abi: ClassVar[int] = VERSION
     """The version of the binary interface that the executor implements."""
+    takes_times: ClassVar[bool] = False
+    """Whether the option of `launch` is a tensor that receives the times of instructions."""
 
     @classmethod
     def prepare(cls) -> None:

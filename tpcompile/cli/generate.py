@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import (
@@ -22,6 +23,7 @@ from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
+    from tpcompile.inspect.step_trace import StepTrace
     from tpcompile.runtime.ranks.step import StepCounts
     from tpcompile.runtime.text import Generated
 
@@ -31,6 +33,7 @@ _EXAMPLES = """\
   tpcompile generate ./my-checkpoint --tp 2 --prompt "Once upon a time"
   tpcompile generate ./my-checkpoint --prompt "Why?" --chat --sample --seed 1
   tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
+  tpcompile generate ./my-checkpoint --backend native --prompt Hi --trace a.json
   torchrun --nproc-per-node 2 -m tpcompile generate ./my-checkpoint --prompt Hi
 
 The command prints the prompt and its continuation as one text, without special
@@ -76,6 +79,13 @@ def _add_arguments(parser: Parser) -> None:
         "default: the configuration's",
     )
     _add_choosing(parser)
+    parser.add_argument(
+        "--trace",
+        metavar="F.json",
+        type=Path,
+        help="write a Perfetto trace of the last decode step, measured and simulated; needs "
+        "--backend native",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -136,10 +146,15 @@ def _run(args: argparse.Namespace) -> Result:
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)
         writer = text.TextWriter(tokenizer, _writer(args), args.chat) if streamed else None
         torch.manual_seed(args.seed)
+        if args.trace:
+            model.time_steps()
         found = text.generate_timed(model, ids, writer, max_new_tokens=room, **_choosing(args))
+        trace = model.trace() if args.trace and model.steps.program else None
     if not prints:
         return Result("")
     sys.stderr.write(_times(found, model.steps))
+    if args.trace:
+        sys.stderr.write(_written(args.trace, trace))
     said = _said(args, tokenizer, found)
     return Result(_json(found, said) if args.json else "" if streamed else said + "\n")
 
@@ -155,6 +170,26 @@ def _check(args: argparse.Namespace) -> None:
             got="--prompt-ids",
             hint="Leave out --chat, or use --prompt",
         )
+    if args.trace:
+        from tpcompile.inspect.files import check_file
+
+        if args.backend != "native":
+            raise UsageError(
+                "--trace requires a backend that records the times of instructions",
+                got=f"--backend {args.backend}",
+                expected="--backend native",
+            )
+        check_file(args.trace)
+
+
+def _written(path: Path, trace: StepTrace | None) -> str:
+    """Write the trace; return a message with its times."""
+    from tpcompile.inspect.files import write_file
+
+    if trace is None:
+        return f"warning: {path} is not written: no step was run by the program\n"
+    write_file(path, trace.write)
+    return f"{trace.table()}wrote {path}\n"
 
 
 def _tokenizer(args: argparse.Namespace) -> Any | None:

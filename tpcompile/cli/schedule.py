@@ -17,12 +17,13 @@ from tpcompile.cli.command import (
     json_text,
     number,
 )
-from tpcompile.cli.compiling import lower_model, progress
+from tpcompile.cli.compiling import Say, lower_model, progress
 from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
     from tpcompile.inspect.schedule import ScheduleReport
+    from tpcompile.inspect.step_trace import StepTrace
     from tpcompile.scheduling import Choices
 
 _EXAMPLES = """\
@@ -31,6 +32,7 @@ _EXAMPLES = """\
   tpcompile schedule preset:qwen3-8b --target h200 --svg a.svg --trace a.json
   tpcompile schedule preset:tiny-qwen3 --target cpu --tp 2 --json
   tpcompile schedule preset:tiny-qwen3 --target cpu --workers 2 --text
+  tpcompile schedule preset:qwen3-0.6b --target cpu --measured --trace a.json
 
 Open the trace in https://ui.perfetto.dev. A target may be a JSON file with any
 fields of tpcompile.vm.targets.Target; missing fields have the values of cpu.
@@ -81,6 +83,12 @@ def _add_arguments(parser: Parser) -> None:
     form.add_argument("--json", action="store_true", help="print JSON instead of tables")
     form.add_argument("--text", action="store_true", help="print the program instead of tables")
     parser.add_argument("--trace", metavar="F.json", type=Path, help="write a Perfetto trace")
+    parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="also run steps on this CPU, with random weights; show their times in the trace and "
+        "in a table",
+    )
     parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture of the schedule")
 
 
@@ -110,19 +118,35 @@ def _run(args: argparse.Namespace) -> Result:
         found = scheduled(graph, choices.target, choices.plan, choices.policy)
         asked = choices.asked(args.model, args.tp) | {"target": args.target}
         report = ScheduleReport(asked, found)
+        measured = _measure(args, report, say) if args.measured and not found.faults else None
         say("writing")
-        _write_files(args, report)
-        return Result(_text(args, report), status=1 if found.faults else 0)
+        _write_files(args, report, measured)
+        return Result(_text(args, report, measured), status=1 if found.faults else 0)
 
 
-def _text(args: argparse.Namespace, report: ScheduleReport) -> str:
+def _measure(args: argparse.Namespace, report: ScheduleReport, say: Say) -> StepTrace:
+    from tpcompile.cores import cores
+    from tpcompile.scheduling import ScheduledStep
+
+    threads = report.asked["workers"] * args.tp
+    if threads > cores():
+        sys.stderr.write(f"warning: {threads} workers share {cores()} cores\n")
+    return ScheduledStep(report).measure(progress=lambda done: say(f"measured {done} steps"))
+
+
+def _text(
+    args: argparse.Namespace, report: ScheduleReport, measured: StepTrace | None = None
+) -> str:
     if args.text:
         from tpcompile.inspect.schedule import fault_lines
         from tpcompile.vm.program.text import format_program
 
         sys.stderr.write(fault_lines(report.found.faults))
         return format_program(report.found.program)
-    return json_text(report.to_json()) if args.json else report.table()
+    if args.json:
+        own = {} if measured is None else {"measured": measured.to_json()}
+        return json_text(report.to_json() | own)
+    return report.table() + ("" if measured is None else measured.table())
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -144,6 +168,8 @@ def _choices(args: argparse.Namespace) -> Choices:
     """Resolve the options. Refuse invalid ones before the model is captured."""
     from tpcompile.scheduling import choose
 
+    if args.measured:
+        _check_measured(args)
     return choose(
         tp=args.tp,
         target=args.target,
@@ -159,7 +185,26 @@ def _choices(args: argparse.Namespace) -> Choices:
     )
 
 
-def _write_files(args: argparse.Namespace, report: ScheduleReport) -> None:
+def _check_measured(args: argparse.Namespace) -> None:
+    """Refuse targets other than this CPU. Ranks share its cores."""
+    from tpcompile.cores import cores
+    from tpcompile.vm.targets import TARGETS
+
+    if args.target in TARGETS and args.target != "cpu":
+        raise UsageError(
+            "--measured runs the program on this machine's CPU",
+            got=f"--target {args.target}",
+            expected="--target cpu, or a file that tpcompile calibrate wrote",
+        )
+    if args.text:
+        raise UsageError("--measured prints tables or JSON, not the program", got="--text")
+    if args.target == "cpu" and args.workers is None:
+        args.workers = max(1, cores() // args.tp)
+
+
+def _write_files(
+    args: argparse.Namespace, report: ScheduleReport, measured: StepTrace | None
+) -> None:
     """Write the requested trace and picture."""
     from tpcompile.inspect.files import write_file
     from tpcompile.scheduling import ScheduledStep
@@ -171,7 +216,7 @@ def _write_files(args: argparse.Namespace, report: ScheduleReport) -> None:
         return
     step = ScheduledStep(report)
     if args.trace:
-        write_file(args.trace, step.write_trace)
+        write_file(args.trace, step.write_trace if measured is None else measured.write)
     if args.svg:
         picture = step.svg()
         write_file(args.svg, lambda file: file.write(picture))

@@ -9,6 +9,8 @@ import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from tpcompile.backends.executor import OnTokens
+from tpcompile.errors import UnsupportedError
+from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.ranks.program import ProgramRanks
@@ -74,6 +76,27 @@ class Launches:
             tokens = self._ranks.launch(step, each)
         self._steps += len(tokens)
         return tokens
+
+    def time_steps(self, timed: bool = True) -> None:
+        """Record the times of instructions in steps that a program runs from now on."""
+        self._timing_ranks().timed = timed
+
+    def trace(self) -> StepTrace:
+        """Return the last timed step beside its simulation.
+
+        `write(file)` writes both as a Perfetto trace, with begin, wait and end of each instruction;
+        `table()` sums the times by kind of instruction. Under a launcher, call it in every process.
+        """
+        return self._timing_ranks().trace()
+
+    def _timing_ranks(self) -> ProgramRanks:
+        ranks = self._ranks
+        if not isinstance(ranks, ProgramRanks) or not ranks.can_time:
+            raise UnsupportedError(
+                "Only the native backend records the times of instructions",
+                hint='Compile the model with backend="native"',
+            )
+        return ranks
 
 
 def stop_tokens(criteria: Any) -> tuple[int, ...] | None:

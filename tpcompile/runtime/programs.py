@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from tpcompile.cores import cores
 from tpcompile.inspect.schedule import ScheduleReport
+from tpcompile.inspect.step_trace import StepTrace, step_trace
 from tpcompile.ir.info import info_of
 from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.cache_kv import CacheKv
@@ -18,6 +20,7 @@ from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_program
+from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
@@ -103,6 +106,14 @@ class StepPrograms:
         if batch not in self._made:
             self._made[batch] = self._make(batch)
         return self._made[batch]
+
+    def trace(self, batch: int, context: int, times: torch.Tensor) -> StepTrace:
+        """Return a step beside its simulation, given its times, `[instructions, 3]` in ns."""
+        found = self.for_batch(batch)
+        steps = MeasuredSteps(found.program, [measured_step(found.program, times)])
+        asked = found.schedule.asked
+        title = f"{asked['model']}, tp={asked['tp']}, batch {batch}, {context:,} tokens"
+        return step_trace(f"{title}, on {asked['target']}", steps, self._target, context)
 
     def _plan(self, batch: int) -> StepPlan:
         target = self._target

@@ -56,6 +56,7 @@ class Native(Executor):
     """
 
     name: ClassVar[str] = "native"
+    takes_times: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls) -> None:

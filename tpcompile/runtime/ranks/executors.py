@@ -20,6 +20,7 @@ class StepExecutors:
     def __init__(self, parameter: Callable[[int, str], torch.Tensor]) -> None:
         self._parameter = parameter
         self._executors: dict[int, Executor] = {}
+        self._times: dict[int, torch.Tensor] = {}
 
     def load(
         self, code: StepCode, caches: Sequence[torch.Tensor], share: RankShare | None = None
@@ -51,16 +52,28 @@ class StepExecutors:
             step.stops,
             inputs.get("ended"),
         )
+        options: list[torch.Tensor] = []
+        if step.timed:
+            count = len(executor.memory.program.instructions)
+            options.append(torch.zeros(count, 3, dtype=torch.int64))
+            self._times[batch] = options[0]
         sequences = len(inputs["lengths"])
 
         def tell(tokens: torch.Tensor) -> None:
             if each is not None:
                 each(tokens[:sequences].long())
 
-        tokens = executor.run(step.steps, each=tell if each else None)
+        tokens = executor.run(step.steps, *options, each=tell if each else None)
         if step.output == "tokens":
             return tokens[:, :sequences].long()
         return executor.logits[:sequences]
+
+    def times(self, batch: int) -> torch.Tensor:
+        """Return the times of the last step that was timed, `[instructions, 3]` in ns.
+
+        The times of instructions of ranks in other processes are 0.
+        """
+        return self._times[batch]
 
     def close(self) -> None:
         """Free the memory of all programs."""

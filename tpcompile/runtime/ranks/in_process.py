@@ -64,6 +64,11 @@ class InProcessRanks(OneFront):
         caches = [rank.cache_for(step) for rank in self._ranks]
         return self._executors.run(batch, step, caches, each)
 
+    def times(self, batch: int) -> torch.Tensor:
+        """Return the times of the last timed step of this program."""
+        check_open(self.closed)
+        return self._executors.times(batch)
+
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""
         check_open(self.closed)

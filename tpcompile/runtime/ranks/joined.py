@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import datetime
-import hashlib
 import mmap
 import os
 import weakref
@@ -31,7 +30,7 @@ from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_memory import shared_memory
 from tpcompile.runtime.ranks.shared_sum import agreed
-from tpcompile.runtime.ranks.step import Step, StepCode
+from tpcompile.runtime.ranks.step import Step, StepCode, digest
 from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
 from tpcompile.vm.program import Role
@@ -169,9 +168,14 @@ class JoinedRanks:
                 return own
             return self._group.all_gather(own, 1, self._columns[batch])
 
+    def times(self, batch: int) -> torch.Tensor:
+        """Return the times of the last timed step of this program, on every rank."""
+        with self._working() as rank:
+            return self._group.all_gather(rank.times(batch)[None], 0, [1] * self._tp).sum(0)
+
     def _check_alike(self, step: Step) -> None:
         """Raise if the processes pass different steps: their sums would mix different inputs."""
-        own = _digest(step).to(self._device)
+        own = digest(step).to(self._device)
         every = self._group.all_gather(own[None], 0, [1] * self._tp)
         other = (every != every[:1]).any(1).nonzero()
         if len(other):
@@ -239,17 +243,6 @@ class JoinedRanks:
             self._closed = f"The model is closed: {told.message[:1].lower()}{told.message[1:]}"
             self._rank = None
             raise told from error
-
-
-def _digest(step: Step) -> torch.Tensor:
-    """Return two integers that differ if the inputs of a step differ."""
-    found = hashlib.blake2b(digest_size=16)
-    rest = step.output, step.blocks, list(step.copies), step.steps, step.stops
-    found.update(repr(rest).encode())
-    for name, value in step.inputs.items():
-        found.update(f"{name} {tuple(value.shape)}".encode())
-        found.update(memoryview(value.contiguous().numpy()))  # type: ignore[arg-type]
-    return torch.frombuffer(bytearray(found.digest()), dtype=torch.long)
 
 
 def _initialise(

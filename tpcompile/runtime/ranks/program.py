@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from tpcompile.backends.executor import OnTokens
+from tpcompile.backends.executor import EXECUTORS, OnTokens
 from tpcompile.backends.memory import rotation_of
+from tpcompile.errors import UsageError
+from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.rank import ModuleRanks
 from tpcompile.runtime.ranks.step import Step, StepCode
@@ -30,6 +33,10 @@ class ProgramRanks:
         self.programs, self.executor = programs, executor
         self._modules, self._rotary = modules, rotary()
         self._loaded: set[int] = set()
+        self.timed = False
+        """Whether programs record the times of instructions."""
+        self._last_timed: tuple[int, int] | None = None
+        """The batch size of the last timed step, and the mean number of tokens per sequence."""
 
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
@@ -55,9 +62,29 @@ class ProgramRanks:
             rotation = rotation_of(program, self._rotary)
             self._modules.load_program(StepCode(program, batch, rotation, self.executor))
             self._loaded.add(batch)
-        found = self._modules.run_program(batch, step, each)
-        self.programs.steps += len(found) if step.output == "tokens" else 1
+        found = self._modules.run_program(batch, replace(step, timed=self.timed), each)
+        steps = len(found) if step.output == "tokens" else 1
+        self.programs.steps += steps
+        if self.timed:
+            tokens = float(step.inputs["lengths"].float().mean())
+            self._last_timed = batch, round(tokens) + steps - 1
         return found
+
+    def trace(self) -> StepTrace:
+        """Return the last timed step beside its simulation."""
+        if self._last_timed is None:
+            raise UsageError(
+                "No step was timed",
+                hint="Call model.time_steps() first. Programs run and time the steps with one new "
+                "token per sequence",
+            )
+        batch, context = self._last_timed
+        return self.programs.trace(batch, context, self._modules.times(batch))
+
+    @property
+    def can_time(self) -> bool:
+        """Whether the executor records the times of instructions."""
+        return EXECUTORS[self.executor].takes_times
 
     def most_steps(self, stops: int) -> int:
         """Return the maximum number of steps per launch if so many tokens end a sequence."""

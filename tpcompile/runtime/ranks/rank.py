@@ -135,6 +135,10 @@ class ModuleRanks(Ranks, Protocol):
         """Run steps by the program for this batch size: see `StepExecutors.run`."""
         ...
 
+    def times(self, batch: int) -> torch.Tensor:
+        """Return the times of the last timed step of this program, on all ranks."""
+        ...
+
 
 class OneFront:
     """The part of `Ranks` that is trivial if a single process calls the model."""
@@ -253,6 +257,10 @@ class Rank:
     def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size; return the tokens or own logits."""
         return self._executors.run(batch, step, [self.cache_for(step)], each)
+
+    def times(self, batch: int) -> torch.Tensor:
+        """Return the times of the last timed step: see `StepExecutors.times`."""
+        return self._executors.times(batch)
 
     @property
     def cache(self) -> torch.Tensor:

@@ -29,6 +29,7 @@ from tpcompile.runtime.ranks.step import Step, StepCode
 from tpcompile.runtime.ranks.worker import (
     Done,
     Fetch,
+    FetchTimes,
     Load,
     LoadProgram,
     Ready,
@@ -140,6 +141,14 @@ class SpawnedRanks(OneFront):
                 self._workers.send(rank, message)
             answers = self._workers.answers(Done, later.receive, patience=step.steps)
         return columns_joined([done.result for done in answers if done.result is not None])
+
+    def times(self, batch: int) -> torch.Tensor:
+        """Return the times of the last timed step of this program, on all ranks."""
+        with self._working():
+            for rank in range(len(self._modules)):
+                self._workers.send(rank, encode(FetchTimes(batch)))
+            answers = self._workers.answers(Done)
+        return torch.stack([done.result for done in answers if done.result is not None]).sum(0)
 
     def parameter(self, rank: int, name: str) -> torch.Tensor:
         """Return a rank's local parameter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -33,6 +34,19 @@ class Step:
     """The number of steps to run, fewer if all sequences end."""
     stops: tuple[int, ...] = ()
     """The tokens that end a sequence."""
+    timed: bool = False
+    """Whether a program records the times of the last step's instructions."""
+
+
+def digest(step: Step) -> torch.Tensor:
+    """Return two integers that differ if the inputs of a step differ."""
+    found = hashlib.blake2b(digest_size=16)
+    rest = step.output, step.blocks, list(step.copies), step.steps, step.stops
+    found.update(repr(rest).encode())
+    for name, value in step.inputs.items():
+        found.update(f"{name} {tuple(value.shape)}".encode())
+        found.update(memoryview(value.contiguous().numpy()))  # type: ignore[arg-type]
+    return torch.frombuffer(bytearray(found.digest()), dtype=torch.long)
 
 
 class StepCounts(NamedTuple):

@@ -117,6 +117,17 @@ class RunProgram:
 
 
 @dataclass(frozen=True)
+class FetchTimes:
+    """The request for the times of the last timed step of a program."""
+
+    batch: int
+
+    def answer(self, worker: Worker) -> torch.Tensor:
+        """Return the times; those of other ranks are 0."""
+        return worker.loaded().times(self.batch)
+
+
+@dataclass(frozen=True)
 class Fetch:
     """The request for a parameter."""
 

@@ -1,0 +1,90 @@
+"""Measured and simulated steps side by side: the trace has both, the table sums both."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.inspect.schedules import step_timeline
+from tests.inspect.test_trace import check_trace
+from tests.vm.schedule.test_measured import times_of
+from tpcompile.inspect.step_trace import StepTrace
+from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
+
+
+def made(policy: str = "critical-path") -> StepTrace:
+    """A step that was measured twice, in half of the predicted time."""
+    timeline = step_timeline(3, 3, policy)
+    costs = tuple(one.cost * 2 for one in timeline.program.instructions)  # type: ignore[attr-defined]
+    step = measured_step(timeline.program, times_of(timeline.timing))
+    return StepTrace("a <title>", costs, MeasuredSteps(timeline.program, [step, step]))
+
+
+def events_of(trace: StepTrace) -> list[dict[str, Any]]:
+    file = io.StringIO()
+    trace.write(file)
+    found = json.loads(file.getvalue())
+    assert found["otherData"] == {"title": "a <title>"}
+    events: list[dict[str, Any]] = found["traceEvents"]
+    return events
+
+
+def check_both(events: list[dict[str, Any]], instructions: int, ranks: int = 1) -> None:
+    """Both tracks have every instruction; measured ones begin, wait and end in this order."""
+    check_trace(events)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    sides = ("simulated", "measured")
+    assert names == {
+        side * ranks + rank: f"rank {rank}, {sides[side]}"
+        for side in (0, 1)
+        for rank in range(ranks)
+    }
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] != "wait"]
+    sides_of = Counter(e["pid"] >= ranks for e in slices)
+    assert sides_of == {False: instructions, True: instructions}
+    for event in slices:
+        own = event["args"]
+        assert ("begin_us" in own) == (event["pid"] >= ranks)
+        if event["pid"] >= ranks:
+            ready = own["begin_us"] + own["wait_us"]
+            assert 0 <= own["begin_us"] <= ready <= own["end_us"]
+            assert ready == pytest.approx(event["ts"], abs=2e-3)
+            assert own["end_us"] == pytest.approx(event["ts"] + event["dur"], abs=2e-3)
+    waits = [e for e in events if e["ph"] == "X" and e["cat"] == "wait"]
+    assert all(e["pid"] >= ranks for e in waits)
+    ends = {(e["pid"], e["args"]["instruction"]): e["ts"] for e in slices}
+    for event in waits:
+        ready = ends[event["pid"], event["args"]["instruction"]]
+        assert event["ts"] + event["dur"] == pytest.approx(ready)
+
+
+@pytest.mark.parametrize("policy", ["critical-path", "dynamic"])
+def test_the_trace_has_both(policy: str) -> None:
+    trace = made(policy)
+    events = events_of(trace)
+    check_both(events, len(trace.program.instructions))
+    assert any(e["ph"] == "X" and e["cat"] == "wait" for e in events)
+
+
+def test_the_sums_of_both() -> None:
+    trace = made()
+    found = trace.to_json()
+    assert (found["steps"], found["ratio"]) == (2, 2.0)
+    assert found["predicted_us"] == pytest.approx(2 * found["measured_us"])
+    assert sum(kind["count"] for kind in found["kinds"]) == len(trace.program.instructions)
+    for kind in found["kinds"]:
+        assert kind["predicted_us"] == pytest.approx(2 * kind["measured_us"])
+    assert sum(kind["wait_us"] for kind in found["kinds"]) > 0
+
+
+def test_the_table() -> None:
+    text = made().table()
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [[c.strip() for c in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+    ratios = {row[0]: row[4] for row in rows}
+    assert list(ratios)[-1] == "step"
+    assert set(ratios.values()) == {"2.00"}

@@ -1,0 +1,94 @@
+"""Measured steps of programs in this process, on memory with random contents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from tpcompile.backends.memory import Rotation, StepMemory
+from tpcompile.backends.native.executor import Native
+from tpcompile.vm.program import Buffer, Program, Role
+from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
+
+REPEATS = 20
+_PATTERN = 1 << 20
+_SPREAD = 0.02
+
+
+class RandomMemory:
+    """Weights with random contents, which programs of one model share.
+
+    The times of kernels do not depend on the numbers, so one pattern fills all tensors.
+    """
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._pattern = torch.randn(_PATTERN, generator=generator) * _SPREAD
+        self._weights: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
+
+    def memory(self, program: Program) -> StepMemory:
+        """Return memory for a program, with a full cache."""
+        weights = {(b.rank, b.name): b for b in program.buffers if b.role == Role.WEIGHT}
+
+        def parameter(rank: int, name: str) -> torch.Tensor:
+            return self._weight(weights[rank, name])
+
+        found = StepMemory(program, parameter, _rotation(program), poison=False)
+        for cache in found.values(Role.CACHE):
+            self._fill(cache)
+        return found
+
+    def _weight(self, buffer: Buffer) -> torch.Tensor:
+        key = buffer.rank, buffer.name, buffer.extents
+        if key not in self._weights:
+            strides = buffer.strides(buffer.extents)
+            found = torch.empty_strided(buffer.extents, strides, dtype=buffer.dtype)
+            self._weights[key] = self._fill(found)
+        return self._weights[key]
+
+    def _fill(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Write every element, so that the system provides the pages."""
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        for start in range(0, len(flat), _PATTERN):
+            part = flat[start : start + _PATTERN]
+            part.copy_(self._pattern[: len(part)])
+        return tensor
+
+
+def _rotation(program: Program) -> Rotation:
+    buffer = program.buffers[program.one_per_rank(Role.COS)[0]]
+    table = torch.full(buffer.extents, math.sqrt(0.5), dtype=buffer.dtype)
+    return table, table
+
+
+def measure(
+    program: Program,
+    context: int,
+    *,
+    repeats: int = REPEATS,
+    random: RandomMemory | None = None,
+    path: str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> MeasuredSteps:
+    """Run steps in which every sequence of the batch has `context` tokens, and time them.
+
+    Each measured step follows another one, so that its threads are awake. All ranks of the program
+    run in this process. `random` holds the weights for further programs of the same model.
+    """
+    executor = Native((random or RandomMemory()).memory(program), path)
+    try:
+        memory, first = executor.memory, max(1, context - 1)
+        batch, blocks = memory.batch, memory.extent(Role.TABLES, 1)
+        tables = torch.arange(batch * blocks).view(batch, blocks)
+        steps = []
+        for done in range(repeats):
+            executor.place(torch.zeros(batch).long(), torch.full((batch,), first), tables)
+            times = torch.zeros(len(program.instructions), 3, dtype=torch.int64)
+            executor.run(context - first + 1, times)
+            steps.append(measured_step(program, times))
+            progress(done + 1)
+    finally:
+        executor.close()
+    return MeasuredSteps(program, steps)
