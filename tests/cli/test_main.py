@@ -16,7 +16,17 @@ from tpcompile import cli as package
 from tpcompile.cli.command import Command, Result
 
 TINY = "preset:tiny-qwen3"
-COMMANDS = ("dump", "passes", "plan", "check", "schedule", "compare", "generate", "make-demo")
+COMMANDS = (
+    "dump",
+    "passes",
+    "plan",
+    "check",
+    "schedule",
+    "calibrate",
+    "compare",
+    "generate",
+    "make-demo",
+)
 
 
 def python(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from tpcompile import __version__
-from tpcompile.cli import check, compare, dump, generate, make_demo, passes, plan, schedule
+from tpcompile.cli import (
+    calibrate,
+    check,
+    compare,
+    dump,
+    generate,
+    make_demo,
+    passes,
+    plan,
+    schedule,
+)
 from tpcompile.cli.command import (
     Command,
     FailedError,
@@ -26,6 +36,7 @@ COMMANDS: dict[str, Command] = {
     "plan": plan.COMMAND,
     "check": check.COMMAND,
     "schedule": schedule.COMMAND,
+    "calibrate": calibrate.COMMAND,
     "compare": compare.COMMAND,
     "generate": generate.COMMAND,
     "make-demo": make_demo.COMMAND,

@@ -1,0 +1,151 @@
+"""`calibrate`: measure decode steps on this machine's CPU, and fit the constants of a target."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tpcompile.backends.native.measuring import REPEATS, RandomMemory, measure
+from tpcompile.frontend import capture, config_of
+from tpcompile.inspect.step_trace import StepTrace
+from tpcompile.passes import run_passes
+from tpcompile.scheduling import choose
+from tpcompile.vm.program import Program
+from tpcompile.vm.schedule.clock import timing
+from tpcompile.vm.schedule.fitting import Fit, Sample, fit, samples_of
+from tpcompile.vm.schedule.measured import costs_at
+from tpcompile.vm.schedule.scheduled import scheduled
+from tpcompile.vm.targets import Target, target_of
+
+Say = Callable[[str], None]
+
+_FIRST_LAYERS = 4
+_BATCHES = (4, 16)
+"""The batches of the steps of the first layers, which show the rates of arithmetic and values."""
+_SHORT = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decode step to measure. With `layers`, only the first layers and the head are run."""
+
+    model: str
+    context: int
+    batch: int = 1
+    layers: int | None = None
+
+    @property
+    def name(self) -> str:
+        first = "" if self.layers is None else f", first {self.layers} layers"
+        return f"{self.model}{first}, batch {self.batch}, {self.context:,} tokens"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted target, and the measured step of all layers that it was fitted to."""
+
+    fit: Fit
+    trace: StepTrace
+
+    @property
+    def target(self) -> Target:
+        """The target with the fitted constants."""
+        return self.fit.target
+
+
+def calibrate(
+    model: str,
+    *,
+    context: int = 1024,
+    name: str = "calibrated",
+    workers: int | None = None,
+    repeats: int = REPEATS,
+    say: Say = lambda text: None,
+) -> Calibration:
+    """Measure steps of MODEL with random weights, and fit a target for this machine.
+
+    All layers run with one sequence of `context` tokens. The first layers also run with a few
+    sequences: the time of a single one is that of its loads, so it does not show the rates of
+    arithmetic and of values. Ranks of one machine share its memory, so the delay and the
+    bandwidth between ranks are those of instructions and of the memory.
+    """
+    target = replace(target_of("cpu", workers), name=name)
+    layers = min(_FIRST_LAYERS, config_of(model).num_hidden_layers)
+    cases = [Case(model, context), *(Case(model, _SHORT, b, layers) for b in _BATCHES)]
+    random, samples, whole = RandomMemory(), list[Sample](), None
+    for case in cases:
+        program = program_of(case, target, say)
+        say(f"measuring {case.name}")
+        steps = measure(program, case.context, repeats=repeats, random=random)
+        samples += samples_of(program, steps.costs)
+        whole = whole or steps
+    say("fitting")
+    assert whole is not None
+    found = fit(samples, target)
+    costs = costs_at(whole.program, found.target, context)
+    return Calibration(found, StepTrace(cases[0].name, costs, whole))
+
+
+def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Program:
+    """Return the verified program of a step, for the workers of a target."""
+    say(f"scheduling {case.name}")
+    choices = choose(target="cpu", workers=target.workers, batch=case.batch, context=case.context)
+    config = copy.deepcopy(config_of(case.model))
+    if case.layers is not None:
+        config.num_hidden_layers = case.layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[: case.layers]
+    graph, _ = run_passes(capture(config).graph, choices.passes)
+    return scheduled(graph, target, choices.plan, choices.policy).proved
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted and the measured time of a step, in µs."""
+
+    case: Case
+    predicted_us: float
+    measured_us: float
+    median_us: float
+    undisturbed_us: float
+    """The simulated time of a step whose instructions take their measured times."""
+
+    @property
+    def ratio(self) -> float:
+        """The predicted time over the measured one."""
+        return self.predicted_us / self.measured_us
+
+    def to_json(self) -> dict[str, Any]:
+        own = vars(self.case) | {
+            name: round(value, 1) for name, value in vars(self).items() if name != "case"
+        }
+        return {**own, "ratio": round(self.ratio, 4)}
+
+
+def cases_of(model: str, other: str) -> list[Case]:
+    """Return the steps whose predictions `verify` checks: contexts, a batch, other shapes."""
+    contexts = [Case(model, context) for context in (64, 1024, 4096)]
+    return [*contexts, Case(model, 1024, 8), Case(other, 1024)]
+
+
+def verify(
+    target: Target, cases: Sequence[Case], *, repeats: int = REPEATS, say: Say = lambda text: None
+) -> Iterator[Prediction]:
+    """Predict the steps for a target, measure them, and yield both."""
+    random, model = RandomMemory(), ""
+    for case in cases:
+        if case.model != model:
+            random, model = RandomMemory(), case.model  # frees the weights of the last model
+        program = program_of(case, target, say)
+        predicted = timing(program, costs_at(program, target, case.context)).makespan
+        say(f"measuring {case.name}")
+        steps = measure(program, case.context, repeats=repeats, random=random)
+        yield Prediction(
+            case,
+            predicted,
+            steps.step_us,
+            steps.median_us,
+            timing(program, steps.costs).makespan,
+        )

@@ -1,0 +1,152 @@
+"""`tpcompile calibrate`: fit the constants of a target to steps measured on this CPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpcompile.cli.command import Command, Parser, Result, json_text, number
+from tpcompile.cli.compiling import Say, progress
+from tpcompile.errors import UsageError
+from tpcompile.presets import check_model_name
+
+if TYPE_CHECKING:
+    from tpcompile.calibration import Calibration, Prediction
+
+_MODEL = "preset:qwen3-0.6b"
+_OTHER = "preset:qwen3-1.7b"
+
+_EXAMPLES = """\
+  tpcompile calibrate -o mine.json
+  tpcompile calibrate -o mine.json --verify
+  tpcompile schedule preset:qwen3-0.6b --target mine.json --measured
+
+The command runs decode steps with random weights on the native executor, at one
+context, and writes a target file with the fitted constants. --verify then
+predicts and measures other contexts, a batch of 8 and other shapes, which takes
+more memory: 4.5 GB with the defaults. Run it on a quiet machine.
+The exit status is 0, or 2 for bad input."""
+
+
+def _add_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("-o", "--output", metavar="F.json", type=Path, required=True, help="the target file")
+    add("--model", metavar="MODEL", default=_MODEL, help=f"the model to run; default: {_MODEL}")
+    add(
+        "--context",
+        metavar="C",
+        type=number(1, "the context"),
+        default=1024,
+        help="tokens of the sequence; default: 1024",
+    )
+    add(
+        "--workers",
+        metavar="W",
+        type=number(1, "the number of workers"),
+        help="threads; default: one per core",
+    )
+    add(
+        "--repeats",
+        metavar="N",
+        type=number(1, "the number of repeats"),
+        default=20,
+        help="measured steps per batch size; default: 20",
+    )
+    add("--verify", action="store_true", help="also predict other steps, and measure them")
+    add(
+        "--other",
+        metavar="MODEL",
+        default=_OTHER,
+        help=f"model with other shapes for --verify; default: {_OTHER}",
+    )
+    add("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _run(args: argparse.Namespace) -> Result:
+    from tpcompile.inspect.files import check_file, write_file
+
+    for model in (args.model, args.other):
+        check_model_name(model)
+    if args.output.suffix != ".json":
+        raise UsageError("The target file must end in .json", got=str(args.output))
+    check_file(args.output)
+    with progress() as say:
+        from tpcompile.calibration import calibrate, cases_of, verify
+        from tpcompile.vm.targets import target_text
+
+        found = calibrate(
+            args.model,
+            context=args.context,
+            name=args.output.stem,
+            workers=args.workers,
+            repeats=args.repeats,
+            say=_both(say),
+        )
+        write_file(args.output, lambda file: file.write(target_text(found.target)))
+        sys.stderr.write(f"wrote {args.output}\n")
+        cases = cases_of(args.model, args.other) if args.verify else []
+        checked = list(verify(found.target, cases, repeats=args.repeats, say=_both(say)))
+    text = json_text(_json(found, checked)) if args.json else _tables(found, checked)
+    return Result(text)
+
+
+def _both(say: Say) -> Say:
+    """Return a callback that shows a phase on a terminal, and prints it elsewhere."""
+
+    def tell(text: str) -> None:
+        say(text)
+        if not sys.stderr.isatty():
+            sys.stderr.write(text + "\n")
+
+    return tell
+
+
+def _json(found: Calibration, checked: list[Prediction]) -> dict[str, Any]:
+    return {
+        "target": asdict(found.target),
+        "error": round(found.fit.error, 4),
+        "step": found.trace.to_json(),
+        "predictions": [one.to_json() for one in checked],
+    }
+
+
+def _tables(found: Calibration, checked: list[Prediction]) -> str:
+    from rich.table import Table
+
+    from tpcompile.inspect.tables import table_text
+
+    constants = Table(title="target", title_justify="left", show_header=False)
+    constants.add_column(min_width=20)
+    constants.add_column(justify="right")
+    for name, value in asdict(found.target).items():
+        constants.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    constants.add_row("error of the fit", f"{found.fit.error:.1%}")
+    text = table_text(constants) + found.trace.table()
+    if not checked:
+        return text
+    table = Table(title="ms per step", title_justify="left")
+    table.add_column("step", overflow="fold")
+    for column in ("predicted", "measured", "ratio", "median", "undisturbed"):
+        table.add_column(column, justify="right")
+    for one in checked:
+        times = (one.predicted_us, one.measured_us, one.median_us, one.undisturbed_us)
+        predicted, *others = (f"{us / 1000:,.2f}" for us in times)
+        table.add_row(one.case.name, predicted, others[0], f"{one.ratio:.3f}", *others[1:])
+    return text + table_text(table) + _WORDS
+
+
+_WORDS = """\
+measured: the lower quartile of the steps. undisturbed: the simulated step if
+each instruction takes the lower quartile of its measured times. If it is far
+below the measured step, other processes were running.
+"""
+
+COMMAND = Command(
+    "fit the constants of a target to steps measured on this CPU",
+    _EXAMPLES,
+    _add_arguments,
+    _run,
+)
