@@ -37,9 +37,9 @@ class RandomCheckpoint:
     token_bytes: int = 0
     """The bytes of the KV cache per token."""
 
-    def step_bytes(self, context: int) -> int:
-        """Return the bytes that a decode step must read after `context` tokens."""
-        return self.weight_bytes + context * self.token_bytes
+    def step_bytes(self, context: int, batch: int = 1) -> int:
+        """Return the bytes that a decode step reads after `context` tokens of each sequence."""
+        return self.weight_bytes + batch * context * self.token_bytes
 
     def largest_slice(self, tp: int) -> int:
         """Return the bytes of the largest part that one of `tp` ranks reads at once."""
@@ -48,15 +48,22 @@ class RandomCheckpoint:
 
 
 @contextmanager
-def random_checkpoint(model: str, seed: int = 0) -> Iterator[RandomCheckpoint]:
+def random_checkpoint(
+    model: str, seed: int = 0, dtype: torch.dtype | None = None
+) -> Iterator[RandomCheckpoint]:
     """Write the preset with random weights to a temporary directory, and delete it afterwards."""
     with tempfile.TemporaryDirectory(prefix="tpcompile-benchmark-") as directory:
-        yield write_checkpoint(Path(directory), model, seed)
+        yield write_checkpoint(Path(directory), model, seed, dtype)
 
 
-def write_checkpoint(directory: Path, model: str, seed: int = 0) -> RandomCheckpoint:
-    """Write the preset's configuration and random weights, in several files with an index."""
-    captured = capture(f"preset:{model}")
+def write_checkpoint(
+    directory: Path, model: str, seed: int = 0, dtype: torch.dtype | None = None
+) -> RandomCheckpoint:
+    """Write the preset's configuration and random weights, in several files with an index.
+
+    The default dtype is that of the preset.
+    """
+    captured = capture(f"preset:{model}", dtype=dtype)
     weights = RandomWeights(captured, seed)
     dtype = next(iter(captured.graph.parameters())).dtype
     tensors = captured.tensors

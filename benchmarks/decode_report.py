@@ -1,67 +1,80 @@
-"""The output of `python -m benchmarks decode`."""
+"""The table of `python -m benchmarks decode`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import median
-from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.decode_measured import Measured
+from benchmarks.decode_measured import EAGER, Case, Measured, sides_of
 
-PREFILL = "prefill"
-
-
-def to_json(measured: Measured) -> dict[str, Any]:
-    return {
-        "ok": measured.ok,
-        "model": measured.model,
-        "seconds": measured.seconds,
-        "bandwidths": measured.bandwidths,
-        "shares": {
-            name: {what: measured.share(name, what) for what in own if what in measured.step_bytes}
-            for name, own in measured.seconds.items()
-        },
-        "agreements": [asdict(agreement) for agreement in measured.agreements],
-        "missing": measured.missing,
-        "targets": [
-            {**asdict(target), "reached": ratio, "ok": ratio is not None and ratio >= target.least}
-            for target, ratio in measured.targets()
-        ],
-    }
+COLUMNS = ("ms", "min to max", "tokens/s", "of read", "× eager", "× best")
+READ = "loop that only reads"
 
 
 def show(measured: Measured, console: Console) -> None:
-    columns = list(dict.fromkeys(what for own in measured.seconds.values() for what in own))
-    table = Table(title=f"{measured.model}, batch 1, greedy: ms, median (min to max) of steps")
-    table.add_column("")
-    for what in columns:
-        table.add_column(what if what == PREFILL else f"decode at {what}", justify="right")
-    for name, own in measured.seconds.items():
-        cells = (_cell(own.get(what), what, measured.share(name, what)) for what in columns)
-        table.add_row(name, *cells)
-    for name in measured.missing:
-        table.add_row(name, *["missing"] * len(columns))
-    console.print(table)
-    if measured.bandwidths:
-        console.print(
-            f"a loop that only reads: {median(measured.bandwidths) / 1e9:.1f} GB/s, in turn with "
-            "the sides; shares count the weights and the KV cache"
-        )
-    for name, why in measured.missing.items():
-        console.print(f"{name} is missing: {why}", markup=False)
+    """Print the table and everything that explains it, in 100 columns."""
+    console.print(_table(measured))
+    console.print(
+        "ms: median of the steps. of read: the share of the bandwidth of a loop that only reads,\n"
+        "in turn with the sides; weights and KV cache count. ×: speed relative to eager, and to the\n"
+        "fastest peer."
+    )
+    for names, what in (
+        (measured.missing, "failed"),
+        (measured.not_installed, "is not installed"),
+        (measured.not_supported, "was not measured in all cases"),
+    ):
+        for name, why in names.items():
+            console.print(f"{name} {what}: {why}", markup=False)
     _show_agreement(measured, console)
     for target, ratio in measured.targets():
-        place = target.what if target.what == PREFILL else f"decode at {target.what}"
         found = "not measured" if ratio is None else f"{ratio:.2f} ×"
         verdict = "met" if ratio is not None and ratio >= target.least else "MISSED"
         console.print(
-            f"{place}, {target.side} over {target.peer}: {found}, at least "
+            f"{target.case}, {target.side} over {target.peer}: {found}, at least "
             f"{target.least:g} ×: {verdict}"
         )
+
+
+def _table(measured: Measured) -> Table:
+    machine = "".join(f", {value}" for value in measured.machine.values())
+    table = Table(title=f"{measured.model}, greedy{machine}", box=SIMPLE, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    absent = dict.fromkeys(measured.not_supported, "unsupported")
+    absent |= dict.fromkeys(measured.not_installed, "not installed")
+    absent |= dict.fromkeys(measured.missing, "failed")
+    for case in measured.cases:
+        table.add_row(f"[bold]{case}[/bold]")
+        found = [t.least_seconds for t in measured.turns if t.case == case and t.least_seconds]
+        if found:
+            table.add_row(READ, f"{1e3 * median(found):.1f}", "", "", "1.00")
+        best = measured.best_peer(case)
+        sides = sides_of(measured, case)
+        for side in sides:
+            table.add_row(side, *_cells(measured, case, side, best))
+        for side in [name for name in absent if name not in sides]:
+            table.add_row(side, "", absent[side])
+        table.add_section()
+    return table
+
+
+def _cells(measured: Measured, case: Case, side: str, best: str | None) -> list[str]:
+    turns = measured.of(case, side)
+    assert turns is not None
+    seconds = turns.seconds[side]
+    share = measured.share(case, side)
+    ratios = [measured.ratio(case, side, peer) if peer else None for peer in (EAGER, best)]
+    return [
+        f"{1e3 * median(seconds):.1f}",
+        f"{1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f}",
+        f"{case.tokens_measured / median(seconds):.1f}",
+        *("" if number is None else f"{number:.2f}" for number in (share, *ratios)),
+    ]
 
 
 def _show_agreement(measured: Measured, console: Console) -> None:
@@ -73,12 +86,3 @@ def _show_agreement(measured: Measured, console: Console) -> None:
             f"{side}: logits {verdict}; largest error {worst.error:.1e} of the largest logit, "
             f"{worst.what}, {len(own)} comparisons"
         )
-
-
-def _cell(seconds: Sequence[float] | None, what: str, share: float | None) -> str:
-    if not seconds:
-        return ""
-    unit = [f"{1e3 * s:.1f}" for s in (median(seconds), min(seconds), max(seconds))]
-    rate = "" if what == PREFILL else f"  {1 / median(seconds):.1f} tokens/s"
-    of_bandwidth = "" if share is None else f"  {share:.2f} of read"
-    return f"{unit[0]} ({unit[1]} to {unit[2]}){rate}{of_bandwidth}"

@@ -79,7 +79,7 @@ def run_once(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
     with Side(spec, checkpoint.directory) as side, MemoryWatch(side.pid) as watch:
         ranks = side.ready()
         seconds = time.perf_counter() - side.started
-        side.ask("prefill", PROMPT)
+        side.ask("prefill", [PROMPT], len(PROMPT) + 1)
     if len(ranks) != spec.tp or not watch.peaks.keys() >= set(ranks):
         raise SideError(
             f"{spec.name} must report {spec.tp} sampled processes as ranks, got {ranks}"

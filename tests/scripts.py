@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from benchmarks.peers.side import start_process
 from tests.launches import CONTEXT, File, Forked
 
 ROOT = Path(__file__).parents[1]
@@ -46,8 +47,12 @@ def run(
         return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())
 
 
-def start_side(arguments: Sequence[str], log: BinaryIO) -> Forked:
-    """Do what `benchmarks.peers.side.start_process` does."""
+def start_side(
+    python: str, arguments: Sequence[str], log: BinaryIO
+) -> Forked | subprocess.Popen[bytes]:
+    """Do what `benchmarks.peers.side.start_process` does; call it for other interpreters."""
+    if python != sys.executable:
+        return start_process(python, arguments, log)
     return start(arguments, log.fileno(), log.fileno())
 
 

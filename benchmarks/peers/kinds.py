@@ -1,89 +1,88 @@
-"""Loading the checkpoint on each side. All models are then called like Hugging Face's."""
+"""The kinds of sides, and what each of them needs to be installed.
+
+A kind is a function in a module that only the process of a side imports. The process may run
+another interpreter than the benchmark, so this module and `benchmarks.peers.worker` import only the
+standard library.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
+
+@dataclass(frozen=True)
+class Settings:
+    """The model that a side loads, and the resources that it may use."""
+
+    directory: str
+    tp: int
+    threads: int
+    """Threads of each process."""
+    largest_batch: int = 1
+    """The largest number of sequences in a request."""
+    export_python: str = ""
+    """The interpreter that converts the checkpoint for OpenVINO; empty for that of the side."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.directory)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Decoder(Protocol):
+    """A loaded model with one batch of sequences of equal length, which grow together."""
+
+    def begin(self, batch: int, length: int) -> None:
+        """Drop the sequences, and prepare for `batch` new ones of up to `length` tokens."""
+
+    def step(self, rows: Sequence[Sequence[int]]) -> Any:
+        """Append tokens to each sequence. Return the logits after the last, and know the best."""
+
+    def numbers(self, logits: Any) -> Any:
+        """Return logits of `step` as an fp32 array `[batch, vocabulary]`."""
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A loaded model, and the processes that hold its weights, by rank."""
 
-    model: Any
-    new_cache: Callable[[], Any]
+    decoder: Decoder
     processes: list[int]
+    from_rank_zero: Callable[[Any], Any] = _same
+    """Broadcasts a value from rank 0, if this process is one rank of several."""
+    close: Callable[[], None] = lambda: None
 
 
-def eager(directory: Path, tp: int) -> Loaded:
-    """Load Hugging Face's unchanged model in one process."""
-    from transformers import AutoModelForCausalLM, DynamicCache
+@dataclass(frozen=True)
+class Kind:
+    """The function that loads a model, as `module:function`, and the packages that it needs."""
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", trust_remote_code=False)
-    return Loaded(model.train(False), lambda: DynamicCache(config=model.config), [os.getpid()])
+    function: str
+    packages: str
 
-
-def hugging_face_tp(directory: Path, tp: int) -> Loaded:
-    """Load with Hugging Face's tensor parallelism. Under torchrun this process is one rank."""
-    import torch.distributed as dist
-    from transformers import AutoModelForCausalLM, DynamicCache
-
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype="auto", trust_remote_code=False, **_tp_arguments(tp)
-    )
-    processes: list[int] = [0] * tp
-    dist.all_gather_object(processes, os.getpid())
-    return Loaded(model.train(False), lambda: DynamicCache(config=model.config), processes)
+    def load(self, settings: Settings) -> Loaded:
+        module, _, name = self.function.partition(":")
+        loaded: Loaded = getattr(importlib.import_module(module), name)(settings)
+        return loaded
 
 
-def _tp_arguments(tp: int) -> dict[str, Any]:
-    try:
-        from transformers.distributed.configuration_utils import DistributedConfig
-
-        return {"distributed_config": DistributedConfig(tp_size=tp, tp_plan="auto")}
-    except (ImportError, TypeError):  # older versions: DistributedConfig has no tp_size
-        return {"tp_plan": "auto"}
-
-
-def compiled(directory: Path, tp: int, backend: str = "torch") -> Loaded:
-    """Load with tpcompile. Its ranks are worker processes or, with tp=1, this process."""
-    import tpcompile
-
-    model = tpcompile.compile(str(directory), tp=tp, backend=backend)
-    return Loaded(model, lambda: None, list(model.processes) if tp > 1 else [os.getpid()])
-
-
-KINDS: dict[str, Callable[[Path, int], Loaded]] = {
-    "eager": eager,
-    "hugging-face-tp": hugging_face_tp,
-    "tpcompile": compiled,
-    "tpcompile-native": partial(compiled, backend="native"),
+KINDS = {
+    "eager": Kind("benchmarks.peers.hugging_face:eager", "torch transformers"),
+    "torch-compile": Kind("benchmarks.peers.hugging_face:compiled", "torch transformers"),
+    "hugging-face-tp": Kind("benchmarks.peers.hugging_face:parallel", "accelerate"),
+    "tpcompile": Kind("benchmarks.peers.tpcompile_model:modules", "tpcompile"),
+    "tpcompile-native": Kind("benchmarks.peers.tpcompile_model:native", "tpcompile"),
+    "llama.cpp": Kind("benchmarks.peers.llama:load", "llama-cpp-python gguf"),
+    "openvino": Kind("benchmarks.peers.openvino_model:load", "openvino optimum-intel"),
 }
-
-
-def rank() -> int:
-    """Return the rank of this process under torchrun; 0 elsewhere."""
-    import torch.distributed as dist
-
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def from_rank_zero(value: Any) -> Any:
-    """Broadcast rank 0's value to every rank of this side."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def best(logits: torch.Tensor) -> int:
-    return int(logits[0, -1].argmax())

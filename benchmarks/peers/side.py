@@ -17,6 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+import numpy as np
+
+from benchmarks.peers.kinds import Settings
+
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 900.0
 LOG_LINES = 15
@@ -24,6 +28,10 @@ LOG_LINES = 15
 
 class SideError(Exception):
     """A side that could not start, failed, or did not answer."""
+
+
+class NotInstalledError(SideError):
+    """A side whose interpreter does not have the packages that it needs."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,19 @@ class SideSpec:
     kind: str
     tp: int
     threads: int
+    python: str = sys.executable
+    export_python: str = ""
+    most_sequences: int | None = None
+    """The largest batch that the side supports; None for any."""
+    prompts: bool = True
+    """False if the side runs prompts exactly as another side does."""
 
-    def command(self, directory: Path, address: Path) -> list[str]:
-        own = ["-m", "benchmarks.peers.worker", self.kind, str(directory)]
-        own += [str(self.tp), str(self.threads), str(address)]
+    def command(self, directory: Path, address: Path, largest_batch: int = 1) -> list[str]:
+        """Return the arguments of Python that start the side."""
+        settings = Settings(
+            str(directory), self.tp, self.threads, largest_batch, self.export_python
+        )
+        own = ["-m", "benchmarks.peers.worker", self.kind, str(address), settings.to_json()]
         if self.kind != "hugging-face-tp":
             return own
         torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={self.tp}"]
@@ -45,10 +62,10 @@ class SideSpec:
         return [*torchrun, "--local-addr=127.0.0.1", *own]
 
 
-def start_process(arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+def start_process(python: str, arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
     """Start Python with `arguments` in a new session, so torchrun and its ranks end together."""
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        [python, *arguments],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -60,7 +77,7 @@ def start_process(arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[b
 class Side:
     """The processes of one side. Between requests they wait without using the CPU."""
 
-    def __init__(self, spec: SideSpec, directory: Path) -> None:
+    def __init__(self, spec: SideSpec, directory: Path, largest_batch: int = 1) -> None:
         self.spec = spec
         self._own = tempfile.TemporaryDirectory(prefix="tpcompile-side-")
         self._log = Path(self._own.name) / "log"
@@ -71,7 +88,8 @@ class Side:
         self._listener.listen(1)
         self.started = time.perf_counter()
         with self._log.open("wb") as log:
-            self._process = start_process(spec.command(directory, address), log)
+            command = spec.command(directory, address, largest_batch)
+            self._process = start_process(spec.python, command, log)
 
     @property
     def pid(self) -> int:
@@ -90,12 +108,15 @@ class Side:
         processes: list[int] = self._answer()
         return processes
 
-    def ask(self, request: str, tokens: Sequence[int]) -> tuple[list[float], Any]:
-        """Send a request. Return the seconds of each step, and the logits of the last."""
+    def ask(self, request: str, *arguments: Any) -> tuple[list[float], Any]:
+        """Call a method of the side's `Runner`.
+
+        Return the seconds of each step, and the logits of the last as `[batch, vocabulary]`.
+        """
         assert self._connection is not None, "call ready() first"
-        self._connection.send((request, tokens))
-        seconds, logits = self._answer()
-        return seconds, logits
+        self._connection.send((request, *arguments))
+        seconds, (shape, numbers) = self._answer()
+        return seconds, np.frombuffer(numbers, np.float32).reshape(shape)
 
     def _answer(self) -> Any:
         assert self._connection is not None
@@ -107,6 +128,8 @@ class Side:
             state, value = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             raise SideError(f"{self.spec.name} ended: {self._last_lines()}") from error
+        if state == "not installed":
+            raise NotInstalledError(value)
         if state == "failed":
             raise SideError(f"{self.spec.name} failed:\n{value}")
         return value

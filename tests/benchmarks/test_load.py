@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def test_ranks_that_were_not_seen_are_an_error(
         def ready(self) -> list[int]:
             return ranks  # before the side has loaded anything
 
-        def ask(self, request: str, tokens: Sequence[int]) -> tuple[list[float], Any]:
+        def ask(self, request: str, *arguments: Any) -> tuple[list[float], Any]:
             return [], None
 
     monkeypatch.setattr("benchmarks.load.Side", Unseen)

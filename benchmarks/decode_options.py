@@ -1,0 +1,118 @@
+"""The sides and the options of `python -m benchmarks decode`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.counts import not_negative, positive
+from benchmarks.decode_measured import (
+    COMPILED,
+    DTYPES,
+    EAGER,
+    HUGGING_FACE_TP,
+    LLAMA,
+    MODEL,
+    NATIVE,
+    NATIVE_TWO,
+    ONE,
+    OPENVINO,
+    TWO,
+)
+from benchmarks.peers.side import SideSpec
+
+PREFILL = 512
+PEER_KINDS = ("openvino", "llama.cpp", "openvino-export")
+"""Kinds of sides that may run under other interpreters, and the conversion for OpenVINO."""
+
+
+def specs(threads: int, pythons: Mapping[str, str] | None = None) -> list[SideSpec]:
+    """Return all sides. Each has the same total number of threads, which its ranks share."""
+    of = dict.fromkeys(PEER_KINDS[:2], sys.executable) | dict(pythons or {})
+    a_rank = max(1, threads // 2)
+    return [
+        SideSpec(EAGER, "eager", 1, threads),
+        SideSpec(COMPILED, "torch-compile", 1, threads, prompts=False),
+        SideSpec(HUGGING_FACE_TP, "hugging-face-tp", 2, a_rank, most_sequences=1, prompts=False),
+        SideSpec(LLAMA, "llama.cpp", 1, threads, of["llama.cpp"]),
+        SideSpec(OPENVINO, "openvino", 1, threads, of["openvino"], of.get("openvino-export", "")),
+        SideSpec(ONE, "tpcompile", 1, threads),
+        SideSpec(TWO, "tpcompile", 2, threads, prompts=False),
+        SideSpec(NATIVE, "tpcompile-native", 1, threads, prompts=False),
+        SideSpec(NATIVE_TWO, "tpcompile-native", 2, threads, prompts=False),
+    ]
+
+
+def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespace:
+    """Return the options; `chosen` are the sides."""
+    parser = argparse.ArgumentParser("python -m benchmarks decode", description=description)
+    _add_cases(parser)
+    _add_sides(parser)
+    _add_output(parser)
+    options = parser.parse_args(arguments)
+    words = options.sides
+    every = specs(options.threads, dict(options.peer_python))
+    options.chosen = [s for s in every if not words or any(word in s.name for word in words)]
+    if not options.chosen:
+        parser.error(f"--sides matches no side; the sides are {', '.join(s.name for s in every)}")
+    if options.at_once == 1 and len(options.chosen) > 1:
+        parser.error("--at-once must be at least 2: eager is in every group")
+    if options.plot is not None and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
+    return options
+
+
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    help = f"model to measure, a preset of Qwen3; targets apply to {MODEL}"
+    add("--model", default=MODEL, metavar="PRESET", help=help)
+    help = "numbers of tokens before the first step"
+    add("--contexts", type=positive, nargs="+", default=[64, 1024, 4096], metavar="N", help=help)
+    help = "numbers of sequences, decoded together"
+    add("--batches", type=positive, nargs="+", default=[1], metavar="N", help=help)
+    add("--dtypes", nargs="+", choices=list(DTYPES), default=["bf16"], help="dtypes of the weights")
+    help = "decode steps of each side in each case"
+    add("--steps", type=positive, default=20, metavar="N", help=help)
+    help = f"number of prompts of {PREFILL} tokens; may be 0"
+    add("--prefills", type=not_negative, default=10, metavar="N", help=help)
+
+
+def _add_sides(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--sides", nargs="+", metavar="NAME", help="measure only sides whose name contains a NAME")
+    help = "run sides in groups of at most N, to save memory; each group contains eager"
+    add("--at-once", type=positive, metavar="N", help=help)
+    threads = os.cpu_count() or 1
+    add("--threads", type=positive, default=threads, help="threads of each side, in total")
+    help = f"run a peer under another interpreter; NAME is one of {', '.join(PEER_KINDS)}"
+    add(
+        "--peer-python",
+        type=_peer_python,
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help=help,
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--json", action="store_true", help="print JSON instead of the table")
+    add("--plot", type=Path, metavar="FILE", help="draw time per step against context, as PNG")
+    help = "show the results of an earlier run with --json, and measure nothing"
+    add("--from", dest="earlier", type=Path, metavar="FILE", help=help)
+
+
+def _peer_python(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    if name not in PEER_KINDS:
+        raise argparse.ArgumentTypeError(f"must start with one of {PEER_KINDS}, got {text!r}")
+    found = shutil.which(os.path.expanduser(python))
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{python!r} is not an executable file")
+    return name, os.path.abspath(found)

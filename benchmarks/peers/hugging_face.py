@@ -1,0 +1,87 @@
+"""Hugging Face's own ways to run a model: eager, compiled by Inductor, and tensor parallel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._inductor import config as inductor
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+
+from benchmarks.peers.kinds import Loaded, Settings
+from benchmarks.peers.torch_decoder import TorchDecoder
+
+
+def eager(settings: Settings) -> Loaded:
+    """Load the unchanged model in one process."""
+    model = _model(settings)
+    return Loaded(TorchDecoder(model, lambda: DynamicCache(config=model.config)), [os.getpid()])
+
+
+def compiled(settings: Settings) -> Loaded:
+    """Load the model. Its decode step is compiled when the first sequences begin."""
+    return Loaded(CompiledDecoder(_model(settings)), [os.getpid()])
+
+
+def parallel(settings: Settings) -> Loaded:
+    """Load with Hugging Face's tensor parallelism. Under torchrun this process is one rank."""
+    model = _model(settings, **_tp_arguments(settings.tp))
+    processes: list[int] = [0] * settings.tp
+    dist.all_gather_object(processes, os.getpid())
+    decoder = TorchDecoder(model, lambda: DynamicCache(config=model.config))
+    return Loaded(decoder, processes, _from_rank_zero)
+
+
+class CompiledDecoder(TorchDecoder):
+    """A model whose decode step is compiled for a static cache of the sequences' size.
+
+    Attention reads the whole cache, so a larger one would be slower. Prompts run eagerly, as in
+    `generate`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, lambda: None)
+        self._size: tuple[int, int] | None = None
+
+    def begin(self, batch: int, length: int) -> None:
+        """Empty the cache. For another size, make a new cache and compile the step again."""
+        if self._size != (batch, length):
+            torch._dynamo.reset()
+            self._compiled = torch.compile(self._model, dynamic=False)
+            self._cache = StaticCache(config=self._model.config, max_cache_len=length)
+            with inductor.patch(freezing=True):
+                for tokens in ([0, 0], [0], [0]):  # allocate the cache, then compile the step
+                    self.step([tokens] * batch)
+            self._size = (batch, length)
+        with torch.inference_mode():  # the cache was allocated in this mode
+            self._cache.reset()
+
+    def step(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run the compiled step if there is one token per sequence."""
+        return self._call(self._compiled if len(rows[0]) == 1 else self._model, rows)
+
+
+def _model(settings: Settings, **arguments: Any) -> Any:
+    torch.set_num_threads(settings.threads)
+    model = AutoModelForCausalLM.from_pretrained(
+        settings.path, dtype="auto", trust_remote_code=False, **arguments
+    )
+    return model.train(False)
+
+
+def _tp_arguments(tp: int) -> dict[str, Any]:
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=tp, tp_plan="auto")}
+    except (ImportError, TypeError):  # older versions: DistributedConfig has no tp_size
+        return {"tp_plan": "auto"}
+
+
+def _from_rank_zero(value: Any) -> Any:
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

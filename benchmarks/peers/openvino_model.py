@@ -1,0 +1,108 @@
+"""OpenVINO: a stateful model, with the cache in the dtype of the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from openvino import opset8
+
+from benchmarks.peers.kinds import Loaded, Settings
+
+ROOT = Path(__file__).parents[2]
+PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
+
+
+def load(settings: Settings) -> Loaded:
+    """Export the checkpoint if no side has done so, and compile it."""
+    file = _exported(settings) / "openvino_model.xml"
+    core = openvino.Core()
+    model = core.read_model(file)
+    keep_last_logits(model)
+    config = json.loads((settings.path / "config.json").read_text())
+    precision = PRECISIONS[config["dtype"]]
+    compiled = core.compile_model(
+        model,
+        "CPU",
+        {
+            "INFERENCE_NUM_THREADS": settings.threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+        },
+    )
+    return Loaded(OpenVinoDecoder(compiled), [os.getpid()])
+
+
+def _exported(settings: Settings) -> Path:
+    out = settings.path / "openvino"
+    if out.exists():
+        return out
+    unfinished = settings.path / "openvino.part"
+    python = settings.export_python or sys.executable
+    command = [python, "-m", "benchmarks.peers.openvino_export", settings.directory]
+    done = subprocess.run(
+        [*command, str(unfinished)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if "No module named 'optimum" in done.stderr:
+        raise ModuleNotFoundError(f"{python} has no optimum-intel, which converts the checkpoint")
+    if done.returncode:
+        raise RuntimeError(f"the conversion failed:\n{done.stderr[-2000:]}")
+    unfinished.rename(out)
+    return out
+
+
+def keep_last_logits(model: Any) -> None:
+    """Slice the operand of the last matrix product, as OpenVINO GenAI does, and `logits_to_keep`.
+
+    Otherwise a prompt would compute the logits of all its tokens.
+    """
+    node = model.output("logits").get_node()
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    sliced = opset8.slice(node.input_value(0), [-1], [np.iinfo(np.int64).max], [1], [1])
+    node.input(0).replace_source_output(sliced.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+class OpenVinoDecoder:
+    """A compiled model, and the request that holds the state of its sequences."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._request = compiled.create_infer_request()
+        self._past = 0
+
+    def begin(self, batch: int, length: int) -> None:
+        """Reset the state, which grows with the sequences."""
+        self._request.reset_state()
+        self._past = 0
+
+    def step(self, rows: Sequence[Sequence[int]]) -> Any:
+        """Append tokens to each sequence."""
+        ids = np.array([list(row) for row in rows], np.int64)
+        batch, more = ids.shape
+        end = self._past + more
+        positions = np.tile(np.arange(self._past, end, dtype=np.int64), (batch, 1))
+        self._request.infer(
+            {
+                "input_ids": ids,
+                "attention_mask": np.ones((batch, end), np.int64),
+                "position_ids": positions,
+                "beam_idx": np.arange(batch, dtype=np.int32),
+            }
+        )
+        self._past = end
+        logits = self._request.get_tensor("logits").data[:, -1]
+        logits.argmax(-1).tolist()
+        return logits
+
+    def numbers(self, logits: Any) -> Any:
+        """Copy the logits, because the next step overwrites them."""
+        return logits.astype(np.float32, copy=True)

@@ -1,0 +1,85 @@
+"""A side continues its sequences, one token or one prompt at a time, like eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.checkpoint import RandomCheckpoint, write_checkpoint
+from benchmarks.peers.hugging_face import eager
+from benchmarks.peers.kinds import KINDS, Loaded, Settings
+from benchmarks.peers.worker import Result, Runner
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [19, 18, 17, 16, 15, 14, 13]]
+MORE = [[1, 2, 3], [3, 2, 1]]
+PACKAGES = {"llama.cpp": ["llama_cpp", "gguf"], "openvino": ["openvino", "optimum.intel"]}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> RandomCheckpoint:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny-qwen3")
+
+
+def _settings(tiny: RandomCheckpoint) -> Settings:
+    return Settings(str(tiny.directory), 1, 1, largest_batch=2)
+
+
+def _logits(result: Result) -> Any:
+    shape, numbers = result[1]
+    return np.frombuffer(numbers, np.float32).reshape(shape)
+
+
+def test_a_runner_continues_its_sequences(tiny: RandomCheckpoint) -> None:
+    loaded = eager(_settings(tiny))
+    runner = Runner(loaded.decoder)
+    first = runner.prefill(PROMPTS, 10)
+    steps = runner.decode(MORE)
+    rows = torch.tensor([[*prompt, *more] for prompt, more in zip(PROMPTS, MORE, strict=True)])
+    with torch.inference_mode():
+        expected = loaded.decoder._model(rows).logits.numpy()  # type: ignore[attr-defined]
+    assert len(first[0]) == 1 and len(steps[0]) == 3 and min(steps[0]) > 0
+    np.testing.assert_allclose(_logits(first), expected[:, 6], atol=1e-5)
+    np.testing.assert_allclose(_logits(steps), expected[:, -1], atol=1e-5)
+    again = runner.prefill(PROMPTS[:1], 10)  # new sequences do not see the old ones
+    np.testing.assert_allclose(_logits(again), expected[:1, 6], atol=1e-5)
+
+
+def _checked(loaded: Loaded, expected: Loaded) -> None:
+    for batch in (1, 2):
+        for _ in range(2):  # the second time with what the first has prepared
+            results = []
+            for runner in (Runner(loaded.decoder), Runner(expected.decoder)):
+                first = _logits(runner.prefill(PROMPTS[:batch], 32))
+                results.append([first, _logits(runner.decode(MORE[:batch]))])
+            found, right = (np.stack(result) for result in results)
+            assert found.shape == (2, batch, 1013)
+            assert np.abs(found - right).max() < 1e-5 * np.abs(right).max()
+
+
+@pytest.mark.parametrize("kind", ["tpcompile", "tpcompile-native"])
+def test_agrees_with_eager(tiny: RandomCheckpoint, kind: str) -> None:
+    _checked(KINDS[kind].load(_settings(tiny)), eager(_settings(tiny)))
+
+
+@pytest.mark.slow
+def test_torch_compile_agrees_with_eager(tiny: RandomCheckpoint) -> None:
+    """Inductor takes about a minute per size."""
+    _checked(KINDS["torch-compile"].load(_settings(tiny)), eager(_settings(tiny)))
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_peer_agrees_with_eager(tiny: RandomCheckpoint, kind: str) -> None:
+    for package in PACKAGES[kind]:
+        pytest.importorskip(package, reason=f"{KINDS[kind].packages} are not installed here")
+    _checked(KINDS[kind].load(_settings(tiny)), eager(_settings(tiny)))
+
+
+def test_every_kind_exists() -> None:
+    for kind in KINDS.values():
+        module, _, name = kind.function.partition(":")
+        source = Path(*module.split(".")).with_suffix(".py").read_text()
+        assert f"def {name}(settings: Settings) -> Loaded:" in source

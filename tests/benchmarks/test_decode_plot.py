@@ -1,0 +1,36 @@
+"""The plot of the decode benchmark has a line per side and a panel per dtype and batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks.decode_measured import EAGER, NATIVE, Case, Measured, Turns
+from benchmarks.decode_options import specs
+from benchmarks.decode_plot import COLOURS, READ, plot
+
+
+def test_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda own, path: [figures.append(own), save(own, path)])
+    turns = [
+        Turns(Case(dtype, 1, context), 1000, {EAGER: [0.2], NATIVE: [0.1 * batch]}, [1e5])
+        for batch, dtype in ((1, "bf16"), (2, "fp32"))
+        for context in (1024, 64)
+    ]
+    turns.append(Turns(Case("bf16", 1, 512, prompt=True), None, {EAGER: [9.0]}))
+    plot(Measured("m", turns=turns), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    (figure,) = figures
+    assert [axes.get_title() for axes in figure.axes] == ["bf16, batch 1", "fp32, batch 1"]
+    lines = [[list(line.get_ydata()) for line in axes.lines] for axes in figure.axes]
+    assert lines == [[[200, 200], [100, 100], [10, 10]], [[200, 200], [200, 200], [10, 10]]]
+    assert list(figure.axes[0].lines[0].get_xdata()) == [64, 1024]
+    assert [text.get_text() for text in figure.legends[0].texts] == [NATIVE, EAGER, READ]
+
+
+def test_every_side_has_a_colour() -> None:
+    assert COLOURS.keys() == {spec.name for spec in specs(1)}

@@ -1,0 +1,62 @@
+"""The table of the decode benchmark, in 100 columns, names every side."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from benchmarks.decode_measured import (
+    EAGER,
+    HUGGING_FACE_TP,
+    LLAMA,
+    NATIVE,
+    ONE,
+    OPENVINO,
+    TWO,
+    Agreement,
+    Case,
+    Measured,
+    Turns,
+)
+from benchmarks.decode_report import show
+from tests.benchmarks.test_decode_measured import reached
+
+
+def _shown(measured: Measured) -> str:
+    text = io.StringIO()
+    show(measured, Console(file=text, width=100))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        (reached(), "64, tpcompile tp=2 over Hugging Face TP, 2 ranks: 2.00 ×"),
+        (reached(1.01), "MISSED"),
+        (reached(model="tiny-qwen3"), "tiny-qwen3, greedy"),
+        (reached(missing={TWO: "it fell"}), f"{TWO} failed: it fell"),
+        (reached(not_installed={LLAMA: "run pip"}), f"{LLAMA} is not installed: run pip"),
+        (reached(agreements=[Agreement(ONE, "64", 0.5, False)]), "DISAGREE with eager"),
+        (reached(agreements=[Agreement(ONE, "64", 0.0, True)]), "agree with eager"),
+    ],
+)
+def test_says(measured: Measured, says: str) -> None:
+    assert says in " ".join(_shown(measured).split())
+
+
+def test_rows() -> None:
+    seconds = {EAGER: [0.2], OPENVINO: [0.1, 0.1, 0.3], NATIVE: [0.0625]}
+    turns = Turns(Case("bf16", 16, 4096), 50, seconds, [1000.0])
+    reasons = {"missing": {TWO: "a"}, "not_installed": {LLAMA: "b"}}
+    measured = Measured("m", turns=[turns], not_supported={HUGGING_FACE_TP: "c"}, **reasons)
+    lines = _shown(measured).splitlines()
+    rows = {cells[0]: cells[1:] for line in lines for cells in [re.split(r"\s{2,}", line.strip())]}
+    assert rows["bf16, batch 16, context 4,096"] == []
+    assert rows["loop that only reads"] == ["50.0", "1.00"]
+    assert rows[NATIVE] == ["62.5", "62.5 to 62.5", "256.0", "0.80", "3.20", "1.60"]
+    assert rows[OPENVINO] == ["100.0", "100.0 to 300.0", "160.0", "0.50", "2.00", "1.00"]
+    assert rows[TWO] == ["failed"] and rows[LLAMA] == ["not installed"]
+    assert rows[HUGGING_FACE_TP] == ["unsupported"]
