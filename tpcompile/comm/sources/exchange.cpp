@@ -98,9 +98,9 @@ void wake(Mark& mark) {
 #endif
 }
 
-// Poll, and let other threads of this core run; return whether the rank has posted. If other threads
-// do run, it is better to sleep, in the next waits too: a thread that yields goes behind all others,
-// and one that wakes up before them.
+// Poll, and let other threads of this core run; return whether the rank has posted. If other
+// threads do run, it is better to sleep, in the next waits too: a thread that yields goes behind
+// all others, and one that wakes up goes before them.
 bool yields(tpc_exchange& at, const Mark& mark) {
   const int64_t begin = now_ns();
   for (int64_t last = begin, now = begin; now - begin < at.yield_us * int64_t{1000}; last = now) {
@@ -210,7 +210,7 @@ int32_t tpc_sum(tpc_exchange* at, int32_t kind, int64_t first, int64_t last, voi
   return 1;
 }
 
-// Post a term of `count` values and sum all terms, as far as they have come: if this returns 0, call
+// Post a term of `count` values and sum all terms, if they have come; if this returns 0, call
 // `tpc_sum`.
 int32_t tpc_post_and_sum(tpc_exchange* at, const void* from, int64_t bytes, int32_t kind,
                          int64_t count, void* to) {
