@@ -19,8 +19,8 @@ def show(measured: Measured, console: Console) -> None:
     console.print(_table(measured))
     console.print(
         "ms: median of the steps. of read: the share of the bandwidth of a loop that only reads,\n"
-        "in turn with the sides; weights and KV cache count. ×: speed relative to eager, and to the\n"
-        "fastest peer."
+        "in turn with the sides; weights and KV cache count. ×: speed relative to eager, and to\n"
+        "the fastest peer."
     )
     for names, what in (
         (measured.missing, "failed"),

@@ -104,7 +104,7 @@ class Dump {
         if (table_[buffer].role == TPC_ROLE_CLOCK)
           std::memset(memory_[buffer].data(), 0, memory_[buffer].size());
       tpc_launch(machine, header_.steps, nullptr);
-      while (!tpc_wait(machine, 100)) {
+      while (!tpc_wait(machine, 100, INT64_MAX)) {
       }
       good &= tpc_end(machine) == header_.steps;
       good &= compare(launch);

@@ -40,8 +40,12 @@ void* tpc_open(const tpc_program* program, const char* path);
 // instruction in ns.
 void tpc_launch(void* machine, int64_t steps, int64_t* times);
 
-// Wait at most `milliseconds` for the end of a launch. Return whether it has ended.
-int32_t tpc_wait(void* machine, int64_t milliseconds);
+// Wait at most `milliseconds` until a launch ends or has done `wanted` steps. Return whether it has
+// ended.
+int32_t tpc_wait(void* machine, int64_t milliseconds, int64_t wanted);
+
+// Return the number of steps of the launch whose tokens are known.
+int64_t tpc_steps_done(void* machine);
 
 // End a launch after its current step. Return the number of its steps, or -1 if an instruction
 // waited longer than the timeout.

@@ -459,7 +459,6 @@ void tpc_launch(void* machine, int64_t steps, int64_t* times) {
   static_cast<tpc::Machine*>(machine)->launch(steps, times);
 }
 
-// Wait until the launch ends or has done `wanted` steps, but at most `milliseconds`.
 int32_t tpc_wait(void* machine, int64_t milliseconds, int64_t wanted) {
   return static_cast<tpc::Machine*>(machine)->wait(milliseconds, wanted);
 }
