@@ -10,6 +10,7 @@ import torch
 
 import tpcompile
 from tests.runtime.eager_pair import lively
+from tpcompile import cpp
 from tpcompile.backends.native import build
 from tpcompile.backends.native.executor import Native
 from tpcompile.errors import UnsupportedError, UsageError
@@ -23,7 +24,7 @@ IDS = torch.tensor([[5, 6, 7]])
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine without a C++ compiler."""
     build.library.cache_clear()
-    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(cpp, "_COMPILERS", ("no-such-compiler",))
     yield
     build.library.cache_clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,10 @@ def test_paths_share_no_code(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", build._units())
+@pytest.mark.parametrize("name", build.sources().units)
 def test_no_warnings(name: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     assert compiler is not None
-    (tmp_path / "tpc_abi.h").write_text(build.abi.c_header())
-    flags = ("-Wextra", "-Werror", "-fsyntax-only", *build._units()[name])
-    build._compile(compiler, tmp_path, name, flags)
+    units = {name: (*build.sources().units[name], "-Wextra", "-Werror", "-fsyntax-only")}
+    build.sources().write_headers(tmp_path)
+    replace(build.sources(), units=units).compile_unit(compiler, tmp_path, name)

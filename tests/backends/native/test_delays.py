@@ -18,7 +18,7 @@ from tests.models import TOLERANCE, relative_error
 from tests.vm.mutants.bases import Base, FineCase
 from tests.vm.mutants.judge import Judge
 from tests.vm.mutants.orders import ORDERS, threshold_lowered, wait_dropped
-from tpcompile.backends.native import Native, checks
+from tpcompile.backends.native import Native, executor
 from tpcompile.backends.native.build import paths
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.proof.verify import check_program
@@ -140,7 +140,7 @@ def _racing(threads: int, count: int) -> Iterator[tuple[Base, Program]]:
 
 def test_delays_show_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program races in one place only, which not every seed of delays hits."""
-    monkeypatch.setattr(checks, "verify_program", lambda program: None)
+    monkeypatch.setattr(executor, "verify_program", lambda program: None)
     path = paths()[0]
     seen = 0
     for base, program in _racing(3, 8):

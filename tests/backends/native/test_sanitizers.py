@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -44,19 +45,25 @@ def _compiler() -> str:
     return found
 
 
-def _built(own: Path, sources: Path, flags: tuple[str, ...]) -> Path:
+def _sources(own: Path) -> Path:
+    """Copy the sources of the library and the driver."""
+    found = own / "sources"
+    shutil.copytree(build.sources().sources, found)
+    shutil.copy(DRIVER, found)
+    return found
+
+
+def _built(own: Path, sources: Path, sanitizer: str) -> Path:
     """Build the driver with the sources of the library."""
-    compiler = _compiler()
-    (own / "tpc_abi.h").write_text(build.abi.c_header())
-    every = ("-O1", "-g", "-fno-omit-frame-pointer", f"-I{own}", f"-I{sources}", *flags)
-    units = {sources / f"{name}.cpp": target for name, target in build._units().items()}
-    commands = [
-        (compiler, *build._FLAGS, *target, *every, "-c", source, "-o", own / f"{source.stem}.o")
-        for source, target in (units | {DRIVER: ()}).items()
-    ]
+    compiler, flags = _compiler(), SANITIZERS[sanitizer]
+    every = ("-O1", "-g", "-fno-omit-frame-pointer", *flags)
+    units = {
+        name: (*target, *every) for name, target in {**build.sources().units, "driver": ()}.items()
+    }
+    library = replace(build.sources(), sources=sources, units=units)
+    library.write_headers(own)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(partial(subprocess.run, check=True), commands))
-    objects = [str(own / f"{name}.o") for name in (*build._units(), "driver")]
+        objects = list(pool.map(partial(library.compile_unit, compiler, own), units))
     made = own / "driver"
     subprocess.run([compiler, *flags, "-pthread", "-o", str(made), *objects], check=True)
     return made
@@ -84,7 +91,7 @@ def _run(driver: Path, path: str, dumps: list[str]) -> subprocess.CompletedProce
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_no_report(sanitizer: str, tmp_path: Path) -> None:
-    driver = _built(tmp_path, build._SOURCES, SANITIZERS[sanitizer])
+    driver = _built(tmp_path, _sources(tmp_path), sanitizer)
     for path in paths():
         dumps = [_dumped(tmp_path, path, *case) for case in CASES]
         done = _run(driver, path, dumps)
@@ -112,12 +119,11 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_reported(mistake: str, tmp_path: Path) -> None:
     sanitizer, name, (right, wrong), report = MISTAKES[mistake]
-    sources = tmp_path / "sources"
-    shutil.copytree(build._SOURCES, sources)
+    sources = _sources(tmp_path)
     text = (sources / name).read_text()
     assert right in text
     (sources / name).write_text(text.replace(right, wrong))
-    driver = _built(tmp_path, sources, SANITIZERS[sanitizer])
+    driver = _built(tmp_path, sources, sanitizer)
     dump = _dumped(tmp_path, "portable", "tiny-qwen3", torch.float32, 2, 4, 4)
     done = _run(driver, "portable", [dump])
     assert done.returncode != 0

@@ -97,9 +97,9 @@ def check_table(table: torch.Tensor, memory: StepMemory) -> None:
         for name, offset in offsets.items():
             width = len(wanted[name])
             got = row[offset : offset + width]
-            if name == "strides":  # of a dimension of one element, the stride is never used
+            if name == "strides":  # never used in an empty tensor or a dimension of one element
                 got = [
-                    stride if extent > 1 else known
+                    stride if extent > 1 and tensor.numel() else known
                     for stride, extent, known in zip(
                         got, wanted["shape"], wanted[name], strict=True
                     )
