@@ -7,7 +7,6 @@ before and after the steps. benchmarks/README.md says how to install the peers.
 
 from __future__ import annotations
 
-import json
 import platform
 import random
 from argparse import Namespace
@@ -29,7 +28,6 @@ from benchmarks.decode_measured import (
     Case,
     Measured,
     Turns,
-    from_json,
     to_json,
 )
 from benchmarks.decode_options import PREFILL, parse
@@ -200,10 +198,7 @@ def _machine(threads: int) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> int:
     """Print the table. Return 1 if a target is missed, sides disagree, or a side failed."""
     options = parse(arguments, __doc__)
-    if options.earlier is None:
-        measured = measure(options, Console(stderr=True))
-    else:
-        measured = from_json(json.loads(options.earlier.read_text()))
+    measured = options.earlier or measure(options, Console(stderr=True))
     if options.plot is not None:
         plot(measured, options.plot)
     if options.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -23,6 +24,8 @@ from benchmarks.decode_measured import (
     ONE,
     OPENVINO,
     TWO,
+    Measured,
+    from_json,
 )
 from benchmarks.peers.side import SideSpec
 
@@ -105,7 +108,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--plot", type=Path, metavar="FILE", help="draw time per step against context, as PNG")
     help = "show the results of an earlier run with --json, and measure nothing"
-    add("--from", dest="earlier", type=Path, metavar="FILE", help=help)
+    add("--from", dest="earlier", type=_results, metavar="FILE", help=help)
 
 
 def _peer_python(text: str) -> tuple[str, str]:
@@ -116,3 +119,10 @@ def _peer_python(text: str) -> tuple[str, str]:
     if found is None:
         raise argparse.ArgumentTypeError(f"{python!r} is not an executable file")
     return name, os.path.abspath(found)
+
+
+def _results(path: str) -> Measured:
+    try:
+        return from_json(json.loads(Path(path).read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} must hold results of --json: {error!r}") from None

@@ -41,12 +41,12 @@ class LlamaDecoder:
         self._model, self._threads = model, settings.threads
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(vocabulary)
-        self._kv_type = _kv_type(settings)
+        self._exact = "float32" in (settings.path / "config.json").read_text()
         self._context: Any = None
         self._past = 0
 
     def begin(self, batch: int, length: int) -> None:
-        """Make a new context, with the cache in the dtype of the weights."""
+        """Make a new context. Its cache is fp32 for fp32 weights, else fp16, the default."""
         if self._context is not None:
             llama_cpp.llama_free(self._context)
         parameters = llama_cpp.llama_context_default_params()
@@ -54,7 +54,9 @@ class LlamaDecoder:
         parameters.n_seq_max = batch
         parameters.n_threads = parameters.n_threads_batch = self._threads
         parameters.n_batch = max(PROMPT_TOKENS, batch)
-        parameters.type_k = parameters.type_v = self._kv_type
+        if self._exact:  # flash attention would round to fp16
+            parameters.type_k = parameters.type_v = llama_cpp.GGML_TYPE_F32
+            parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = llama_cpp.llama_init_from_model(self._model, parameters)
         if not self._context:
             raise RuntimeError(f"llama.cpp made no context for {batch} x {length} tokens")
@@ -100,9 +102,3 @@ class LlamaDecoder:
             pointer = llama_cpp.llama_get_logits_ith(self._context, place)
             found[row] = np.ctypeslib.as_array(pointer, (self._vocabulary,))
         return found
-
-
-def _kv_type(settings: Settings) -> int:
-    """Return the type of the cache: fp32 for fp32 weights, else llama.cpp's default, fp16."""
-    wide = "float32" in (settings.path / "config.json").read_text()
-    return int(llama_cpp.GGML_TYPE_F32 if wide else llama_cpp.GGML_TYPE_F16)

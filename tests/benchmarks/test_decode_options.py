@@ -17,6 +17,7 @@ from benchmarks.decode_options import parse
         (["--steps", "0"], "must be at least 1"),
         (["--dtypes", "int8"], "invalid choice: 'int8'"),
         (["--at-once", "1"], "--at-once must be at least 2"),
+        (["--from", "/no/such/file"], "must hold results of --json: FileNotFoundError"),
         (["--peer-python", "eager=python"], "must start with one of"),
         (["--peer-python", "llama.cpp=/no/such/file"], "is not an executable file"),
     ],
