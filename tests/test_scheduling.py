@@ -13,6 +13,8 @@ from tpcompile.cli import main
 from tpcompile.errors import UsageError, VerifyError
 from tpcompile.vm.program.text import parse_program
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 SMALL: dict[str, Any] = {"tp": 2, "target": "cpu", "workers": 3, "max_seq_len": 64}
 
 

@@ -17,6 +17,8 @@ from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.rank import Rank
 from tpcompile.vm.program import Role
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 
 def _config(*, tied: bool) -> Any:
     return scaled_config("tiny-qwen3", tie_word_embeddings=tied)

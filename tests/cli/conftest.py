@@ -37,11 +37,6 @@ class Ran:
 Cli = Callable[..., Ran]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _captured_once(captured_once: None) -> None:
-    """Share captures between tests; capture is not the subject here."""
-
-
 @pytest.fixture(autouse=True)
 def _captured_once(captured_once: None) -> None:
     """Share captures between tests; capture is not the subject here."""

@@ -155,9 +155,8 @@ class JoinedRanks:
             memory = shared_memory(self._group, self._front, self._tp, code.memory)
             share = RankShare(code.program, self._front, memory, self._timeout)
             rank.load_program(code, share)
-            buffers = code.program.buffers
             each = code.program.one_per_rank(Role.LOGITS)
-            self._columns[code.batch] = [buffers[number].shape[1] for number in each]
+            self._columns[code.batch] = [code.program.buffers[one].shape[1] for one in each]
 
     def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size; return the result of all ranks."""

@@ -187,15 +187,12 @@ class Worker:
     def load(self, load: Load) -> None:
         """Load the weights and connect to the other ranks."""
         with returned_at_once():
-            self._load(load)
-
-    def _load(self, load: Load) -> None:
-        module = load.module
-        weights = self._weights(module, load.weights)
-        store = self._store or TCPStore(HOST, load.port)
-        others = [socket.socket(fileno=self._channel.receive_file()) for _ in range(load.ranks - 1)]
-        group = ProcessGroupRank(_connect(store, module.rank, load.ranks), self._near(load, others))
-        self._loaded = Rank(module, weights, self._tables, group, _CPU)
+            weights = self._weights(load.module, load.weights)
+            store = self._store or TCPStore(HOST, load.port)
+            files = [self._channel.receive_file() for _ in range(load.ranks - 1)]
+            near = self._near(load, [socket.socket(fileno=file) for file in files])
+            group = ProcessGroupRank(_connect(store, self.rank, load.ranks), near)
+            self._loaded = Rank(load.module, weights, self._tables, group, _CPU)
 
     def _near(self, load: Load, others: Sequence[socket.socket]) -> Neighbours | SharedExchange:
         if load.library is None:
