@@ -12,6 +12,7 @@ from torch import fx
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
+from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.plugins import load_plugins
 from tpcompile.runtime.backend import BackendChoice
@@ -87,9 +88,10 @@ def compile(
     with starting(tp, group, place, simulate=simulate, timeout=rank_timeout) as load:
         captured = captured_of(model, dtype=dtype_of(dtype))
         weights = weights_of(captured, model, random_weights)
-        graph, stages = run_passes(captured.graph, passes)
+        fork = DecodeFork(passes)
+        graph, stages = run_passes(captured.graph, passes, [fork])
         longest = max_seq_len or captured.config.max_position_embeddings
-        programs = chosen.programs(captured.graph, passes, longest, max_batch or 1)
+        programs = chosen.programs(fork, longest, max_batch or 1)
         described = rank_modules(graph, programs=programs is not None)
         modules = load(described, weights, captured.rotary.fresh)
         ranks = chosen.ranks(modules, programs, captured.rotary.fresh)

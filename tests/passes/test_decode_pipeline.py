@@ -18,13 +18,14 @@ from tests.passes.decoding import (
 )
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
 from tpcompile.backends.torch_tp import emit_sources
-from tpcompile.errors import UnsupportedError
+from tpcompile.errors import CompileError, UnsupportedError
 from tpcompile.ir.meta import captured_value, type_of
 from tpcompile.ir.ops import op_name
+from tpcompile.ir.text import format_graph
 from tpcompile.ir.types import ValueType
-from tpcompile.passes import Stage, parse_pipeline, pipeline_text
+from tpcompile.passes import Stage, for_ranks, parse_pipeline, pipeline_text, run_passes
 from tpcompile.passes.cache_kv import CacheKv
-from tpcompile.passes.pipeline import decode_pipeline
+from tpcompile.passes.pipeline import DecodeFork, decode_pipeline, decoding
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.passes.split_attention import SplitAttention
 
@@ -42,6 +43,31 @@ def test_its_options_are_those_of_its_passes() -> None:
     assert {PlanSharding(tp=3), SplitAttention(5), CacheKv(8)} < set(passes)
     assert parse_pipeline(pipeline_text(passes)) == passes
     assert CacheKv() in decode_pipeline() and SplitAttention(1) in decode_pipeline()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "shared"), [("standard", 12), ("standard{block=4,interleaved=true}", 13)]
+)
+def test_it_resumes_where_it_differs_from_the_prompt_pipeline(pipeline: str, shared: int) -> None:
+    """The passes that both pipelines have in common run once, and the graph is the same."""
+    passes, seen = for_ranks(parse_pipeline(pipeline), 2), list[str]()
+    captured = preset_pair("tiny-qwen3").captured.graph
+    fork = DecodeFork(passes)
+    run_passes(captured, passes, [fork])
+    found = fork.run(3, [lambda name, gm, stats: seen.append(name)])
+    wanted, _ = run_passes(captured, decoding(passes, 3))
+    assert format_graph(found) == format_graph(wanted)
+    assert seen[1:] == [one.name for one in decoding(passes, 3)[shared:]]
+
+
+def test_a_resumed_pass_that_fails_names_all_passes_before_it() -> None:
+    passes = for_ranks(parse_pipeline("canonicalize,fuse-add-norm,plan-sharding"), 2)
+    fork = DecodeFork(passes)
+    run_passes(preset_pair("tiny-qwen3").captured.graph, passes[:1], [fork])
+    with pytest.raises(
+        CompileError, match=r"In the pass plan-sharding\{tp=2\}, after canonicalize"
+    ):
+        fork.run(1)
 
 
 GROUPS = {

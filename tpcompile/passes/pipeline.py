@@ -9,7 +9,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar, Protocol, TypeVar
+
+from torch import fx
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
@@ -35,7 +38,17 @@ from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.passes.split_attention import SplitAttention
 from tpcompile.passes.vocab_parallel import VocabParallel
 from tpcompile.registry import Registry
-from tpcompile.rewriting.manager import PASSES, Pass, check_options, describe, graph_pass
+from tpcompile.rewriting.manager import (
+    PASSES,
+    Instrument,
+    Pass,
+    Stats,
+    check_options,
+    clone,
+    describe,
+    graph_pass,
+    run_passes,
+)
 
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,
@@ -153,6 +166,31 @@ def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
     """Return the decode pipeline that gives the same weights, layouts and KV cache as `passes`."""
     kept = [p for p in passes if type(p) not in (FuseAddNorm, SequenceParallel, *_STEP)]
     return [*kept, *_made(_STEP, False, SplitAttention(spans))]
+
+
+class DecodeFork:
+    """An instrument of a prompt pipeline that keeps the graph from which decode passes differ."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self.passes = passes
+        """The passes of the prompt pipeline."""
+        pairs = zip(passes, decoding(passes), strict=False)
+        self._shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._left = self._shared
+        self._graph: fx.GraphModule | None = None
+
+    def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
+        """Keep a copy of the graph after the last shared pass."""
+        if self._left == 0:
+            self._graph = clone(gm)
+        self._left -= 1
+
+    def run(self, spans: int, instruments: Sequence[Instrument] = ()) -> fx.GraphModule:
+        """Run the remaining decode passes; return the graph of instruction groups."""
+        assert self._graph is not None, "the prompt pipeline has not run"
+        passes = decoding(self.passes, spans)
+        rest, done = passes[self._shared :], passes[: self._shared]
+        return run_passes(self._graph, rest, instruments, done)[0]
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:

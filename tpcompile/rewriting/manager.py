@@ -153,16 +153,19 @@ def run_passes(
     captured: fx.GraphModule,
     passes: Sequence[Pass],
     instruments: Sequence[Instrument] = (),
+    done: Sequence[Pass] = (),
 ) -> tuple[fx.GraphModule, list[Stage]]:
-    """Return the graph after all passes, and one stage for the captured graph and for each pass."""
+    """Return the graph after all passes, and one stage for the captured graph and for each pass.
+
+    To resume from a later graph than the captured one, pass it with the passes already `done`.
+    """
     checker = Checker()
     gm = clone(captured)
     stages = [_stage("capture", "", Stats(0.0, 0.0, 0, 0, len(gm.graph.nodes)), captured, ())]
     for instrument in instruments:
         instrument("capture", gm, stages[0].stats)
     for count, current in enumerate(passes, 1):
-        done = passes[: count - 1]
-        stats = _run_one(current, gm, checker, done)
+        stats = _run_one(current, gm, checker, [*done, *passes[: count - 1]])
         stages.append(_stage(current.name, describe(current), stats, captured, passes[:count]))
         for instrument in instruments:
             instrument(current.name, gm, stats)

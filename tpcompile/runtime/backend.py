@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.errors import CompileError, UnsupportedError, UsageError, did_you_mean
-from tpcompile.passes import Pass
 from tpcompile.passes.cache_kv import CacheKv
+from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.runtime.programs import ProgramOptions, StepPrograms
 from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.rank import ModuleRanks, Ranks
@@ -45,15 +45,13 @@ class BackendChoice:
         self._options = options
         self._falls_back = automatic and options == ProgramOptions()
 
-    def programs(
-        self, captured: fx.GraphModule, passes: Sequence[Pass], longest: int, batch: int
-    ) -> StepPrograms | None:
+    def programs(self, fork: DecodeFork, longest: int, batch: int) -> StepPrograms | None:
         """Return the programs that the executor runs, or None if modules run decode steps.
 
         See `StepPrograms` for the arguments. If the choice is automatic, warn about the reason why
         there are no programs.
         """
-        cached = any(isinstance(one, CacheKv) for one in passes)
+        cached = any(isinstance(one, CacheKv) for one in fork.passes)
         if self._falls_back and not cached:  # nothing can decode
             self.name = MODULES
         if self.name == MODULES:
@@ -61,7 +59,7 @@ class BackendChoice:
         executor = EXECUTORS[self.name]
         with self._or_modules():
             executor.prepare()
-            found = StepPrograms(captured, passes, self._options, longest, batch)
+            found = StepPrograms(fork, self._options, longest, batch)
             executor.check(found.for_batch(found.batch).program)
             return found
         return None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import fx
 
 from tpcompile.cores import cores
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace, step_trace
 from tpcompile.ir.info import info_of
-from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.cache_kv import CacheKv
-from tpcompile.passes.pipeline import decoding
+from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
@@ -53,17 +50,17 @@ class StepPrograms:
 
     def __init__(
         self,
-        captured: fx.GraphModule,
-        passes: Sequence[Pass],
+        fork: DecodeFork,
         options: ProgramOptions,
         max_seq_len: int,
         batch: int,
     ) -> None:
         """Create the decode graph and the program for `batch`, so that lowering fails early.
 
-        `passes` are the pipeline of the prompt graph, which shares its weights and KV cache with
+        `fork` has seen the pipeline of the prompt graph, which shares its weights and KV cache with
         the programs.
         """
+        passes = fork.passes
         # Ranks share the cores of a machine.
         tp = max((one.tp for one in passes if isinstance(one, PlanSharding)), default=1)
         workers = max(1, cores() // tp) if options.target is None else None
@@ -75,7 +72,7 @@ class StepPrograms:
         """The batch size of the program for the batch that the model was compiled for."""
         block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)
         spans = options.spans or self._plan(self.batch).most_spans(self._target.spans, block)
-        self._graph, _ = run_passes(captured, decoding(passes, spans))
+        self._graph = fork.run(spans)
         self._made: dict[int, StepProgram] = {}
         self.steps = 0
         """The number of steps that the programs have run."""
