@@ -192,7 +192,7 @@ def _machine(threads: int) -> dict[str, Any]:
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": names[0] if names else platform.machine(), "threads": f"{threads} threads"}
+    return {"cpu": names[0] if names else platform.machine(), "threads": threads}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -108,6 +108,12 @@ class Measured:
     """Sides that do not support some cases, with the reason. They are not failures either."""
 
     @property
+    def title(self) -> str:
+        """The model, and where it ran."""
+        machine = "".join(f", {name} {value}" for name, value in self.machine.items())
+        return self.model + machine
+
+    @property
     def cases(self) -> list[Case]:
         return list(dict.fromkeys(turns.case for turns in self.turns))
 

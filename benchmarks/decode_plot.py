@@ -51,8 +51,7 @@ def plot(measured: Measured, path: Path) -> None:
         axes.set_title(f"{dtype}, batch {batch}", fontsize=10)
     names = [name for name in (*COLOURS, READ) if name in drawn]
     figure.legend([drawn[name] for name in names], names, loc="outside right center", frameon=False)
-    machine = "".join(f", {value}" for value in measured.machine.values())
-    figure.suptitle(f"{measured.model}: milliseconds per decode step{machine}", fontsize=11)
+    figure.suptitle(f"Milliseconds per decode step: {measured.title}", fontsize=11)
     figure.savefig(path)
 
 

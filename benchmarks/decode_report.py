@@ -40,8 +40,7 @@ def show(measured: Measured, console: Console) -> None:
 
 
 def _table(measured: Measured) -> Table:
-    machine = "".join(f", {value}" for value in measured.machine.values())
-    table = Table(title=f"{measured.model}, greedy{machine}", box=SIMPLE, pad_edge=False)
+    table = Table(title=measured.title, box=SIMPLE, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.decode_measured import LLAMA, OPENVINO
-from benchmarks.decode_options import parse
+from benchmarks.decode_measured import EAGER, LLAMA, OPENVINO
+from benchmarks.decode_options import PEER_KINDS, parse
 
 
 @pytest.mark.parametrize(
@@ -29,10 +30,14 @@ def test_bad_options(options: list[str], says: str, capsys: pytest.CaptureFixtur
     assert says in capsys.readouterr().err
 
 
-def test_peers_run_under_their_own_interpreters() -> None:
-    given = [f"llama.cpp={sys.executable}", f"openvino-export={sys.executable}"]
-    options = parse([word for own in given for word in ("--peer-python", own)], None)
-    chosen = {spec.name: spec for spec in options.chosen}
+def test_peers_run_under_their_own_interpreters(tmp_path: Path) -> None:
+    pythons = {name: tmp_path / name for name in PEER_KINDS}
+    for path in pythons.values():
+        path.symlink_to(sys.executable)
+    given = [word for name in pythons for word in ("--peer-python", f"{name}={pythons[name]}")]
+    chosen = {spec.name: spec for spec in parse(given, None).chosen}
     assert len(chosen) == 9
-    assert chosen[LLAMA].python == chosen[OPENVINO].export_python == sys.executable
-    assert chosen[OPENVINO].python == sys.executable and not chosen[LLAMA].export_python
+    assert chosen[LLAMA].python == str(pythons["llama.cpp"]) and not chosen[LLAMA].export_python
+    assert chosen[OPENVINO].python == str(pythons["openvino"])
+    assert chosen[OPENVINO].export_python == str(pythons["openvino-export"])
+    assert chosen[EAGER].python == sys.executable

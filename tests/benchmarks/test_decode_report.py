@@ -36,7 +36,7 @@ def _shown(measured: Measured) -> str:
     [
         (reached(), "64, tpcompile tp=2 over Hugging Face TP, 2 ranks: 2.00 ×"),
         (reached(1.01), "MISSED"),
-        (reached(model="tiny-qwen3"), "tiny-qwen3, greedy"),
+        (reached(model="tiny-qwen3", machine={"threads": 3}), "tiny-qwen3, threads 3"),
         (reached(missing={TWO: "it fell"}), f"{TWO} failed: it fell"),
         (reached(not_installed={LLAMA: "run pip"}), f"{LLAMA} is not installed: run pip"),
         (reached(agreements=[Agreement(ONE, "64", 0.5, False)]), "DISAGREE with eager"),
