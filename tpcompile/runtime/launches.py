@@ -13,6 +13,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import pack
+from tpcompile.runtime.open_calls import OpenCalls
 from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.rank import Ranks
 from tpcompile.runtime.ranks.step import Step
@@ -23,6 +24,7 @@ class Launches:
 
     _ranks: Ranks
     _steps: int
+    _open_calls: OpenCalls
 
     def steps_ahead(
         self, inputs: Mapping[str, Any], stops: tuple[int, ...] | None, remaining: int
@@ -65,7 +67,8 @@ class Launches:
             1,
             cache.real,
         )
-        with cache.append(torch.ones(len(ended), steps, dtype=torch.bool)) as placed:
+        new = torch.ones(len(ended), steps, dtype=torch.bool)
+        with self._open_calls.enter(), cache.append(new) as placed:
             own = packed.inputs() | {
                 "tables": placed.tables,
                 "lengths": placed.lengths - (steps - 1),

@@ -112,7 +112,7 @@ def main():
             gc.collect()
         os._exit(0)
 
-    held = [models["workers"]._ranks._lock, models["threads"]._ranks._group.lock]
+    held = [models["workers"]._ranks._modules._lock, models["threads"]._ranks._modules._group.lock]
     for number in range(10):
         for lock in held:  # as if another thread were in a call
             lock.acquire()

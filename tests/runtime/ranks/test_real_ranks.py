@@ -19,6 +19,7 @@ import tpcompile
 from tests.models import TOLERANCE, relative_error, scaled_config
 from tests.runtime.eager_pair import PAD, enlivened, prompt
 from tpcompile.demo.model import make_demo
+from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")
@@ -44,7 +45,8 @@ REAL_IN_BF16 = (("qwen2.5-0.5b", 3), ("qwen3-0.6b", 2))
 def _compiled(source: Any, tp: int, **options: Any) -> Iterator[tpcompile.CompiledModel]:
     with tpcompile.compile(source, tp=tp, **options) as model:
         real = tp > 1 and not options.get("simulate")
-        assert isinstance(model._ranks, SpawnedRanks) == real
+        assert isinstance(model._ranks, ProgramRanks)
+        assert isinstance(model._ranks._modules, SpawnedRanks) == real
         yield model
 
 

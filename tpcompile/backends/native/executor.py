@@ -88,6 +88,7 @@ class Native(Executor):
             )
         self._machine, self._owner = ctypes.c_void_p(opened), os.getpid()
         self._close = weakref.finalize(self, _close, self._machine, self._owner)
+        self._close.atexit = False  # at exit a daemon thread may still be in a launch
 
     def launch(self, steps: int, *options: Any) -> int:
         """Run up to `steps` steps. `options` may be an int64 tensor `[instructions, 3]`.

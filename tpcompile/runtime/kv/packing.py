@@ -34,8 +34,11 @@ class Packed:
         }
 
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
-        """Scatter one result per logit row into [batch, kept columns, …]; padding is zero."""
-        if bool(self.kept.all()):
+        """Scatter one result per logit row into [batch, kept columns, …]; padding is zero.
+
+        The result is never an inference tensor, which callers could not write to.
+        """
+        if bool(self.kept.all()) and not rows.is_inference():
             return rows.reshape(*self.kept.shape, *rows.shape[1:])
         whole = rows.new_zeros(*self.kept.shape, *rows.shape[1:])
         whole[self.kept.to(rows.device)] = rows
