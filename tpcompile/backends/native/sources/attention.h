@@ -27,14 +27,17 @@ struct Side {
   const int32_t* table;
   int64_t block;
 
+  const T* row(int64_t token) const {
+    return first + (table[token / block] * block + token % block) * stride;
+  }
+
   // Call `use(place, row, count)` for the runs of tokens in one block each; `place` counts from 0.
   template <class Use>
   TPC_INLINE void each(Span tokens, const Use& use) const {
     for (int64_t token = tokens.first; token < tokens.last;) {
       const int64_t held = token / block, left = (held + 1) * block - token;
       const int64_t count = left < tokens.last - token ? left : tokens.last - token;
-      use(token - tokens.first, first + (table[held] * block + token - held * block) * stride,
-          count);
+      use(token - tokens.first, row(token), count);
       token += count;
     }
   }
@@ -68,9 +71,11 @@ template <class T, int kHeads, int kParts>
 inline void mix_columns(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
                         int64_t width, float* out) {
   Lanes total[kHeads][kParts] = {};
+  const int64_t tokens_here = tokens.last - tokens.first;
   values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
     for (int64_t token = 0; token < count; ++token, row += values.stride) {
-      const char* ahead = reinterpret_cast<const char*>(row) + kAhead;
+      const bool last = place + token + rows_ahead(values.stride, sizeof(T)) >= tokens_here;
+      const char* ahead = reinterpret_cast<const char*>(row) + (last ? 0 : kAhead);
       for (int64_t line = 0; line < kParts * kLanes * int64_t{sizeof(T)}; line += 64)
         __builtin_prefetch(ahead + line);
 #pragma GCC unroll 8
@@ -151,10 +156,16 @@ void partial_attention(const Memory& memory, const int32_t* words, Scratch& scra
   const int64_t stride = (count + kLanes - 1) / kLanes * kLanes;
   float* scores = scratch.take<float>(heads * stride);
   Sums sums;
+  const int64_t rows = rows_ahead(keys.stride, sizeof(T));
+  const T* first_value = kept.row(tokens.first);
   keys.each(tokens, [&](int64_t place, const T* own, int64_t tokens_here) {
-    for (int64_t token = 0; token < tokens_here; ++token, own += keys.stride)
-      row_dots(own, ahead_of(own, width), q, heads, width, scores + place + token, stride,
+    for (int64_t token = place; token < place + tokens_here; ++token, own += keys.stride) {
+      // The last keys prefetch the first values.
+      const T* ahead = token + rows < count ? own + rows * keys.stride
+                                            : first_value + (token + rows - count) * keys.stride;
+      row_dots(own, reinterpret_cast<const char*>(ahead), q, heads, width, scores + token, stride,
                sums);
+    }
   });
   sums.flush();
   float* mixed = scratch.take<float>(heads * width);

@@ -170,12 +170,16 @@ inline void row_dots(const T* row, const char* ahead, Sequences<T> x, int64_t ba
   if (batch >= 1) run(std::integral_constant<int, 1>());
 }
 
+// The number of rows in about `kAhead` bytes.
+TPC_INLINE int64_t rows_ahead(int64_t stride, size_t size) {
+  const int64_t bytes = stride * static_cast<int64_t>(size);
+  return bytes >= kAhead ? 1 : kAhead / bytes;
+}
+
 // A row that is about `kAhead` bytes further on.
 template <class T>
 TPC_INLINE const char* ahead_of(const T* row, int64_t stride) {
-  const int64_t bytes = stride * static_cast<int64_t>(sizeof(T));
-  const int64_t rows = bytes >= kAhead ? 1 : kAhead / bytes;
-  return reinterpret_cast<const char*>(row + rows * stride);
+  return reinterpret_cast<const char*>(row + rows_ahead(stride, sizeof(T)) * stride);
 }
 
 // Combine `count` terms in a fixed tree, neighbours first, then neighbours of neighbours. The result
@@ -201,56 +205,61 @@ TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
   fold(count, join, move);
 }
 
+// Values of all sequences that rows of weights are multiplied by. A product is a sum over `leaves`
+// even runs of columns, added in a fixed tree.
+template <class T>
+struct Operand {
+  Sequences<T> values;
+  int64_t batch, columns, leaves;
+  const float* const* tiles;  // only for AMX
+};
+
 #if defined(__AMX_BF16__)
 #include "tiles.h"
 #endif
 
-// Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class T>
-inline void dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, int64_t batch,
-                 int64_t columns, float* out, int64_t out_stride,
-                 [[maybe_unused]] Scratch& scratch) {
+inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, int64_t leaves,
+                          [[maybe_unused]] Scratch& scratch) {
+  Operand<T> found{values, batch, columns, leaves, nullptr};
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<T, bf16>)
-    return tile_dots(weight, stride, rows, x.first, x.stride, batch, columns, 1, out, out_stride,
-                     scratch);
+    found.tiles = tiled(values.first, values.stride, batch, columns, leaves, scratch);
 #endif
-  Sums sums;
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* own = weight + row * stride;
-    row_dots(own, ahead_of(own, stride), x, batch, columns, out + row, out_stride, sums);
-  }
-  sums.flush();
+  return found;
 }
 
-// Multiply like `dots`, as sums over `leaves` even runs of columns, added in a fixed tree.
+// Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class T>
-inline void leaf_dots(const T* weight, int64_t stride, int64_t rows, Sequences<T> x, int64_t batch,
-                      int64_t columns, int64_t leaves, float* out, int64_t out_stride,
-                      Scratch& scratch) {
+inline void dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>& x, float* out,
+                 int64_t out_stride, Scratch& scratch) {
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<T, bf16>)
-    return tile_dots(weight, stride, rows, x.first, x.stride, batch, columns, leaves, out,
-                     out_stride, scratch);
+    return tile_dots(weight, stride, rows, x, out, out_stride, scratch);
 #endif
-  float* terms = scratch.take<float>(leaves * batch);
-  const int64_t each = columns / leaves, longer = columns % leaves;
   Sums sums;
+  float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * x.batch);
+  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
   for (int64_t row = 0; row < rows; ++row) {
     const T* own = weight + row * stride;
     const char* ahead = ahead_of(own, stride);
+    if (x.leaves == 1) {
+      row_dots(own, ahead, x.values, x.batch, x.columns, out + row, out_stride, sums);
+      continue;
+    }
     int64_t first = 0;
-    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
       const int64_t width = each + (leaf < longer);
       row_dots(own + first, ahead + first * static_cast<int64_t>(sizeof(T)),
-               Sequences<T>{x.first + first, x.stride}, batch, width, terms + leaf * batch, 1,
-               sums);
+               Sequences<T>{x.values.first + first, x.values.stride}, x.batch, width,
+               terms + leaf * x.batch, 1, sums);
       first += width;
     }
     sums.flush();
-    fold_sums(terms, leaves, batch);
-    for (int64_t b = 0; b < batch; ++b) out[row + b * out_stride] = terms[b];
+    fold_sums(terms, x.leaves, x.batch);
+    for (int64_t b = 0; b < x.batch; ++b) out[row + b * out_stride] = terms[b];
   }
+  sums.flush();
 }
 
 // Add the bias of some rows, if there is one.

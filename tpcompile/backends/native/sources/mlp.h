@@ -15,7 +15,7 @@ template <class T>
 void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_norm_gate_up_swiglu*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
-  const Sequences<T> x = normed<T>(memory, at, scratch);
+  const Operand<T> x = normed<T>(memory, at, scratch);
   float* gate = scratch.take<float>(batch * rows);
   float* up = scratch.take<float>(batch * rows);
   linear_rows(memory, at, x, at.rows.start, rows, gate, rows, scratch);

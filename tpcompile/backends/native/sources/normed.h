@@ -27,7 +27,7 @@ inline void rms_norm(const float* x, const T* weight, int64_t width, float eps, 
 // Return the normed residual of all sequences. `Words` are of an instruction that begins with a
 // norm.
 template <class T, class Words>
-inline Sequences<T> normed(const Memory& memory, const Words& at, Scratch& scratch) {
+inline Operand<T> normed(const Memory& memory, const Words& at, Scratch& scratch) {
   const int64_t batch = at.normed_batch, width = at.normed_width;
   using Value = typename Form<T>::Value;
   Value* found = scratch.take<Value>(batch * width);
@@ -37,18 +37,16 @@ inline Sequences<T> normed(const Memory& memory, const Words& at, Scratch& scrat
     rms_norm(row, memory.at<T>(at.normed_weight), width, at.normed_eps, row);
     convert(row, width, found + b * width);
   }
-  return {found, width};
+  return operand(Sequences<T>{found, width}, batch, width, 1, scratch);
 }
 
 // Apply rows of a linear to the normed residual; round the results to T.
 template <class T, class Words>
-inline void linear_rows(const Memory& memory, const Words& at, Sequences<T> x, int64_t first,
-                        int64_t rows, float* out, int64_t out_stride, Scratch& scratch) {
-  const int64_t batch = at.normed_batch, width = at.normed_width;
-  dots(memory.at<T>(at.weight) + first * width, width, rows, x, batch, width, out, out_stride,
-       scratch);
-  add_bias<T>(memory, at.bias, first, rows, batch, out, out_stride);
-  for (int64_t b = 0; b < batch; ++b) round_all<T>(out + b * out_stride, rows);
+inline void linear_rows(const Memory& memory, const Words& at, const Operand<T>& x,
+                        int64_t first, int64_t rows, float* out, int64_t out_stride, Scratch& scratch) {
+  dots(memory.at<T>(at.weight) + first * x.columns, x.columns, rows, x, out, out_stride, scratch);
+  add_bias<T>(memory, at.bias, first, rows, x.batch, out, out_stride);
+  for (int64_t b = 0; b < x.batch; ++b) round_all<T>(out + b * out_stride, rows);
 }
 
 }  // namespace

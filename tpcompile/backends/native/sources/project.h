@@ -10,10 +10,10 @@ void linear_residual(const Memory& memory, const int32_t* words, Scratch& scratc
   const auto& at = *reinterpret_cast<const tpc_linear_residual*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, first = at.rows.start;
   const int64_t whole = memory.extent(at.out, 1);
-  const Sequences<T> x = sequences(memory.at<T>(at.x), at.batch, at.width, scratch);
+  const Sequences<T> values = sequences(memory.at<T>(at.x), at.batch, at.width, scratch);
+  const Operand<T> x = operand(values, at.batch, at.width, at.leaves, scratch);
   float* found = scratch.take<float>(at.batch * rows);
-  leaf_dots(memory.at<T>(at.weight) + first * at.width, at.width, rows, x, at.batch, at.width,
-            at.leaves, found, rows, scratch);
+  dots(memory.at<T>(at.weight) + first * at.width, at.width, rows, x, found, rows, scratch);
   add_bias<T>(memory, at.bias, first, rows, at.batch, found, rows);
   for (int64_t b = 0; b < at.batch; ++b)
     for (int64_t row = 0; row < rows; row += kLanes) {
@@ -28,11 +28,13 @@ template <class T>
 void linear_terms(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_linear_terms*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, whole = memory.extent(at.out, 1);
-  const Sequences<T> x = sequences(memory.at<T>(at.x), at.batch, at.width, scratch);
+  const Sequences<T> whole_rows = sequences(memory.at<T>(at.x), at.batch, at.width, scratch);
+  const Sequences<T> values{whole_rows.first + at.columns.start, whole_rows.stride};
+  const Operand<T> x = operand(values, at.batch, at.columns.stop - at.columns.start,
+                               at.own_leaves, scratch);
   float* out = memory.at<float>(at.out) + at.slot * at.batch * whole + at.rows.start;
-  leaf_dots(memory.at<T>(at.weight) + int64_t{at.rows.start} * at.width + at.columns.start,
-            at.width, rows, Sequences<T>{x.first + at.columns.start, x.stride}, at.batch,
-            at.columns.stop - at.columns.start, at.own_leaves, out, whole, scratch);
+  dots(memory.at<T>(at.weight) + int64_t{at.rows.start} * at.width + at.columns.start, at.width,
+       rows, x, out, whole, scratch);
 }
 
 }  // namespace

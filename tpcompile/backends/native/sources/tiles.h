@@ -27,26 +27,70 @@ TPC_INLINE void shape_tiles(int64_t rows, int64_t sequences) {
   _tile_loadconfig(&shapes);
 }
 
+// Exchange the lanes of 16 vectors whose numbers differ in one bit with those of their neighbours.
+template <int kBit>
+TPC_INLINE void exchange(Lanes* rows) {
+  IntLanes low, high;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    low[lane] = lane & kBit ? kLanes + lane - kBit : lane;
+    high[lane] = lane & kBit ? kLanes + lane : lane + kBit;
+  }
+#pragma GCC unroll 16
+  for (int row = 0; row < kLanes; ++row) {
+    if (row & kBit) continue;
+    const auto a = (__m512)rows[row], b = (__m512)rows[row + kBit];
+    rows[row] = (Lanes)_mm512_permutex2var_ps(a, (__m512i)low, b);
+    rows[row + kBit] = (Lanes)_mm512_permutex2var_ps(a, (__m512i)high, b);
+  }
+}
+
+TPC_INLINE void transpose(Lanes* rows) {
+  exchange<1>(rows), exchange<2>(rows), exchange<4>(rows), exchange<8>(rows);
+}
+
 // Return the columns of some sequences as tiles: pairs of columns, each with all sequences.
-inline const uint32_t* tiled(const bf16* x, int64_t stride, int64_t sequences, int64_t columns,
-                             Scratch& scratch) {
+inline const float* tiled(const bf16* x, int64_t stride, int64_t sequences, int64_t columns,
+                          Scratch& scratch) {
   const int64_t tiles = (columns + kTileColumns - 1) / kTileColumns;
   const int64_t pairs = tiles * kTileColumns / 2;
-  uint32_t* found = scratch.take<uint32_t>(pairs * sequences);
-  for (int64_t b = 0; b < sequences; ++b) {
-    const bf16* own = x + b * stride;
-    for (int64_t pair = 0; pair < columns / 2; ++pair)
-      std::memcpy(found + pair * sequences + b, own + 2 * pair, sizeof(uint32_t));
-    for (int64_t pair = columns / 2; pair < pairs; ++pair)
-      found[pair * sequences + b] = 0;
-    if (columns % 2) found[columns / 2 * sequences + b] = own[columns - 1].bits;
+  // The last vector may end behind the last pair.
+  float* found = scratch.take<float>(pairs * sequences + kLanes);
+  for (int64_t pair = 0; pair < pairs; pair += kLanes) {
+    Lanes own[kLanes] = {};
+    const int64_t left = columns - 2 * pair, count = left < kTileColumns ? left : kTileColumns;
+    for (int64_t b = 0; b < sequences; ++b)
+      std::memcpy(own + b, x + b * stride + 2 * pair, sizeof(bf16) * static_cast<size_t>(count));
+    if (sequences == 1) {
+      store(found + pair, own[0]);
+      continue;
+    }
+    transpose(own);
+    for (int64_t place = 0; place < kLanes; ++place)
+      store(found + (pair + place) * sequences, own[place]);
+  }
+  return found;
+}
+
+// Return the tiles of all sequences, in groups of 16, each with a run of columns for each leaf.
+inline const float* const* tiled(const bf16* x, int64_t stride, int64_t batch, int64_t columns,
+                                 int64_t leaves, Scratch& scratch) {
+  const int64_t groups = (batch + 15) / 16;
+  const float** found = scratch.take<const float*>(groups * leaves);
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t left = batch - 16 * group, sequences = left < 16 ? left : 16;
+    for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
+      const int64_t width = columns / leaves + (leaf < columns % leaves);
+      found[group * leaves + leaf] =
+          tiled(x + 16 * group * stride + first, stride, sequences, width, scratch);
+      first += width;
+    }
   }
   return found;
 }
 
 // Multiply up to 16 rows: `sums[row][sequence]`. Prefetch as many bytes from `ahead`.
 inline void tile_block(const bf16* weight, int64_t stride, int64_t rows, int64_t columns,
-                       const uint32_t* x, int64_t sequences, const char* ahead, float* sums) {
+                       const float* x, int64_t sequences, const char* ahead, float* sums) {
   const int64_t bytes = stride * static_cast<int64_t>(sizeof(bf16)), step = 4 * sequences;
   complete_writes();
   _tile_zero(TPC_SUMS);
@@ -74,35 +118,31 @@ inline void tile_block(const bf16* weight, int64_t stride, int64_t rows, int64_t
 }
 
 // Multiply rows by all sequences, as sums over even runs of columns that are added in a fixed tree.
-inline void tile_dots(const bf16* weight, int64_t stride, int64_t rows, const bf16* x,
-                      int64_t x_stride, int64_t batch, int64_t columns, int64_t leaves, float* out,
-                      int64_t out_stride, Scratch& scratch) {
-  const int64_t each = columns / leaves, longer = columns % leaves;
-  float* sums = scratch.take<float>(leaves * kTileRows * 16);
-  const uint32_t** values = scratch.take<const uint32_t*>(leaves);
-  for (int64_t group = 0; group < batch; group += 16) {
-    const int64_t sequences = batch - group < 16 ? batch - group : 16;
-    for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
-      const int64_t width = each + (leaf < longer);
-      values[leaf] = tiled(x + group * x_stride + first, x_stride, sequences, width, scratch);
-      first += width;
-    }
+inline void tile_dots(const bf16* weight, int64_t stride, int64_t rows, const Operand<bf16>& x,
+                      float* out, int64_t out_stride, Scratch& scratch) {
+  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  float* sums = scratch.take<float>(x.leaves * kTileRows * 16);
+  for (int64_t group = 0; 16 * group < x.batch; ++group) {
+    const int64_t left = x.batch - 16 * group, sequences = left < 16 ? left : 16;
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int64_t held = rows - row < kTileRows ? rows - row : kTileRows;
       if (row == 0 || held < kTileRows) shape_tiles(held, sequences);
       const bf16* own = weight + row * stride;
       const char* ahead = reinterpret_cast<const char*>(own + kTileRows * stride);
-      for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
+      for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
         const int64_t width = each + (leaf < longer);
-        tile_block(own + first, stride, held, width, values[leaf], sequences,
+        tile_block(own + first, stride, held, width, x.tiles[group * x.leaves + leaf], sequences,
                    ahead + first * kTileRows * static_cast<int64_t>(sizeof(bf16)),
                    sums + leaf * held * sequences);
         first += width;
       }
-      fold_sums(sums, leaves, held * sequences);
+      fold_sums(sums, x.leaves, held * sequences);
+      Lanes of_rows[kLanes];
+      for (int64_t place = 0; place < kTileRows; ++place)
+        of_rows[place] = load(sums + place * sequences);  // those after `held` are not used
+      transpose(of_rows);
       for (int64_t b = 0; b < sequences; ++b)
-        for (int64_t own_row = 0; own_row < held; ++own_row)
-          out[row + own_row + (group + b) * out_stride] = sums[own_row * sequences + b];
+        store_some(out + row + (16 * group + b) * out_stride, of_rows[b], held);
     }
   }
   _tile_release();

@@ -1,0 +1,70 @@
+"""Decode steps of the native executor against Hugging Face eager: fp32 tokens and bf16 errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tpcompile
+from tests.models import scaled_config
+from tests.runtime.eager_pair import enlivened, prompt
+from tpcompile.demo.model import make_demo
+
+NEW = 256
+NOISE = 1.01
+"""The allowance for bf16 sums in another order, which round a few values differently."""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, list[int]]:
+    """Return a demo model that has learned some of its text, a prompt, and eager's tokens."""
+    directory = tmp_path_factory.mktemp("trained") / "demo"
+    make_demo(directory, steps=60)
+    eager: Any = AutoModelForCausalLM.from_pretrained(directory).eval()
+    ids = torch.tensor([AutoTokenizer.from_pretrained(directory)("The grey cat of")["input_ids"]])
+    return directory, ids, eager.generate(ids, **_greedy(eager))[0].tolist()
+
+
+def _greedy(model: Any) -> dict[str, Any]:
+    return {"max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+def test_fp32_tokens_equal_eager_s(tp: int, demo: tuple[Path, torch.Tensor, list[int]]) -> None:
+    directory, ids, expected = demo
+    assert len(set(expected)) > 20, "the demo model repeats itself"
+    with tpcompile.compile(directory, tp=tp, backend="native", simulate=True) as model:
+        assert model.generate(ids, **_greedy(model))[0].tolist() == expected
+        assert model.steps.program == NEW - 1
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen3-0.6b"])
+def test_the_error_of_bf16_is_not_above_eager_s(name: str, tp: int) -> None:
+    """The error is that of decode steps, against fp32 logits of the same weights."""
+    dtypes = (torch.bfloat16, torch.float32)
+    eager, exact = (enlivened(scaled_config(name), dtype) for dtype in dtypes)
+    ids = prompt(64, 64, 64)["input_ids"]
+    with tpcompile.compile(eager, tp=tp, backend="native", simulate=True, max_batch=3) as model:
+        found, theirs, truth = (_decoded(each, ids) for each in (model, eager, exact))
+        assert model.steps.program == ids.shape[1]
+    assert _error(found, truth) <= NOISE * _error(theirs, truth)
+
+
+def _decoded(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the logits of all tokens but the first, decoded one by one."""
+    rows, past = [], None
+    with torch.inference_mode():
+        for column in ids.T[:, :, None]:
+            made = model(column, past_key_values=past, use_cache=True)
+            past = made.past_key_values
+            rows.append(made.logits.float())
+    return torch.cat(rows[1:], 1)
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).square().mean().sqrt())

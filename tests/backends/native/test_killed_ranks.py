@@ -1,0 +1,48 @@
+"""A rank that ends within a launch of several steps, while the other rank waits for its sum."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+import tpcompile
+from tpcompile.errors import RankError, UsageError
+
+IDS = torch.tensor([[5, 9, 2, 7]])
+
+
+class _Kills(BaseStreamer):
+    """Kills a process when some tokens have come."""
+
+    def __init__(self, process: int) -> None:
+        self.process, self.left = process, 4
+
+    def put(self, value: torch.Tensor) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(self.process, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_in_a_launch(rank: int) -> None:
+    """The error names the rank, and the rank that waits for it ends too."""
+    with tpcompile.compile(
+        "preset:tiny-qwen3", tp=2, backend="native", random_weights=0, max_seq_len=2048
+    ) as model:
+        processes = model.processes
+        begin = time.monotonic()
+        with pytest.raises(RankError, match=f"Rank {rank} was killed by signal SIGKILL"):
+            model.generate(IDS, max_new_tokens=2000, streamer=_Kills(processes[rank]))
+        assert time.monotonic() - begin < 60
+        with pytest.raises(UsageError):
+            model.generate(IDS, max_new_tokens=2)
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
