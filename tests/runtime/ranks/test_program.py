@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -86,6 +87,20 @@ def test_ranks_that_are_processes_give_the_same_bits(tp: int, model: str) -> Non
             assert ranks.steps == (41, 2)
             found.append((texts, logits, three))
     assert all(map(torch.equal, *found))
+
+
+def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how much is missing, and a later call finds the model as it was."""
+
+    def full(file: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with _compiled("reference", tp=2, simulate=False) as model:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            with pytest.raises(UnsupportedError, match=r"cannot be allocated.* bytes: No space"):
+                model.generate(IDS, max_new_tokens=3)
+        assert model.generate(IDS, max_new_tokens=3).shape == (2, 9)
 
 
 _JOINED = """

@@ -14,12 +14,12 @@ from torch import nn
 from tpcompile.backends.copies import columns_joined
 from tpcompile.backends.executor import OnTokens
 from tpcompile.cores import cores
-from tpcompile.errors import CompileError, UsageError
+from tpcompile.errors import CompileError, UnsupportedError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.progress import LoadCounter, Loaded
 from tpcompile.runtime.ranks.channel import encode
-from tpcompile.runtime.ranks.descriptors import memory_file
+from tpcompile.runtime.ranks.descriptors import allocated_file
 from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
 from tpcompile.runtime.ranks.rank import OneFront, RankModule
@@ -120,17 +120,17 @@ class SpawnedRanks(OneFront):
 
     def load_program(self, code: StepCode) -> None:
         """Load a program on every rank, with memory that they share."""
-        with self._working():
-            message = encode(LoadProgram(code.encoded(), self._timeout))
-            file = memory_file("tpcompile-step")
-            try:
-                os.truncate(file, code.memory)
+        check_open(self.closed)
+        file = _allocated(code.memory)
+        try:
+            with self._working():
+                message = encode(LoadProgram(code.encoded(), self._timeout))
                 for rank in range(len(self._modules)):
                     self._workers.send(rank, message)
                     self._workers.send_file(rank, file)
-            finally:
-                os.close(file)
-            self._workers.answers(Done)
+                self._workers.answers(Done)
+        finally:
+            os.close(file)
 
     def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size; return the result of all ranks."""
@@ -214,3 +214,14 @@ class SpawnedRanks(OneFront):
     def _shut(self, reason: str) -> None:
         self._closed = self._closed or reason
         self._workers.end()
+
+
+def _allocated(size: int) -> int:
+    try:
+        return allocated_file("tpcompile-step", size)
+    except OSError as error:
+        raise UnsupportedError(
+            "The memory that ranks share cannot be allocated",
+            got=f"{size:,} bytes: {error.strerror}",
+            hint='Free some memory, or compile with backend="torch"',
+        ) from error

@@ -43,7 +43,8 @@ inline Operand<T> normed(const Memory& memory, const Words& at, Scratch& scratch
 // Apply rows of a linear to the normed residual; round the results to T.
 template <class T, class Words>
 inline void linear_rows(const Memory& memory, const Words& at, const Operand<T>& x,
-                        int64_t first, int64_t rows, float* out, int64_t out_stride, Scratch& scratch) {
+                        int64_t first, int64_t rows, float* out, int64_t out_stride,
+                        Scratch& scratch) {
   dots(memory.at<T>(at.weight) + first * x.columns, x.columns, rows, x, out, out_stride, scratch);
   add_bias<T>(memory, at.bias, first, rows, x.batch, out, out_stride);
   for (int64_t b = 0; b < x.batch; ++b) round_all<T>(out + b * out_stride, rows);

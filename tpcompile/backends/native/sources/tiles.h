@@ -27,7 +27,7 @@ TPC_INLINE void shape_tiles(int64_t rows, int64_t sequences) {
   _tile_loadconfig(&shapes);
 }
 
-// Exchange the lanes of 16 vectors whose numbers differ in one bit with those of their neighbours.
+// One stage of a transposition: swap lanes between any two vectors whose numbers differ in `kBit`.
 template <int kBit>
 TPC_INLINE void exchange(Lanes* rows) {
   IntLanes low, high;
@@ -53,7 +53,7 @@ inline const float* tiled(const bf16* x, int64_t stride, int64_t sequences, int6
                           Scratch& scratch) {
   const int64_t tiles = (columns + kTileColumns - 1) / kTileColumns;
   const int64_t pairs = tiles * kTileColumns / 2;
-  // The last vector may end behind the last pair.
+  // The last store may extend past the last pair.
   float* found = scratch.take<float>(pairs * sequences + kLanes);
   for (int64_t pair = 0; pair < pairs; pair += kLanes) {
     Lanes own[kLanes] = {};
