@@ -39,9 +39,9 @@ class CppLibrary:
     headers: Mapping[str, str] = field(default_factory=dict)
     """The text of generated headers, by file name."""
     instead: str = ""
-    """What to do without the library, such as `or compile with backend="torch"`."""
+    """The alternative that errors suggest, such as `or compile with backend="torch"`."""
     takes: str = ""
-    """How long a build takes, if the user should be told."""
+    """The duration of a build, for the message to the user; empty for no message."""
 
     def load(self, file: Path | None = None) -> ctypes.CDLL:
         """Load the library from `file`, by default from the cache, where it is built if needed."""

@@ -92,7 +92,7 @@ class Stats:
     nodes_before: int
     nodes_after: int
     nearest: str = ""
-    """The closest candidate that did not match, and the reason; empty if there is none."""
+    """The closest candidate that did not match, and the reason; empty without candidates."""
 
 
 @dataclass

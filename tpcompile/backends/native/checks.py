@@ -1,4 +1,4 @@
-"""What the kernels rely on, checked before a program is run.
+"""Checks of a program and its table of buffers before native kernels run it.
 
 Kernels access the memory that operands and the table of buffers give them. So the program must be
 valid, and the table must describe the program's buffers.

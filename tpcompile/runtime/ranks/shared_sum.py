@@ -1,4 +1,4 @@
-"""Shared memory for the collectives of ranks on one machine, or a warning why there is none."""
+"""Shared memory for collectives of ranks on one machine, or a warning that says why not."""
 
 from __future__ import annotations
 

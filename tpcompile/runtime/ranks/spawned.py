@@ -120,7 +120,6 @@ class SpawnedRanks(OneFront):
 
     def load_program(self, code: StepCode) -> None:
         """Load a program on every rank, with memory that they share."""
-        check_open(self.closed)
         file = _allocated(code.memory)
         try:
             with self._working():

@@ -176,7 +176,7 @@ class _Starter:
         return self._started.result()
 
     def started(self) -> Launcher | None:
-        """Return the launcher, after waiting for it if it is starting; None if there is none."""
+        """Wait until the launcher has started and return it, or None if it was never started."""
         if self._thread is None or self._thread.ident is None or self._started.exception():
             return None
         return self._started.result()

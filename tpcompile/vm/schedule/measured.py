@@ -19,7 +19,7 @@ from tpcompile.vm.targets import Target
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One step of a program on a machine, in µs from the moment its first instruction was ready.
+    """The measured times of one step, in µs after its first instruction became ready.
 
     A worker that waited for the end of the previous step has a begin of 0.
     """

@@ -71,10 +71,10 @@ template <class T, int kHeads, int kParts>
 inline void mix_columns(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
                         int64_t width, float* out) {
   Lanes total[kHeads][kParts] = {};
-  const int64_t tokens_here = tokens.last - tokens.first;
+  const int64_t in_span = tokens.last - tokens.first;
   values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
     for (int64_t token = 0; token < count; ++token, row += values.stride) {
-      const bool last = place + token + rows_ahead(values.stride, sizeof(T)) >= tokens_here;
+      const bool last = place + token + rows_ahead(values.stride, sizeof(T)) >= in_span;
       const char* ahead = reinterpret_cast<const char*>(row) + (last ? 0 : kAhead);
       for (int64_t line = 0; line < kParts * kLanes * int64_t{sizeof(T)}; line += 64)
         __builtin_prefetch(ahead + line);
