@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,7 +21,8 @@ from tpcompile.errors import UnsupportedError
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = ROOT / "examples" / "plugin"
-Run = Callable[..., str]
+SIDES = ("program", "words")
+Python = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -67,46 +70,71 @@ sys.path[:0] = [{installed!r}, {root!r}]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # for the interpreters of ranks
 """
 _MAIN = """
+import contextlib, io, json
 from tpcompile.cli import main
-sys.exit(main(sys.argv[1:]))
+found = []
+for command in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(command)
+    found.append((status, out.getvalue(), err.getvalue()))
+print(json.dumps(found))
 """
 
 
+class Ran(NamedTuple):
+    """The exit status of a command and its output."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., list[Ran]]
+
+
 @pytest.fixture
-def python(installed: Path, tmp_path: Path) -> Run:
+def python(installed: Path, tmp_path: Path) -> Python:
     """Return a function that runs a script with the plugin and returns its output."""
 
-    def started(script: str, *command: str, status: int = 0) -> str:
+    def started(script: str, *arguments: str) -> str:
         path = tmp_path / "script.py"
         path.write_text(_START.format(installed=str(installed), root=str(ROOT)) + script)
-        done = scripts.run([str(path), *command], timeout=300)
-        assert done.returncode == status, done.stderr
-        return done.stderr if status else done.stdout
+        done = scripts.run([str(path), *arguments], timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return started
 
 
 @pytest.fixture
-def run(python: Run) -> Run:
-    """Return a function that runs a tpcompile command with the plugin."""
-    return lambda command, *more, status=0: python(_MAIN, *command.split(), *more, status=status)
+def run(python: Python) -> Run:
+    """Return a function that runs tpcompile commands with the plugin, in one process."""
+
+    def ran(*commands: str, before: str = "") -> list[Ran]:
+        found = python(before + _MAIN, json.dumps([line.split() for line in commands]))
+        return [Ran(*each) for each in json.loads(found)]
+
+    return ran
 
 
 def test_passes_and_pipelines_are_listed(run: Run) -> None:
-    listed = run("passes")
+    listed = run("passes")[0].out
     for name in ("drop-unit-scales", "fuse-scaled-embedding", "granite", "granite-decode"):
         assert re.search(rf"^  {name} ", listed, re.MULTILINE), listed
 
 
 def test_a_program_has_the_instruction_policy_and_target(run: Run, granite: Path) -> None:
     options = "--tp 2 --target server-64 --policy mirrored --max-seq-len 64 --text"
-    made = run(f"schedule {granite} {options} -p", "granite-decode{spans=2}")
-    assert len(re.findall(r"^  i\d+ scaled_embed ", made, re.MULTILINE)) == 2
-    assert "scale=12" in made
-    misspelt = run(f"schedule {granite} --target cpu --policy mirrord -p granite-decode", status=2)
-    assert "Did you mean mirrored" in misspelt
-    misspelt = run(f"schedule {granite} --target server-46 -p granite-decode", status=2)
-    assert "Did you mean server-64" in misspelt
+    made, policy, target = run(
+        f"schedule {granite} {options} -p granite-decode{{spans=2}}",
+        f"schedule {granite} --target cpu --policy mirrord -p granite-decode",
+        f"schedule {granite} --target server-46 -p granite-decode",
+    )
+    assert len(re.findall(r"^  i\d+ scaled_embed ", made.out, re.MULTILINE)) == 2
+    assert "scale=12" in made.out
+    assert (policy.status, "Did you mean mirrored" in policy.err) == (2, True)
+    assert (target.status, "Did you mean server-64" in target.err) == (2, True)
 
 
 def test_the_backend_generates_what_hugging_face_does(run: Run, granite: Path) -> None:
@@ -114,12 +142,25 @@ def test_the_backend_generates_what_hugging_face_does(run: Run, granite: Path) -
     ids = torch.tensor([[5, 9, 2]])
     eager = AutoModelForCausalLM.from_pretrained(granite).eval()
     wanted = eager.generate(ids, max_new_tokens=6, do_sample=False)[0].tolist()
-    for backend in ("words", "torch"):
-        options = f"--tp 2 --prompt-ids 5,9,2 --max-new-tokens 6 -p granite --backend {backend}"
-        done = run(f"generate {granite} {options}")
-        assert done == ",".join(map(str, wanted)) + "\n", backend
-    misspelt = run(f"generate {granite} --prompt-ids 1 --backend wrods", status=2)
-    assert "Did you mean words" in misspelt
+    options = "--tp 2 --prompt-ids 5,9,2 --max-new-tokens 6 -p granite --backend"
+    *done, misspelt = run(
+        f"generate {granite} {options} words",
+        f"generate {granite} {options} torch",
+        f"generate {granite} --prompt-ids 1 --backend wrods",
+    )
+    assert [each.out for each in done] == [",".join(map(str, wanted)) + "\n"] * 2
+    assert (misspelt.status, "Did you mean words" in misspelt.err) == (2, True)
+
+
+def test_the_backend_is_compared_value_by_value(run: Run) -> None:
+    """Its executor runs instructions one by one; the comparison has all values of its program."""
+    line = "compare preset:tiny-qwen3 --tp 2 --random-weights 0 --backend words --lengths 5"
+    (found,) = run(f"{line} --json")
+    rows = json.loads(found.out)["rows"]
+    sides = {side: [row["node"] for row in rows if row["side"] == side] for side in SIDES}
+    assert found.status == 0, found.err
+    assert sides["program"] == sides["words"]
+    assert {"norm", "q_rotated", "token"} < set(sides["words"])
 
 
 _SOURCE = """
@@ -129,7 +170,7 @@ sys.stdout.write(model.source(rank=1))
 """
 
 
-def test_its_op_is_written_as_it_says(python: Run, granite: Path) -> None:
+def test_its_op_is_written_as_it_says(python: Python, granite: Path) -> None:
     wanted = "tpc.vocab_embedding(self.embed_tokens_weight, input_ids, 48) * 12.0  #"
     assert f"        scaled_embedding = {wanted}" in python(_SOURCE, str(granite))
 
@@ -187,7 +228,7 @@ else:
     ids=["correct", "reads omitted"],
 )
 def test_the_regions_of_the_instruction_are_checked(
-    python: Run, granite: Path, change: str, said: str
+    python: Python, granite: Path, change: str, said: str
 ) -> None:
     assert python(_PLACE.format(model=str(granite), change=change)).startswith(said)
 
@@ -201,8 +242,8 @@ passes.insert = lambda like, op, table, ids, *rest: insert(like, op, table, tabl
 """
 
 
-def test_a_pass_that_breaks_types_is_named(python: Run, granite: Path) -> None:
+def test_a_pass_that_breaks_types_is_named(run: Run, granite: Path) -> None:
     """A pass that looks up table rows by the table itself is named in the error."""
-    command = ["dump", str(granite), "--tp", "1", "-p", "granite"]
-    said = python(_BREAKS + _MAIN, *command, status=1)
-    assert "The pass fuse-scaled-embedding left an invalid graph" in said
+    (found,) = run(f"dump {granite} --tp 1 -p granite", before=_BREAKS)
+    assert found.status == 1
+    assert "The pass fuse-scaled-embedding left an invalid graph" in found.err

@@ -94,6 +94,15 @@ def test_programs_agree(cli: Cli, options: str) -> None:
     assert re.search(r"│ token +│ program step 2\b", ran.out)
 
 
+def test_native_code_is_compared_with_the_reference_machine(cli: Cli) -> None:
+    found = json.loads(cli(f"{PROGRAM.replace('reference', 'native')} --lengths 9,1 --json").out)
+    assert found["ok"]
+    assert list(found["top5"]) == ["eager", "torch module", "program", "native"]
+    nodes = {row["node"] for row in found["rows"] if row["side"] == "native"}
+    assert {"embedding", "q_rotated", "partial_lse", "swiglu", "token"} <= nodes
+    assert "norm" not in nodes
+
+
 def test_json_of_a_program(cli: Cli) -> None:
     found = json.loads(cli(f"{PROGRAM} --steps 1 --json").out)
     assert list(found) == KEYS

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from tpcompile.backends.memory import StepMemory
+from tpcompile.errors import UnsupportedError
 from tpcompile.registry import Registry
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.abi import VERSION, check_version
+from tpcompile.vm.program.instruction import Probe, StepInstruction
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor")
 _Kind = TypeVar("_Kind", bound="type[Executor]")
 OnTokens = Callable[[torch.Tensor], None]
 """Callback that receives the tokens of one step, `[batch]`."""
+Seen = Callable[[StepInstruction], Probe]
+"""A function from an instruction to the probe that receives its values."""
 
 
 def executor(kind: _Kind) -> _Kind:
@@ -28,7 +32,8 @@ def executor(kind: _Kind) -> _Kind:
 class Executor(ABC):
     """An interpreter or a compiled kernel that runs one program in its memory.
 
-    A subclass implements `launch`. The input checks and the results are common to all executors.
+    A subclass implements `launch`, and `execute` if its values can be compared one by one. The
+    input checks and the results are common to all executors.
     """
 
     name: ClassVar[str]
@@ -86,6 +91,25 @@ class Executor(ABC):
 
         It may call `tell` in between.
         """
+
+    def execute(self, number: int, probe: Probe) -> None:
+        """Run one instruction. The probe may receive values that it computes and does not store."""
+        raise UnsupportedError(
+            f"The {self.name} backend cannot run instructions one by one",
+            hint='Compare with the "reference" backend',
+        )
+
+    def observe(self, turns: Iterable[int], seen: Seen) -> torch.Tensor:
+        """Run the instructions of a step one by one, report all values, and return the tokens."""
+        self.memory.begin(1)
+        self.memory.forget()
+        with torch.inference_mode():
+            for number in turns:
+                instruction: Any = self.memory.program.instructions[number]
+                probe = seen(instruction)
+                self.execute(number, probe)
+                instruction.report(self.memory.tensors, probe)
+        return self.memory.tokens(1)[0]
 
     @property
     def streams(self) -> bool:

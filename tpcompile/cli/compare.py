@@ -10,6 +10,7 @@ from tpcompile.cli.command import (
     Parser,
     Result,
     add_model_arguments,
+    backend_name,
     choice,
     json_text,
     number,
@@ -30,15 +31,17 @@ _EXAMPLES = """\
   tpcompile compare preset:tiny-qwen3 --tp 4 --random-weights 0
   tpcompile compare preset:tiny-qwen2 --tp 3 --random-weights 0 --dtype bfloat16
   tpcompile compare ./my-checkpoint --tp 2 --lengths 1,64 --all
-  tpcompile compare ./my-checkpoint --tp 2 --backend reference --steps 4
+  tpcompile compare ./my-checkpoint --tp 2 --backend native --steps 4
   tpcompile compare preset:tiny-qwen3 --tp 3 --random-weights 0 \\
       --backend reference --json
 
 The torch backend runs prompts of random tokens, then decodes some tokens one by
-one, with a KV cache on each side. The reference backend runs decode steps on
-filled KV caches: on eager, on the torch module and in the program. It compares
-the three after every instruction group. Its default pipeline is
-decode{spans=2,block=8}.
+one, with a KV cache on each side. The other backends run decode steps on filled
+KV caches: on eager, on the torch module and in the program. They compare the
+three after every instruction group. The program always runs on the reference
+machine. With another backend it also runs there: instruction by instruction,
+to compare every stored value, and then as one launch, which must give the same
+bits. Their default pipeline is decode{spans=2,block=8}.
 The exit status is 0 if all values agree, 1 if one does not, 2 for bad input."""
 
 
@@ -54,10 +57,10 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--backend",
         metavar="B",
-        type=choice("auto", "torch", "reference"),
+        type=backend_name,
         default="auto",
         help="torch: one module per rank; reference: also the program, on the reference machine; "
-        "default: torch",
+        "native: also on native threads; default: torch",
     )
     parser.add_argument(
         "--simulate",
@@ -69,7 +72,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="L",
         type=lengths,
         default=(9, 17, 1),
-        help="tokens of each sequence in the batch; with reference, including the first new one; "
+        help="tokens of each sequence in the batch; for programs, including the first new one; "
         "default: 9,17,1",
     )
     parser.add_argument("--seed", metavar="S", type=number(0, "the seed"), default=0,
@@ -88,7 +91,7 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _add_program_arguments(parser: Parser) -> None:
-    group = parser.add_argument_group("with --backend reference")
+    group = parser.add_argument_group("with --backend reference or native")
     group.add_argument("--steps", metavar="K", type=number(1, "the number of steps"),
                        help="number of tokens to decode; default: 2")  # fmt: skip
     group.add_argument("--workers", metavar="W", type=number(1, "the number of workers"),
@@ -102,7 +105,8 @@ def _add_program_arguments(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace) -> Result:
-    if args.backend != "reference":
+    modules = args.backend in ("auto", "torch")
+    if modules:
         for name in ("steps", "workers", "lowering"):
             if getattr(args, name) is not None:
                 raise UsageError(
@@ -111,7 +115,7 @@ def _run(args: argparse.Namespace) -> Result:
     elif args.simulate:
         raise UsageError(
             "--simulate applies to the torch backend only",
-            hint="Leave it out: the reference machine always runs all ranks in this process",
+            hint="Leave it out: programs always run all ranks in this process",
         )
     elif args.pipeline is None:
         args.pipeline = _PROGRAM
@@ -121,7 +125,7 @@ def _run(args: argparse.Namespace) -> Result:
 
         check_shards(passes, args.tp)
         say(f"comparing {args.model}")
-        found = (_program if args.backend == "reference" else _modules)(args, passes)
+        found = (_modules if modules else _program)(args, passes)
     text = json_text(found.to_json()) if args.json else found.table(args.all)
     return Result(text, status=0 if found.ok else 1)
 
@@ -152,6 +156,7 @@ def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
         Batch(args.lengths, args.steps or 2, args.seed),
         workers=args.workers or 4,
         lowering=args.lowering or "heads",
+        backend=args.backend,
         dtype=dtype_of(args.dtype),
         random_weights=args.random_weights,
         tolerance=args.tolerance,

@@ -54,9 +54,9 @@ class Step:
 def compare_sides(
     step: Step, sides: Sequence[Side], tolerance: float | None = None, number: int = 1
 ) -> Iterator[GroupRow]:
-    """Compare each group on each side with eager, in the order of the step."""
+    """Compare each group on each side that has it with eager, in the order of the step."""
     for group in step.groups:
-        for side in sides:
+        for side in (side for side in sides if group.key in side.values):
             row = _row(step, group, side, tolerance, number)
             yield row if row.ok else _placed(row, step, group, side)
     for side in (step.eager, *sides):

@@ -8,7 +8,7 @@ reported by one side alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -171,9 +171,11 @@ class Pieces:
         """Return a value after all its parts have been added."""
         return self._whole(self._groups[key]).values
 
-    def side(self) -> Side:
-        """Assemble all values from the parts of the ranks."""
-        found = {group.key: self._whole(group) for group in self.groups}
+    def side(self, optional: Collection[str] = ()) -> Side:
+        """Assemble all values from the parts of the ranks, except optional ones without parts."""
+        reported = {key for key, _ in self._parts}
+        groups = [g for g in self.groups if g.name not in optional or g.key in reported]
+        found = {group.key: self._whole(group) for group in groups}
         return Side(
             self.name,
             {key: part.values for key, part in found.items()},

@@ -7,6 +7,7 @@ import torch
 from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.vm.program.encoding import encode_program
+from tpcompile.vm.program.instruction import Probe, unseen
 from tpcompile.vm.program.instruction_set import decode
 
 
@@ -27,6 +28,10 @@ class WordMachine(Executor):
             self.memory.forget()
             with torch.inference_mode():
                 for number in self.memory.turns():
-                    decode(self._rows[number]).run(self.memory.tensors)
+                    self.execute(number, unseen)
             done += 1
         return done
+
+    def execute(self, number: int, probe: Probe) -> None:
+        """Decode and run one row."""
+        decode(self._rows[number]).run(self.memory.tensors, probe)

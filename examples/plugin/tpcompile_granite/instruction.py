@@ -88,8 +88,12 @@ class ScaledEmbed(StepInstruction):
         found = memory[at.table][rows.where(held, 0), self.columns.slice] * at.scale
         found = found.where(held[:, None], 0)
         memory[at.out][: at.batch, self.columns.slice] = found
-        if not at.summed:
-            probe("embedding", Range(0, at.batch), self.columns, found)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        """Send the rows to the probe, unless they are a term of a sum."""
+        if not self.at.summed:
+            batch = Range(0, self.at.batch)
+            probe("embedding", batch, self.columns, memory[self.at.out][:, self.columns.slice])
 
 
 @lowers(SCALED_EMBEDDING, terms=True)

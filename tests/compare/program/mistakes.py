@@ -114,17 +114,8 @@ class CountsEmpty(PartialAttention):
     """Attention that gives an empty span a weight."""
 
     def run(self, memory: Any, probe: Any = None) -> None:
-        def show(name: str, rows: Range, columns: Range, values: torch.Tensor) -> None:
-            if name == "partial_lse":
-                values = memory[self.at.lse][self.sequence, self.heads.start, self.span]
-                probe(name, rows, columns, values.view(1, 1))
-            else:
-                probe(name, rows, columns, values)
-
-        super().run(memory, lambda *args: None)
-        lse = memory[self.at.lse][self.sequence, self.heads.slice, self.span]
-        lse.nan_to_num_(neginf=0.0)
-        self._show(memory[self.at.values][self.sequence, self.heads.slice, self.span], lse, probe)
+        super().run(memory, probe)
+        memory[self.at.lse][self.sequence, self.heads.slice, self.span].nan_to_num_(neginf=0.0)
 
 
 def equal_weights(one: Any, other: Any, **functions: Any) -> Any:

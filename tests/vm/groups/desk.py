@@ -44,6 +44,7 @@ class Desk:
     def run(self, instructions: Sequence[StepInstruction]) -> None:
         for instruction in instructions:
             instruction.run(self.tensors, self._show)
+            instruction.report(self.tensors, self._show)
 
     def _show(self, name: str, sequences: Range, columns: Range, values: torch.Tensor) -> None:
         assert values.shape == (sequences.extent, columns.extent), name

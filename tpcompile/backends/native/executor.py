@@ -17,6 +17,7 @@ from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_me
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.encoding import encode_program
+from tpcompile.vm.program.instruction import Probe
 from tpcompile.vm.proof.verify import verify_program
 
 _LOOK_MS = 100
@@ -96,14 +97,7 @@ class Native(Executor):
         It receives the times in ns at which each instruction of the last step was taken, became
         ready and was done.
         """
-        if not self._close.alive:
-            raise UsageError("The executor is closed", hint="Compile the model again")
-        if os.getpid() != self._owner:
-            raise UsageError(
-                f"The executor belongs to process {self._owner}; this is process {os.getpid()}, "
-                "forked from it",
-                hint="Compile the model again",
-            )
+        self._check_usable()
         times = options[0] if options else None
         check_times(times, self.memory.program)
         self._refresh()
@@ -115,6 +109,12 @@ class Native(Executor):
                 hint="Another rank may have ended: compile the model again",
             )
         return done
+
+    def execute(self, number: int, probe: Probe) -> None:
+        """Run one instruction in this thread, without waits and signals."""
+        self._check_usable()
+        self._refresh()
+        library().tpc_execute(self._machine, ctypes.c_int32(number))
 
     def close(self) -> None:
         """End the threads and release the memory."""
@@ -140,6 +140,17 @@ class Native(Executor):
             if done == _TIMED_OUT:
                 self._close()
         return done
+
+    def _check_usable(self) -> None:
+        """Raise if the executor is closed or belongs to another process."""
+        if not self._close.alive:
+            raise UsageError("The executor is closed", hint="Compile the model again")
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"The executor belongs to process {self._owner}; this is process {os.getpid()}, "
+                "forked from it",
+                hint="Compile the model again",
+            )
 
     def _ended(self, wanted: int) -> bool:
         """Wait for the end of the launch or of `wanted` steps; return whether the launch ended."""

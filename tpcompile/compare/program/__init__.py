@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.reference.orders import shuffled
 from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.program.case import Batch, Case, prepare
@@ -25,14 +26,18 @@ def compare_program(
     *,
     workers: int = 4,
     lowering: str = "heads",
+    backend: str = "reference",
     dtype: torch.dtype | None = None,
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Comparison:
     """Decode some steps on prefilled caches with all three sides.
 
-    Eager fills its own caches. The program starts with copies of the torch module's.
+    Eager fills its own caches. The program starts with copies of the torch module's. It runs on
+    the reference machine, and on `backend` if that is another executor.
     """
+    kind = EXECUTORS[backend]
+    kind.prepare()
     case = prepare(
         model,
         passes,
@@ -43,7 +48,7 @@ def compare_program(
     )
     plan = plan_for(case, workers, lowering)
     program = scheduled(case.graph, target_of("cpu", workers), plan).proved
-    return case.against(program, shuffled(batch.seed))
+    return case.against(program, shuffled(batch.seed), kind)
 
 
 def plan_for(case: Case, workers: int, lowering: str = "heads") -> StepPlan:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from tpcompile.backends.executor import Executor
+from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.compare.comparison import Comparison, same_tokens
 from tpcompile.compare.group_rows import LOGITS, TOKEN, GroupRow, Step, compare_sides
 from tpcompile.compare.groups import Side
 from tpcompile.compare.program.eager import Eager
 from tpcompile.compare.program.module import Module
-from tpcompile.compare.program.program import ProgramSide
+from tpcompile.compare.program.program import LaunchedSide, ProgramSide, Start
 from tpcompile.compare.program.structure import Structure, structure_of
 from tpcompile.compare.program.texts import Texts, random_texts
 from tpcompile.compare.rows import token_margin
@@ -68,24 +71,33 @@ class Case:
         texts = self.taken[0].texts
         return texts.tables.shape[1] * texts.block
 
-    def against(self, program: Program, order: Order = in_program_order) -> Comparison:
-        """Compare the program with the other sides. All sides get the tokens that eager chose."""
-        machine = ProgramSide(
-            program,
-            self.structure,
-            lambda rank, name: self.weights[name][rank].contiguous(),
-            self.rotary,
-            self.caches,
-            order,
-        )
+    def against(
+        self,
+        program: Program,
+        order: Order = in_program_order,
+        backend: type[Executor] = Machine,
+    ) -> Comparison:
+        """Compare the program with the other sides. All sides get the tokens that eager chose.
+
+        The program runs on the reference machine, and on `backend` if that is another one.
+        """
+        start = Start(program, self.structure, self._parameter, self.rotary, self.caches)
         rows: list[GroupRow] = []
         equal = True
-        for number, taken in enumerate(self.taken, 1):
-            sides = (taken.module, machine.step(taken.texts, taken.step.groups))
-            rows += compare_sides(taken.step, sides, self.tolerance, number)
-            equal = equal and all(self._same_tokens(taken.step, side) for side in sides)
+        with ExitStack() as stack:
+            runs = [stack.enter_context(closing(ProgramSide(start, Machine, order)))]
+            if backend is not Machine:
+                runs.append(stack.enter_context(closing(LaunchedSide(start, backend, order))))
+            for number, taken in enumerate(self.taken, 1):
+                found = (run.step(taken.texts, taken.step.groups) for run in runs)
+                sides = (taken.module, *found)
+                rows += compare_sides(taken.step, sides, self.tolerance, number)
+                equal = equal and all(self._same_tokens(taken.step, side) for side in sides)
         top5 = _likeliest(taken.step.eager, *sides)
         return Comparison(tuple(rows), equal, top5, shown=(LOGITS[0], TOKEN[0]))
+
+    def _parameter(self, rank: int, name: str) -> torch.Tensor:
+        return self.weights[name][rank].contiguous()
 
     def _same_tokens(self, step: Step, side: Side) -> bool:
         eager, chosen = step.eager.values[LOGITS], side.values[TOKEN].long()

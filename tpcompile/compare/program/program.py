@@ -1,50 +1,105 @@
-"""The program on the reference machine, with every value that its instructions report."""
+"""The program on an executor, with every value that its instructions report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory, rotation_of
-from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order
+from tpcompile.compare.group_rows import LOGITS
 from tpcompile.compare.groups import Group, Pieces, Side
 from tpcompile.compare.program.module import put_cached
 from tpcompile.compare.program.structure import Structure
 from tpcompile.compare.program.texts import Texts
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.instruction import NONE, Probe, Range, StepInstruction
+
+_NOT_STORED = frozenset(
+    {"norm", "q", "k", "v", "q_normed", "k_normed", "k_rotated", "mlp_norm", "final_norm"}
+)
+"""The values that instructions compute and do not store."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A program, its weights, and the caches that another side has filled."""
+
+    program: Program
+    structure: Structure
+    parameter: Callable[[int, str], torch.Tensor]
+    rotary: Callable[..., Any]
+    caches: Sequence[torch.Tensor]
+
+    def memory(self) -> StepMemory:
+        """Return memory with copies of the caches."""
+        rotation = rotation_of(self.program, self.rotary)
+        caches = [cache.clone() for cache in self.caches]
+        return StepMemory(self.program, self.parameter, rotation, caches)
 
 
 class ProgramSide:
-    """A machine that starts with copies of caches that another side has filled."""
+    """An executor that runs a program instruction by instruction, in some order."""
 
-    def __init__(
-        self,
-        program: Program,
-        structure: Structure,
-        parameter: Callable[[int, str], torch.Tensor],
-        rotary: Callable[..., Any],
-        caches: Sequence[torch.Tensor],
-        order: Order,
-    ) -> None:
-        self._structure = structure
-        self._caches = [cache.clone() for cache in caches]
-        rotation = rotation_of(program, rotary)
-        self._machine = Machine(StepMemory(program, parameter, rotation, self._caches))
-        self._order = order
+    def __init__(self, start: Start, kind: type[Executor], order: Order) -> None:
+        self.name, self._start, self._order = "program", start, order
+        self._memory = start.memory()
+        self._executor = kind(self._memory)
 
     def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
         """Run the new tokens, and collect all values that the instructions report."""
-        pieces = Pieces("program", groups, len(self._caches))
-        new = texts.new()
-        self._machine.place(new["input_ids"], new["lengths"], texts.tables)
-        self._machine.run(1, self._order, lambda instruction: _probe(pieces, instruction))
-        for layer in self._structure.layers:
-            put_cached(pieces, layer, self._caches, texts)
-        return pieces.side()
+        return self._observed(texts, groups).side()
+
+    def _observed(self, texts: Texts, groups: Sequence[Group]) -> Pieces:
+        program = self._start.program
+        pieces = Pieces(self.name, groups, program.ranks)
+        _place(self._executor, texts)
+        self._executor.observe(self._order(program), lambda one: _probe(pieces, one))
+        for layer in self._start.structure.layers:
+            put_cached(pieces, layer, self._memory.values(Role.CACHE), texts)
+        return pieces
+
+    def close(self) -> None:
+        """Release the executor."""
+        self._executor.close()
+
+
+class LaunchedSide(ProgramSide):
+    """An executor that need not report values that it does not store, and that launches each step.
+
+    The launch, on a second executor, must compute the same logits, bit by bit.
+    """
+
+    def __init__(self, start: Start, kind: type[Executor], order: Order) -> None:
+        super().__init__(start, kind, order)
+        self.name = kind.name
+        self._launched = kind(start.memory())
+
+    def step(self, texts: Texts, groups: Sequence[Group]) -> Side:
+        """Run the new tokens twice, and collect the values of both runs."""
+        twice = [
+            replace(group, recomputed=True) if group.key == LOGITS else group for group in groups
+        ]
+        pieces = self._observed(texts, twice)
+        _place(self._launched, texts)
+        self._launched.run(1)
+        with torch.inference_mode():
+            pieces.deal(LOGITS, self._launched.logits, "a launch of the whole step")
+        return pieces.side(optional=_NOT_STORED)
+
+    def close(self) -> None:
+        """Release both executors."""
+        super().close()
+        self._launched.close()
+
+
+def _place(executor: Executor, texts: Texts) -> None:
+    new = texts.new()
+    executor.place(new["input_ids"], new["lengths"], texts.tables)
 
 
 def _probe(pieces: Pieces, instruction: StepInstruction) -> Probe:

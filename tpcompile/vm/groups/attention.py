@@ -122,17 +122,17 @@ class PartialAttention(StepInstruction):
             k, v = read_tokens(slots, table, first, last, at.block).float().unbind(1)
             q = memory[at.q][row].view(-1, at.width)[self.heads.slice].float()
             values[:], lse[row, self.heads.slice, self.span] = attend_span(q, k, v, at.scale)
-        if probe is not unseen:
-            self._show(values, lse[row, self.heads.slice, self.span], probe)
 
-    def _show(self, values: torch.Tensor, lse: torch.Tensor, probe: Probe) -> None:
+    def report(self, memory: Memory, probe: Probe) -> None:
         """Send the partials to the probe. Columns are in order of heads, then of spans."""
-        row, spans = Range(self.sequence, self.sequence + 1), self.at.spans
-        for head, value, one in zip(range(*self.heads), values, lse, strict=True):
-            place = head * spans + self.span
-            probe("partial_lse", row, Range(place, place + 1), one.view(1, 1))
-            columns = Range(place * self.at.width, (place + 1) * self.at.width)
-            probe("partial_values", row, columns, value[None])
+        at, row = self.at, Range(self.sequence, self.sequence + 1)
+        for head in range(*self.heads):
+            place = head * at.spans + self.span
+            lse = memory[at.lse][self.sequence, head, self.span]
+            probe("partial_lse", row, Range(place, place + 1), lse.view(1, 1))
+            columns = Range(place * at.width, (place + 1) * at.width)
+            values = memory[at.values][self.sequence, head, self.span]
+            probe("partial_values", row, columns, values[None])
 
 
 def attend_span(
@@ -203,8 +203,11 @@ class AttentionReduce(StepInstruction):
         mixed, _ = fold_tree(spans, partial(merge, exp=exp, log=log))
         out = memory[self.at.out]
         out[self.sequence, self._columns.slice] = mixed.flatten().to(out.dtype)
-        found = out[self.sequence : self.sequence + 1, self._columns.slice]
-        probe("attention", Range(self.sequence, self.sequence + 1), self._columns, found)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        row = Range(self.sequence, self.sequence + 1)
+        found = memory[self.at.out][row.slice, self._columns.slice]
+        probe("attention", row, self._columns, found)
 
 
 @lowers(PARTIAL_ATTENTION)

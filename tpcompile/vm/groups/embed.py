@@ -90,8 +90,12 @@ class Embed(StepInstruction):
         found = memory[self.at.table][rows.where(held, 0), self.columns.slice]
         found = torch.where(held[:, None], found, 0) + 0.0
         memory[self.at.out][: self.at.batch, self.columns.slice] = found
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        """Send the rows to the probe, unless they are a term of a sum."""
         if not self.at.summed:
-            probe("embedding", Range(0, self.at.batch), self.columns, found)
+            batch = Range(0, self.at.batch)
+            probe("embedding", batch, self.columns, memory[self.at.out][:, self.columns.slice])
 
 
 @lowers(EMBEDDING, VOCAB_EMBEDDING, terms=True)

@@ -93,7 +93,10 @@ class NormLmHead(WeightInstruction):
         best = found.argmax(-1)
         memory[at.best][:, self.slot] = found.gather(-1, best[:, None])[:, 0].float()
         memory[at.ids][:, self.slot] = (best + at.first + self.rows.start).int()
-        probe("logits", Range(0, at.normed.batch), self.rows, found)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        found = memory[self.at.logits][:, self.rows.slice]
+        probe("logits", Range(0, self.at.normed.batch), self.rows, found)
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,10 @@ class Argmax(StepInstruction):
         memory[at.tokens][goes_on] = found[goes_on]
         memory[at.positions][goes_on] += 1
         memory[at.lengths][goes_on] += 1
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        at = self.at
+        found = memory[at.history][int(memory[at.clock]) - 1]
         probe("token", Range(0, at.batch), Range(0, 1), found[:, None])
 
 

@@ -83,9 +83,11 @@ class NormGateUpSwiglu(WeightInstruction):
         at = self.at
         x = at.normed.value(memory, probe, "mlp_norm")
         gate, up = (linear(memory, x, at.weight, at.bias, rows) for rows in (self.rows, self._up))
-        found = swiglu(gate, up)
-        memory[at.out][:, self.rows.slice] = found
-        probe("swiglu", Range(0, at.normed.batch), self.rows, found)
+        memory[at.out][:, self.rows.slice] = swiglu(gate, up)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        found = memory[self.at.out][:, self.rows.slice]
+        probe("swiglu", Range(0, self.at.batch), self.rows, found)
 
 
 @lowers(NORM_GATE_UP_SWIGLU)

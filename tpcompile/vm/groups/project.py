@@ -100,7 +100,10 @@ class LinearResidual(WeightInstruction):
         found = with_bias(memory, at.bias, self.rows, found)
         found = memory[at.residual][:, self.rows.slice].float() + found
         memory[at.out][:, self.rows.slice] = found.to(memory[at.out].dtype)
-        probe(at.site.group, Range(0, at.batch), self.rows, found)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        found = memory[self.at.out][:, self.rows.slice]
+        probe(self.at.site.group, Range(0, self.at.batch), self.rows, found)
 
 
 @instruction

@@ -68,6 +68,9 @@ class NormQkvRopeAppend(WeightInstruction):
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
 
+    def report(self, memory: Memory, probe: Probe) -> None:
+        self.at.report(memory, self.heads, probe)
+
 
 @instruction
 @dataclass(frozen=True)
@@ -134,6 +137,11 @@ class NormQkvRows(WeightInstruction):
         if int(arrived) % self.blocks == 0:
             whole = memory[self.raw][:, self._raw_head.slice]
             self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        """Send the head to the probe if this was its last block."""
+        if int(memory[self.arrivals][self._place]) % self.blocks == 0:
+            self.at.report(memory, Range(self.head, self.head + 1), probe)
 
 
 @lowers(NORM_QKV_ROPE_APPEND)

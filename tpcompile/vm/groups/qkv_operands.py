@@ -128,13 +128,21 @@ class QkvOperands:
             places = memory[self.positions].long()
             tables = memory[self.cos][places], memory[self.sin][places]
             values = rope(values, *tables, interleaved=self.interleaved)
-            probe(f"{name}_rotated", batch, seen, values.flatten(1))
+        if self.part == Part.K:
+            probe("k_rotated", batch, seen, values.flatten(1))
         if self.part == Part.Q:
             memory[self.out][:, seen.slice] = values.flatten(1)
             return
         side = memory[self.out][self.layer, int(self.part)]
         for row, slot in self._slots(memory):
             side[slot, heads.slice] = values[row]
+
+    def report(self, memory: Memory, heads: Range, probe: Probe) -> None:
+        """Send the stored queries of some heads to a probe. The others are in the cache."""
+        if self.part == Part.Q:
+            columns = self.elements(heads)
+            found = memory[self.out][:, columns.slice]
+            probe("q_rotated", Range(0, len(found)), columns, found)
 
     def _slots(self, memory: Memory) -> Iterator[tuple[int, int]]:
         """Yield each sequence that has a new token, with the slot of this token."""

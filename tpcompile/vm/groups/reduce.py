@@ -108,7 +108,10 @@ class AllReduce(StepInstruction):
         if at.residual != NONE:
             found = memory[at.residual][:, self.columns.slice].float() + found
         memory[at.out][:, self.columns.slice] = found.to(memory[at.out].dtype)
-        probe(at.site.group, Range(0, at.batch), self.columns, found)
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        found = memory[self.at.out][:, self.columns.slice]
+        probe(self.at.site.group, Range(0, self.at.batch), self.columns, found)
 
 
 @lowers(ALL_REDUCE, where=reads_terms)

@@ -135,8 +135,17 @@ class StepInstruction:
         return target.instruction_us + longer + self.values * target.value_us
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        """Execute the instruction on reference memory."""
+        """Execute the instruction on reference memory.
+
+        The probe receives values that are not stored; `report` sends it the stored ones.
+        """
         raise NotImplementedError
+
+    def report(self, memory: Memory, probe: Probe) -> None:
+        """Send the values that the instruction has just stored to a probe.
+
+        Terms of a sum are not reported, and keys and values are read from the cache.
+        """
 
     @property
     def label(self) -> str:

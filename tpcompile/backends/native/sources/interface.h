@@ -51,6 +51,9 @@ int64_t tpc_steps_done(void* machine);
 // waited longer than the timeout.
 int64_t tpc_end(void* machine);
 
+// Run one instruction in this thread, without waits and signals. No launch may be active.
+void tpc_execute(void* machine, int32_t number);
+
 void tpc_close(void* machine);
 
 // Read memory on some threads, an even part each, and return the seconds.

@@ -204,7 +204,7 @@ class Machine {
         tickets_(new std::atomic<int64_t>[static_cast<size_t>(program.queues)]) {
     const int32_t* edges = program.queue_offsets + program.first_queue;
     for (int32_t at = edges[0]; at < edges[program.queues]; ++at)
-      if (opcode(program.queue_values[at]) == TPC_OP_ARGMAX) ++ends_per_step_;
+      if (words_of(program.queue_values[at])[0] == TPC_OP_ARGMAX) ++ends_per_step_;
   }
 
   ~Machine() {
@@ -265,6 +265,12 @@ class Machine {
     return fails_.load(std::memory_order_relaxed) ? -1 : last_step_.load(std::memory_order_relaxed);
   }
 
+  void execute(int32_t number) const {
+    Scratch scratch;
+    const int32_t* words = words_of(number);
+    path_.kernels[words[0]](memory_, words, scratch);
+  }
+
   // The number of steps of the launch whose tokens are known.
   int64_t steps_done() const {
     return ends_per_step_ == 0 ? 0 : step_ends_.load() / ends_per_step_;
@@ -320,7 +326,7 @@ class Machine {
   // Run an instruction; return false if the launch ends before it.
   bool run_one(int32_t number, int64_t step, Worker& worker) {
     const int64_t begin = times_ == nullptr ? 0 : now_ns();
-    const int32_t* words = program_.words + int64_t{number} * TPC_ROW_WORDS;
+    const int32_t* words = words_of(number);
     if (ended(step)) return false;
     fetch_weights(memory_, words);
     const int32_t* waits = program_.wait_offsets + number;
@@ -373,8 +379,8 @@ class Machine {
     return true;
   }
 
-  int32_t opcode(int32_t number) const {
-    return program_.words[int64_t{number} * TPC_ROW_WORDS];
+  const int32_t* words_of(int32_t number) const {
+    return program_.words + int64_t{number} * TPC_ROW_WORDS;
   }
 
   int64_t* counter_of(int32_t counter) const {
@@ -465,6 +471,10 @@ int32_t tpc_wait(void* machine, int64_t milliseconds, int64_t wanted) {
 
 int64_t tpc_steps_done(void* machine) {
   return static_cast<tpc::Machine*>(machine)->steps_done();
+}
+
+void tpc_execute(void* machine, int32_t number) {
+  static_cast<const tpc::Machine*>(machine)->execute(number);
 }
 
 int64_t tpc_end(void* machine) { return static_cast<tpc::Machine*>(machine)->end(); }
