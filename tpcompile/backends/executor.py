@@ -17,6 +17,7 @@ from tpcompile.vm.program.instruction import Probe, StepInstruction
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor")
 _Kind = TypeVar("_Kind", bound="type[Executor]")
+T = TypeVar("T")
 OnTokens = Callable[[torch.Tensor], None]
 """Callback that receives the tokens of one step, `[batch]`."""
 Seen = Callable[[StepInstruction], Probe]
@@ -51,6 +52,11 @@ class Executor(ABC):
     def check(cls, program: Program) -> None:
         """Raise if the executor cannot run this program, for example for want of a kernel."""
         check_version(cls.abi, cls.name)
+
+    @classmethod
+    def during(cls, wait: Callable[[], T]) -> T:
+        """Call `wait`, which waits for a launch in this process or in others; return its result."""
+        return wait()
 
     def __init__(self, memory: StepMemory) -> None:
         self.check(memory.program)

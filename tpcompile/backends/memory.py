@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from tpcompile.backends.copies import columns_joined
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.step_checks import check_clocks, check_launch, check_step
 from tpcompile.errors import UnsupportedError, UsageError
@@ -123,7 +122,7 @@ class StepMemory:
     @property
     def logits(self) -> torch.Tensor:
         """The logits of the last step, `[batch, vocabulary]`; of one rank, its columns."""
-        return columns_joined(self.values(Role.LOGITS))
+        return torch.cat(self.values(Role.LOGITS), 1)
 
     def place(
         self,

@@ -55,3 +55,12 @@ def test_positions_that_are_given_are_taken() -> None:
 def test_what_cannot_be_packed(ids: torch.Tensor, mask: torch.Tensor | None, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         pack(ids, mask)
+
+
+def test_results_are_not_copied_if_the_caller_may_have_inference_tensors() -> None:
+    """Outside inference mode, callers such as assisted sampling write to the logits."""
+    packed = pack(torch.ones(2, 1, dtype=torch.long))
+    with torch.inference_mode():
+        rows = torch.ones(2, 5)
+        assert packed.unpack(rows).data_ptr() == rows.data_ptr()
+    assert not packed.unpack(rows).is_inference()

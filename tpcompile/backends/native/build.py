@@ -49,7 +49,7 @@ def sources() -> CppLibrary:
     return CppLibrary(
         name="native backend",
         sources=Path(__file__).parent / "sources",
-        units={"interpreter": (), "portable": (), **vector},
+        units={"interpreter": (), "asleep": (), "portable": (), **vector},
         headers={"tpc_abi.h": abi.c_header()},
         instead='or compile with backend="torch"',
         takes="about half a minute",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.native.asleep import asleep
 from tpcompile.backends.native.build import library, paths
 from tpcompile.backends.native.checks import check_kernels, check_table, check_times
 from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_mean
@@ -26,6 +28,7 @@ _ALL = 2**63 - 1
 """More steps than any launch has."""
 _TIMED_OUT = -1
 _TIMEOUT_S = 60.0
+T = TypeVar("T")
 
 
 class _Program(ctypes.Structure):
@@ -69,6 +72,11 @@ class Native(Executor):
         """Raise unless all instructions have kernels, and all their values one dtype."""
         super().check(program)
         check_kernels(program)
+
+    @classmethod
+    def during(cls, wait: Callable[[], T]) -> T:
+        """Call `wait` while torch's threads sleep, because they would compete with the workers."""
+        return asleep(wait)
 
     def __init__(self, memory: StepMemory, path: str | None = None, delays: int = 0) -> None:
         super().__init__(memory)

@@ -36,9 +36,11 @@ class Packed:
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
         """Scatter one result per logit row into [batch, kept columns, …]; padding is zero.
 
-        The result is never an inference tensor, which callers could not write to.
+        The result is not an inference tensor, which callers could not write to, unless they are in
+        inference mode.
         """
-        if bool(self.kept.all()) and not rows.is_inference():
+        writable = torch.is_inference_mode_enabled() or not rows.is_inference()
+        if writable and bool(self.kept.all()):
             return rows.reshape(*self.kept.shape, *rows.shape[1:])
         whole = rows.new_zeros(*self.kept.shape, *rows.shape[1:])
         whole[self.kept.to(rows.device)] = rows

@@ -13,6 +13,7 @@ from tpcompile.backends.memory import rotation_of
 from tpcompile.errors import UsageError
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
+from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.rank import ModuleRanks
 from tpcompile.runtime.ranks.step import Step, StepCode
 
@@ -56,13 +57,17 @@ class ProgramRanks:
 
         `each` receives the tokens of each step as they come.
         """
+        check_open(self.closed)
         batch = self.programs.batch_for(len(step.inputs["lengths"]))
         if batch not in self._loaded:
             program = self.programs.for_batch(batch).program
             rotation = rotation_of(program, self._rotary)
             self._modules.load_program(StepCode(program, batch, rotation, self.executor))
             self._loaded.add(batch)
-        found = self._modules.run_program(batch, replace(step, timed=self.timed), each)
+        asked = replace(step, timed=self.timed)
+        found = EXECUTORS[self.executor].during(
+            lambda: self._modules.run_program(batch, asked, each)
+        )
         steps = len(found) if step.output == "tokens" else 1
         self.programs.steps += steps
         if self.timed:

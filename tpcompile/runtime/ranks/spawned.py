@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from tpcompile.backends.copies import columns_joined
 from tpcompile.backends.executor import OnTokens
 from tpcompile.cores import cores
 from tpcompile.errors import CompileError, UnsupportedError, UsageError
@@ -139,7 +138,7 @@ class SpawnedRanks(OneFront):
             for rank in range(len(self._modules)):
                 self._workers.send(rank, message)
             answers = self._workers.answers(Done, later.receive, patience=step.steps)
-        return columns_joined([done.result for done in answers if done.result is not None])
+        return torch.cat([done.result for done in answers if done.result is not None], 1)
 
     def times(self, batch: int) -> torch.Tensor:
         """Return the times of the last timed step of this program, on all ranks."""

@@ -56,6 +56,9 @@ void tpc_execute(void* machine, int32_t number);
 
 void tpc_close(void* machine);
 
+// Call `wait` while the other threads of OpenMP sleep.
+void tpc_asleep(void (*wait)());
+
 // Read memory on some threads, an even part each, and return the seconds.
 double tpc_read(const char* path, const char* from, int64_t bytes, int32_t threads);
 }
