@@ -70,7 +70,7 @@ inline float softmax(float* scores, int64_t count, float scale, float* mass) {
 template <class T, int kHeads, int kParts>
 inline void mix_columns(const Side<T>& values, Span tokens, const float* weights, int64_t stride,
                         int64_t width, float* out) {
-  Lanes total[kHeads][kParts] = {};
+  Registers total[kHeads][kParts] = {};
   const int64_t in_span = tokens.last - tokens.first;
   values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
     for (int64_t token = 0; token < count; ++token, row += values.stride) {
@@ -80,16 +80,17 @@ inline void mix_columns(const Side<T>& values, Span tokens, const float* weights
         __builtin_prefetch(ahead + line);
 #pragma GCC unroll 8
       for (int part = 0; part < kParts; ++part) {
-        const Lanes value = load(row + part * kLanes);
+        const Registers value = load_registers(row + part * kLanes);
 #pragma GCC unroll 2
         for (int head = 0; head < kHeads; ++head)
-          total[head][part] += value * weights[head * stride + place + token];
+          total[head][part] = multiply_add(total[head][part], value,
+                                           weights[head * stride + place + token]);
       }
     }
   });
   for (int head = 0; head < kHeads; ++head)
     for (int part = 0; part < kParts; ++part)
-      store(out + head * width + part * kLanes, total[head][part]);
+      store(out + head * width + part * kLanes, lanes(total[head][part]));
 }
 
 // The same for the last columns, which fill no vector.

@@ -24,18 +24,18 @@ template <class T>
 struct Form {
   using Value = float;
   static constexpr int64_t kChunk = kLanes;
-  using Loaded = Lanes;
+  using Loaded = Registers;
 
-  static TPC_INLINE Lanes weights(const T* from) { return load(from); }
-  static TPC_INLINE Lanes some_weights(const T* from, int64_t count) {
-    return load_some(from, count);
+  static TPC_INLINE Loaded weights(const T* from) { return load_registers(from); }
+  static TPC_INLINE Loaded some_weights(const T* from, int64_t count) {
+    return load_some_registers(from, count);
   }
-  static TPC_INLINE Lanes values(const float* from) { return load(from); }
-  static TPC_INLINE Lanes some_values(const float* from, int64_t count) {
-    return load_some(from, count);
+  static TPC_INLINE Loaded values(const float* from) { return load_registers(from); }
+  static TPC_INLINE Loaded some_values(const float* from, int64_t count) {
+    return load_some_registers(from, count);
   }
-  static TPC_INLINE Lanes add(Lanes total, Lanes weight, Lanes value) {
-    return total + weight * value;
+  static TPC_INLINE Registers add(Registers total, Loaded weight, Loaded value) {
+    return multiply_add(total, weight, value);
   }
 };
 
@@ -54,8 +54,8 @@ struct Form<bf16> {
   static TPC_INLINE Loaded some_values(const bf16* from, int64_t count) {
     return some_weights(from, count);
   }
-  static TPC_INLINE Lanes add(Lanes total, Loaded weight, Loaded value) {
-    return (Lanes)_mm512_dpbf16_ps((__m512)total, (__m512bh)weight, (__m512bh)value);
+  static TPC_INLINE Registers add(Registers total, Loaded weight, Loaded value) {
+    return {(Register)_mm512_dpbf16_ps((__m512)total.each[0], (__m512bh)weight, (__m512bh)value)};
   }
 };
 #endif
@@ -120,7 +120,7 @@ TPC_INLINE void row_dots(const T* row, const char* ahead, const typename Form<T>
                          int64_t stride, int64_t columns, float* out, int64_t out_stride,
                          Sums& sums) {
   using Of = Form<T>;
-  Lanes even[kBatch] = {}, odd[kBatch] = {};
+  Registers even[kBatch] = {}, odd[kBatch] = {};
   constexpr int64_t kChunk = Of::kChunk;
   int64_t at = 0;
   for (; at + 2 * kChunk <= columns; at += 2 * kChunk) {
@@ -149,7 +149,7 @@ TPC_INLINE void row_dots(const T* row, const char* ahead, const typename Form<T>
         even[b] = Of::add(even[b], some, values);
     }
   }
-  for (int b = 0; b < kBatch; ++b) sums.add(even[b] + odd[b], out + b * out_stride);
+  for (int b = 0; b < kBatch; ++b) sums.add(lanes(even[b]) + lanes(odd[b]), out + b * out_stride);
 }
 
 // Multiply one row by all sequences, eight at a time. The row stays in the nearest cache.
@@ -229,6 +229,103 @@ inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, i
   return found;
 }
 
+// Prefetches of the rows after a block of rows, a few lines at a time.
+class NextRows {
+ public:
+  // `from` is the first of `rows` rows, `stride` bytes apart.
+  TPC_INLINE NextRows(const void* from, int64_t stride, int64_t rows)
+      : line_(static_cast<const char*>(from)), stride_(stride), rows_(rows) {}
+
+  TPC_INLINE void fetch(int64_t lines) {
+    for (int64_t line = 0; line < lines; ++line) {
+      __builtin_prefetch(line_ + row_ * stride_);
+      if (++row_ < rows_) continue;
+      row_ = 0, line_ += 64;
+    }
+  }
+
+ private:
+  const char* line_;
+  int64_t stride_, rows_, row_ = 0;
+};
+
+// The rows and the sequences of a block. Its sums are in registers, if the path has 32 wide ones;
+// smaller blocks are slower on the others too.
+constexpr int kBlock = 4;
+
+// Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`.
+//
+// Each loaded vector serves all rows or all sequences. Even chunks come first, then odd ones, so
+// that there is one accumulator per sum at a time. The bits are those of `row_dots`.
+template <class T, int kRows, int kBatch>
+TPC_INLINE Lanes block_dots(const T* weight, int64_t stride, const typename Form<T>::Value* x,
+                            int64_t x_stride, int64_t columns, NextRows& next, int64_t lines) {
+  using Of = Form<T>;
+  constexpr int64_t kChunk = Of::kChunk;
+  static_assert(kRows * kBatch <= kLanes);
+  Lanes totals[kLanes] = {};
+  for (int64_t odd = 0; odd < 2; ++odd) {
+    Registers own[kBatch * kRows] = {};
+    int64_t at = odd * kChunk;
+    for (; at + kChunk <= columns; at += 2 * kChunk) {
+      next.fetch(lines);
+      typename Of::Loaded rows[kRows];
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) rows[row] = Of::weights(weight + row * stride + at);
+#pragma GCC unroll 4
+      for (int b = 0; b < kBatch; ++b) {
+        const auto values = Of::values(x + b * x_stride + at);
+#pragma GCC unroll 4
+        for (int row = 0; row < kRows; ++row)
+          own[b * kRows + row] = Of::add(own[b * kRows + row], rows[row], values);
+      }
+    }
+    if (at < columns) {
+      for (int b = 0; b < kBatch; ++b) {
+        const auto values = Of::some_values(x + b * x_stride + at, columns - at);
+        for (int row = 0; row < kRows; ++row) {
+          const auto some = Of::some_weights(weight + row * stride + at, columns - at);
+          own[b * kRows + row] = Of::add(own[b * kRows + row], some, values);
+        }
+      }
+    }
+    for (int sum = 0; sum < kBatch * kRows; ++sum) totals[sum] = totals[sum] + lanes(own[sum]);
+  }
+  return sums_of_all(totals);
+}
+
+// Multiply `kRows` rows by all sequences, some at a time.
+template <class T, int kRows>
+TPC_INLINE void block_dots(const T* weight, int64_t stride, const Operand<T>& x, float* out,
+                           int64_t out_stride, Lanes* terms) {
+  const int64_t groups = (x.batch + kBlock - 1) / kBlock, size = sizeof(T);
+  const int64_t lines = (kRows * Form<T>::kChunk * size / 64 + groups - 1) / groups;
+  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
+    const int64_t width = each + (leaf < longer);
+    const T* rows = weight + first;
+    NextRows next(rows + kRows * stride, stride * size, kRows);
+    Lanes* to = terms + leaf * groups;
+    for (int64_t group = 0; group < groups; ++group) {
+      const auto* own = x.values.first + first + group * kBlock * x.values.stride;
+      const auto run = [&](auto count) {
+        to[group] = block_dots<T, kRows, decltype(count)::value>(rows, stride, own, x.values.stride,
+                                                                width, next, lines);
+      };
+      const int64_t left = x.batch - group * kBlock;
+      if (left >= kBlock) run(std::integral_constant<int, kBlock>());
+      else if (left == 3) run(std::integral_constant<int, 3>());
+      else if (left == 2) run(std::integral_constant<int, 2>());
+      else run(std::integral_constant<int, 1>());
+    }
+    first += width;
+  }
+  fold_sums(terms, x.leaves, groups);
+  for (int64_t b = 0; b < x.batch; ++b)
+    std::memcpy(out + b * out_stride, reinterpret_cast<const float*>(terms) +
+                b / kBlock * kLanes + b % kBlock * kRows, sizeof(float) * kRows);
+}
+
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
 template <class T>
 inline void dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>& x, float* out,
@@ -237,6 +334,15 @@ inline void dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>
   if constexpr (std::is_same_v<T, bf16>)
     return tile_dots(weight, stride, rows, x, out, out_stride, scratch);
 #endif
+  if (x.batch >= kBlock) {
+    Lanes* all = scratch.take<Lanes>(x.leaves * ((x.batch + kBlock - 1) / kBlock));
+    int64_t row = 0;
+    for (; row + kBlock <= rows; row += kBlock)
+      block_dots<T, kBlock>(weight + row * stride, stride, x, out + row, out_stride, all);
+    for (; row < rows; ++row)
+      block_dots<T, 1>(weight + row * stride, stride, x, out + row, out_stride, all);
+    return;
+  }
   Sums sums;
   float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * x.batch);
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -22,7 +23,7 @@ typedef float EightLanes __attribute__((vector_size(32)));
 typedef float FourLanes __attribute__((vector_size(16)));
 typedef int32_t IntLanes __attribute__((vector_size(64)));
 typedef uint32_t BitLanes __attribute__((vector_size(64)));
-typedef uint16_t HalfBits __attribute__((vector_size(32)));
+typedef uint16_t HalfBitLanes __attribute__((vector_size(32)));
 typedef _Float16 HalfLanes __attribute__((vector_size(32)));
 
 #define TPC_INLINE inline __attribute__((always_inline))
@@ -42,29 +43,78 @@ TPC_INLINE V load_bytes(const void* from) {
 
 TPC_INLINE Lanes all(float value) { return Lanes{} + value; }
 
-TPC_INLINE Lanes load(const f32* from) { return load_bytes<Lanes>(from); }
-
-TPC_INLINE Lanes load(const f16* from) {
-#if defined(__F16C__)
-  Lanes found;
-  const __m256 halves[] = {_mm256_cvtph_ps(load_bytes<__m128i>(from)),
-                           _mm256_cvtph_ps(load_bytes<__m128i>(from + 8))};
-  std::memcpy(&found, halves, sizeof found);
-  return found;
+// The same lanes in registers of the path. Compilers hold vectors wider than a register in memory,
+// so loops that run for each weight use these.
+#if defined(__AVX512F__)
+constexpr int kRegister = 16;
+#elif defined(__AVX__)
+constexpr int kRegister = 8;
 #else
-  return __builtin_convertvector(load_bytes<HalfLanes>(from), Lanes);
+constexpr int kRegister = 4;
+#endif
+constexpr int kRegisters = kLanes / kRegister;
+typedef float Register __attribute__((vector_size(4 * kRegister)));
+typedef uint32_t BitRegister __attribute__((vector_size(4 * kRegister)));
+typedef uint16_t HalfBits __attribute__((vector_size(2 * kRegister)));
+typedef _Float16 HalfRegister __attribute__((vector_size(2 * kRegister)));
+
+struct Registers {
+  Register each[kRegisters];
+};
+
+TPC_INLINE Lanes lanes(Registers from) {
+  Lanes found;
+  std::memcpy(&found, &from, sizeof found);
+  return found;
+}
+
+TPC_INLINE Registers multiply_add(Registers total, Registers a, Registers b) {
+  for (int own = 0; own < kRegisters; ++own) total.each[own] += a.each[own] * b.each[own];
+  return total;
+}
+
+TPC_INLINE Registers multiply_add(Registers total, Registers a, float b) {
+  for (int own = 0; own < kRegisters; ++own) total.each[own] += a.each[own] * b;
+  return total;
+}
+
+TPC_INLINE Register load_register(const f32* from) { return load_bytes<Register>(from); }
+
+TPC_INLINE Register load_register(const f16* from) {
+#if defined(__AVX512F__)
+  return (Register)_mm512_cvtph_ps(load_bytes<__m256i>(from));
+#elif defined(__F16C__)
+  return (Register)_mm256_cvtph_ps(load_bytes<__m128i>(from));
+#else
+  return __builtin_convertvector(load_bytes<HalfRegister>(from), Register);
 #endif
 }
 
-TPC_INLINE Lanes load(const bf16* from) {
-  const BitLanes wide = __builtin_convertvector(load_bytes<HalfBits>(from), BitLanes);
-  return (Lanes)(wide << 16);
+TPC_INLINE Register load_register(const bf16* from) {
+  const BitRegister wide = __builtin_convertvector(load_bytes<HalfBits>(from), BitRegister);
+  return (Register)(wide << 16);
 }
+
+template <class T>
+TPC_INLINE Registers load_registers(const T* from) {
+  Registers found;
+  for (int own = 0; own < kRegisters; ++own)
+    found.each[own] = load_register(from + own * kRegister);
+  return found;
+}
+
+TPC_INLINE Lanes load(const f32* from) { return load_bytes<Lanes>(from); }
+
+TPC_INLINE Lanes load(const f16* from) { return lanes(load_registers(from)); }
+
+TPC_INLINE Lanes load(const bf16* from) { return lanes(load_registers(from)); }
 
 TPC_INLINE void store(f32* to, Lanes values) { std::memcpy(to, &values, sizeof values); }
 
 TPC_INLINE void store(f16* to, Lanes values) {
-#if defined(__F16C__)
+#if defined(__AVX512F__)
+  const __m256i found = _mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
   __m256 halves[2];
   std::memcpy(halves, &values, sizeof values);
   const __m128i found[] = {_mm256_cvtps_ph(halves[0], _MM_FROUND_TO_NEAREST_INT),
@@ -81,7 +131,7 @@ TPC_INLINE void store(bf16* to, Lanes values) {
   const BitLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const BitLanes quiet = (bits >> 16) | 0x40;
   const BitLanes chosen = values == values ? rounded : quiet;
-  const HalfBits found = __builtin_convertvector(chosen, HalfBits);
+  const HalfBitLanes found = __builtin_convertvector(chosen, HalfBitLanes);
   std::memcpy(to, &found, sizeof found);
 }
 
@@ -100,11 +150,16 @@ TPC_INLINE Lanes rounded<f32>(Lanes values) {
 
 // Load up to 16 values; the other lanes are 0.
 template <class T>
-TPC_INLINE Lanes load_some(const T* from, int64_t count) {
-  if (count >= kLanes) return load(from);
+TPC_INLINE Registers load_some_registers(const T* from, int64_t count) {
+  if (count >= kLanes) return load_registers(from);
   T held[kLanes] = {};
   std::memcpy(held, from, sizeof(T) * static_cast<size_t>(count));
-  return load(held);
+  return load_registers(held);
+}
+
+template <class T>
+TPC_INLINE Lanes load_some(const T* from, int64_t count) {
+  return lanes(load_some_registers(from, count));
 }
 
 template <class T>
@@ -160,6 +215,26 @@ TPC_INLINE EightLanes sums(const Lanes* values) {
   }
   return __builtin_shufflevector(two[0], two[1], 0, 2, 4, 6, 8, 10, 12, 14) +
          __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+// Add the lanes of any two vectors that differ in `kBit`: those of `a` in the lanes without the bit.
+template <int kBit, int... kLane>
+TPC_INLINE Lanes halves_added(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane - kBit : kLane)...) +
+         __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane : kLane + kBit)...);
+}
+
+template <int kBit>
+TPC_INLINE void halve(Lanes* values) {
+  for (int own = 0; own < kBit; ++own)
+    values[own] = halves_added<kBit>(values[own], values[own + kBit],
+                                     std::make_integer_sequence<int, kLanes>());
+}
+
+// Add the lanes of 16 vectors, each in the tree of `sum`; lane n is the sum of vector n.
+TPC_INLINE Lanes sums_of_all(Lanes* values) {
+  halve<8>(values), halve<4>(values), halve<2>(values), halve<1>(values);
+  return values[0];
 }
 
 TPC_INLINE float largest(Lanes values) {
