@@ -109,7 +109,7 @@ MISTAKES = {
     "a row too many": (
         "address",
         "dots.h",
-        ("row < rows; ++row) {\n    const T* own", "row <= rows; ++row) {\n    const T* own"),
+        ("for (; row < rows; ++row)", "for (; row <= rows; ++row)"),
         "AddressSanitizer",
     ),
 }
