@@ -101,7 +101,7 @@ class CppLibrary:
                     made = list(pool.map(lambda n: self.compile_unit(compiler, own, n), self.units))
                 library = own / "library.so"
                 objects = map(str, made)
-                self._run([compiler, "-shared", "-pthread", "-o", str(library), *objects])
+                self._run([compiler, "-shared", "-pthread", "-o", str(library), *objects, "-ldl"])
                 library.replace(file)
         except OSError as error:
             raise self._unwritable(file.parent, error) from error

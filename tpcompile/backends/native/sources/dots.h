@@ -182,8 +182,9 @@ TPC_INLINE const char* ahead_of(const T* row, int64_t stride) {
   return reinterpret_cast<const char*>(row + rows_ahead(stride, sizeof(T)) * stride);
 }
 
-// Combine `count` terms in a fixed tree, neighbours first, then neighbours of neighbours. The result
-// is term 0. `join(to, one)` combines `one` and the term after it, `move(to, one)` keeps a last one.
+// Combine `count` terms in a fixed tree, neighbours first, then neighbours of neighbours. The
+// result is term 0. `join(to, one)` combines `one` and the term after it, `move(to, one)` keeps a
+// last one.
 template <class Join, class Move>
 TPC_INLINE void fold(int64_t count, const Join& join, const Move& move) {
   for (; count > 1; count = (count + 1) / 2) {
@@ -249,8 +250,8 @@ class NextRows {
   int64_t stride_, rows_, row_ = 0;
 };
 
-// The rows and the sequences of a block. Its sums are in registers, if the path has 32 wide ones;
-// smaller blocks are slower on the others too.
+// The rows and the sequences of a block. Paths with fewer than 32 registers of 64 bytes hold some
+// of its sums in memory; smaller blocks were slower there.
 constexpr int kBlock = 4;
 
 // Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`.
@@ -335,12 +336,12 @@ inline void dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>
     return tile_dots(weight, stride, rows, x, out, out_stride, scratch);
 #endif
   if (x.batch >= kBlock) {
-    Lanes* all = scratch.take<Lanes>(x.leaves * ((x.batch + kBlock - 1) / kBlock));
+    Lanes* terms = scratch.take<Lanes>(x.leaves * ((x.batch + kBlock - 1) / kBlock));
     int64_t row = 0;
     for (; row + kBlock <= rows; row += kBlock)
-      block_dots<T, kBlock>(weight + row * stride, stride, x, out + row, out_stride, all);
+      block_dots<T, kBlock>(weight + row * stride, stride, x, out + row, out_stride, terms);
     for (; row < rows; ++row)
-      block_dots<T, 1>(weight + row * stride, stride, x, out + row, out_stride, all);
+      block_dots<T, 1>(weight + row * stride, stride, x, out + row, out_stride, terms);
     return;
   }
   Sums sums;

@@ -33,7 +33,8 @@ void norm_lm_head(const Memory& memory, const int32_t* words, Scratch& scratch) 
   // The logits of a chunk stay in the nearest caches until the best one is found.
   float* found = scratch.take<float>(batch * kChunk);
   for (int64_t chunk = 0; chunk < rows; chunk += kChunk) {
-    const int64_t first = at.rows.start + chunk, count = kChunk < rows - chunk ? kChunk : rows - chunk;
+    const int64_t first = at.rows.start + chunk;
+    const int64_t count = kChunk < rows - chunk ? kChunk : rows - chunk;
     linear_rows(memory, at, x, first, count, found, kChunk, scratch);
     for (int64_t b = 0; b < batch; ++b) {
       const float* own = found + b * kChunk;

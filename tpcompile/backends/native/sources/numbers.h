@@ -217,7 +217,8 @@ TPC_INLINE EightLanes sums(const Lanes* values) {
          __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15);
 }
 
-// Add the lanes of any two vectors that differ in `kBit`: those of `a` in the lanes without the bit.
+// Add the lanes of any two vectors that differ in `kBit`: those of `a` in the lanes without the
+// bit.
 template <int kBit, int... kLane>
 TPC_INLINE Lanes halves_added(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(a, b, (kLane & kBit ? kLanes + kLane - kBit : kLane)...) +

@@ -1,7 +1,8 @@
 // Dot products by AMX: 16 rows of weights as they are stored, times up to 16 sequences.
 //
-// Included by dots.h in the path that has tiles. A tile holds fp32 sums of 16 rows and the sequences
-// of a group; each pair of columns is added in order. So a sum does not depend on the batch.
+// Included by dots.h in the path that has tiles. A tile holds fp32 sums of 16 rows and the
+// sequences of a group; each pair of columns is added in order. So a sum does not depend on the
+// batch.
 
 constexpr int64_t kTileRows = 16, kTileColumns = 32;
 // The numbers of tiles are macros, because the intrinsics paste them into the names of registers.
