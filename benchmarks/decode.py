@@ -1,7 +1,8 @@
-"""`python -m benchmarks decode`: time per greedy decode step, of tpcompile and its peers.
+"""`python -m benchmarks decode`: time per decode step, of tpcompile and its peers.
 
 All sides read one checkpoint with random weights and decode the same tokens. They run in turn, a
-few steps each, so that a slow minute of the machine affects all of them. Their logits are compared
+few steps each, so that a slow minute of the machine affects all of them. A step ends when its
+logits are known; to choose a token from them is not measured. The logits of all sides are compared
 before and after the steps. benchmarks/README.md says how to install the peers.
 """
 

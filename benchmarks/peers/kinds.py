@@ -43,7 +43,7 @@ class Decoder(Protocol):
         """Drop the sequences, and prepare for `batch` new ones of up to `length` tokens."""
 
     def step(self, rows: Sequence[Sequence[int]]) -> Any:
-        """Append tokens to each sequence. Return the logits after the last, and know the best."""
+        """Append tokens to each sequence. Return the logits after the last."""
 
     def numbers(self, logits: Any) -> Any:
         """Return logits of `step` as an fp32 array `[batch, vocabulary]`."""

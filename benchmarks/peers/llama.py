@@ -69,7 +69,6 @@ class LlamaDecoder:
         else:
             logits = np.concatenate([self._prompt(n, row) for n, row in enumerate(rows)])
         self._past += len(rows[0])
-        logits.argmax(-1).tolist()
         return logits
 
     def numbers(self, logits: Any) -> Any:

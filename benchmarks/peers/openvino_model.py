@@ -99,9 +99,7 @@ class OpenVinoDecoder:
             }
         )
         self._past = end
-        logits = self._request.get_tensor("logits").data[:, -1]
-        logits.argmax(-1).tolist()
-        return logits
+        return self._request.get_tensor("logits").data[:, -1]
 
     def numbers(self, logits: Any) -> Any:
         """Copy the logits, because the next step overwrites them."""

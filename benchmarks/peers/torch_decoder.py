@@ -34,7 +34,6 @@ class TorchDecoder:
             result = model(
                 input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
             )
-            result.logits[:, -1].argmax(-1).tolist()
         self._cache = result.past_key_values
         logits: torch.Tensor = result.logits
         return logits

@@ -30,15 +30,12 @@ class Runner:
         self._decoder = decoder
 
     def prefill(self, rows: Rows, length: int) -> Result:
-        """Start new sequences of up to `length` tokens. Measure until the next token is known."""
+        """Start new sequences of up to `length` tokens."""
         self._decoder.begin(len(rows), length)
         return self._steps([rows])
 
     def decode(self, rows: Rows) -> Result:
-        """Decode the given tokens of each sequence, one step per token.
-
-        Each step computes the best token, but the next step takes the given one.
-        """
+        """Decode the given tokens of each sequence, one step per token."""
         return self._steps([[[token] for token in column] for column in zip(*rows, strict=True)])
 
     def _steps(self, steps: Sequence[Rows]) -> Result:

@@ -91,7 +91,8 @@ def check_launch(memory: StepMemory, steps: int) -> None:
     _at_most("final length of a sequence", int(last.max()), memory.longest, "max_seq_len")
     places = (memory.values(Role.POSITIONS)[0] + steps - 1) * going
     _at_most("final position", int(places.max()), memory.longest - 1, "max_seq_len - 1")
-    _check_blocks(memory, lengths - 1, last, memory.values(Role.TABLES)[0])
+    used = -(-int(last.max()) // memory.block)
+    _check_blocks(memory, lengths - 1, last, memory.values(Role.TABLES)[0][:, :used])
 
 
 def _check_blocks(
