@@ -230,24 +230,26 @@ inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, i
   return found;
 }
 
-// Prefetches of the rows after a block of rows, a few lines at a time.
+// Prefetches of the rows after a block of rows, a few lines at a time. They come in the order of
+// memory, so that the prefetchers of the CPU follow them.
 class NextRows {
  public:
-  // `from` is the first of `rows` rows, `stride` bytes apart.
-  TPC_INLINE NextRows(const void* from, int64_t stride, int64_t rows)
-      : line_(static_cast<const char*>(from)), stride_(stride), rows_(rows) {}
+  // `from` is the first of the rows, of `bytes` bytes each and `stride` bytes apart.
+  TPC_INLINE NextRows(const void* from, int64_t stride, int64_t bytes)
+      : row_(static_cast<const char*>(from)), stride_(stride), bytes_(bytes) {}
 
   TPC_INLINE void fetch(int64_t lines) {
     for (int64_t line = 0; line < lines; ++line) {
-      __builtin_prefetch(line_ + row_ * stride_);
-      if (++row_ < rows_) continue;
-      row_ = 0, line_ += 64;
+      __builtin_prefetch(row_ + at_);
+      at_ += 64;
+      if (at_ < bytes_) continue;
+      at_ = 0, row_ += stride_;
     }
   }
 
  private:
-  const char* line_;
-  int64_t stride_, rows_, row_ = 0;
+  const char* row_;
+  int64_t stride_, bytes_, at_ = 0;
 };
 
 // The rows and the sequences of a block. Paths with fewer than 32 registers of 64 bytes hold some
@@ -305,7 +307,7 @@ TPC_INLINE void block_dots(const T* weight, int64_t stride, const Operand<T>& x,
   for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
     const int64_t width = each + (leaf < longer);
     const T* rows = weight + first;
-    NextRows next(rows + kRows * stride, stride * size, kRows);
+    NextRows next(rows + kRows * stride, stride * size, width * size);
     Lanes* to = terms + leaf * groups;
     for (int64_t group = 0; group < groups; ++group) {
       const auto* own = x.values.first + first + group * kBlock * x.values.stride;
