@@ -120,7 +120,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tpcompile.UsageError,
         r"max_batch must be a positive int, got 0\.5",
     ),
-    "a planned backend": ({"backend": "triton"}, tpcompile.UnsupportedError, "torch"),
     "no backend": ({"backend": None}, tpcompile.UsageError, "no backend None"),
     "a plan for other ranks": (
         {"tp": 2, "pipeline": "canonicalize,plan-sharding{tp=3}"},

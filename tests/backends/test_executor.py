@@ -30,7 +30,9 @@ def _in_one_process(name: str) -> Make:
 
 
 MAKERS = {name: _in_one_process(name) for name in EXECUTORS} | {
-    f"{name} in processes": partial(Processes, name) for name in EXECUTORS
+    f"{name} in processes": partial(Processes, name)
+    for name, kind in EXECUTORS.items()
+    if kind.in_processes
 }
 
 

@@ -40,6 +40,8 @@ class Executor(ABC):
     name: ClassVar[str]
     abi: ClassVar[int] = VERSION
     """The version of the binary interface that the executor implements."""
+    in_processes: ClassVar[bool] = True
+    """Whether each rank may run in a process of its own; if not, one process runs all ranks."""
     takes_times: ClassVar[bool] = False
     """Whether the option of `launch` is a tensor that receives the times of instructions."""
 

@@ -21,7 +21,6 @@ AUTO = "auto"
 MODULES = "torch"
 """The backend without programs. All other backends are executors of programs."""
 _PREFERRED = "native"
-_PLANNED = ("triton",)
 
 
 class BackendChoice:
@@ -74,6 +73,12 @@ class BackendChoice:
         if programs is None:
             return modules
         with self._or_modules():
+            if len(set(modules.processes)) > 1 and not EXECUTORS[self.name].in_processes:
+                raise UnsupportedError(
+                    f"The {self.name} backend runs all ranks in one process",
+                    got=f"{len(set(modules.processes))} processes",
+                    hint="Pass simulate=True to compile",
+                )
             modules.check_programs()
             return ProgramRanks(modules, programs, rotary, self.name)
         return modules
@@ -96,11 +101,6 @@ class BackendChoice:
 
 
 def _check_name(backend: str) -> None:
-    if backend in _PLANNED:
-        raise UnsupportedError(
-            f"backend={backend!r} is not implemented yet",
-            expected="auto, torch, native or reference",
-        )
     known = (AUTO, MODULES, *EXECUTORS)
     if backend not in known:
         raise UsageError(f"There is no backend {backend!r}", hint=did_you_mean(str(backend), known))

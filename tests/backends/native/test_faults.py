@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tpcompile
-from tests.backends.native.programs import memory_of
+from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import Case, place
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native

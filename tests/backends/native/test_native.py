@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.native.programs import memory_of
+from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
     BIASED,
     EDGES,

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.backends.native.dump import write_dump
-from tests.backends.native.programs import memory_of
+from tests.backends.programs import memory_of
 from tpcompile.backends.native import Native, build
 from tpcompile.backends.native.build import paths
 from tpcompile.compare.rows import TOLERANCES

@@ -45,6 +45,8 @@ EVEN = "even"
 """A model that 8 ranks split evenly (heads, widths, vocabulary), with biases and per-head norms."""
 BIASED = "biased"
 """A model with a bias in all linears except the head."""
+WINDOWED = "windowed"
+"""A model whose second layer attends to a window of five tokens."""
 OWN = {
     EVEN: {
         **preset("tiny-qwen3"),
@@ -61,6 +63,12 @@ OWN = {
         "hidden_size": 96,
         "attention_bias": True,
         "mlp_bias": True,
+    },
+    WINDOWED: {
+        **preset("tiny-qwen2"),
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
     },
 }
 """Configurations of the models that are not presets."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 import tpcompile.backends.native
-import tpcompile.backends.reference  # noqa: F401 - registers its executor
+import tpcompile.backends.reference
+import tpcompile.backends.triton  # noqa: F401 - registers its executor
 from tpcompile.backends.executor import EXECUTORS, Executor, OnTokens
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.share import RankShare

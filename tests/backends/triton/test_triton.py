@@ -1,0 +1,188 @@
+"""Tests of the Triton kernel in Triton's interpreter: whole schedules, launches and deadlocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from triton import JITFunction
+
+import tpcompile
+from tests.backends.programs import memory_of
+from tests.backends.reference.stepping import (
+    BIASED,
+    EVEN,
+    WINDOWED,
+    Case,
+    place,
+    steps_of,
+    steps_on,
+)
+from tests.models import relative_error
+from tpcompile.backends.executor import Executor
+from tpcompile.backends.reference import Machine
+from tpcompile.backends.triton import Triton
+from tpcompile.backends.triton.emit import emit
+from tpcompile.backends.triton.load import load_kernels, tiles_package
+from tpcompile.errors import RankError, UnsupportedError
+from tpcompile.vm.program.program import Wait
+
+EXACT = 1e-5
+"""The tolerance against the reference machine in fp32: only the order of sums differs."""
+CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3))
+
+CASES = {
+    "qwen2, bias, 8 workers": Case("tiny-qwen2", lengths=(9,), workers=8),
+    "qwen2, row blocks, interleaved": Case(
+        "tiny-qwen2", lengths=(9,), lowering="rows", interleaved=True, policy="zigzag", workers=8
+    ),
+    "qwen3, four sequences, two ranks": Case(
+        "tiny-qwen3", tp=2, lengths=(1, 4, 5, 9), spans=3, policy="wave"
+    ),
+    "qwen3, row blocks, two ranks, shared queues": Case(
+        "tiny-qwen3", tp=2, lengths=(5,), lowering="rows", policy="dynamic", workers=8
+    ),
+    "windows, shared queues": Case(WINDOWED, lengths=(14, 2), policy="dynamic", workers=8),
+    "windows, more spans than blocks": Case(WINDOWED, lengths=(14,), spans=7),
+    "bias everywhere, columns split": Case(
+        BIASED, tp=2, lengths=(5,), column_splits=2, policy="round-robin"
+    ),
+    "bias and head norms, interleaved": Case(
+        EVEN, lengths=(4,), interleaved=True, policy="round-robin"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
+    for found, wanted in zip(
+        steps_on(Triton(case.memory()), case, 2), steps_of(case, 2), strict=True
+    ):
+        assert relative_error(found, wanted) < EXACT
+
+
+@pytest.mark.parametrize("policy", ["critical-path", "dynamic"])
+def test_132_workers(policy: str) -> None:
+    case = Case("tiny-qwen3", lengths=(9,), workers=132, policy=policy)
+    (found,) = steps_on(Triton(case.memory()), case, 1)
+    assert relative_error(found, steps_of(case, 1)[0]) < EXACT
+
+
+def test_several_steps_in_one_launch() -> None:
+    """A launch gives the tokens of single steps; the counters are not cleared in between."""
+    one, many = Triton(CASE.memory()), Triton(CASE.memory())
+    place(one, CASE)
+    place(many, CASE)
+    assert torch.equal(many.run(3), torch.cat([one.run() for _ in range(3)]))
+    assert torch.equal(many.logits, one.logits)
+
+
+def test_bits_do_not_depend_on_the_schedule() -> None:
+    case = Case("tiny-qwen3", lengths=(9, 3))
+    (wanted,) = steps_on(Triton(case.memory()), case, 1)
+    for policy, workers, lowering in (
+        ("dynamic", 8, "heads"),
+        ("round-robin", 1, "rows"),
+        ("wave", 5, "rows"),
+    ):
+        other = replace(case, policy=policy, workers=workers, lowering=lowering)
+        (found,) = steps_on(Triton(other.memory()), other, 1)
+        assert torch.equal(found, wanted), (policy, workers, lowering)
+
+
+def test_bits_do_not_depend_on_the_batch() -> None:
+    one, three = Case("tiny-qwen3", lengths=(1,)), Case("tiny-qwen3", lengths=(1, 1, 1))
+    alone, together = (steps_on(Triton(case.memory()), case, 2) for case in (one, three))
+    for own, found in zip(alone, together, strict=True):
+        assert torch.equal(found[0], own[0])
+
+
+def test_a_wait_that_is_never_met_is_a_deadlock() -> None:
+    """The error names the worker, its instruction and the counter that it waits for."""
+    case = Case("tiny-qwen3", lengths=(9,))
+    memory = case.memory()
+    number = case.program.queues[1][0]
+    waits = list(case.program.waits)
+    counter = next(own[0] for own in case.program.signals if own)
+    waits[number] = (*waits[number], Wait(counter, 1 + len(case.program.instructions)))
+    memory.program = replace(case.program, waits=tuple(waits))
+    triton = Triton(memory)
+    place(triton, case)
+    label = case.program.instructions[number].label
+    with pytest.raises(RankError, match=rf"worker 1 before {label} for counter {counter}"):
+        triton.run()
+
+
+def test_each_tile_alone() -> None:
+    """Each branch computes what the reference machine computes, from the same memory."""
+    for case in CASES.values():
+        wanted, found = case.machine(), Triton(case.memory())
+        place(wanted, case)
+        place(found, case)
+        seen: set[int] = set()
+        for number in range(len(case.program.instructions)):
+            branch = int(found.emitted.branches[number])
+            if branch not in seen:
+                _copy(wanted, found)
+                found.execute(number, _ignore)
+            wanted.execute(number, _ignore)
+            if branch not in seen:
+                _check_same(wanted, found)
+            seen.add(branch)
+        assert len(seen) == int(found.emitted.branches.max()) + 1
+
+
+def _ignore(*values: object) -> None:
+    """Take values, as a probe does."""
+
+
+def _copy(source: Machine, target: Triton) -> None:
+    for old, new in zip(source.memory.tensors, target.memory.tensors, strict=True):
+        new.copy_(old)
+
+
+def _check_same(wanted: Machine, found: Triton) -> None:
+    buffers = wanted.memory.program.buffers
+    each = zip(buffers, wanted.memory.tensors, found.memory.tensors, strict=True)
+    for buffer, right, own in each:
+        assert torch.allclose(own, right, EXACT, EXACT, equal_nan=True), buffer.name
+
+
+def test_one_branch_per_shape() -> None:
+    """The two layers share their branches: nothing is emitted per layer."""
+    kernel = Triton(CASE.memory()).emitted
+    assert kernel.source.count("project.linear_terms(") == 2  # attention and MLP differ in width
+    assert kernel.source.count("qkv.norm_qkv_rope_append(") == 3  # queries, keys, values
+    assert kernel.source.count("head.argmax(") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits(dtype: torch.dtype) -> None:
+    """The error relative to fp32 is at most 1.5 times that of the reference machine."""
+    exact, reference = _first_steps(Machine, torch.float32), _first_steps(Machine, dtype)
+    found = _first_steps(Triton, dtype)
+    assert relative_error(found, exact) <= 1.5 * relative_error(reference, exact)
+
+
+def _first_steps(kind: type[Executor], dtype: torch.dtype) -> torch.Tensor:
+    """Return the logits of the first two tokens of two sequences, in fp32."""
+    executor, found = kind(memory_of("tiny-qwen3", dtype, 2, 2)), []
+    for step in range(2):
+        lengths = torch.full((2,), step + 1)
+        executor.place(torch.tensor([step, 7]), lengths, torch.arange(4).view(2, 2))
+        executor.run()
+        found.append(executor.logits.float())
+    return torch.stack(found)
+
+
+def test_ranks_in_processes_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"all ranks in one process.*simulate=True"):
+        tpcompile.compile(CASE.pair.eager, tp=2, backend="triton")
+
+
+def test_generated_kernels_are_ordinary_source() -> None:
+    """The source can be loaded for a GPU, and Triton finds its text."""
+    source = emit(CASE.program, tiles_package(interpret=False)).source
+    kernel = load_kernels(source, interpret=False).megakernel
+    assert isinstance(kernel, JITFunction) and "sync.comes" in kernel.src

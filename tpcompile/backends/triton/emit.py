@@ -1,0 +1,149 @@
+"""Emission of the kernel: one branch per distinct shape, and the loop of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from tpcompile.backends.triton.branches import Branch, branch_of, constant_text
+from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
+
+TILES = "tpcompile.backends.triton.tiles"
+_ARGUMENTS = "words, buffers, own"
+
+_HEAD = '''\
+"""A decode step of {name} as one kernel: a worker per program, and a branch per shape."""
+
+import triton
+import triton.language as tl
+
+from {tiles} import {modules}
+
+
+@triton.jit
+def run(branch, words, buffers, own):
+    """Run an instruction: its branch, its words, the table of buffers, the worker's memory."""
+'''
+
+_ALONE = '''
+
+@triton.jit
+def alone(words, branches, buffers, scratch, number):
+    """Run one instruction, without waits and signals."""
+    run(tl.load(branches + number), words + number * {row}, buffers, scratch)
+'''
+
+_LOOP = '''
+
+@triton.jit
+def megakernel(
+    words,
+    branches,
+    buffers,
+    queue_offsets,
+    queue_values,
+    wait_offsets,
+    wait_values,
+    signal_offsets,
+    signal_values,
+    totals,
+    counters,
+    turns,
+    tickets,
+    last,
+    stuck,
+    scratch,
+    before,
+    SHARING: tl.constexpr,
+    SPINS: tl.constexpr,
+):
+    """Take the instructions of a queue in turn until `last` steps are done or a wait is not met.
+
+    `turns` holds the place of each worker in its queue, so that another launch can go on.
+    """
+    worker = tl.program_id(0)
+    queue = worker // SHARING
+    first = tl.load(queue_offsets + queue)
+    length = tl.load(queue_offsets + queue + 1) - first
+    own = scratch + worker * {scratch}
+    turn = tl.load(turns + worker)
+    going = length > 0
+    while going:
+        step = turn // length
+        number = tl.load(queue_values + first + turn % length)
+        going = sync.comes(
+            number, step, before, wait_offsets, wait_values, totals, counters, last,
+            stuck + worker, SPINS,
+        )
+        if going:
+            row = words + number * {row}
+            branch = tl.load(branches + number)
+            run(branch, row, buffers, own)
+{end}            sync.signal(number, signal_offsets, signal_values, counters)
+            turn = sync.next_turn(turn, tickets + queue, SHARING)
+    tl.store(turns + worker, turn)
+'''
+
+_END = """\
+            if branch == {branch}:  # {name}
+                if head.all_ended(row, buffers, BATCH={batch}):
+                    tl.atomic_min(last, step + 1)
+"""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The source of a program's kernel, the branch of each instruction, and a worker's memory."""
+
+    source: str
+    branches: torch.Tensor
+    scratch: int
+    """The fp32 values that each worker needs for itself."""
+
+
+def emit(program: Program, tiles: str = TILES) -> Emitted:
+    """Emit the kernel of a program. `tiles` is the package of the tile bodies."""
+    numbers: dict[Branch, int] = {}
+    taken = []
+    for one in program.instructions:
+        branch = branch_of(program, one)
+        taken.append(numbers.setdefault(branch, len(numbers)))
+    modules = sorted({"head", "sync", *(branch.module for branch in numbers)})
+    head = _HEAD.format(name=program.name, tiles=tiles, modules=", ".join(modules))
+    lines = [line for branch, number in numbers.items() for line in _branch(branch, number)]
+    ends = "".join(
+        _END.format(branch=number, name=branch.name, batch=dict(branch.constants)["BATCH"])
+        for branch, number in numbers.items()
+        if branch.name == "argmax"
+    )
+    row, scratch = INSTRUCTIONS.words, _scratch(numbers)
+    parts = [*lines, _ALONE.format(row=row), _LOOP.format(scratch=scratch, row=row, end=ends)]
+    taken_by = torch.tensor(taken, dtype=torch.int32)
+    return Emitted(head + "\n".join(parts), taken_by, scratch)
+
+
+def _scratch(branches: Iterable[Branch]) -> int:
+    """Return the number of values that a worker needs for itself: those of a head."""
+    lanes = [value for one in branches for name, value in one.constants if name == "LANES"]
+    return max([1, *(int(own) for own in lanes if isinstance(own, int))])
+
+
+def _branch(branch: Branch, number: int) -> list[str]:
+    constants = [f"{name}={constant_text(value)}" for name, value in branch.constants]
+    lines, line = [], " " * 12
+    for constant in constants:
+        if len(line) + len(constant) > 92:
+            lines.append(line.rstrip())
+            line = " " * 12
+        line += constant + ", "
+    return [
+        f"    {'el' if number else ''}if branch == {number}:",
+        f"        {branch.module}.{branch.name}(",
+        f"            {_ARGUMENTS},",
+        *lines,
+        line.rstrip(),
+        "        )",
+    ]

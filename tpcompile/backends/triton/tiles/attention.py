@@ -1,0 +1,126 @@
+"""Attention over a span of a sequence, and the merge of spans."""
+
+import triton
+import triton.language as tl
+
+from . import abi
+from .access import start_of, stride_of
+from .numbers import rounded
+
+
+@triton.jit
+def partial_attention(
+    words,
+    buffers,
+    own,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPANS: tl.constexpr,
+    MOST_BLOCKS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Attend the query heads of a KV head to one span, TOKENS tokens at a time."""
+    sequence = tl.load(words + abi.PARTIAL_ATTENTION_SEQUENCE)
+    first_head = tl.load(words + abi.PARTIAL_ATTENTION_HEADS)
+    count = tl.load(words + abi.PARTIAL_ATTENTION_HEADS + 1) - first_head
+    span = tl.load(words + abi.PARTIAL_ATTENTION_SPAN)
+    lengths = start_of(buffers, tl.load(words + abi.PARTIAL_ATTENTION_LENGTHS), tl.int32)
+    length = tl.load(lengths + sequence)
+    blocks = (length + BLOCK - 1) // BLOCK
+    first = blocks * span // SPANS * BLOCK
+    last = tl.minimum(blocks * (span + 1) // SPANS * BLOCK, length)
+    if WINDOW != abi.NONE:
+        first = tl.maximum(first, length - WINDOW)
+    table = start_of(buffers, tl.load(words + abi.PARTIAL_ATTENTION_TABLES), tl.int32)
+    table += sequence * MOST_BLOCKS
+
+    heads = tl.arange(0, HEADS)
+    lanes = tl.arange(0, LANES)
+    here = (heads < count)[:, None] & (lanes < WIDTH)[None, :]
+    number = tl.load(words + abi.PARTIAL_ATTENTION_Q)
+    q = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    q += (first_head + heads)[:, None] * WIDTH + lanes[None, :]
+    queries = tl.load(q, mask=here, other=0.0).to(tl.float32)
+
+    number = tl.load(words + abi.PARTIAL_ATTENTION_CACHE)
+    cache = start_of(buffers, number, DTYPE)
+    cache += tl.load(words + abi.PARTIAL_ATTENTION_LAYER) * stride_of(buffers, number, 0)
+    cache += tl.load(words + abi.PARTIAL_ATTENTION_KV_HEAD) * stride_of(buffers, number, 3)
+    side = stride_of(buffers, number, 1)
+    slot_stride = stride_of(buffers, number, 2)
+
+    most = tl.full([HEADS], float("-inf"), tl.float32)
+    mass = tl.zeros([HEADS], tl.float32)
+    mixed = tl.zeros([HEADS, LANES], tl.float32)
+    for begin in range(first, last, TOKENS):
+        tokens = begin + tl.arange(0, TOKENS)
+        inside = tokens < last
+        block = tl.load(table + tokens // BLOCK, mask=inside, other=0).to(tl.int64)
+        slots = (block * BLOCK + tokens % BLOCK) * slot_stride
+        rows = cache + slots[:, None] + lanes[None, :]
+        seen = inside[:, None] & (lanes < WIDTH)[None, :]
+        keys = tl.load(rows, mask=seen, other=0.0).to(tl.float32)
+        scores = tl.sum(queries[:, None, :] * keys[None, :, :], 2) * SCALE
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        kept = tl.exp(most - higher)
+        values = tl.load(rows + side, mask=seen, other=0.0).to(tl.float32)
+        mass = mass * kept + tl.sum(weights, 1)
+        mixed = mixed * kept[:, None] + tl.sum(weights[:, :, None] * values[None, :, :], 1)
+        most = higher
+    empty = mass == 0.0
+    mass = tl.where(empty, 1.0, mass)
+    place = (first_head + heads) * SPANS + span
+    number = tl.load(words + abi.PARTIAL_ATTENTION_VALUES)
+    out = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
+    tl.store(out + place[:, None] * WIDTH + lanes[None, :], mixed / mass[:, None], mask=here)
+    number = tl.load(words + abi.PARTIAL_ATTENTION_LSE)
+    out = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
+    levels = tl.where(empty, float("-inf"), most + tl.log(mass))
+    tl.store(out + place, levels, mask=heads < count)
+
+
+@triton.jit
+def attention_reduce(
+    words,
+    buffers,
+    own,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    SPANS: tl.constexpr,
+    PLACES: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Merge the spans of some heads of a sequence."""
+    sequence = tl.load(words + abi.ATTENTION_REDUCE_SEQUENCE)
+    number = tl.load(words + abi.ATTENTION_REDUCE_VALUES)
+    values = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
+    number = tl.load(words + abi.ATTENTION_REDUCE_LSE)
+    levels = start_of(buffers, number, tl.float32) + sequence * stride_of(buffers, number, 0)
+    number = tl.load(words + abi.ATTENTION_REDUCE_OUT)
+    out = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
+    spans = tl.arange(0, PLACES)
+    lanes = tl.arange(0, LANES)
+    inside = lanes < WIDTH
+    first = tl.load(words + abi.ATTENTION_REDUCE_HEADS)
+    last = tl.load(words + abi.ATTENTION_REDUCE_HEADS + 1)
+    for head in range(first, last):
+        place = head * SPANS + spans
+        level = tl.load(levels + place, mask=spans < SPANS, other=float("-inf"))
+        most = tl.max(level, 0)
+        weights = tl.exp(level - tl.where(most == float("-inf"), 0.0, most))
+        mass = tl.sum(weights, 0)
+        weights = weights / tl.where(mass == 0.0, 1.0, mass)
+        parts = tl.load(
+            values + place[:, None] * WIDTH + lanes[None, :],
+            mask=(spans < SPANS)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        mixed = tl.sum(weights[:, None] * parts, 0)
+        tl.store(out + head * WIDTH + lanes, rounded(mixed, DTYPE), mask=inside)

@@ -1,0 +1,130 @@
+"""The logits, and the next tokens."""
+
+import triton
+import triton.language as tl
+
+from . import abi
+from .access import start_of, stride_of
+from .dots import ROWS, inverse_rms, row_dots, with_bias
+from .numbers import rounded
+
+_NOWHERE = tl.constexpr(2**31 - 1)
+"""A place after all others."""
+
+
+@triton.jit
+def norm_lm_head(
+    words,
+    buffers,
+    own,
+    BATCH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EPS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Compute the logits of some rows, and the best of them: the first one if several are equal."""
+    x = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_X), DTYPE)
+    norm = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_NORMED_WEIGHT), DTYPE)
+    weight = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_WEIGHT), DTYPE)
+    bias = weight
+    if BIAS:
+        bias = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_BIAS), DTYPE)
+    number = tl.load(words + abi.NORM_LM_HEAD_LOGITS)
+    logits = start_of(buffers, number, DTYPE)
+    stride = stride_of(buffers, number, 0)
+    number = tl.load(words + abi.NORM_LM_HEAD_BEST)
+    slot = tl.load(words + abi.NORM_LM_HEAD_SLOT)
+    best = start_of(buffers, number, tl.float32) + slot
+    ids = start_of(buffers, tl.load(words + abi.NORM_LM_HEAD_IDS), tl.int32) + slot
+    slots = stride_of(buffers, number, 0)
+    first = tl.load(words + abi.NORM_LM_HEAD_ROWS)
+    last = tl.load(words + abi.NORM_LM_HEAD_ROWS + 1)
+    for sequence in range(BATCH):
+        here = x + sequence * WIDTH
+        inverse = inverse_rms(here, WIDTH, EPS, COLUMNS)
+        tops = tl.full([ROWS], float("-inf"), tl.float32)
+        tokens = tl.full([ROWS], _NOWHERE, tl.int32)
+        for row in range(first, last, ROWS):
+            found = row_dots(
+                here, norm, inverse, weight + tl.cast(row, tl.int64) * WIDTH, last - row, WIDTH,
+                WIDTH, True, DTYPE, COLUMNS,
+            )  # fmt: skip
+            found = rounded(with_bias(found, bias + row, last - row, BIAS), DTYPE)
+            places = row + tl.arange(0, ROWS)
+            inside = places < last
+            tl.store(logits + sequence * stride + places, found, mask=inside)
+            higher = inside & ((found.to(tl.float32) > tops) | (tokens == _NOWHERE))
+            tops = tl.where(higher, found.to(tl.float32), tops)
+            tokens = tl.where(higher, places, tokens)
+        top = tl.max(tops, 0)
+        token = tl.min(tl.where(tops == top, tokens, _NOWHERE), 0)
+        tl.store(best + sequence * slots, top)
+        tl.store(ids + sequence * slots, token + tl.load(words + abi.NORM_LM_HEAD_FIRST))
+
+
+@triton.jit
+def argmax(
+    words,
+    buffers,
+    own,
+    BATCH: tl.constexpr,
+    RANKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PLACES: tl.constexpr,
+    MOST_STOPS: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    """Choose the next token of each sequence, which is the next input unless the sequence ended."""
+    best = tl.load(words + abi.ARGMAX_BEST)
+    ids = tl.load(words + abi.ARGMAX_IDS)
+    tokens = start_of(buffers, tl.load(words + abi.ARGMAX_TOKENS), tl.int32)
+    positions = start_of(buffers, tl.load(words + abi.ARGMAX_POSITIONS), tl.int32)
+    lengths = start_of(buffers, tl.load(words + abi.ARGMAX_LENGTHS), tl.int32)
+    finished = start_of(buffers, tl.load(words + abi.ARGMAX_FINISHED), tl.int32)
+    stops = start_of(buffers, tl.load(words + abi.ARGMAX_STOPS), tl.int32)
+    clock = start_of(buffers, tl.load(words + abi.ARGMAX_CLOCK), tl.int32)
+    history = start_of(buffers, tl.load(words + abi.ARGMAX_HISTORY), tl.int32)
+    step = tl.load(clock)
+    places = tl.arange(0, PLACES)
+    ends = tl.arange(0, STOPS)
+    for sequence in range(BATCH):
+        top = float("-inf")
+        token = _NOWHERE
+        for rank in range(RANKS):
+            at = sequence * SLOTS + places
+            own_best = start_of(buffers, best + rank, tl.float32)
+            own_ids = start_of(buffers, ids + rank, tl.int32)
+            values = tl.load(own_best + at, mask=places < SLOTS, other=float("-inf"))
+            highest = tl.max(values, 0)
+            slot = tl.min(tl.where(values == highest, places, PLACES - 1), 0)
+            found = tl.load(own_ids + sequence * SLOTS + slot)
+            better = (highest > top) | (token == _NOWHERE)
+            token = tl.where(better, found, token)
+            top = tl.where(better, highest, top)
+        length = tl.load(lengths + sequence)
+        ended = (tl.load(finished + sequence) != 0) | (length == 0)
+        stop = tl.load(stops + ends, mask=ends < MOST_STOPS, other=abi.NONE)
+        stopped = tl.max((stop == token).to(tl.int32), 0) != 0
+        tl.store(history + step * BATCH + sequence, tl.where(ended, abi.NONE, token))
+        tl.store(finished + sequence, 1, mask=stopped & (ended == 0))
+        goes_on = (ended == 0) & (stopped == 0)
+        tl.store(tokens + sequence, token, mask=goes_on)
+        position = tl.load(positions + sequence)
+        tl.store(positions + sequence, position + 1, mask=goes_on)
+        tl.store(lengths + sequence, length + 1, mask=goes_on)
+    tl.debug_barrier()
+    tl.store(clock, step + 1)
+
+
+@triton.jit
+def all_ended(words, buffers, BATCH: tl.constexpr):
+    """Return whether every sequence has ended or is empty, after `argmax` on this worker."""
+    finished = start_of(buffers, tl.load(words + abi.ARGMAX_FINISHED), tl.int32)
+    lengths = start_of(buffers, tl.load(words + abi.ARGMAX_LENGTHS), tl.int32)
+    going = 0
+    for sequence in range(BATCH):
+        ended = (tl.load(finished + sequence) != 0) | (tl.load(lengths + sequence) == 0)
+        going += (ended == 0).to(tl.int32)
+    return going == 0
