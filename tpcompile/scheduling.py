@@ -12,6 +12,8 @@ import torch
 
 from tpcompile.api import check_limit, check_shards, check_tp, dtype_of, passes_for
 from tpcompile.backends.native.measuring import REPEATS, measure
+from tpcompile.backends.triton.ahead import Compiled, compile_ahead
+from tpcompile.backends.triton.emit import emit
 from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
 from tpcompile.inspect.gantt import gantt_svg
@@ -153,6 +155,10 @@ class ScheduledStep:
         """Return the text of the program, which can be parsed again."""
         return format_program(self.program)
 
+    def kernel(self) -> str:
+        """Return the source of the Triton kernel that runs the program."""
+        return emit(self.report.found.proved).source
+
     def svg(self) -> str:
         """Return a picture of the workers over time."""
         return gantt_svg(self._timeline, self.title, self.report.found.critical_us)
@@ -177,6 +183,10 @@ class ScheduledStep:
         found, context = self.report.found, self.report.asked["context"]
         steps = measure(found.proved, context, repeats=repeats, progress=progress)
         return StepTrace(self.title, found.costs, steps)
+
+    def compile_ahead(self, arch: str) -> Compiled:
+        """Compile the Triton kernel for a GPU such as `sm_90`, which need not be here."""
+        return compile_ahead(self.report.found.proved, arch)
 
     @cached_property
     def _timeline(self) -> Timeline:

@@ -175,6 +175,29 @@ def test_measured_tables(cli: Cli) -> None:
     assert "predicted and measured" in ran.out
 
 
+def test_a_kernel_compiled_ahead(cli: Cli) -> None:
+    """The resources of the kernel are in the JSON, and in a table of their own."""
+    line = "schedule preset:tiny-qwen3 --target h200 --workers 8 --aot sm_90"
+    found = json.loads(cli(f"{line} --json").out)["aot"]
+    assert list(found) == [
+        *("arch", "registers", "spills", "shared_bytes", "code_bytes", "seconds")
+    ]
+    assert found["spills"] == 0 < found["registers"] <= 255
+    assert "registers per thread" in cli(line).out
+
+
+@pytest.mark.parametrize("form", ["--text", "--kernel"])
+def test_a_form_without_a_place_for_resources(cli: Cli, form: str) -> None:
+    ran = cli(f"schedule preset:tiny-qwen3 --target h200 --aot sm_90 {form}")
+    assert ran.status == 2 and "--aot prints tables or JSON" in ran.err
+
+
+def test_the_kernel_is_python(cli: Cli) -> None:
+    ran = cli("schedule preset:tiny-qwen3 --target h200 --kernel")
+    compile(ran.out, "kernel.py", "exec")
+    assert "def megakernel(" in ran.out
+
+
 def test_more_workers_than_cores(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks share the cores. If there are too few of them, a warning says so."""
     monkeypatch.setattr("tpcompile.cores.cores", lambda: 2)

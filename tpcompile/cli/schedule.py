@@ -22,6 +22,7 @@ from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
+    from tpcompile.backends.triton.ahead import Compiled
     from tpcompile.inspect.schedule import ScheduleReport
     from tpcompile.inspect.step_trace import StepTrace
     from tpcompile.scheduling import Choices
@@ -32,7 +33,9 @@ _EXAMPLES = """\
   tpcompile schedule preset:qwen3-8b --target h200 --svg a.svg --trace a.json
   tpcompile schedule preset:tiny-qwen3 --target cpu --tp 2 --json
   tpcompile schedule preset:tiny-qwen3 --target cpu --workers 2 --text
+  tpcompile schedule preset:tiny-qwen3 --target h200 --kernel
   tpcompile schedule preset:qwen3-0.6b --target cpu --measured --trace a.json
+  tpcompile schedule preset:qwen3-0.6b --target h200 --aot sm_90
 
 Open the trace in https://ui.perfetto.dev. A target may be a JSON file with any
 fields of tpcompile.vm.targets.Target; missing fields have the values of cpu.
@@ -82,6 +85,9 @@ def _add_arguments(parser: Parser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of tables")
     form.add_argument("--text", action="store_true", help="print the program instead of tables")
+    form.add_argument(
+        "--kernel", action="store_true", help="print the Triton kernel of the program"
+    )
     parser.add_argument("--trace", metavar="F.json", type=Path, help="write a Perfetto trace")
     parser.add_argument(
         "--measured",
@@ -90,6 +96,12 @@ def _add_arguments(parser: Parser) -> None:
         "in a table",
     )
     parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture of the schedule")
+    parser.add_argument(
+        "--aot",
+        metavar="ARCH",
+        help="also compile the Triton kernel for a GPU such as sm_90, which need not be here, and "
+        "print the resources that it takes",
+    )
 
 
 def _add_sizes(parser: Parser) -> None:
@@ -119,9 +131,17 @@ def _run(args: argparse.Namespace) -> Result:
         asked = choices.asked(args.model, args.tp) | {"target": args.target}
         report = ScheduleReport(asked, found)
         measured = _measure(args, report, say) if args.measured and not found.faults else None
+        kernel = _compile(args, report, say) if args.aot and not found.faults else None
         say("writing")
         _write_files(args, report, measured)
-        return Result(_text(args, report, measured), status=1 if found.faults else 0)
+        return Result(_text(args, report, measured, kernel), status=1 if found.faults else 0)
+
+
+def _compile(args: argparse.Namespace, report: ScheduleReport, say: Say) -> Compiled:
+    from tpcompile.scheduling import ScheduledStep
+
+    say(f"compiling the kernel for {args.aot}")
+    return ScheduledStep(report).compile_ahead(args.aot)
 
 
 def _measure(args: argparse.Namespace, report: ScheduleReport, say: Say) -> StepTrace:
@@ -135,18 +155,25 @@ def _measure(args: argparse.Namespace, report: ScheduleReport, say: Say) -> Step
 
 
 def _text(
-    args: argparse.Namespace, report: ScheduleReport, measured: StepTrace | None = None
+    args: argparse.Namespace,
+    report: ScheduleReport,
+    measured: StepTrace | None,
+    kernel: Compiled | None,
 ) -> str:
-    if args.text:
+    if args.text or args.kernel:
+        from tpcompile.backends.triton.emit import emit
         from tpcompile.inspect.schedule import fault_lines
         from tpcompile.vm.program.text import format_program
 
         sys.stderr.write(fault_lines(report.found.faults))
-        return format_program(report.found.program)
+        program = report.found.program
+        return format_program(program) if args.text else emit(program).source
     if args.json:
         own = {} if measured is None else {"measured": measured.to_json()}
+        own |= {} if kernel is None else {"aot": kernel.to_json()}
         return json_text(report.to_json() | own)
-    return report.table() + ("" if measured is None else measured.table())
+    tables = [part.table() for part in (report, measured, kernel) if part is not None]
+    return "".join(tables)
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -170,6 +197,8 @@ def _choices(args: argparse.Namespace) -> Choices:
 
     if args.measured:
         _check_measured(args)
+    if args.aot is not None:
+        _check_ahead(args)
     return choose(
         tp=args.tp,
         target=args.target,
@@ -196,10 +225,24 @@ def _check_measured(args: argparse.Namespace) -> None:
             got=f"--target {args.target}",
             expected="--target cpu, or a file that tpcompile calibrate wrote",
         )
-    if args.text:
-        raise UsageError("--measured prints tables or JSON, not the program", got="--text")
+    _check_form(args, "--measured")
     if args.target == "cpu" and args.workers is None:
         args.workers = max(1, cores() // args.tp)
+
+
+def _check_ahead(args: argparse.Namespace) -> None:
+    """Refuse an unknown architecture before the model is captured."""
+    from tpcompile.backends.triton.ahead import check_ahead
+
+    _check_form(args, "--aot")
+    check_ahead(args.aot)
+
+
+def _check_form(args: argparse.Namespace, option: str) -> None:
+    """Refuse a form of the output that has no place for the results of an option."""
+    for form in ("text", "kernel"):
+        if getattr(args, form):
+            raise UsageError(f"{option} prints tables or JSON", got=f"--{form}")
 
 
 def _write_files(

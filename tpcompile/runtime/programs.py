@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tpcompile.backends.triton.emit import emit
 from tpcompile.cores import cores
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace, step_trace
@@ -33,6 +34,10 @@ class StepProgram:
     def text(self) -> str:
         """Return the text of the program, which can be parsed again."""
         return format_program(self.program)
+
+    def kernel(self) -> str:
+        """Return the source of the Triton kernel that runs the program."""
+        return emit(self.program).source
 
 
 @dataclass(frozen=True)

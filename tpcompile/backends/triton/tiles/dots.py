@@ -11,6 +11,8 @@ from .numbers import scaled
 
 ROWS = tl.constexpr(16)
 """The rows of a tile."""
+STAGES = tl.constexpr(3)
+"""The tiles of weights that are in shared memory: one in use, the others on their way."""
 
 
 @triton.jit
@@ -40,7 +42,7 @@ def row_dots(
     """Multiply `rows` rows at `weight`, at most ROWS, by `x[width]`; return ROWS sums in fp32."""
     row = tl.arange(0, ROWS)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, width, COLUMNS):
+    for first in tl.range(0, width, COLUMNS, num_stages=STAGES):
         columns = first + tl.arange(0, COLUMNS)
         inside = columns < width
         values = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)

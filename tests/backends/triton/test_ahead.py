@@ -1,0 +1,60 @@
+"""Tests of kernels compiled for a GPU that is not here, with a budget of resources per model.
+
+When a figure in budget.json is exceeded, find out why before it is raised: a kernel that spills, or
+that needs more shared memory than an SM has, is slow or does not start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import tpcompile
+from tests.backends.reference.stepping import Case
+from tpcompile.backends.triton.ahead import compile_ahead
+from tpcompile.errors import UsageError
+
+BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text())
+_REGISTERS_OF_AN_SM = 65_536
+_THREADS = 256
+
+
+@pytest.mark.parametrize("model", list(BUDGET))
+def test_the_kernel_is_within_its_budget(model: str) -> None:
+    step = tpcompile.schedule(f"preset:{model}", target="h200", dtype=torch.bfloat16, context=2048)
+    found = step.compile_ahead("sm_90")
+    over = {name: found.to_json()[name] for name, most in BUDGET[model].items()}
+    over = {name: value for name, value in over.items() if value > BUDGET[model][name]}
+    assert not over
+    assert found.registers * _THREADS <= _REGISTERS_OF_AN_SM
+
+
+def test_weights_are_loaded_16_bytes_at_a_time() -> None:
+    """Each tile of weights is on its way to shared memory in loads of 128 bits."""
+    step = tpcompile.schedule("preset:qwen3-0.6b", target="h200", dtype=torch.bfloat16)
+    assembly = step.compile_ahead("sm_90").assembly
+    sizes = re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", assembly)
+    assert sizes.count("0x10") >= 100
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_every_tile_compiles(arch: str) -> None:
+    """Options that no preset has: biases, windows, row blocks, split columns, several sequences."""
+    cases = (
+        Case("windowed", lengths=(9, 3), lowering="rows", interleaved=True, policy="dynamic"),
+        Case("biased", tp=2, lengths=(5,), column_splits=2),
+        Case("even", tp=2, lengths=(5,)),
+    )
+    for case in cases:
+        found = compile_ahead(case.program, arch)
+        assert found.code_bytes > 0 and found.registers > 0
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm_70", "gfx942", ""])
+def test_other_architectures_are_refused(arch: str) -> None:
+    with pytest.raises(UsageError, match=r"sm_80 or newer, such as sm_90"):
+        tpcompile.schedule("preset:tiny-qwen3", target="h200").compile_ahead(arch)

@@ -1,0 +1,164 @@
+"""Compilation of kernels for a GPU that need not be there, and the resources that they take."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tpcompile.backends.triton.emit import emit
+from tpcompile.backends.triton.load import load_kernels, tiles_package, triton
+from tpcompile.errors import CompileError, UsageError
+from tpcompile.inspect.tables import table_text
+from tpcompile.vm.program import Program
+
+WARPS = 8
+"""The warps of a worker. One worker runs on an SM, so each thread may have 255 registers."""
+SPINS = 1 << 24
+"""The looks at a counter after which a worker gives up."""
+_LEAST_ARCH = 80
+_POINTERS = {"buffers": "*i64", "counters": "*i64", "scratch": "*fp32"}
+_SCALARS = {"before": "i64"}
+_ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel for a GPU, and what each worker needs."""
+
+    arch: str
+    registers: int
+    """Registers per thread."""
+    spills: int
+    """Bytes per thread of registers that are kept in memory."""
+    shared_bytes: int
+    """Bytes of shared memory."""
+    code_bytes: int
+    seconds: float
+    """The time of compilation."""
+    assembly: str
+    """The PTX of the kernel."""
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("arch", "registers", "spills", "shared_bytes", "code_bytes")
+        return {name: getattr(self, name) for name in names} | {"seconds": round(self.seconds, 2)}
+
+    def table(self) -> str:
+        """Format the resources as a table."""
+        from rich.table import Table
+
+        found = Table(title=f"kernel for {self.arch}", title_justify="left", show_header=False)
+        found.add_column(min_width=20)
+        found.add_column(min_width=20, justify="right")
+        for name, value in (
+            ("registers per thread", f"{self.registers:,}"),
+            ("spills per thread", f"{self.spills:,} B"),
+            ("shared memory", f"{self.shared_bytes:,} B"),
+            ("code", f"{self.code_bytes:,} B"),
+            ("compiled in", f"{self.seconds:.1f} s"),
+        ):
+            found.add_row(name, value)
+        return table_text(found)
+
+
+def compile_ahead(program: Program, arch: str) -> Compiled:
+    """Compile the kernel of a program for an architecture such as `sm_90`."""
+    number = check_ahead(arch)
+    compiler = importlib.import_module("triton.compiler")
+    backends = importlib.import_module("triton.backends.compiler")
+    kernel = load_kernels(emit(program, tiles_package(interpret=False)).source, False).megakernel
+    constants = {"SHARING": program.sharing, "SPINS": SPINS}
+    signature = {name: _type_of(name, constants) for name in kernel.arg_names}
+    source = compiler.ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs=constants,
+        attrs={
+            (place,): [["tt.divisibility", _ALIGNED]]
+            for place, kind in enumerate(signature.values())
+            if kind.startswith("*")
+        },
+    )
+    target = backends.GPUTarget("cuda", number, 32)
+    with _not_from_cache():
+        started = time.perf_counter()
+        found = compiler.compile(source, target=target, options={"num_warps": WARPS})
+        seconds = time.perf_counter() - started
+    binary: bytes = found.asm["cubin"]
+    usage = _resources(binary)
+    return Compiled(
+        arch,
+        usage["REG"],
+        usage["STACK"],
+        int(found.metadata.shared),
+        _code_size(binary),
+        seconds,
+        found.asm["ptx"],
+    )
+
+
+def check_ahead(arch: str) -> int:
+    """Return the number of an architecture. Raise if it is not supported or Triton is missing."""
+    triton()
+    match = re.fullmatch(r"sm_(\d+)", arch)
+    if match is None or int(match[1]) < _LEAST_ARCH:
+        raise UsageError(
+            "The architecture must be that of an NVIDIA GPU that kernels can run on",
+            got=arch,
+            expected=f"sm_{_LEAST_ARCH} or newer, such as sm_90",
+        )
+    return int(match[1])
+
+
+@contextmanager
+def _not_from_cache() -> Iterator[None]:
+    """Compile even what Triton has in its cache, so that the seconds are those of compilation."""
+    knobs = triton().knobs.compilation
+    before = knobs.always_compile
+    knobs.always_compile = True
+    try:
+        yield
+    finally:
+        knobs.always_compile = before
+
+
+def _type_of(name: str, constants: dict[str, int]) -> str:
+    """Return the type of an argument of the kernel. Most are arrays of int32."""
+    if name in constants:
+        return "constexpr"
+    return _SCALARS.get(name) or _POINTERS.get(name, "*i32")
+
+
+def _resources(binary: bytes) -> dict[str, int]:
+    """Return the resources of the kernel, as the tool that comes with Triton prints them."""
+    tool = triton().knobs.nvidia.cuobjdump.path
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [tool, "--dump-resource-usage", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"Function megakernel:\s*(.*)", done.stdout)
+    if done.returncode or found is None:
+        raise CompileError(
+            "The resources of the kernel could not be read", got=(done.stderr or done.stdout)[-500:]
+        )
+    return {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", found[1])}
+
+
+def _code_size(binary: bytes) -> int:
+    """Return the bytes of all sections with instructions of an ELF file."""
+    (table,) = struct.unpack_from("<Q", binary, 0x28)
+    size, count = struct.unpack_from("<HH", binary, 0x3A)
+    found = 0
+    for place in range(count):
+        _, kind, flags, _, _, length = struct.unpack_from("<IIQQQQ", binary, table + place * size)
+        if kind == 1 and flags & 0x4:  # SHT_PROGBITS, SHF_EXECINSTR
+            found += length
+    return found
