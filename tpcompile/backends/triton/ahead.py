@@ -24,7 +24,7 @@ WARPS = 8
 SPINS = 1 << 24
 """The looks at a counter after which a worker gives up."""
 _LEAST_ARCH = 80
-_POINTERS = {"buffers": "*i64", "counters": "*i64", "scratch": "*fp32"}
+_POINTERS = {"buffers": "*i64", "weights": "*i64", "counters": "*i64", "scratch": "*fp32"}
 _SCALARS = {"before": "i64"}
 _ALIGNED = 16
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tpcompile.backends.triton.branches import Branch, branch_of, constant_text
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import NONE, WeightInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 TILES = "tpcompile.backends.triton.tiles"
@@ -42,6 +44,7 @@ _LOOP = '''
 def megakernel(
     words,
     branches,
+    weights,
     buffers,
     queue_offsets,
     queue_values,
@@ -74,6 +77,7 @@ def megakernel(
     while going:
         step = turn // length
         number = tl.load(queue_values + first + turn % length)
+        sync.fetch(number, weights, buffers)
         going = sync.comes(
             number, step, before, wait_offsets, wait_values, totals, counters, last,
             stuck + worker, SPINS,
@@ -96,10 +100,13 @@ _END = """\
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of a program's kernel, the branch of each instruction, and a worker's memory."""
+    """The source of a program's kernel, and what it needs beside the program."""
 
     source: str
     branches: torch.Tensor
+    """The branch of each instruction."""
+    weights: torch.Tensor
+    """`[instructions, 3]`: the buffer of its weights, or -1, their first byte and their bytes."""
     scratch: int
     """The fp32 values that each worker needs for itself."""
 
@@ -122,7 +129,20 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
     row, scratch = INSTRUCTIONS.words, _scratch(numbers)
     parts = [*lines, _ALONE.format(row=row), _LOOP.format(scratch=scratch, row=row, end=ends)]
     taken_by = torch.tensor(taken, dtype=torch.int32)
-    return Emitted(head + "\n".join(parts), taken_by, scratch)
+    weights = torch.tensor([_weights(program, one) for one in program.instructions])
+    return Emitted(head + "\n".join(parts), taken_by, weights, scratch)
+
+
+def _weights(program: Program, one: Any) -> tuple[int, int, int]:
+    """Return the buffer of an instruction's weights, their first byte, and their bytes."""
+    if not isinstance(one, WeightInstruction):
+        return NONE, 0, 0
+    number: int = one.at.weight
+    buffer = program.buffers[number]
+    (first, last), *columns = next(r.box for r in one.reads if r.buffer == number)
+    row = buffer.shape[1] * buffer.dtype.itemsize
+    skipped = columns[0][0] * buffer.dtype.itemsize
+    return number, first * row + skipped, (last - first) * row - skipped
 
 
 def _scratch(branches: Iterable[Branch]) -> int:

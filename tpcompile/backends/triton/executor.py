@@ -84,6 +84,7 @@ class Triton(Executor):
                 self._kernels.megakernel[(self._workers,)](
                     self._arrays["words"],
                     self.emitted.branches,
+                    self.emitted.weights,
                     table,
                     *(self._arrays[name] for name in _LISTS),
                     self._arrays["totals"],

@@ -27,7 +27,15 @@ def inverse_rms(x, WIDTH: tl.constexpr, EPS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def row_dots(
+def tiles_of(rows, width, COLUMNS: tl.constexpr):
+    """Return the number of tiles of so many rows and columns."""
+    return (rows + ROWS - 1) // ROWS * ((width + COLUMNS - 1) // COLUMNS)
+
+
+@triton.jit
+def add_tile(
+    sums,
+    tile,
     x,
     norm,
     inverse,
@@ -39,29 +47,45 @@ def row_dots(
     DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Multiply `rows` rows at `weight`, at most ROWS, by `x[width]`; return ROWS sums in fp32."""
-    row = tl.arange(0, ROWS)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in tl.range(0, width, COLUMNS, num_stages=STAGES):
-        columns = first + tl.arange(0, COLUMNS)
-        inside = columns < width
-        values = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
-        if NORMED:
-            scale = tl.load(norm + columns, mask=inside, other=0.0).to(tl.float32)
-            values = scaled(values, inverse, scale, DTYPE)
-        tile = tl.load(
-            weight + row[:, None] * STRIDE + columns[None, :],
-            mask=(row < rows)[:, None] & inside[None, :],
-            other=0.0,
-        )
-        sums += tile.to(tl.float32) * values[None, :]
-    return tl.sum(sums, 1)
+    """Add the products of a tile of `weight[rows, width]` with `x[width]` to the sums of its rows.
+
+    Tiles are in the order of rows, then of columns; the sums begin again with each block of rows.
+    One loop over all tiles can load the next ones while it multiplies.
+    """
+    chunks = (width + COLUMNS - 1) // COLUMNS
+    row = tile // chunks * ROWS
+    first = tile % chunks * COLUMNS
+    columns = first + tl.arange(0, COLUMNS)
+    inside = columns < width
+    values = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        scale = tl.load(norm + columns, mask=inside, other=0.0).to(tl.float32)
+        values = scaled(values, inverse, scale, DTYPE)
+    own = tl.arange(0, ROWS)
+    found = tl.load(
+        weight + tl.cast(row, tl.int64) * STRIDE + own[:, None] * STRIDE + columns[None, :],
+        mask=(own < rows - row)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    return tl.where(first == 0, 0.0, sums) + found.to(tl.float32) * values[None, :]
 
 
 @triton.jit
-def with_bias(sums, bias, rows, BIAS: tl.constexpr):
-    """Add the bias of the rows, if there is one."""
+def is_last(tile, width, COLUMNS: tl.constexpr):
+    """Return whether a tile completes the sums of its rows."""
+    chunks = (width + COLUMNS - 1) // COLUMNS
+    return tile % chunks == chunks - 1
+
+
+@triton.jit
+def first_row(tile, width, COLUMNS: tl.constexpr):
+    """Return the first row of a tile."""
+    return tile // ((width + COLUMNS - 1) // COLUMNS) * ROWS
+
+
+@triton.jit
+def with_bias(sums, bias, inside, BIAS: tl.constexpr):
+    """Add the bias of the rows, if there is one; `bias` has a place for each of them."""
     if BIAS:
-        row = tl.arange(0, ROWS)
-        sums += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)
+        sums += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
     return sums

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import ROWS, inverse_rms, row_dots, with_bias
+from .dots import ROWS, STAGES, add_tile, first_row, inverse_rms, is_last, tiles_of, with_bias
 from .numbers import rounded
 
 _NOWHERE = tl.constexpr(2**31 - 1)
@@ -41,27 +41,32 @@ def norm_lm_head(
     slots = stride_of(buffers, number, 0)
     first = tl.load(words + abi.NORM_LM_HEAD_ROWS)
     last = tl.load(words + abi.NORM_LM_HEAD_ROWS + 1)
+    rows = last - first
+    weight += tl.cast(first, tl.int64) * WIDTH
+    logits += first
+    bias += first
     for sequence in range(BATCH):
         here = x + sequence * WIDTH
         inverse = inverse_rms(here, WIDTH, EPS, COLUMNS)
         tops = tl.full([ROWS], float("-inf"), tl.float32)
         tokens = tl.full([ROWS], _NOWHERE, tl.int32)
-        for row in range(first, last, ROWS):
-            found = row_dots(
-                here, norm, inverse, weight + tl.cast(row, tl.int64) * WIDTH, last - row, WIDTH,
-                WIDTH, True, DTYPE, COLUMNS,
-            )  # fmt: skip
-            found = rounded(with_bias(found, bias + row, last - row, BIAS), DTYPE)
-            places = row + tl.arange(0, ROWS)
-            inside = places < last
-            tl.store(logits + sequence * stride + places, found, mask=inside)
-            higher = inside & ((found.to(tl.float32) > tops) | (tokens == _NOWHERE))
-            tops = tl.where(higher, found.to(tl.float32), tops)
-            tokens = tl.where(higher, places, tokens)
+        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for tile in tl.range(0, tiles_of(rows, WIDTH, COLUMNS), num_stages=STAGES):
+            sums = add_tile(
+                sums, tile, here, norm, inverse, weight, rows, WIDTH, WIDTH, True, DTYPE, COLUMNS
+            )
+            if is_last(tile, WIDTH, COLUMNS):
+                places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
+                inside = places < rows
+                found = rounded(with_bias(tl.sum(sums, 1), bias + places, inside, BIAS), DTYPE)
+                tl.store(logits + sequence * stride + places, found, mask=inside)
+                higher = inside & ((found.to(tl.float32) > tops) | (tokens == _NOWHERE))
+                tops = tl.where(higher, found.to(tl.float32), tops)
+                tokens = tl.where(higher, places, tokens)
         top = tl.max(tops, 0)
         token = tl.min(tl.where(tops == top, tokens, _NOWHERE), 0)
         tl.store(best + sequence * slots, top)
-        tl.store(ids + sequence * slots, token + tl.load(words + abi.NORM_LM_HEAD_FIRST))
+        tl.store(ids + sequence * slots, token + first + tl.load(words + abi.NORM_LM_HEAD_FIRST))
 
 
 @triton.jit

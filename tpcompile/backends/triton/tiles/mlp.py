@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import ROWS, inverse_rms, row_dots, with_bias
+from .dots import ROWS, STAGES, add_tile, first_row, inverse_rms, is_last, tiles_of, with_bias
 from .numbers import as_rounded, rounded
 
 
@@ -35,21 +35,28 @@ def norm_gate_up_swiglu(
     stride = stride_of(buffers, number, 0)
     first = tl.load(words + abi.NORM_GATE_UP_SWIGLU_ROWS)
     last = tl.load(words + abi.NORM_GATE_UP_SWIGLU_ROWS + 1)
+    rows = last - first
+    skip = tl.cast(first, tl.int64) * WIDTH
+    gate += skip
+    up += skip
+    bias += first
     for sequence in range(BATCH):
         here = x + sequence * WIDTH
         inverse = inverse_rms(here, WIDTH, EPS, COLUMNS)
-        for row in range(first, last, ROWS):
-            skip = tl.cast(row, tl.int64) * WIDTH
-            gates = row_dots(
-                here, norm, inverse, gate + skip, last - row, WIDTH, WIDTH, True, DTYPE, COLUMNS
+        gates = tl.zeros([ROWS, COLUMNS], tl.float32)
+        ups = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for tile in tl.range(0, tiles_of(rows, WIDTH, COLUMNS), num_stages=STAGES):
+            gates = add_tile(
+                gates, tile, here, norm, inverse, gate, rows, WIDTH, WIDTH, True, DTYPE, COLUMNS
             )
-            ups = row_dots(
-                here, norm, inverse, up + skip, last - row, WIDTH, WIDTH, True, DTYPE, COLUMNS
+            ups = add_tile(
+                ups, tile, here, norm, inverse, up, rows, WIDTH, WIDTH, True, DTYPE, COLUMNS
             )
-            gates = as_rounded(with_bias(gates, bias + row, last - row, BIAS), DTYPE)
-            ups = as_rounded(with_bias(ups, bias + FFN + row, last - row, BIAS), DTYPE)
-            active = as_rounded(gates / (1.0 + tl.exp(-gates)), DTYPE)
-            places = row + tl.arange(0, ROWS)
-            tl.store(
-                out + sequence * stride + places, rounded(active * ups, DTYPE), mask=places < last
-            )
+            if is_last(tile, WIDTH, COLUMNS):
+                places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
+                inside = places < rows
+                g = as_rounded(with_bias(tl.sum(gates, 1), bias + places, inside, BIAS), DTYPE)
+                u = with_bias(tl.sum(ups, 1), bias + FFN + places, inside, BIAS)
+                active = as_rounded(g / (1.0 + tl.exp(-g)), DTYPE)
+                found = rounded(active * as_rounded(u, DTYPE), DTYPE)
+                tl.store(out + sequence * stride + first + places, found, mask=inside)

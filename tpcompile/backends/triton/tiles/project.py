@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import ROWS, row_dots, with_bias
+from .dots import ROWS, STAGES, add_tile, first_row, is_last, tiles_of, with_bias
 from .numbers import rounded
 
 
@@ -32,18 +32,22 @@ def linear_residual(
     stride = stride_of(buffers, number, 0)
     first = tl.load(words + abi.LINEAR_RESIDUAL_ROWS)
     last = tl.load(words + abi.LINEAR_RESIDUAL_ROWS + 1)
+    rows = last - first
+    weight += tl.cast(first, tl.int64) * WIDTH
     for sequence in range(BATCH):
-        for row in range(first, last, ROWS):
-            here = weight + tl.cast(row, tl.int64) * WIDTH
-            found = row_dots(
-                x + sequence * WIDTH, x, 1.0, here, last - row, WIDTH,
+        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for tile in tl.range(0, tiles_of(rows, WIDTH, COLUMNS), num_stages=STAGES):
+            sums = add_tile(
+                sums, tile, x + sequence * WIDTH, x, 1.0, weight, rows, WIDTH,
                 WIDTH, False, DTYPE, COLUMNS,
             )  # fmt: skip
-            found = with_bias(found, bias + row, last - row, BIAS)
-            places = row + tl.arange(0, ROWS)
-            at = sequence * stride + places
-            found += tl.load(residual + at, mask=places < last, other=0.0).to(tl.float32)
-            tl.store(out + at, rounded(found, DTYPE), mask=places < last)
+            if is_last(tile, WIDTH, COLUMNS):
+                places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
+                inside = places < rows
+                found = with_bias(tl.sum(sums, 1), bias + first + places, inside, BIAS)
+                at = sequence * stride + first + places
+                found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+                tl.store(out + at, rounded(found, DTYPE), mask=inside)
 
 
 @triton.jit
@@ -67,12 +71,17 @@ def linear_terms(
     out += tl.load(words + abi.LINEAR_TERMS_SLOT) * BATCH * stride
     first = tl.load(words + abi.LINEAR_TERMS_ROWS)
     last = tl.load(words + abi.LINEAR_TERMS_ROWS + 1)
+    rows = last - first
+    weight += tl.cast(first, tl.int64) * WIDTH
+    out += first
     for sequence in range(BATCH):
-        for row in range(first, last, ROWS):
-            here = weight + tl.cast(row, tl.int64) * WIDTH
-            found = row_dots(
-                x + sequence * WIDTH, x, 1.0, here, last - row, width,
+        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for tile in tl.range(0, tiles_of(rows, width, COLUMNS), num_stages=STAGES):
+            sums = add_tile(
+                sums, tile, x + sequence * WIDTH, x, 1.0, weight, rows, width,
                 WIDTH, False, DTYPE, COLUMNS,
             )  # fmt: skip
-            places = row + tl.arange(0, ROWS)
-            tl.store(out + sequence * stride + places, found, mask=places < last)
+            if is_last(tile, width, COLUMNS):
+                places = first_row(tile, width, COLUMNS) + tl.arange(0, ROWS)
+                found = tl.sum(sums, 1)
+                tl.store(out + sequence * stride + places, found, mask=places < rows)

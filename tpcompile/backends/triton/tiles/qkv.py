@@ -8,7 +8,7 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import ROWS, inverse_rms, row_dots, with_bias
+from .dots import ROWS, STAGES, add_tile, first_row, inverse_rms, is_last, tiles_of, with_bias
 from .numbers import as_rounded, rounded, scaled
 
 
@@ -120,14 +120,16 @@ def _project(
         bias = start_of(buffers, tl.load(words + abi.NORM_QKV_ROPE_APPEND_BIAS), DTYPE) + begin
     weight += begin.to(tl.int64) * WIDTH
     inverse = inverse_rms(x, WIDTH, EPS, COLUMNS)
-    for row in range(0, rows, ROWS):
-        found = row_dots(
-            x, norm, inverse, weight + tl.cast(row, tl.int64) * WIDTH, rows - row, WIDTH,
-            WIDTH, True, DTYPE, COLUMNS,
-        )  # fmt: skip
-        found = with_bias(found, bias + row, rows - row, BIAS)
-        places = row + tl.arange(0, ROWS)
-        tl.store(out + places, rounded(found, DTYPE), mask=places < rows)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in tl.range(0, tiles_of(rows, WIDTH, COLUMNS), num_stages=STAGES):
+        sums = add_tile(
+            sums, tile, x, norm, inverse, weight, rows, WIDTH, WIDTH, True, DTYPE, COLUMNS
+        )
+        if is_last(tile, WIDTH, COLUMNS):
+            places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
+            inside = places < rows
+            found = with_bias(tl.sum(sums, 1), bias + places, inside, BIAS)
+            tl.store(out + places, rounded(found, DTYPE), mask=inside)
 
 
 @triton.jit

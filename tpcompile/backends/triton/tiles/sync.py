@@ -6,6 +6,37 @@ Counters are never cleared: in each step, thresholds grow by the signals of a st
 import triton
 import triton.language as tl
 
+from . import abi
+from .access import start_of
+from .numbers import INTERPRETED
+
+_LINES = tl.constexpr(256)
+_LINE_BYTES = tl.constexpr(128)
+
+
+@triton.jit
+def fetch(number, weights, buffers):
+    """Ask for the first 32 KB of an instruction's weights, which do not depend on its waits.
+
+    They are then in the L2 cache when the instruction begins. `weights` has the buffer, the first
+    byte and the bytes of each instruction. Triton has no such operation, so this is inline
+    assembly, which the interpreter leaves out.
+    """
+    if not INTERPRETED:
+        buffer = tl.load(weights + 3 * number)
+        if buffer != abi.NONE:
+            last = tl.load(weights + 3 * number + 2) - 1
+            first = start_of(buffers, buffer, tl.int8) + tl.load(weights + 3 * number + 1)
+            lines = first + tl.minimum(tl.arange(0, _LINES) * _LINE_BYTES, last)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                "=r,l",
+                [lines],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
 
 @triton.jit
 def comes(
