@@ -92,7 +92,7 @@ def choice(*known: str) -> Callable[[str], str]:
 
 def backend_name(text: str) -> str:
     """Parse the name of a backend. Executors are imported only for names that are not built in."""
-    own = ("auto", "torch", "native", "reference")
+    own = ("auto", "torch", "native", "triton", "reference")
     if text in own:
         return text
     from tpcompile.backends.executor import EXECUTORS

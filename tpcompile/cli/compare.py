@@ -60,7 +60,7 @@ def _add_arguments(parser: Parser) -> None:
         type=backend_name,
         default="auto",
         help="torch: one module per rank; reference: also the program, on the reference machine; "
-        "native: also on native threads; default: torch",
+        "native: also on native threads; triton: also as a Triton kernel; default: torch",
     )
     parser.add_argument(
         "--simulate",
