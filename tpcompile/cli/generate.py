@@ -50,8 +50,8 @@ def _add_arguments(parser: Parser) -> None:
         type=backend_name,
         default="auto",
         help="torch, native (decodes on CPU threads), triton or reference (both interpret the "
-        "program slowly), or the name of a plugin's executor; default: native on the CPU if it can run the model, "
-        "else torch",
+        "program slowly), or the name of a plugin's executor; default: native on the CPU if it "
+        "can run the model, else torch",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
     prompt = parser.add_mutually_exclusive_group(required=True)

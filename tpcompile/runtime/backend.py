@@ -77,7 +77,7 @@ class BackendChoice:
                 raise UnsupportedError(
                     f"The {self.name} backend runs all ranks in one process",
                     got=f"{len(set(modules.processes))} processes",
-                    hint="Pass simulate=True to compile",
+                    hint='Choose backend="native", or pass simulate=True to tpcompile.compile',
                 )
             modules.check_programs()
             return ProgramRanks(modules, programs, rotary, self.name)
