@@ -11,7 +11,9 @@ import torch
 from tests.backends.reference.stepping import Case, tables_of, texts
 from tests.vm.mutants.judge import Judge
 from tests.vm.mutants.table import Mutant
-from tpcompile.backends.reference import held_back, in_program_order, shuffled
+from tpcompile.backends.executor import Executor
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.reference import Machine, held_back, in_program_order, shuffled
 from tpcompile.errors import VerifyError
 from tpcompile.vm.groups import NormLmHead
 from tpcompile.vm.program import Program, Role
@@ -53,18 +55,18 @@ def spoilt(mutant: Mutant, judge: Judge) -> bool:
     if any(_differs(case, program, *pair) for pair in (pairs[-1:] + pairs[:2])):
         return True
     return not _same(
-        _result(case, program, in_program_order),
-        _result(case, mutant.base.program, in_program_order),
+        result_of(case, program, in_program_order),
+        result_of(case, mutant.base.program, in_program_order),
     )
 
 
 def comes_right(mutant: Mutant, seed: int) -> bool:
     """Return whether several steps give the result of program order, in other legal orders."""
     case, steps = mutant.base.case, unrolled(mutant.program, STEPS)
-    right = _result(case, steps, in_program_order)
+    right = result_of(case, steps, in_program_order)
     held = Random(seed).randrange(len(steps.instructions))
     orders = shuffled(seed), held_back(held, seed)
-    return all(_same(_result(case, steps, order), right) for order in orders)
+    return all(_same(result_of(case, steps, order), right) for order in orders)
 
 
 def _differs(case: Case, program: Program, held: int, later: int) -> bool:
@@ -73,36 +75,47 @@ def _differs(case: Case, program: Program, held: int, later: int) -> bool:
         program = unrolled(program, STEPS)
     if program.sharing > 1:
         program = replace(program, sharing=len(program.instructions))
-    right = _result(case, program, in_program_order)
-    return not _same(_result(case, program, held_back(held)), right)
+    right = result_of(case, program, in_program_order)
+    return not _same(result_of(case, program, held_back(held)), right)
 
 
 def _hangs(case: Case, program: Program) -> bool:
     """Return whether the program deadlocks with one worker per queue."""
     try:
-        _result(case, replace(program, sharing=1), shuffled(0))
+        result_of(case, replace(program, sharing=1), shuffled(0))
     except VerifyError as error:
         return "deadlocks" in str(error)
     return False
 
 
-def _result(case: Case, program: Program, order: Order) -> list[torch.Tensor]:
+def _on_the_machine(memory: StepMemory) -> Executor:
+    return Machine(memory)
+
+
+def result_of(
+    case: Case,
+    program: Program,
+    order: Order | None,
+    make: Callable[[StepMemory], Executor] = _on_the_machine,
+) -> list[torch.Tensor]:
     """Run a program once and return its logits, tokens and persistent state.
 
     With random weights and tied embeddings the next token is usually the last one, so a step that
     reads the old token would go unnoticed. The least likely token is chosen instead.
     """
-    machine = case.machine()
-    lengths, rows = torch.tensor(case.lengths), texts(case.model, case.lengths)
-    tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
-    machine.place(torch.stack(tokens), lengths, tables_of(case.lengths))
+    memory = case.memory()
     heads = [i for i in case.program.instructions if isinstance(i, NormLmHead)]
     for weight in {head.at.normed.weight for head in heads}:
-        machine.memory.tensors[weight] = -machine.memory.tensors[weight]
-    machine.memory.program = program
-    machine.run(1, order)
+        memory.tensors[weight] = -memory.tensors[weight]
+    memory.program = program
+    executor = make(memory)
+    lengths, rows = torch.tensor(case.lengths), texts(case.model, case.lengths)
+    tokens = [row[length - 1] for row, length in zip(rows, case.lengths, strict=True)]
+    executor.place(torch.stack(tokens), lengths, tables_of(case.lengths))
+    executor.memory.forget()
+    executor.run(1, order)
     kept = (Role.HISTORY, Role.TOKENS, Role.LENGTHS, Role.CACHE)
-    return [machine.logits, *(value for role in kept for value in machine.memory.values(role))]
+    return [executor.logits, *(value for role in kept for value in memory.values(role))]
 
 
 def _same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:

@@ -56,6 +56,7 @@ def megakernel(
     counters,
     turns,
     tickets,
+    quotas,
     last,
     stuck,
     scratch,
@@ -65,7 +66,8 @@ def megakernel(
 ):
     """Take the instructions of a queue in turn until `last` steps are done or a wait is not met.
 
-    `turns` holds the place of each worker in its queue, so that another launch can go on.
+    `turns` holds the place of each worker in its queue, so that another launch can go on, and
+    `quotas` the number of instructions that it may take in this launch.
     """
     worker = tl.program_id(0)
     queue = worker // SHARING
@@ -73,7 +75,8 @@ def megakernel(
     length = tl.load(queue_offsets + queue + 1) - first
     own = scratch + worker * {scratch}
     turn = tl.load(turns + worker)
-    going = length > 0
+    left = tl.load(quotas + worker)
+    going = (length > 0) & (left > 0)
     while going:
         step = turn // length
         number = tl.load(queue_values + first + turn % length)
@@ -88,6 +91,8 @@ def megakernel(
             run(branch, row, buffers, own)
 {end}            sync.signal(number, signal_offsets, signal_values, counters)
             turn = sync.next_turn(turn, tickets + queue, SHARING)
+            left -= 1
+            going = left > 0
     tl.store(turns + worker, turn)
 '''
 

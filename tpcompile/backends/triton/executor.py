@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -15,6 +16,11 @@ from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.encoding import encode_program
 from tpcompile.vm.program.instruction import Probe
+from tpcompile.vm.proof.verify import verify_program
+from tpcompile.vm.targets import INT32_MAX
+
+Order = Callable[[Program], Iterator[int]]
+"""A function from a program to its instruction numbers, in an order that its counters allow."""
 
 
 @executor
@@ -49,7 +55,12 @@ class Triton(Executor):
                 got=", ".join(sorted(map(str, dtypes))),
             )
 
-    def __init__(self, memory: StepMemory) -> None:
+    def __init__(self, memory: StepMemory, verify: bool = True) -> None:
+        """Emit and load the kernel.
+
+        The program is verified again, because the kernel relies on it. `verify=False` is for tests
+        of what happens without.
+        """
         super().__init__(memory)
         if memory.share is not None:
             raise UnsupportedError(
@@ -57,54 +68,64 @@ class Triton(Executor):
                 hint='Compile with backend="native" for ranks in processes',
             )
         program = memory.program
+        if verify:
+            verify_program(program)
         self.emitted: Emitted = emit(program, tiles_package(interpret=True))
         self._kernels = load_kernels(self.emitted.source, interpret=True)
         self._arrays = _arrays(program)
-        self._workers = len(program.queues) * program.sharing
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
+        self._workers = len(program.queues) * program.sharing
         self._scratch = torch.zeros(self._workers * self.emitted.scratch)
         self._before = 0
 
-    def launch(self, steps: int, *options: Any) -> int:
-        """Launch the kernel until every worker has done its instructions of `steps` steps."""
-        program, sharing = self.memory.program, self.memory.program.sharing
-        last = torch.full((1,), steps, dtype=torch.int32)
+    def launch(self, steps: int, order: Order | None = None) -> int:
+        """Launch the kernel until every worker has done its instructions of `steps` steps.
+
+        `order` chooses the instructions of a step one by one, for tests of races.
+        """
         if self.memory.finished:
             return 0
-        workers = torch.arange(self._workers, dtype=torch.int32)
-        turns = workers % sharing if sharing > 1 else torch.zeros_like(workers)
-        tickets = torch.full((len(program.queues),), sharing, dtype=torch.int32)
-        stuck = torch.full((self._workers,), -1, dtype=torch.int32)
-        table = self.memory.table()
-        lengths = torch.tensor([len(queue) for queue in program.queues for _ in range(sharing)])
-        while True:
-            before = turns.clone()
-            stuck.fill_(-1)
-            with interpreted_library():
-                self._kernels.megakernel[(self._workers,)](
-                    self._arrays["words"],
-                    self.emitted.branches,
-                    self.emitted.weights,
-                    table,
-                    *(self._arrays[name] for name in _LISTS),
-                    self._arrays["totals"],
-                    self._counters,
-                    turns,
-                    tickets,
-                    last,
-                    stuck,
-                    self._scratch,
-                    self._before,
-                    SHARING=sharing,
-                    SPINS=1,
-                )
-            done = (lengths == 0) | (turns // lengths.clamp(min=1) >= int(last))
-            if bool(done.all()):
-                break
-            if torch.equal(turns, before):
-                raise self._deadlock(turns, stuck, done)
-        self._before += int(last)
-        return int(last)
+        grid = _Grid(self.memory.program, steps)
+        if order is None:
+            grid.quotas.fill_(INT32_MAX)
+            while not grid.done:
+                self._go_on(grid)
+        else:
+            for number in order(self.memory.program):
+                grid.quotas.zero_()
+                grid.quotas[grid.worker_at(number)] = 1
+                self._go_on(grid)
+        done = int(grid.last)
+        self._before += done
+        return done
+
+    def _go_on(self, grid: _Grid) -> None:
+        """Launch the kernel once. Raise if no worker gets further."""
+        before = grid.turns.clone()
+        grid.stuck.fill_(-1)
+        with interpreted_library():
+            self._kernels.megakernel[(self._workers,)](
+                self._arrays["words"],
+                self.emitted.branches,
+                self.emitted.weights,
+                self.memory.table(),
+                *(self._arrays[name] for name in _LISTS),
+                self._arrays["totals"],
+                self._counters,
+                grid.turns,
+                grid.tickets,
+                grid.quotas,
+                grid.last,
+                grid.stuck,
+                self._scratch,
+                self._before,
+                SHARING=self.memory.program.sharing,
+                SPINS=1,
+            )
+        if torch.equal(grid.turns, before) and not grid.done:
+            raise RankError(
+                "The program is deadlocked: no worker can go on", got="; ".join(grid.waiting())
+            )
 
     def execute(self, number: int, probe: Probe) -> None:
         """Run one instruction, without waits and signals."""
@@ -117,16 +138,57 @@ class Triton(Executor):
                 number,
             )
 
-    def _deadlock(self, turns: torch.Tensor, stuck: torch.Tensor, done: torch.Tensor) -> RankError:
-        """Return the error that names the instruction and the counter of each waiting worker."""
-        program = self.memory.program
-        found = []
-        for worker in (~done).nonzero().flatten().tolist():
-            queue = program.queues[worker // program.sharing]
-            number = queue[int(turns[worker]) % len(queue)]
-            label = program.instructions[number].label
-            found.append(f"worker {worker} before {label} for counter {int(stuck[worker])}")
-        return RankError("The program is deadlocked: no worker can go on", got="; ".join(found[:8]))
+
+class _Grid:
+    """The places of the workers during a launch of `steps` steps."""
+
+    def __init__(self, program: Program, steps: int) -> None:
+        self._program, sharing = program, program.sharing
+        workers = torch.arange(len(program.queues) * sharing, dtype=torch.int32)
+        self.turns = workers % sharing
+        """The turn of each worker in its queue, counted over all steps."""
+        self.tickets = torch.full((len(program.queues),), sharing, dtype=torch.int32)
+        """The next turn of each queue that workers share."""
+        self.quotas = torch.zeros_like(workers)
+        """The instructions that each worker may take in the next launch."""
+        self.last = torch.full((1,), steps, dtype=torch.int32)
+        """The number of steps; a step in which all sequences end lowers it."""
+        self.stuck = torch.zeros_like(workers)
+        """The counter that each worker waits for, or -1."""
+        self._lengths = torch.tensor([len(self._queue(worker)) for worker in workers.tolist()])
+
+    def _queue(self, worker: int) -> Sequence[int]:
+        return self._program.queues[worker // self._program.sharing]
+
+    def _next(self, worker: int) -> int:
+        """Return the instruction that a worker takes next."""
+        queue = self._queue(worker)
+        return queue[int(self.turns[worker]) % len(queue)]
+
+    @property
+    def _ended(self) -> torch.Tensor:
+        """Whether each worker has done its instructions of all steps."""
+        return (self._lengths == 0) | (self.turns // self._lengths.clamp(min=1) >= self.last)
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers have."""
+        return bool(self._ended.all())
+
+    def worker_at(self, number: int) -> int:
+        """Return the worker that takes an instruction next."""
+        going = (~self._ended).nonzero().flatten().tolist()
+        found: int = next(worker for worker in going if self._next(worker) == number)
+        return found
+
+    def waiting(self, most: int = 8) -> list[str]:
+        """Describe what the first workers that have not ended wait for."""
+        instructions = self._program.instructions
+        return [
+            f"worker {worker} before {instructions[self._next(worker)].label} for counter "
+            f"{int(self.stuck[worker])}"
+            for worker in (~self._ended).nonzero().flatten().tolist()[:most]
+        ]
 
 
 _LISTS = (

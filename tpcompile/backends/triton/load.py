@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import linecache
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -86,14 +87,17 @@ def _mode(interpret: bool) -> Iterator[None]:
 def interpreted_library() -> Iterator[None]:
     """Let Triton's own library, such as `tl.sum`, run in the interpreter within the context.
 
-    Triton decides this when it is first imported, for the whole process.
+    Triton decides this when it is first imported, for the whole process. NaN and infinity are
+    values like others here, so numpy must not warn about them.
     """
     language = importlib.import_module("triton.language")
     compiled = dict(_library())
     for name, function in compiled.items():
         setattr(language, name, _interpreted(function))
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
     finally:
         for name, function in compiled.items():
             setattr(language, name, function)
