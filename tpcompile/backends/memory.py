@@ -15,6 +15,8 @@ from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.operands import verify_operands
 
+_POSITIONS_AT_ONCE = 2048
+"""The positions whose rotation is computed at a time: the intermediate values are fp32."""
 _UNWRITTEN = -(2**31)
 """The value of integers that have not been written."""
 
@@ -232,7 +234,13 @@ def rotation_of(program: Program, rotary: Callable[..., Any]) -> Rotation:
     """Compute the rotation of every position. Raise if it depends on the sequence length."""
     buffer = program.buffers[program.one_per_rank(Role.COS)[0]]
     longest, width = buffer.shape
-    cos, sin = rotary(torch.arange(longest), width, buffer.dtype)
+    cos, sin = (torch.empty(longest, width, dtype=buffer.dtype) for _ in range(2))
+    for first in range(0, longest, _POSITIONS_AT_ONCE):
+        places = torch.arange(first, min(first + _POSITIONS_AT_ONCE, longest))
+        # Some rope types choose frequencies by the longest position, so it is in each call.
+        own = rotary(torch.cat([places, torch.tensor([longest - 1])]), width, buffer.dtype)
+        for table, part in zip((cos, sin), own, strict=True):
+            table[places] = part[:-1]
     alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
     if not all(map(torch.equal, alone, (cos[:1], sin[:1]))):
         raise UnsupportedError(
@@ -240,7 +248,7 @@ def rotation_of(program: Program, rotary: Callable[..., Any]) -> Rotation:
             expected="the same tables for every length up to max_seq_len",
             hint="Choose a max_seq_len below the length at which its rope type changes",
         )
-    return cos.contiguous(), sin.contiguous()
+    return cos, sin
 
 
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:
