@@ -1,7 +1,8 @@
 """Tests of kernels compiled for a GPU that is not here, with a budget of resources per model.
 
-When a figure in budget.json is exceeded, find out why before it is raised: a kernel that spills, or
-that needs more shared memory than an SM has, is slow or does not start.
+The budget holds for Triton 3.6, 3.7 and 3.9. When a figure in it is exceeded, find out why before
+it is raised: a kernel that spills, or that needs more shared memory than an SM has, is slow or does
+not start.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from tpcompile.vm.program import Program
 
 WARPS = 8
 """The warps of a worker. One worker runs on an SM, so each thread may have 255 registers."""
+OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": True}
 SPINS = 1 << 24
 """The looks at a counter after which a worker gives up."""
 _LEAST_ARCH = 80
@@ -89,7 +90,7 @@ def compile_ahead(program: Program, arch: str) -> Compiled:
     target = backends.GPUTarget("cuda", number, 32)
     with _not_from_cache():
         started = time.perf_counter()
-        found = compiler.compile(source, target=target, options={"num_warps": WARPS})
+        found = compiler.compile(source, target=target, options=OPTIONS)
         seconds = time.perf_counter() - started
     binary: bytes = found.asm["cubin"]
     usage = _resources(binary)

@@ -26,7 +26,7 @@ Constants = Mapping[str, Constant]
 
 _MOST_COLUMNS = 512
 """The columns of a tile of weights."""
-_MOST_PRODUCTS = 16384
+_MOST_PRODUCTS = 8192
 """The products of queries and keys that a worker holds at a time."""
 
 

@@ -87,8 +87,9 @@ def _mode(interpret: bool) -> Iterator[None]:
 def interpreted_library() -> Iterator[None]:
     """Let Triton's own library, such as `tl.sum`, run in the interpreter within the context.
 
-    Triton decides this when it is first imported, for the whole process. NaN and infinity are
-    values like others here, so numpy must not warn about them.
+    Triton decides this when it is first imported, for the whole process. Numpy must not warn: NaN
+    and infinity are values like others, and the interpreter of Triton 3.6 uses a deprecated
+    conversion, which numpy 2.4 no longer has.
     """
     language = importlib.import_module("triton.language")
     compiled = dict(_library())
@@ -96,7 +97,8 @@ def interpreted_library() -> Iterator[None]:
         setattr(language, name, _interpreted(function))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
+            for kind in (RuntimeWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", kind)
             yield
     finally:
         for name, function in compiled.items():

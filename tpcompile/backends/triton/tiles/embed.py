@@ -29,9 +29,10 @@ def embed(
     for sequence in range(BATCH):
         row = tl.load(tokens + sequence) - tl.load(words + abi.EMBED_FIRST)
         held = (row >= 0) & (row < tl.load(words + abi.EMBED_ROWS))
+        end = tl.where(held, last, 0)
         here = table + tl.cast(row, tl.int64) * WIDTH
         for start in range(first, last, _COLUMNS):
             columns = start + tl.arange(0, _COLUMNS)
             inside = columns < last
-            found = tl.load(here + columns, mask=inside & held, other=0.0).to(tl.float32) + 0.0
+            found = tl.load(here + columns, mask=columns < end, other=0.0).to(tl.float32) + 0.0
             tl.store(out + sequence * WIDTH + columns, rounded(found, OUT), mask=inside)

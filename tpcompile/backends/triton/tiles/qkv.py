@@ -194,4 +194,4 @@ def _finish(
         layer = tl.load(words + abi.NORM_QKV_ROPE_APPEND_LAYER)
         out += layer * stride_of(buffers, number, 0) + PART * stride_of(buffers, number, 1)
         out += slot * stride_of(buffers, number, 2) + head * stride_of(buffers, number, 3)
-        tl.store(out + lanes, rounded(values, DTYPE), mask=inside & (place >= 0))
+        tl.store(out + lanes, rounded(values, DTYPE), mask=lanes < tl.where(place >= 0, HEAD, 0))
