@@ -25,7 +25,7 @@ from tpcompile.backends.reference import Machine
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.emit import emit
 from tpcompile.backends.triton.load import load_kernels, tiles_package
-from tpcompile.errors import RankError, UnsupportedError
+from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.vm.program.program import Wait
 
 EXACT = 1e-5
@@ -111,6 +111,8 @@ def test_a_wait_that_is_never_met_is_a_deadlock() -> None:
     place(triton, case)
     label = case.program.instructions[number].label
     with pytest.raises(RankError, match=rf"worker 1 before {label} for counter {counter}"):
+        triton.run()
+    with pytest.raises(UsageError, match="Compile the model again"):
         triton.run()
 
 

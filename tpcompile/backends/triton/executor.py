@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
 from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.reference.orders import Order
 from tpcompile.backends.triton.branches import branch_of, check_dtype
 from tpcompile.backends.triton.emit import Emitted, emit
 from tpcompile.backends.triton.load import interpreted_library, load_kernels, tiles_package, triton
-from tpcompile.errors import RankError, UnsupportedError
+from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.encoding import encode_program
 from tpcompile.vm.program.instruction import Probe
 from tpcompile.vm.proof.verify import verify_program
 from tpcompile.vm.targets import INT32_MAX
-
-Order = Callable[[Program], Iterator[int]]
-"""A function from a program to its instruction numbers, in an order that its counters allow."""
 
 
 @executor
@@ -77,14 +75,21 @@ class Triton(Executor):
         self._workers = len(program.queues) * program.sharing
         self._scratch = torch.zeros(self._workers * self.emitted.scratch)
         self._before = 0
+        self._failed = False
 
     def launch(self, steps: int, order: Order | None = None) -> int:
         """Launch the kernel until every worker has done its instructions of `steps` steps.
 
         `order` chooses the instructions of a step one by one, for tests of races.
         """
+        if self._failed:
+            raise UsageError(
+                "A launch has failed or was interrupted, so the counters are unknown",
+                hint="Compile the model again",
+            )
         if self.memory.finished:
             return 0
+        self._failed = True  # until the launch has ended
         grid = _Grid(self.memory.program, steps)
         if order is None:
             grid.quotas.fill_(INT32_MAX)
@@ -97,6 +102,7 @@ class Triton(Executor):
                 self._go_on(grid)
         done = int(grid.last)
         self._before += done
+        self._failed = False
         return done
 
     def _go_on(self, grid: _Grid) -> None:
