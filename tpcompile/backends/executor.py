@@ -42,6 +42,8 @@ class Executor(ABC):
     """The version of the binary interface that the executor implements."""
     in_processes: ClassVar[bool] = True
     """Whether each rank may run in a process of its own; if not, one process runs all ranks."""
+    same_for_ranks: ClassVar[bool] = True
+    """Whether results have the same bits for every number of ranks that splits the sizes evenly."""
     takes_times: ClassVar[bool] = False
     """Whether the option of `launch` is a tensor that receives the times of instructions."""
 

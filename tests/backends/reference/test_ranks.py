@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.backends.reference.stepping import EVEN, Case, steps_on, worst_error
-from tests.models import TOLERANCE
+from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.reference import Machine, shuffled
 from tpcompile.ir.layout import Layout
@@ -15,6 +15,8 @@ from tpcompile.passes.cache_kv import CACHE
 from tpcompile.vm.program import Role
 
 STEPS = 3
+NEARLY = 1e-5
+"""The tolerance in fp32 if only the order of sums differs."""
 
 
 def _on(
@@ -41,14 +43,18 @@ def _heads(layout: object, tp: int) -> list[list[int]]:
 @pytest.mark.parametrize("kind", EXECUTORS.values(), ids=list(EXECUTORS))
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 def test_bits_do_not_depend_on_the_ranks(kind: type[Executor], lowering: str) -> None:
+    """Executors that do not promise this give nearly the same results."""
     alone = Case(EVEN, lowering=lowering, spans=3)
     whole = alone.machine().memory.values(Role.CACHE)[0]
     wanted, kept = _on(alone, whole.clone(), kind)
     assert worst_error(alone, wanted) < TOLERANCE
-    for tp in (2, 4, 8):
+    for tp in (2, 4, 8) if kind.same_for_ranks else (2,):
         for splits in (1, 8 // tp):
             case = Case(EVEN, tp, lowering=lowering, spans=3, column_splits=splits)
             found, caches = _on(case, whole, kind)
+            if not kind.same_for_ranks:
+                assert relative_error(torch.stack(found), torch.stack(wanted)) < NEARLY
+                continue
             assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), (tp, splits)
             together = torch.cat(caches, 3)
             assert torch.equal(together.nan_to_num(7.0), kept[0].nan_to_num(7.0))

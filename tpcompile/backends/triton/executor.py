@@ -32,6 +32,7 @@ class Triton(Executor):
 
     name: ClassVar[str] = "triton"
     in_processes: ClassVar[bool] = False
+    same_for_ranks: ClassVar[bool] = False
 
     @classmethod
     def prepare(cls) -> None:
