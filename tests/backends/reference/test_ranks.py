@@ -40,7 +40,13 @@ def _heads(layout: object, tp: int) -> list[list[int]]:
     return [layout.held(rank) for rank in range(tp)]
 
 
-@pytest.mark.parametrize("kind", EXECUTORS.values(), ids=list(EXECUTORS))
+_KINDS = [
+    pytest.param(kind, id=name, marks=() if kind.same_for_ranks else pytest.mark.slow)
+    for name, kind in EXECUTORS.items()
+]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 def test_bits_do_not_depend_on_the_ranks(kind: type[Executor], lowering: str) -> None:
     """Executors that do not promise this give nearly the same results."""
