@@ -83,7 +83,7 @@ class Native(Executor):
         program = memory.program
         verify_program(program)
         self.path, self._delays = _chosen(path), delays
-        self._arrays = _arrays(program)
+        self._arrays = encode_program(program).arrays()
         self._table = memory.table()
         check_table(self._table, memory)
         self._caches = program.one_per_rank(Role.CACHE)
@@ -209,16 +209,6 @@ def _close(machine: ctypes.c_void_p, owner: int) -> None:
     """End the threads of a machine. A fork has not inherited them, and must not wait for them."""
     if os.getpid() == owner:
         library().tpc_close(machine)
-
-
-def _arrays(program: Program) -> dict[str, torch.Tensor]:
-    """Return the arrays of a program by their names in `tpc_program`."""
-    encoded = encode_program(program)
-    found = {"words": encoded.words, "totals": encoded.totals}
-    for name in ("queue", "wait", "signal"):
-        lists = getattr(encoded, f"{name}s")
-        found |= {f"{name}_offsets": lists.offsets, f"{name}_values": lists.values}
-    return {name: array.contiguous() for name, array in found.items()}
 
 
 def _chosen(path: str | None) -> str:

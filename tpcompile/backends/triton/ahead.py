@@ -8,13 +8,11 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.backends.triton.emit import emit
-from tpcompile.backends.triton.load import load_kernels, tiles_package, triton
+from tpcompile.backends.triton.load import load_kernels, set_knob, tiles_package, triton
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.inspect.tables import table_text
 from tpcompile.vm.program import Program
@@ -88,7 +86,8 @@ def compile_ahead(program: Program, arch: str) -> Compiled:
         },
     )
     target = backends.GPUTarget("cuda", number, 32)
-    with _not_from_cache():
+    # What Triton has in its cache is compiled too, so that the seconds are those of compilation.
+    with set_knob(triton().knobs.compilation, "always_compile", True):
         started = time.perf_counter()
         found = compiler.compile(source, target=target, options=OPTIONS)
         seconds = time.perf_counter() - started
@@ -116,18 +115,6 @@ def check_ahead(arch: str) -> int:
             expected=f"sm_{_LEAST_ARCH} or newer, such as sm_90",
         )
     return int(match[1])
-
-
-@contextmanager
-def _not_from_cache() -> Iterator[None]:
-    """Compile even what Triton has in its cache, so that the seconds are those of compilation."""
-    knobs = triton().knobs.compilation
-    before = knobs.always_compile
-    knobs.always_compile = True
-    try:
-        yield
-    finally:
-        knobs.always_compile = before
 
 
 def _type_of(name: str, constants: dict[str, int]) -> str:

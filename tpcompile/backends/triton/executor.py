@@ -71,7 +71,8 @@ class Triton(Executor):
             verify_program(program)
         self.emitted: Emitted = emit(program, tiles_package(interpret=True))
         self._kernels = load_kernels(self.emitted.source, interpret=True)
-        self._arrays = _arrays(program)
+        arrays = encode_program(program).arrays()
+        self._arrays = {name: _never_empty(array) for name, array in arrays.items()}
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         self._workers = len(program.queues) * program.sharing
         self._scratch = torch.zeros(self._workers * self.emitted.scratch)
@@ -206,16 +207,6 @@ _LISTS = (
     "signal_offsets",
     "signal_values",
 )
-
-
-def _arrays(program: Program) -> dict[str, torch.Tensor]:
-    """Return the arrays of a program by the names of the kernel's arguments."""
-    encoded = encode_program(program)
-    found = {"words": encoded.words, "totals": encoded.totals}
-    for name in ("queue", "wait", "signal"):
-        lists = getattr(encoded, f"{name}s")
-        found |= {f"{name}_offsets": lists.offsets, f"{name}_values": lists.values}
-    return {name: _never_empty(array.contiguous()) for name, array in found.items()}
 
 
 def _never_empty(array: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import linecache
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -71,16 +71,20 @@ def load_kernels(source: str, interpret: bool) -> ModuleType:
     return module
 
 
-@contextmanager
-def _mode(interpret: bool) -> Iterator[None]:
+def _mode(interpret: bool) -> AbstractContextManager[None]:
     """Let `triton.jit` make functions for the interpreter, or for a GPU."""
-    knobs = triton().knobs.runtime
-    before = knobs.interpret
-    knobs.interpret = interpret
+    return set_knob(triton().knobs.runtime, "interpret", interpret)
+
+
+@contextmanager
+def set_knob(knobs: Any, name: str, value: object) -> Iterator[None]:
+    """Set an option of Triton within the context."""
+    before = getattr(knobs, name)
+    setattr(knobs, name, value)
     try:
         yield
     finally:
-        knobs.interpret = before
+        setattr(knobs, name, before)
 
 
 @contextmanager

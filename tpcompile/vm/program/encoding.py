@@ -51,6 +51,14 @@ class EncodedProgram:
     totals: torch.Tensor
     """`[counters]`: the signals of each counter per step, by which waits grow from step to step."""
 
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """Return all arrays by name, contiguous: `queue_offsets` and `queue_values` for queues."""
+        found = {"words": self.words, "totals": self.totals}
+        for name in ("queue", "wait", "signal"):
+            lists: Lists = getattr(self, f"{name}s")
+            found |= {f"{name}_offsets": lists.offsets, f"{name}_values": lists.values}
+        return {name: array.contiguous() for name, array in found.items()}
+
 
 def encode_program(program: Program) -> EncodedProgram:
     """Encode a program as int32 arrays."""
