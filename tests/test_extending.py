@@ -184,7 +184,8 @@ _PLACE = """
 import torch
 from transformers import AutoModelForCausalLM
 import tpcompile
-from tpcompile.backends.memory import StepMemory, rotation_of
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.rotation import rotation_of
 from tpcompile.backends.reference.regions import verify_regions
 from tpcompile.errors import CompileError
 from tpcompile.frontend import capture

@@ -59,9 +59,10 @@ def compile(
 
     `backend` selects what runs decode steps. "torch" runs one torch module per rank. "native" runs
     the verified program on CPU threads, in a library that is built on first use. "reference"
-    interprets the program instruction by instruction, slowly. With both, torch modules run prompts.
-    "auto" selects "native" on the CPU, or "torch" with a warning if native code cannot run the
-    model or cannot be built; on a GPU it selects "torch".
+    interprets the program instruction by instruction, slowly. "triton" runs it as one kernel on a
+    GPU, or slowly in Triton's interpreter on the CPU. With all of them, torch modules run prompts.
+    "auto" selects "native" on the CPU and "triton" on a GPU, or "torch" with a warning if that
+    backend cannot run the model.
 
     `max_seq_len` (default: the configuration's) and `max_batch` limit the size of the KV cache.
     `pipeline` is a pass pipeline as text or as a sequence of passes (default: the standard
@@ -69,8 +70,8 @@ def compile(
     does not respond for `rank_timeout` seconds is considered dead.
 
     Backends that run programs also take the `target` that programs are scheduled for (default:
-    "cpu"), the scheduling `policy`, the `lowering` ("heads", "rows" or "auto") and the number of
-    attention `spans`.
+    the machine of `device`), the scheduling `policy`, the `lowering` ("heads", "rows" or "auto")
+    and the number of attention `spans`.
     """
     load_plugins()
     check_limit("max_seq_len", max_seq_len)

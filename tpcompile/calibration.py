@@ -9,13 +9,13 @@ from typing import Any
 
 from tpcompile.backends.native.measuring import REPEATS, RandomMemory, measure
 from tpcompile.frontend import capture, config_of
-from tpcompile.inspect.step_trace import StepTrace
+from tpcompile.inspect.step_trace import StepTrace, step_trace
 from tpcompile.passes import run_passes
 from tpcompile.scheduling import choose
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.clock import timing
 from tpcompile.vm.schedule.fitting import Fit, Sample, fit, samples_of
-from tpcompile.vm.schedule.measured import costs_at
+from tpcompile.vm.schedule.measured import timing_at
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import Target, target_of
 
@@ -84,8 +84,7 @@ def calibrate(
     say("fitting")
     assert whole is not None
     found = fit(samples, target)
-    costs = costs_at(whole.program, found.target, context)
-    return Calibration(found, StepTrace(cases[0].name, costs, whole))
+    return Calibration(found, step_trace(cases[0].name, whole, found.target, context))
 
 
 def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Program:
@@ -139,7 +138,7 @@ def verify(
         if case.model != model:
             random, model = RandomMemory(), case.model  # frees the weights of the last model
         program = program_of(case, target, say)
-        predicted = timing(program, costs_at(program, target, case.context)).makespan
+        predicted = timing_at(program, target, case.context).makespan
         say(f"measuring {case.name}")
         steps = measure(program, case.context, repeats=repeats, random=random)
         yield Prediction(

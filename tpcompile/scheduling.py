@@ -16,6 +16,7 @@ from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.backends.triton.emit import emit
 from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
+from tpcompile.inspect.bandwidth import bandwidth_of
 from tpcompile.inspect.gantt import gantt_svg
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace
@@ -161,7 +162,10 @@ class ScheduledStep:
 
     def svg(self) -> str:
         """Return a picture of the workers over time."""
-        return gantt_svg(self._timeline, self.title, self.report.found.critical_us)
+        found, timeline = self.report.found, self._timeline
+        memory = bandwidth_of(found.program, found.target)
+        line = f"bandwidth limit {memory.text(timeline.timing.makespan)}; {memory.sharing}"
+        return gantt_svg(timeline, self.title, found.critical_us, line)
 
     def trace(self) -> str:
         """Return a trace in Chrome's format, which Perfetto opens."""
@@ -182,7 +186,8 @@ class ScheduledStep:
         """
         found, context = self.report.found, self.report.asked["context"]
         steps = measure(found.proved, context, repeats=repeats, progress=progress)
-        return StepTrace(self.title, found.costs, steps)
+        assert found.timing is not None
+        return StepTrace(self.title, found.timing, steps)
 
     def compile_ahead(self, arch: str) -> Compiled:
         """Compile the Triton kernel for a GPU such as `sm_90`, which need not be here."""

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
-from tpcompile.backends.memory import StepMemory, rotation_of
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.rotation import rotation_of
 from tpcompile.frontend import Captured, capture
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import run_passes

@@ -9,6 +9,7 @@ from tpcompile.inspect import schedule
 from tpcompile.inspect.schedule import ScheduleReport, fault_lines
 from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.schedule.scheduled import Scheduled
+from tpcompile.vm.targets import TARGETS
 
 
 def report(*faults: Fault) -> ScheduleReport:
@@ -17,7 +18,9 @@ def report(*faults: Fault) -> ScheduleReport:
     asked = {"model": "tiny", "max_seq_len": 4096}
     clock = None if faults else timeline.timing
     seconds = {"verify": 0.5}
-    return ScheduleReport(asked, Scheduled(timeline.program, costs, 9.25, faults, clock, seconds))
+    return ScheduleReport(
+        asked, Scheduled(timeline.program, costs, 9.25, faults, clock, seconds, TARGETS["cpu"])
+    )
 
 
 def test_kinds_are_counted_and_added_up() -> None:

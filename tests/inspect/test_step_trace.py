@@ -13,6 +13,7 @@ from tests.inspect.schedules import step_timeline
 from tests.inspect.test_trace import check_trace
 from tests.vm.schedule.test_measured import times_of
 from tpcompile.inspect.step_trace import StepTrace
+from tpcompile.vm.schedule.clock import timing
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 
 
@@ -21,7 +22,8 @@ def made(policy: str = "critical-path") -> StepTrace:
     timeline = step_timeline(3, 3, policy)
     costs = tuple(one.cost * 2 for one in timeline.program.instructions)  # type: ignore[attr-defined]
     step = measured_step(timeline.program, times_of(timeline.timing))
-    return StepTrace("a <title>", costs, MeasuredSteps(timeline.program, [step, step]))
+    simulated = timing(timeline.program, costs)
+    return StepTrace("a <title>", simulated, MeasuredSteps(timeline.program, [step, step]))
 
 
 def events_of(trace: StepTrace) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ def test_options_of_programs_do_not_fall_back() -> None:
 
 
 def test_an_executor_that_cannot_run_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(program: object) -> None:
+    def refuse(program: object, device: object) -> None:
         raise UnsupportedError("No kernel for this program")
 
     monkeypatch.setattr(Native, "check", refuse)

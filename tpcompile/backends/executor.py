@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.rotation import CPU
 from tpcompile.errors import UnsupportedError
 from tpcompile.registry import Registry
 from tpcompile.vm.program import Program
@@ -40,6 +41,8 @@ class Executor(ABC):
     name: ClassVar[str]
     abi: ClassVar[int] = VERSION
     """The version of the binary interface that the executor implements."""
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    """The types of devices that it runs on."""
     in_processes: ClassVar[bool] = True
     """Whether each rank may run in a process of its own; if not, one process runs all ranks."""
     same_for_ranks: ClassVar[bool] = True
@@ -53,9 +56,14 @@ class Executor(ABC):
         return
 
     @classmethod
-    def check(cls, program: Program) -> None:
-        """Raise if the executor cannot run this program, for example for want of a kernel."""
+    def check(cls, program: Program, device: torch.device = CPU) -> None:
+        """Raise if the executor cannot run this program there, for example for want of a kernel."""
         check_version(cls.abi, cls.name)
+        if device.type not in cls.devices:
+            raise UnsupportedError(
+                f"The {cls.name} backend does not run on {device}",
+                expected=" or ".join(cls.devices),
+            )
 
     @classmethod
     def during(cls, wait: Callable[[], T]) -> T:
@@ -63,7 +71,7 @@ class Executor(ABC):
         return wait()
 
     def __init__(self, memory: StepMemory) -> None:
-        self.check(memory.program)
+        self.check(memory.program, memory.device)
         self.memory = memory
         self._each: OnTokens | None = None
         self._told = 0
@@ -87,9 +95,11 @@ class Executor(ABC):
         called with the tokens of each step, as soon as the executor can tell them.
         """
         self.memory.begin(steps)
+        self.memory.upload()
         self._each, self._told = each, 0
         try:
             done = self.launch(steps, *options)
+            self.memory.download()
             self.tell(done)
         finally:
             self._each = None
@@ -113,12 +123,14 @@ class Executor(ABC):
         """Run the instructions of a step one by one, report all values, and return the tokens."""
         self.memory.begin(1)
         self.memory.forget()
+        self.memory.upload()
         with torch.inference_mode():
             for number in turns:
                 instruction: Any = self.memory.program.instructions[number]
                 probe = seen(instruction)
                 self.execute(number, probe)
                 instruction.report(self.memory.tensors, probe)
+        self.memory.download()
         return self.memory.tokens(1)[0]
 
     @property

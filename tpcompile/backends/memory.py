@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
+from tpcompile.backends.host_copies import HostCopies
+from tpcompile.backends.rotation import CPU, Rotation
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.step_checks import check_clocks, check_launch, check_step
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UsageError
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.operands import verify_operands
 
-_POSITIONS_AT_ONCE = 2048
-"""The positions whose rotation is computed at a time: the intermediate values are fp32."""
 _UNWRITTEN = -(2**31)
 """The value of integers that have not been written."""
-
-
-Rotation = tuple[torch.Tensor, torch.Tensor]
-"""The cosines and sines of every position, `[positions, width]`."""
+_OF_HOST = frozenset(
+    (
+        *(Role.TOKENS, Role.POSITIONS, Role.LENGTHS, Role.TABLES, Role.STOPS),
+        *(Role.FINISHED, Role.CLOCK, Role.HISTORY),
+    )
+)
+"""The roles of inputs and results, of which the host has copies."""
 
 
 class StepMemory:
     """The buffers of a program, and the inputs and results in them.
 
     It holds the buffers of all ranks, or with `share` only those of one rank and the shared ones.
+    They are on `device`. Of inputs and results the host has copies, so a launch needs one transfer
+    in each direction; on the CPU these are the buffers themselves, unless they are `apart`.
 
     With `poison`, memory that has not been written is NaN: if an instruction reads a value too
     early, or a token outside the sequence, the result is visibly wrong.
@@ -43,6 +47,8 @@ class StepMemory:
         *,
         share: RankShare | None = None,
         poison: bool = True,
+        device: torch.device = CPU,
+        apart: bool = False,
     ) -> None:
         """Allocate the buffers of a program.
 
@@ -56,16 +62,22 @@ class StepMemory:
         """
         verify_operands(program)
         check_clocks(program)
-        self.program, self.share = program, share
+        self.program, self.share, self.device = program, share, device
         self.ranks = range(program.ranks) if share is None else (share.rank,)
         """The ranks whose buffers are here."""
         self._own_caches, self._poisons = caches is None, poison
+        shapes = {
+            number: buffer.extents
+            for number, buffer in enumerate(program.buffers)
+            if buffer.role in _OF_HOST and buffer.rank in self.ranks and number not in self._shared
+        }
+        self._copies = HostCopies(shapes, device, apart=apart)
         self.tensors = [self._first(number, parameter) for number in range(len(program.buffers))]
         """The tensor of each buffer, empty for buffers of ranks that are not here."""
         for role, table in zip((Role.COS, Role.SIN), rotation, strict=True):
             for number in self._numbers(role):
                 buffer = program.buffers[number]
-                self.tensors[number] = _checked(table, buffer, buffer.extents)
+                self.tensors[number] = _checked(table, buffer, buffer.extents).to(device)
         if caches is not None:
             self.use_caches(caches)
 
@@ -76,12 +88,17 @@ class StepMemory:
             return self._shared.get(number, torch.empty(0, dtype=buffer.dtype))
         if number in self._shared:
             return self._poison(self._shared[number])
+        if number in self._copies.device:
+            return self._copies.device[number]
         if buffer.role == Role.WEIGHT:
             return _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
         if buffer.role == Role.CACHE and not self._own_caches:
             return torch.empty(0, dtype=buffer.dtype)
         extents = buffer.extents
-        found = torch.empty_strided(extents, buffer.strides(extents), dtype=buffer.dtype).zero_()
+        strides = buffer.strides(extents)
+        found = torch.empty_strided(
+            extents, strides, dtype=buffer.dtype, device=self.device
+        ).zero_()
         return found if buffer.role.kind in ("state", "input") else self._poison(found)
 
     @property
@@ -103,8 +120,9 @@ class StepMemory:
             self.tensors[number] = _checked(cache, buffer, extents)
 
     def values(self, role: Role) -> list[torch.Tensor]:
-        """Return the tensor of this role on each rank that is here."""
-        return [self.tensors[number] for number in self._numbers(role)]
+        """Return the tensor of this role on each rank that is here; of inputs, the host's copy."""
+        numbers = self._numbers(role)
+        return [self._copies.host.get(number, self.tensors[number]) for number in numbers]
 
     def table(self) -> torch.Tensor:
         """Return the table of buffers for executors outside of Python: see `abi.COLUMNS`."""
@@ -157,6 +175,14 @@ class StepMemory:
         """Raise unless there is room for `steps` steps, and reset the clock."""
         check_launch(self, steps)
         self._set(Role.CLOCK, torch.tensor([], dtype=torch.int32), 0)
+
+    def upload(self) -> None:
+        """Copy the inputs to the device."""
+        self._copies.upload()
+
+    def download(self) -> None:
+        """Wait for the device, and copy inputs and results from it."""
+        self._copies.download()
 
     def forget(self) -> None:
         """Poison the scratch buffers: a step must not read values of the previous step.
@@ -222,33 +248,12 @@ class StepMemory:
             for length, table in zip(lengths.tolist(), tables.tolist(), strict=True):
                 for place in range(length - 1):
                     free[table[place // block] * block + place % block] = False
-            cache[:, :, free] = torch.nan
+            cache[:, :, free.to(cache.device)] = torch.nan
 
     def _poison(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self._poisons:
             return tensor
         return tensor.fill_(torch.nan if tensor.is_floating_point() else _UNWRITTEN)
-
-
-def rotation_of(program: Program, rotary: Callable[..., Any]) -> Rotation:
-    """Compute the rotation of every position. Raise if it depends on the sequence length."""
-    buffer = program.buffers[program.one_per_rank(Role.COS)[0]]
-    longest, width = buffer.shape
-    cos, sin = (torch.empty(longest, width, dtype=buffer.dtype) for _ in range(2))
-    for first in range(0, longest, _POSITIONS_AT_ONCE):
-        places = torch.arange(first, min(first + _POSITIONS_AT_ONCE, longest))
-        # Some rope types choose frequencies by the longest position, so it is in each call.
-        own = rotary(torch.cat([places, torch.tensor([longest - 1])]), width, buffer.dtype)
-        for table, part in zip((cos, sin), own, strict=True):
-            table[places] = part[:-1]
-    alone = rotary(torch.zeros(1, dtype=torch.long), width, buffer.dtype)
-    if not all(map(torch.equal, alone, (cos[:1], sin[:1]))):
-        raise UnsupportedError(
-            "The rotation tables of the model depend on the sequence length",
-            expected="the same tables for every length up to max_seq_len",
-            hint="Choose a max_seq_len below the length at which its rope type changes",
-        )
-    return cos, sin
 
 
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:

@@ -39,15 +39,16 @@ class _Row:
     height: float
 
 
-def gantt_svg(timeline: Timeline, title: str, critical: float) -> str:
+def gantt_svg(timeline: Timeline, title: str, critical: float, memory: str = "") -> str:
     """Draw the picture. For a long program, draw an overview and below it the first layers.
 
-    `critical` is the time that the program takes with an unlimited number of workers.
+    `critical` is the time that the program takes with an unlimited number of workers. `memory` is a
+    line about the bandwidth.
     """
     window = window_of(timeline)
     kinds = dict.fromkeys(map(kind_of, timeline.program.instructions))
     paint = svg.colours(kinds)
-    head, y = _head(timeline, title, critical)
+    head, y = _head(timeline, title, critical, memory)
     legend, y = _legend(timeline, window, paint, y)
     head += legend
     overview: list[str] = []
@@ -68,7 +69,7 @@ def gantt_svg(timeline: Timeline, title: str, critical: float) -> str:
     return svg.document(_WIDTH, bottom + 24, title, [*head, *overview, *body])
 
 
-def _head(timeline: Timeline, title: str, critical: float) -> tuple[list[str], float]:
+def _head(timeline: Timeline, title: str, critical: float, memory: str) -> tuple[list[str], float]:
     """Draw the title and the figures, and return the y position below them."""
     program, y = timeline.program, float(_TOP)
     figures = (
@@ -85,7 +86,10 @@ def _head(timeline: Timeline, title: str, critical: float) -> tuple[list[str], f
         svg.words(_LEFT, y, svg.shortened(title, 18, room), 18, bold=True),
         svg.words(_LEFT, y + 22, " · ".join(figures), 13, fill=svg.QUIET),
     ]
-    return parts, y + 46
+    if not memory:
+        return parts, y + 46
+    parts.append(svg.words(_LEFT, y + 42, svg.shortened(memory, 13, room), 13, fill=svg.QUIET))
+    return parts, y + 66
 
 
 def _legend(

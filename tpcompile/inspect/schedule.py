@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpcompile.inspect.bandwidth import Bandwidth, bandwidth_of
 from tpcompile.inspect.tables import table_text
 from tpcompile.inspect.timeline import Timeline, kind_of
 from tpcompile.vm.proof.fault import Fault
@@ -33,6 +34,7 @@ class ScheduleReport:
             "counters": found.program.counters,
             "makespan_us": None if clock is None else round(clock.makespan, 3),
             "critical_path_us": round(found.critical_us, 3),
+            "bandwidth": bandwidth_of(found.program, found.target).to_json(),
             "idle": None if clock is None else round(self._idle(clock), 6),
             "idle_us": None if clock is None else [round(us, 3) for us in clock.idle],
             "critical_path": None if clock is None else self._chain(clock),
@@ -58,7 +60,7 @@ class ScheduleReport:
         kinds.add_column("kind", min_width=20)
         for column in ("count", "µs each", "µs total", "share"):
             kinds.add_column(column, justify="right")
-        work = sum(self.found.costs) or 1.0
+        work = sum(self._costs) or 1.0
         for kind, count, us in self._kinds():
             each = f"{us / count:,.2f}"
             kinds.add_row(kind, f"{count:,}", each, f"{us:,.1f}", f"{us / work:.1%}")
@@ -81,18 +83,31 @@ class ScheduleReport:
             ("counters", f"{self.found.program.counters:,}"),
             *clock,
             ("critical path", f"{self.found.critical_us:,.1f} µs"),
+            ("bandwidth limit", self._limit()),
+            ("workers' bandwidth", self._bandwidth.sharing),
             ("verified", f"NO: {count_of(self.found.faults)}" if self.found.faults else "yes"),
         ]
+
+    @property
+    def _bandwidth(self) -> Bandwidth:
+        return bandwidth_of(self.found.program, self.found.target)
+
+    def _limit(self) -> str:
+        clock = self.found.timing
+        return self._bandwidth.text(None if clock is None else clock.makespan)
 
     def _kinds(self) -> list[tuple[str, int, float]]:
         """Return each kind with its count and total time, in program order."""
         found: dict[str, tuple[int, float]] = {}
-        for instruction, cost in zip(
-            self.found.program.instructions, self.found.costs, strict=True
-        ):
+        for instruction, cost in zip(self.found.program.instructions, self._costs, strict=True):
             count, us = found.get(kind_of(instruction), (0, 0.0))
             found[kind_of(instruction)] = count + 1, us + cost
         return [(kind, count, us) for kind, (count, us) in found.items()]
+
+    @property
+    def _costs(self) -> tuple[float, ...]:
+        """The simulated time of each instruction."""
+        return self.found.costs if self.found.timing is None else self.found.timing.costs
 
     def _chain(self, timing: Timing) -> dict[str, Any]:
         """Return the length of the critical path, and the labels of its first instructions."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any, TextIO
 
 from tpcompile.inspect.tables import table_text
 from tpcompile.inspect.timeline import Timeline, kind_of
 from tpcompile.inspect.trace import write_trace
 from tpcompile.vm.program import Program
-from tpcompile.vm.schedule.clock import Timing, timing
-from tpcompile.vm.schedule.measured import MeasuredSteps, costs_at
+from tpcompile.vm.schedule.clock import Timing
+from tpcompile.vm.schedule.measured import MeasuredSteps, timing_at
 from tpcompile.vm.targets import Target
 
 
@@ -34,19 +33,14 @@ class StepTrace:
     """Measured steps and the simulated step of the same program."""
 
     title: str
-    costs: tuple[float, ...]
-    """The time of each instruction in the simulation, in µs."""
+    simulated: Timing
+    """The simulated step."""
     measured: MeasuredSteps
 
     @property
     def program(self) -> Program:
         """The program of the steps."""
         return self.measured.program
-
-    @cached_property
-    def simulated(self) -> Timing:
-        """The simulated step."""
-        return timing(self.program, self.costs)
 
     @property
     def ratio(self) -> float:
@@ -66,10 +60,10 @@ class StepTrace:
 
     def _times(self) -> Iterator[tuple[str, float, float, float]]:
         last = self.measured.last
-        starts, finishes = last.timing.starts, last.timing.finishes
+        predicted, measured = self.simulated.costs, last.timing.costs
         for number, one in enumerate(self.program.instructions):
-            wait = starts[number] - last.begins[number]
-            yield kind_of(one), self.costs[number], finishes[number] - starts[number], wait
+            wait = last.timing.starts[number] - last.begins[number]
+            yield kind_of(one), predicted[number], measured[number], wait
 
     def write(self, file: TextIO) -> None:
         """Write a Perfetto trace: the simulated step, and the last measured one."""
@@ -114,4 +108,4 @@ def _cells(predicted: float, measured: float) -> tuple[str, str, str]:
 
 def step_trace(title: str, measured: MeasuredSteps, target: Target, context: int) -> StepTrace:
     """Return the trace of measured steps whose sequences had `context` tokens."""
-    return StepTrace(title, costs_at(measured.program, target, context), measured)
+    return StepTrace(title, timing_at(measured.program, target, context), measured)

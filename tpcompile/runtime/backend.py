@@ -20,28 +20,33 @@ from tpcompile.runtime.ranks.rank import ModuleRanks, Ranks
 AUTO = "auto"
 MODULES = "torch"
 """The backend without programs. All other backends are executors of programs."""
-_PREFERRED = "native"
+_PREFERRED = {"cpu": "native", "cuda": "triton"}
+"""The executor that "auto" prefers, by type of device."""
 
 
 class BackendChoice:
-    """A backend by name. "auto" prefers native code on the CPU, and falls back to modules."""
+    """A backend by name. "auto" prefers an executor, and falls back to modules."""
 
     def __init__(self, backend: str, device: torch.device, options: ProgramOptions) -> None:
         """Check the name against the device and the options of programs."""
         _check_name(backend)
         automatic = backend == AUTO
         if automatic:
-            backend = _PREFERRED if device.type == "cpu" else MODULES
+            backend = _PREFERRED.get(device.type, MODULES)
         if backend == MODULES and options != ProgramOptions():
             raise UsageError(
                 "Modules have no target, policy, lowering or spans",
                 hint='Compile with backend="native"',
             )
-        if backend != MODULES and device.type != "cpu":
-            raise UnsupportedError(f"Programs do not run on {device} yet", expected="the CPU")
+        if backend != MODULES and device.type not in EXECUTORS[backend].devices:
+            raise UnsupportedError(
+                f"The {backend} backend does not run on {device}",
+                expected=" or ".join(EXECUTORS[backend].devices),
+                hint='Choose backend="auto"',
+            )
         self.name = backend
         """The name of an executor, or "torch" for modules."""
-        self._options = options
+        self._options, self._device = options, device
         self._falls_back = automatic and options == ProgramOptions()
 
     def programs(self, fork: DecodeFork, longest: int, batch: int) -> StepPrograms | None:
@@ -58,8 +63,8 @@ class BackendChoice:
         executor = EXECUTORS[self.name]
         with self._or_modules():
             executor.prepare()
-            found = StepPrograms(fork, self._options, longest, batch)
-            executor.check(found.for_batch(found.batch).program)
+            found = StepPrograms(fork, self._options, longest, batch, self._device)
+            executor.check(found.for_batch(found.batch).program, self._device)
             return found
         return None
 
@@ -80,7 +85,7 @@ class BackendChoice:
                     hint='Choose backend="native", or pass simulate=True to tpcompile.compile',
                 )
             modules.check_programs()
-            return ProgramRanks(modules, programs, rotary, self.name)
+            return ProgramRanks(modules, programs, rotary, self.name, self._device)
         return modules
 
     @contextmanager
@@ -93,8 +98,8 @@ class BackendChoice:
                 raise
             self.name = MODULES
             warnings.warn(
-                "Torch modules run decode steps, because native code cannot. "
-                f"The reason: {error}\n"
+                "Torch modules run decode steps, because the "
+                f"{_PREFERRED[self._device.type]} backend cannot. The reason: {error}\n"
                 'Pass backend="torch" to choose modules without this warning.',
                 stacklevel=5,
             )

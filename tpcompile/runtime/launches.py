@@ -96,8 +96,8 @@ class Launches:
         ranks = self._ranks
         if not isinstance(ranks, ProgramRanks) or not ranks.can_time:
             raise UnsupportedError(
-                "Only the native backend records the times of instructions",
-                hint='Compile the model with backend="native"',
+                "Only programs in compiled code record the times of instructions",
+                hint='Compile the model with backend="native" or backend="triton"',
             )
         return ranks
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tpcompile.backends.rotation import CPU
 from tpcompile.backends.triton.emit import emit
+from tpcompile.backends.triton.gpu import target_on
 from tpcompile.cores import cores
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace, step_trace
@@ -21,7 +23,7 @@ from tpcompile.vm.program.text import format_program
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.schedule.scheduled import scheduled
-from tpcompile.vm.targets import target_of
+from tpcompile.vm.targets import Target, target_of
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,17 @@ class StepPrograms:
         options: ProgramOptions,
         max_seq_len: int,
         batch: int,
+        device: torch.device = CPU,
     ) -> None:
         """Create the decode graph and the program for `batch`, so that lowering fails early.
 
         `fork` has seen the pipeline of the prompt graph, which shares its weights and KV cache with
-        the programs.
+        the programs. The default target is the machine of `device`, which all ranks share.
         """
         passes = fork.passes
-        # Ranks share the cores of a machine.
         tp = max((one.tp for one in passes if isinstance(one, PlanSharding)), default=1)
-        workers = max(1, cores() // tp) if options.target is None else None
-        self._target, self._longest = target_of(options.target or "cpu", workers), max_seq_len
+        self._target = _machine(device, tp) if options.target is None else target_of(options.target)
+        self._longest = max_seq_len
         self._policy = DEFAULT_POLICY if options.policy is None else options.policy
         self._lowering = AUTO if options.lowering is None else options.lowering
         _ = POLICIES[self._policy]  # raises for an unknown name
@@ -135,3 +137,10 @@ class StepPrograms:
             "batch": batch,
         }
         return StepProgram(found.proved, ScheduleReport(asked, found))
+
+
+def _machine(device: torch.device, ranks: int) -> Target:
+    """Return the machine of a device as a target. All ranks share its cores or SMs."""
+    if device.type == "cuda":
+        return target_on(device, ranks)
+    return target_of("cpu", max(1, cores() // ranks))

@@ -21,9 +21,10 @@ import torch
 from tests.backends.reference.stepping import place
 from tests.models import TOLERANCE
 from tests.vm.mutants.bases import MODELS, Base, FineCase
-from tpcompile.backends.memory import Rotation, StepMemory
+from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native
 from tpcompile.backends.reference import Machine
+from tpcompile.backends.rotation import Rotation
 from tpcompile.errors import CompileError
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.encoding import EncodedProgram, Lists, decode_program, encode_program

@@ -17,9 +17,10 @@ from transformers import AutoConfig
 
 from tests.models import Pair, padded, pair_of, preset_pair
 from tpcompile.backends.executor import Executor
-from tpcompile.backends.memory import Rotation, StepMemory, rotation_of
+from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
+from tpcompile.backends.rotation import Rotation, rotation_of
 from tpcompile.ir.info import info_of
 from tpcompile.ir.simulate import materialise, run_ranks
 from tpcompile.passes import run_passes

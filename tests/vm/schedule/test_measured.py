@@ -14,9 +14,9 @@ from tpcompile.vm.schedule.assemble import assemble
 from tpcompile.vm.schedule.clock import Timing, timing
 from tpcompile.vm.schedule.measured import (
     MeasuredSteps,
-    costs_at,
     instruction_times,
     measured_step,
+    parts_at,
     typical,
 )
 from tpcompile.vm.targets import TARGETS
@@ -105,13 +105,18 @@ def test_a_step_that_is_not_complete() -> None:
         measured_step(program, times)
 
 
-def test_costs_at_another_context() -> None:
+def test_parts_at_another_context() -> None:
     """Only attention depends on it; at the context of the plan they are the program's own."""
     program = Case("tiny-qwen3", lengths=(5,), workers=2, spans=2).program
     target = TARGETS["cpu"]
     own = [one.cost(target) for one in program.instructions]  # type: ignore[attr-defined]
-    assert costs_at(program, target, 64) == pytest.approx(own)
-    longer = costs_at(program, target, 640)
+
+    def costs(context: int) -> list[float]:
+        parts = parts_at(program, target, context)
+        return [one.total(target.worker_bytes_per_us) for one in parts]
+
+    assert costs(64) == pytest.approx(own)
+    longer = costs(640)
     for one, short, long in zip(program.instructions, own, longer, strict=True):
         assert (long > short) == one.label.startswith("partial_attention")
 

@@ -15,6 +15,7 @@ from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.asleep import asleep
 from tpcompile.backends.native.build import library, paths
 from tpcompile.backends.native.checks import check_kernels, check_table, check_times
+from tpcompile.backends.rotation import CPU
 from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_mean
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.abi import buffer_row
@@ -68,9 +69,9 @@ class Native(Executor):
         library()
 
     @classmethod
-    def check(cls, program: Program) -> None:
+    def check(cls, program: Program, device: torch.device = CPU) -> None:
         """Raise unless all instructions have kernels, and all their values one dtype."""
-        super().check(program)
+        super().check(program, device)
         check_kernels(program)
 
     @classmethod

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from tpcompile.backends.memory import Rotation, StepMemory
+from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.executor import Native
+from tpcompile.backends.rotation import Rotation
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 

@@ -13,18 +13,16 @@ from typing import Any
 
 from tpcompile.backends.triton.emit import emit
 from tpcompile.backends.triton.load import load_kernels, set_knob, tiles_package, triton
+from tpcompile.backends.triton.options import COMPILED, LEAST_CAPABILITY, SPINS
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.inspect.tables import table_text
 from tpcompile.vm.program import Program
 
-WARPS = 8
-"""The warps of a worker. One worker runs on an SM, so each thread may have 255 registers."""
-OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": True}
-SPINS = 1 << 24
-"""The looks at a counter after which a worker gives up."""
-_LEAST_ARCH = 80
-_POINTERS = {"buffers": "*i64", "weights": "*i64", "counters": "*i64", "scratch": "*fp32"}
-_SCALARS = {"before": "i64"}
+_LEAST_ARCH = 10 * LEAST_CAPABILITY[0] + LEAST_CAPABILITY[1]
+_POINTERS = {
+    **dict.fromkeys(("buffers", "weights", "counters", "before", "times"), "*i64"),
+    "scratch": "*fp32",
+}
 _ALIGNED = 16
 
 
@@ -67,13 +65,16 @@ class Compiled:
         return table_text(found)
 
 
-def compile_ahead(program: Program, arch: str) -> Compiled:
-    """Compile the kernel of a program for an architecture such as `sm_90`."""
+def compile_ahead(program: Program, arch: str, timed: bool = False) -> Compiled:
+    """Compile the kernel of a program for an architecture such as `sm_90`.
+
+    With `timed`, it records the times of instructions.
+    """
     number = check_ahead(arch)
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     kernel = load_kernels(emit(program, tiles_package(interpret=False)).source, False).megakernel
-    constants = {"SHARING": program.sharing, "SPINS": SPINS}
+    constants = {"SHARING": program.sharing, "SPINS": SPINS, "TIMED": timed}
     signature = {name: _type_of(name, constants) for name in kernel.arg_names}
     source = compiler.ASTSource(
         fn=kernel,
@@ -89,7 +90,7 @@ def compile_ahead(program: Program, arch: str) -> Compiled:
     # What Triton has in its cache is compiled too, so that the seconds are those of compilation.
     with set_knob(triton().knobs.compilation, "always_compile", True):
         started = time.perf_counter()
-        found = compiler.compile(source, target=target, options=OPTIONS)
+        found = compiler.compile(source, target=target, options=COMPILED)
         seconds = time.perf_counter() - started
     binary: bytes = found.asm["cubin"]
     usage = _resources(binary)
@@ -121,7 +122,7 @@ def _type_of(name: str, constants: dict[str, int]) -> str:
     """Return the type of an argument of the kernel. Most are arrays of int32."""
     if name in constants:
         return "constexpr"
-    return _SCALARS.get(name) or _POINTERS.get(name, "*i32")
+    return _POINTERS.get(name, "*i32")
 
 
 def _resources(binary: bytes) -> dict[str, int]:

@@ -30,12 +30,15 @@ def run(branch, words, buffers, own):
     """Run an instruction: its branch, its words, the table of buffers, the worker's memory."""
 '''
 
-_ALONE = '''
+_TOGETHER = '''
 
 @triton.jit
-def alone(words, branches, buffers, scratch, number):
-    """Run one instruction, without waits and signals."""
-    run(tl.load(branches + number), words + number * {row}, buffers, scratch)
+def together(words, branches, buffers, scratch, numbers):
+    """Run an instruction in each program of the grid, without waits and signals."""
+    place = tl.program_id(0)
+    number = tl.load(numbers + place)
+    own = scratch + place * {scratch}
+    run(tl.load(branches + number), words + number * {row}, buffers, own)
 '''
 
 _LOOP = '''
@@ -61,13 +64,16 @@ def megakernel(
     stuck,
     scratch,
     before,
+    times,
     SHARING: tl.constexpr,
     SPINS: tl.constexpr,
+    TIMED: tl.constexpr,
 ):
     """Take the instructions of a queue in turn until `last` steps are done or a wait is not met.
 
     `turns` holds the place of each worker in its queue, so that another launch can go on, and
-    `quotas` the number of instructions that it may take in this launch.
+    `quotas` the number of instructions that it may take in this launch. `times` receives when
+    each instruction was taken, became ready and was done.
     """
     worker = tl.program_id(0)
     queue = worker // SHARING
@@ -76,19 +82,23 @@ def megakernel(
     own = scratch + worker * {scratch}
     turn = tl.load(turns + worker)
     left = tl.load(quotas + worker)
+    earlier = tl.load(before)
     going = (length > 0) & (left > 0)
     while going:
         step = turn // length
         number = tl.load(queue_values + first + turn % length)
+        taken = sync.now(TIMED)
         sync.fetch(number, weights, buffers)
         going = sync.comes(
-            number, step, before, wait_offsets, wait_values, totals, counters, last,
+            number, step, earlier, wait_offsets, wait_values, totals, counters, last,
             stuck + worker, SPINS,
         )
         if going:
             row = words + number * {row}
             branch = tl.load(branches + number)
+            ready = sync.now(TIMED)
             run(branch, row, buffers, own)
+            sync.record(times, number, taken, ready, sync.now(TIMED), TIMED)
 {end}            sync.signal(number, signal_offsets, signal_values, counters)
             turn = sync.next_turn(turn, tickets + queue, SHARING)
             left -= 1
@@ -132,7 +142,8 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
         if branch.name == "argmax"
     )
     row, scratch = INSTRUCTIONS.words, _scratch(numbers)
-    parts = [*lines, _ALONE.format(row=row), _LOOP.format(scratch=scratch, row=row, end=ends)]
+    sizes = {"row": row, "scratch": scratch}
+    parts = [*lines, _TOGETHER.format(**sizes), _LOOP.format(**sizes, end=ends)]
     taken_by = torch.tensor(taken, dtype=torch.int32)
     weights = torch.tensor([_weights(program, one) for one in program.instructions])
     return Emitted(head + "\n".join(parts), taken_by, weights, scratch)

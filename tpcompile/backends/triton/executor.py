@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 
 from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference.orders import Order
+from tpcompile.backends.rotation import CPU
 from tpcompile.backends.triton.branches import branch_of, check_dtype
 from tpcompile.backends.triton.emit import Emitted, emit
+from tpcompile.backends.triton.gpu import check_gpu, check_shared
+from tpcompile.backends.triton.grid import Grid
 from tpcompile.backends.triton.load import interpreted_library, load_kernels, tiles_package, triton
+from tpcompile.backends.triton.options import LAUNCHED, SPINS
 from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.encoding import encode_program
 from tpcompile.vm.program.instruction import Probe
 from tpcompile.vm.proof.verify import verify_program
-from tpcompile.vm.targets import INT32_MAX
 
 
 @executor
 class Triton(Executor):
     """An executor that runs a program as one kernel, with a program of the grid per worker.
 
-    On the CPU, Triton's interpreter runs the workers one after another. A worker whose wait is not
-    met saves its place and returns, and the kernel is launched again. If no worker got further,
-    the program is deadlocked, and the error names what each worker waits for.
+    On a GPU, each worker has an SM, and waits in the kernel. On the CPU, Triton's interpreter runs
+    the workers one after another: a worker whose wait is not met saves its place and returns, and
+    the kernel is launched again. If no worker got further, the program is deadlocked, and the error
+    names what each worker waits for. On a GPU, this happens after a bounded number of looks.
     """
 
     name: ClassVar[str] = "triton"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     in_processes: ClassVar[bool] = False
     same_for_ranks: ClassVar[bool] = False
+    takes_times: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls) -> None:
@@ -40,9 +46,11 @@ class Triton(Executor):
         triton()
 
     @classmethod
-    def check(cls, program: Program) -> None:
-        """Raise unless all instructions have tiles, and all their values one dtype."""
-        super().check(program)
+    def check(cls, program: Program, device: torch.device = CPU) -> None:
+        """Raise unless the GPU has room for all workers, and all instructions have tiles."""
+        super().check(program, device)
+        if device.type == "cuda":
+            check_gpu(program, torch.cuda.get_device_properties(device))
         for one in program.instructions:
             branch_of(program, one)
         dtypes = {b.dtype for b in program.buffers if b.role == Role.WEIGHT}
@@ -55,7 +63,7 @@ class Triton(Executor):
             )
 
     def __init__(self, memory: StepMemory, verify: bool = True) -> None:
-        """Emit and load the kernel.
+        """Emit and load the kernel; on a GPU, compile it.
 
         The program is verified again, because the kernel relies on it. `verify=False` is for tests
         of what happens without.
@@ -66,23 +74,36 @@ class Triton(Executor):
                 "The triton backend runs all ranks in one kernel, and not in processes",
                 hint='Compile with backend="native" for ranks in processes',
             )
-        program = memory.program
+        program, device = memory.program, memory.device
         if verify:
             verify_program(program)
-        self.emitted: Emitted = emit(program, tiles_package(interpret=True))
-        self._kernels = load_kernels(self.emitted.source, interpret=True)
-        arrays = encode_program(program).arrays()
-        self._arrays = {name: _never_empty(array) for name, array in arrays.items()}
-        self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
-        self._workers = len(program.queues) * program.sharing
-        self._scratch = torch.zeros(self._workers * self.emitted.scratch)
-        self._before = 0
+        self._interpreted = device.type == "cpu"
+        self.emitted: Emitted = emit(program, tiles_package(self._interpreted))
+        self._kernels = load_kernels(self.emitted.source, self._interpreted)
+        self._arrays = {
+            name: _never_empty(array).to(device)
+            for name, array in (
+                *encode_program(program).arrays().items(),
+                ("branches", self.emitted.branches),
+                ("weights", self.emitted.weights),
+            )
+        }
+        self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64, device=device)
+        self._grid = Grid(program, device)
+        self._scratch = torch.empty(0, device=device)
+        self._own_scratch(self._grid.workers)
+        self._no_times = torch.zeros(1, dtype=torch.int64, device=device)
+        self._placed: tuple[Any, ...] = ()
         self._failed = False
+        if not self._interpreted:
+            self._compile()
 
-    def launch(self, steps: int, order: Order | None = None) -> int:
+    def launch(self, steps: int, option: Order | torch.Tensor | None = None) -> int:
         """Launch the kernel until every worker has done its instructions of `steps` steps.
 
-        `order` chooses the instructions of a step one by one, for tests of races.
+        `option` may be an int64 tensor `[instructions, 3]`. It receives the times in ns at which
+        each instruction of the last step was taken, became ready and was done, before its signals.
+        Or it is an order, which chooses the instructions of a step one by one in tests of races.
         """
         if self._failed:
             raise UsageError(
@@ -92,121 +113,99 @@ class Triton(Executor):
         if self.memory.finished:
             return 0
         self._failed = True  # until the launch has ended
-        grid = _Grid(self.memory.program, steps)
-        if order is None:
-            grid.quotas.fill_(INT32_MAX)
-            while not grid.done:
-                self._go_on(grid)
+        self._grid.begin(steps)
+        times = option.to(self.memory.device) if isinstance(option, torch.Tensor) else None
+        if option is None or isinstance(option, torch.Tensor):
+            while not self._grid.done:
+                self._go_on(times)
         else:
-            for number in order(self.memory.program):
-                grid.quotas.zero_()
-                grid.quotas[grid.worker_at(number)] = 1
-                self._go_on(grid)
-        done = int(grid.last)
-        self._before += done
+            for number in option(self.memory.program):
+                self._grid.allow_only(self._grid.worker_at(number))
+                self._go_on(None)
+        done = self._grid.end()
+        if isinstance(option, torch.Tensor) and times is not None:
+            option.copy_(times)
         self._failed = False
         return done
 
-    def _go_on(self, grid: _Grid) -> None:
-        """Launch the kernel once. Raise if no worker gets further."""
-        before = grid.turns.clone()
-        grid.stuck.fill_(-1)
-        with interpreted_library():
-            self._kernels.megakernel[(self._workers,)](
-                self._arrays["words"],
-                self.emitted.branches,
-                self.emitted.weights,
-                self.memory.table(),
-                *(self._arrays[name] for name in _LISTS),
-                self._arrays["totals"],
-                self._counters,
-                grid.turns,
-                grid.tickets,
-                grid.quotas,
-                grid.last,
-                grid.stuck,
-                self._scratch,
-                self._before,
-                SHARING=self.memory.program.sharing,
-                SPINS=1,
-            )
-        if torch.equal(grid.turns, before) and not grid.done:
-            raise RankError(
-                "The program is deadlocked: no worker can go on", got="; ".join(grid.waiting())
-            )
-
     def execute(self, number: int, probe: Probe) -> None:
         """Run one instruction, without waits and signals."""
-        with interpreted_library():
-            self._kernels.alone[(1,)](
-                self._arrays["words"],
-                self.emitted.branches,
-                self.memory.table(),
+        self.launch_together(torch.tensor([number], dtype=torch.int32, device=self.memory.device))
+
+    def launch_together(self, numbers: torch.Tensor) -> None:
+        """Run independent instructions at the same time, without waits and signals.
+
+        `numbers` is int32, on the device. The inputs must have been uploaded.
+        """
+        self._own_scratch(len(numbers))
+        arrays, table = self._arrays, self._table()
+        with self._context():
+            self._kernels.together[(len(numbers),)](
+                arrays["words"],
+                arrays["branches"],
+                table,
                 self._scratch,
-                number,
+                numbers,
+                **self._options(),
             )
 
+    def _go_on(self, times: torch.Tensor | None) -> None:
+        """Launch the kernel once. Raise if no worker gets further."""
+        arguments = self._arguments(times)
+        self._grid.upload()
+        with self._context():
+            self._kernels.megakernel[(self._grid.workers,)](**arguments, **self._options())
+            further = self._grid.download()
+        if not further:
+            raise RankError(
+                "The program is deadlocked: no worker can go on",
+                got="; ".join(self._grid.waiting()),
+            )
 
-class _Grid:
-    """The places of the workers during a launch of `steps` steps."""
+    def _compile(self) -> None:
+        """Compile the kernel for the GPU, and check that it fits."""
+        device = self.memory.device
+        with self._context():
+            compiled = self._kernels.megakernel.warmup(
+                **self._arguments(None), grid=(self._grid.workers,), **self._options()
+            )
+        check_shared(int(compiled.metadata.shared), torch.cuda.get_device_properties(device))
 
-    def __init__(self, program: Program, steps: int) -> None:
-        self._program, sharing = program, program.sharing
-        workers = torch.arange(len(program.queues) * sharing, dtype=torch.int32)
-        self.turns = workers % sharing
-        """The turn of each worker in its queue, counted over all steps."""
-        self.tickets = torch.full((len(program.queues),), sharing, dtype=torch.int32)
-        """The next turn of each queue that workers share."""
-        self.quotas = torch.zeros_like(workers)
-        """The instructions that each worker may take in the next launch."""
-        self.last = torch.full((1,), steps, dtype=torch.int32)
-        """The number of steps; a step in which all sequences end lowers it."""
-        self.stuck = torch.zeros_like(workers)
-        """The counter that each worker waits for, or -1."""
-        self._lengths = torch.tensor([len(self._queue(worker)) for worker in workers.tolist()])
+    def _arguments(self, times: torch.Tensor | None) -> dict[str, Any]:
+        return {
+            **self._arrays,
+            **self._grid.arguments(),
+            "buffers": self._table(),
+            "counters": self._counters,
+            "scratch": self._scratch,
+            "times": self._no_times if times is None else times,
+            "SHARING": self.memory.program.sharing,
+            "SPINS": 1 if self._interpreted else SPINS,
+            "TIMED": times is not None,
+        }
 
-    def _queue(self, worker: int) -> Sequence[int]:
-        return self._program.queues[worker // self._program.sharing]
+    def _options(self) -> dict[str, Any]:
+        return {} if self._interpreted else LAUNCHED
 
-    def _next(self, worker: int) -> int:
-        """Return the instruction that a worker takes next."""
-        queue = self._queue(worker)
-        return queue[int(self.turns[worker]) % len(queue)]
+    def _context(self) -> AbstractContextManager[Any]:
+        """Return the context in which kernels are launched."""
+        if self._interpreted:
+            return interpreted_library()
+        return torch.cuda.device(self.memory.device)
 
-    @property
-    def _ended(self) -> torch.Tensor:
-        """Whether each worker has done its instructions of all steps."""
-        return (self._lengths == 0) | (self.turns // self._lengths.clamp(min=1) >= self.last)
+    def _table(self) -> torch.Tensor:
+        """Return the table of buffers on the device. Only the caches may change."""
+        caches = self.memory.values(Role.CACHE)
+        placed = tuple((cache.data_ptr(), cache.shape) for cache in caches)
+        if placed != self._placed:
+            self._placed, self._buffers = placed, self.memory.table().to(self.memory.device)
+        return self._buffers
 
-    @property
-    def done(self) -> bool:
-        """Whether all workers have."""
-        return bool(self._ended.all())
-
-    def worker_at(self, number: int) -> int:
-        """Return the worker that takes an instruction next."""
-        going = (~self._ended).nonzero().flatten().tolist()
-        found: int = next(worker for worker in going if self._next(worker) == number)
-        return found
-
-    def waiting(self, most: int = 8) -> list[str]:
-        """Describe what the first workers that have not ended wait for."""
-        instructions = self._program.instructions
-        return [
-            f"worker {worker} before {instructions[self._next(worker)].label} for counter "
-            f"{int(self.stuck[worker])}"
-            for worker in (~self._ended).nonzero().flatten().tolist()[:most]
-        ]
-
-
-_LISTS = (
-    "queue_offsets",
-    "queue_values",
-    "wait_offsets",
-    "wait_values",
-    "signal_offsets",
-    "signal_values",
-)
+    def _own_scratch(self, workers: int) -> None:
+        """Allocate the scratch memory of so many workers, unless there is enough."""
+        needed = workers * self.emitted.scratch
+        if self._scratch.numel() < needed:
+            self._scratch = torch.zeros(needed, device=self.memory.device)
 
 
 def _never_empty(array: torch.Tensor) -> torch.Tensor:

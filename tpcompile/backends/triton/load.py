@@ -55,14 +55,14 @@ def tiles_package(interpret: bool) -> str:
 
 
 def load_kernels(source: str, interpret: bool) -> ModuleType:
-    """Return the module of a generated source, with the kernels `megakernel` and `alone`."""
+    """Return the module of a generated source, with the kernels `megakernel` and `together`."""
     name = f"<tpcompile kernel {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     module = ModuleType("tpcompile_kernel")
     with _mode(interpret):
         exec(compile(source, name, "exec"), module.__dict__)
     if interpret:
-        kernels = {name: module.__dict__[name] for name in ("megakernel", "alone")}
+        kernels = {name: module.__dict__[name] for name in ("megakernel", "together")}
         _call_directly(module)
         vars(module).update(kernels)
         # A launch replaces the functions of `triton.language` and `core` by those of the

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from tpcompile.backends.executor import Executor
-from tpcompile.backends.memory import StepMemory, rotation_of
+from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference.orders import Order
+from tpcompile.backends.rotation import rotation_of
 from tpcompile.compare.group_rows import LOGITS
 from tpcompile.compare.groups import Group, Pieces, Side
 from tpcompile.compare.program.module import put_cached

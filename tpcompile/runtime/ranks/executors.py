@@ -27,7 +27,14 @@ class StepExecutors:
         self, code: StepCode, caches: Sequence[torch.Tensor], share: RankShare | None = None
     ) -> None:
         """Load a program. With `share` it is run for one rank, else for all of them."""
-        memory = StepMemory(code.program, self._parameter, code.rotation, caches, share=share)
+        memory = StepMemory(
+            code.program,
+            self._parameter,
+            code.rotation,
+            caches,
+            share=share,
+            device=caches[0].device,
+        )
         self._executors[code.batch] = EXECUTORS[code.executor](memory)
 
     def run(

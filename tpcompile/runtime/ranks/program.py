@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tpcompile.backends.executor import EXECUTORS, OnTokens
-from tpcompile.backends.memory import rotation_of
+from tpcompile.backends.rotation import CPU, rotation_of
 from tpcompile.errors import UsageError
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.programs import StepPrograms
@@ -30,8 +30,9 @@ class ProgramRanks:
         programs: StepPrograms,
         rotary: Callable[[], nn.Module],
         executor: str,
+        device: torch.device = CPU,
     ) -> None:
-        self.programs, self.executor = programs, executor
+        self.programs, self.executor, self._device = programs, executor, device
         self._modules, self._rotary = modules, rotary()
         self._loaded: set[int] = set()
         self.timed = False
@@ -61,7 +62,7 @@ class ProgramRanks:
         batch = self.programs.batch_for(len(step.inputs["lengths"]))
         if batch not in self._loaded:
             program = self.programs.for_batch(batch).program
-            rotation = rotation_of(program, self._rotary)
+            rotation = rotation_of(program, self._rotary, self._device)
             self._modules.load_program(StepCode(program, batch, rotation, self.executor))
             self._loaded.add(batch)
         asked = replace(step, timed=self.timed)

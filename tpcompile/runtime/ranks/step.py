@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from tpcompile.backends.memory import Rotation
+from tpcompile.backends.rotation import Rotation
 from tpcompile.backends.share import SharedLayout
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program

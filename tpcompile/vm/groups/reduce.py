@@ -18,6 +18,7 @@ from tpcompile.vm.program import Region, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
+    Parts,
     Probe,
     Range,
     StepInstruction,
@@ -90,13 +91,14 @@ class AllReduce(StepInstruction):
     def values(self) -> int:
         return self.traffic // 4
 
-    def cost(self, target: Target) -> float:
+    def parts(self, target: Target) -> Parts:
         """Estimate the time. Terms of other ranks use a link, which few workers use at a time."""
+        found = super().parts(target)
         if self.at.ranks == 1:
-            return super().cost(target)
+            return found
         foreign = self.traffic - self.traffic // self.at.ranks
         exchange = target.exchange_us + foreign / target.link_bytes_per_us
-        return target.instruction_us + exchange + self.values * target.value_us
+        return Parts(found.fixed_us + exchange, 0, 0.0)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at

@@ -75,6 +75,21 @@ def with_bias(memory: Memory, bias: int, rows: Range, found: torch.Tensor) -> to
     return found if bias == NONE else found + memory[bias][rows.slice].float()
 
 
+class Parts(NamedTuple):
+    """The parts of an instruction's time on a worker."""
+
+    fixed_us: float
+    """The time before it loads, and that of values."""
+    traffic: float
+    """The bytes that it loads from memory, which all workers share."""
+    work_us: float
+    """The time of its arithmetic, during which it loads."""
+
+    def total(self, bytes_per_us: float) -> float:
+        """Return the microseconds if the worker loads so many bytes per µs."""
+        return self.fixed_us + max(self.traffic / bytes_per_us, self.work_us)
+
+
 @dataclass(frozen=True)
 class StepInstruction:
     """Base class of instructions. A subclass adds operands, regions, its traffic and `run`."""
@@ -124,15 +139,18 @@ class StepInstruction:
         """The values of sequences that the instruction norms, converts or activates."""
         return 0
 
-    def cost(self, target: Target) -> float:
-        """Estimate the microseconds that the instruction takes on one worker of a target.
+    def parts(self, target: Target) -> Parts:
+        """Estimate the parts of the instruction's time on one worker of a target.
 
         A worker multiplies while it loads. Weights are loaded once for all sequences, so a large
         batch takes as long as its arithmetic. The values of sequences take additional time.
         """
-        loading = self.traffic / target.worker_bytes_per_us
-        longer = max(loading, self.work / target.worker_macs_per_us)
-        return target.instruction_us + longer + self.values * target.value_us
+        fixed = target.instruction_us + self.values * target.value_us
+        return Parts(fixed, self.traffic, self.work / target.worker_macs_per_us)
+
+    def cost(self, target: Target) -> float:
+        """Estimate the microseconds that the instruction takes if all workers are loading."""
+        return self.parts(target).total(target.worker_bytes_per_us)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction on reference memory.

@@ -13,7 +13,8 @@ import torch
 from tpcompile.errors import UsageError
 from tpcompile.vm.lowering.plan import planned_tokens
 from tpcompile.vm.program import Program
-from tpcompile.vm.schedule.clock import Timing
+from tpcompile.vm.program.instruction import Parts
+from tpcompile.vm.schedule.clock import Timing, timing_on
 from tpcompile.vm.targets import Target
 
 
@@ -131,8 +132,13 @@ def instruction_times(program: Program, step: MeasuredStep) -> list[float]:
     return found
 
 
-def costs_at(program: Program, target: Target, context: int) -> tuple[float, ...]:
-    """Return the costs of the instructions if each sequence has `context` tokens."""
+def timing_at(program: Program, target: Target, context: int) -> Timing:
+    """Simulate a step on a target in which each sequence has `context` tokens."""
+    return timing_on(program, parts_at(program, target, context), target)
+
+
+def parts_at(program: Program, target: Target, context: int) -> tuple[Parts, ...]:
+    """Return the parts of the instructions' times if each sequence has `context` tokens."""
     shared: dict[int, Any] = {}
     found = []
     for one in program.instructions:
@@ -141,5 +147,5 @@ def costs_at(program: Program, target: Target, context: int) -> tuple[float, ...
             if id(at) not in shared:
                 shared[id(at)] = replace(at, planned=planned_tokens(context, at.block, at.spans))
             one = replace(one, at=shared[id(at)])  # type: ignore[type-var]
-        found.append(one.cost(target))  # type: ignore[attr-defined]
+        found.append(one.parts(target))  # type: ignore[attr-defined]
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +13,11 @@ from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
 from tpcompile.pause import paused_collector
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import Parts
 from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.proof.verify import check_program, refuse
 from tpcompile.vm.schedule.assemble import Assembled, assemble
-from tpcompile.vm.schedule.clock import Timing, timing
+from tpcompile.vm.schedule.clock import Timing, timing_on
 from tpcompile.vm.schedule.list_schedule import tails
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.targets import TARGETS, Target
@@ -27,14 +29,15 @@ class Scheduled:
 
     program: Program
     costs: tuple[float, ...]
-    """The time of each instruction, in µs."""
+    """The time of each instruction if all workers are loading, in µs: what policies go by."""
     critical_us: float
-    """The time of a step with unlimited workers."""
+    """The time of a step with unlimited workers, each with the bandwidth of a worker alone."""
     faults: tuple[Fault, ...]
     timing: Timing | None
     """None if the program has faults, because it may never terminate."""
     seconds: dict[str, float]
     """The time that each phase took on this machine."""
+    target: Target
 
     @property
     def proved(self) -> Program:
@@ -53,7 +56,8 @@ def scheduled(
     with paused_collector():
         started = time.perf_counter()
         lowered = lower(gm, plan)
-        costs = _costs(lowered, target)
+        parts = [one.parts(target) for one in lowered.instructions]
+        costs = _costs(parts, target.worker_bytes_per_us)
         lowering = time.perf_counter() - started
         made = _assembled(lowered, costs, policy)
         started = time.perf_counter()
@@ -62,15 +66,16 @@ def scheduled(
         return Scheduled(
             made.program,
             costs,
-            max(tails(made.groups, costs), default=0.0),
+            max(tails(made.groups, _costs(parts, target.most_bytes_per_us)), default=0.0),
             faults,
-            None if faults else timing(made.program, costs),
+            None if faults else timing_on(made.program, parts, target),
             {"lower": lowering, **made.seconds, "verify": verifying},
+            target,
         )
 
 
-def _costs(lowered: Lowered, target: Target) -> tuple[float, ...]:
-    return tuple(instruction.cost(target) for instruction in lowered.instructions)
+def _costs(parts: Sequence[Parts], bytes_per_us: float) -> tuple[float, ...]:
+    return tuple(one.total(bytes_per_us) for one in parts)
 
 
 def _assembled(lowered: Lowered, costs: tuple[float, ...], policy: str) -> Assembled:
@@ -132,7 +137,7 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
     for lowering in LOWERINGS:
         plan = StepPlan(target.workers, max_seq_len=longest, lowering=lowering, grain=target.grain)
         lowered = lower(gm, plan)
-        costs = _costs(lowered, target)
+        costs = tuple(one.cost(target) for one in lowered.instructions)
         for policy in POLICIES:
             program = _assembled(lowered, costs, policy).program
             sizes = target.workers, len(program.instructions), program.counters

@@ -3,6 +3,8 @@
 Counters are never cleared: in each step, thresholds grow by the signals of a step.
 """
 
+from time import perf_counter_ns
+
 import triton
 import triton.language as tl
 
@@ -12,6 +14,7 @@ from .numbers import INTERPRETED
 
 _LINES = tl.constexpr(256)
 _LINE_BYTES = tl.constexpr(128)
+_host_clock = tl.constexpr(perf_counter_ns)
 
 
 @triton.jit
@@ -36,6 +39,30 @@ def fetch(number, weights, buffers):
                 is_pure=False,
                 pack=1,
             )
+
+
+@triton.jit
+def now(TIMED: tl.constexpr):
+    """Return the time in ns when all warps have come this far; 0 unless instructions are TIMED."""
+    found = 0
+    if TIMED:
+        tl.debug_barrier()
+        if INTERPRETED:
+            found = _host_clock()
+        else:
+            found = tl.inline_asm_elementwise(
+                "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+            )
+    return found
+
+
+@triton.jit
+def record(times, number, taken, ready, done, TIMED: tl.constexpr):
+    """Store when an instruction was taken, became ready and was done, if it is TIMED."""
+    if TIMED:
+        tl.store(times + 3 * number, taken)
+        tl.store(times + 3 * number + 1, ready)
+        tl.store(times + 3 * number + 2, done)
 
 
 @triton.jit

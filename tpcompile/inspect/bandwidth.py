@@ -1,0 +1,57 @@
+"""The bytes that a step loads, and the time that they take at a target's bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tpcompile.vm.program import Program
+from tpcompile.vm.targets import Target
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A lower bound of the time of a step: its bytes at the bandwidth of a rank's machine."""
+
+    loaded: int
+    """The bytes of weights and cache that the busiest rank loads."""
+    target: Target
+
+    @property
+    def floor_us(self) -> float:
+        """The time that the loads take at the full bandwidth."""
+        return self.loaded / self.target.bytes_per_us
+
+    def to_json(self) -> dict[str, Any]:
+        target = self.target
+        return {
+            "loaded_bytes": self.loaded,
+            "floor_us": round(self.floor_us, 3),
+            "gb_per_s": round(target.bytes_per_us / 1000, 3),
+            "worker_gb_per_s": round(target.most_bytes_per_us / 1000, 3),
+        }
+
+    def text(self, makespan: float | None) -> str:
+        """Describe the bound, and its share of a step of `makespan` µs."""
+        found = f"{self.floor_us:,.1f} µs for {self.loaded / 1e6:,.1f} MB at {_rate(self.target)}"
+        return found if not makespan else f"{found}, {self.floor_us / makespan:.0%} of the makespan"
+
+    @property
+    def sharing(self) -> str:
+        """Describe how workers share the bandwidth."""
+        one = self.target.most_bytes_per_us
+        if one == self.target.worker_bytes_per_us:
+            return f"each worker has {one / 1000:,.1f} GB/s"
+        return f"those that load share it, each up to {one / 1000:,.1f} GB/s"
+
+
+def bandwidth_of(program: Program, target: Target) -> Bandwidth:
+    """Return the bound for a program."""
+    loaded = [0] * program.ranks
+    for one in program.instructions:
+        loaded[one.rank] += getattr(one, "traffic", 0)
+    return Bandwidth(max(loaded, default=0), target)
+
+
+def _rate(target: Target) -> str:
+    return f"{target.bytes_per_us / 1000:,.0f} GB/s"
