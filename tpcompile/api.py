@@ -78,7 +78,7 @@ def compile(
     check_limit("max_batch", max_batch)
     check_limit("spans", spans)
     _check_seconds(rank_timeout)
-    place = _device_of(device)
+    place = device_of(device)
     how = ProgramOptions(target, policy, lowering, spans)
     chosen = BackendChoice(backend, place, how)
     limit = timedelta(seconds=rank_timeout)
@@ -125,7 +125,8 @@ def _check_seconds(rank_timeout: float) -> None:
         )
 
 
-def _device_of(device: torch.device | str | None) -> torch.device:
+def device_of(device: torch.device | str | None) -> torch.device:
+    """Return a device by name, the CPU by default. Raise unless it is there and supported."""
     try:
         found = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""`calibrate`: measure decode steps on this machine's CPU, and fit the constants of a target."""
+"""`calibrate`: measure decode steps on this machine, and fit the constants of a target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpcompile.backends.native.measuring import REPEATS, RandomMemory, measure
+import torch
+
+from tpcompile.backends.devices import machine_of
+from tpcompile.backends.measuring import REPEATS, RandomMemory, measure
+from tpcompile.backends.rotation import CPU
 from tpcompile.frontend import capture, config_of
 from tpcompile.inspect.step_trace import StepTrace, step_trace
 from tpcompile.passes import run_passes
@@ -17,7 +21,7 @@ from tpcompile.vm.schedule.clock import timing
 from tpcompile.vm.schedule.fitting import Fit, Sample, fit, samples_of
 from tpcompile.vm.schedule.measured import timing_at
 from tpcompile.vm.schedule.scheduled import scheduled
-from tpcompile.vm.targets import Target, target_of
+from tpcompile.vm.targets import Target
 
 Say = Callable[[str], None]
 
@@ -62,19 +66,22 @@ def calibrate(
     name: str = "calibrated",
     workers: int | None = None,
     repeats: int = REPEATS,
+    device: torch.device = CPU,
     say: Say = lambda text: None,
 ) -> Calibration:
-    """Measure steps of MODEL with random weights, and fit a target for this machine.
+    """Measure steps of MODEL with random weights, and fit a target for the machine of `device`.
 
     All layers run with one sequence of `context` tokens. The first layers also run with a few
     sequences: the time of a single one is that of its loads, so it does not show the rates of
     arithmetic and of values. Ranks of one machine share its memory, so the delay and the
     bandwidth between ranks are those of instructions and of the memory.
     """
-    target = replace(target_of("cpu", workers), name=name)
+    target = replace(machine_of(device), name=name)
+    if workers is not None:
+        target = replace(target, workers=workers)
     layers = min(_FIRST_LAYERS, config_of(model).num_hidden_layers)
     cases = [Case(model, context), *(Case(model, _SHORT, b, layers) for b in _BATCHES)]
-    random, samples, whole = RandomMemory(), list[Sample](), None
+    random, samples, whole = RandomMemory(device), list[Sample](), None
     for case in cases:
         program = program_of(case, target, say)
         say(f"measuring {case.name}")
@@ -90,7 +97,7 @@ def calibrate(
 def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Program:
     """Return the verified program of a step, for the workers of a target."""
     say(f"scheduling {case.name}")
-    choices = choose(target="cpu", workers=target.workers, batch=case.batch, context=case.context)
+    choices = choose(target=target, batch=case.batch, context=case.context)
     config = copy.deepcopy(config_of(case.model))
     if case.layers is not None:
         config.num_hidden_layers = case.layers
@@ -130,13 +137,18 @@ def cases_of(model: str, other: str) -> list[Case]:
 
 
 def verify(
-    target: Target, cases: Sequence[Case], *, repeats: int = REPEATS, say: Say = lambda text: None
+    target: Target,
+    cases: Sequence[Case],
+    *,
+    repeats: int = REPEATS,
+    device: torch.device = CPU,
+    say: Say = lambda text: None,
 ) -> Iterator[Prediction]:
     """Predict the steps for a target, measure them, and yield both."""
-    random, model = RandomMemory(), ""
+    random, model = RandomMemory(device), ""
     for case in cases:
         if case.model != model:
-            random, model = RandomMemory(), case.model  # frees the weights of the last model
+            random, model = RandomMemory(device), case.model  # frees the weights of the last model
         program = program_of(case, target, say)
         predicted = timing_at(program, target, case.context).makespan
         say(f"measuring {case.name}")

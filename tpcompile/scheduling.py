@@ -11,7 +11,8 @@ from typing import Any, TextIO
 import torch
 
 from tpcompile.api import check_limit, check_shards, check_tp, dtype_of, passes_for
-from tpcompile.backends.native.measuring import REPEATS, measure
+from tpcompile.backends.measuring import REPEATS, RandomMemory, measure
+from tpcompile.backends.rotation import CPU
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.backends.triton.emit import emit
 from tpcompile.errors import UsageError
@@ -71,7 +72,7 @@ class Choices:
 def choose(
     *,
     tp: int = 1,
-    target: str = DEFAULT_TARGET,
+    target: str | Target = DEFAULT_TARGET,
     policy: str | None = None,
     workers: int | None = None,
     batch: int = 1,
@@ -86,7 +87,7 @@ def choose(
     check_tp(tp)
     for name, limit in (("spans", spans), ("context", context), ("max_seq_len", max_seq_len)):
         check_limit(name, limit)
-    machine = target_of(target, workers)
+    machine = target if isinstance(target, Target) else target_of(target, workers)
     policy = DEFAULT_POLICY if policy is None else policy
     _ = POLICIES[policy]  # raises for an unknown name
     longest = max_seq_len or max(context or 0, _CONTEXT)
@@ -178,14 +179,19 @@ class ScheduledStep:
         write_trace(self._timeline, self.title, file)
 
     def measure(
-        self, repeats: int = REPEATS, progress: Callable[[int], None] = lambda done: None
+        self,
+        repeats: int = REPEATS,
+        progress: Callable[[int], None] = lambda done: None,
+        device: torch.device = CPU,
     ) -> StepTrace:
-        """Run steps on this machine's CPU, with random weights, and time every instruction.
+        """Run steps on this machine, with random weights, and time every instruction.
 
-        The native executor runs all ranks in this process, with one thread per worker.
+        All ranks run in this process: on the CPU in the native executor, with one thread per
+        worker, and on a GPU in one Triton kernel.
         """
         found, context = self.report.found, self.report.asked["context"]
-        steps = measure(found.proved, context, repeats=repeats, progress=progress)
+        random = RandomMemory(device)
+        steps = measure(found.proved, context, repeats=repeats, random=random, progress=progress)
         assert found.timing is not None
         return StepTrace(self.title, found.timing, steps)
 

@@ -24,10 +24,11 @@ _EXAMPLES = """\
   tpcompile calibrate -o mine.json --verify
   tpcompile schedule preset:qwen3-0.6b --target mine.json --measured
 
-The command runs decode steps with random weights on the native executor, at one
-context, and writes a target file with the fitted constants. --verify then
-predicts and measures other contexts, a batch of 8 and other shapes, which takes
-more memory: 4.5 GB with the defaults. Run it on a quiet machine.
+The command runs decode steps with random weights, on the native executor or on a
+GPU as one Triton kernel, at one context, and writes a target file with the fitted
+constants. --verify then predicts and measures other contexts, a batch of 8 and
+other shapes, which takes more memory: 4.5 GB with the defaults. Run it on a quiet
+machine.
 The exit status is 0, or 2 for bad input."""
 
 
@@ -46,7 +47,7 @@ def _add_arguments(parser: Parser) -> None:
         "--workers",
         metavar="W",
         type=number(1, "the number of workers"),
-        help="threads; default: one per core",
+        help="workers; default: one thread per core, or one per SM",
     )
     add(
         "--repeats",
@@ -55,6 +56,7 @@ def _add_arguments(parser: Parser) -> None:
         default=20,
         help="measured steps per batch size; default: 20",
     )
+    add("--device", metavar="D", help="cpu or cuda; default: cpu")
     add("--verify", action="store_true", help="also predict other steps, and measure them")
     add(
         "--other",
@@ -74,11 +76,14 @@ def _run(args: argparse.Namespace) -> Result:
         raise UsageError("The target file must end in .json", got=str(args.output))
     check_file(args.output)
     with progress() as say:
+        from tpcompile.api import device_of
         from tpcompile.calibration import calibrate, cases_of, verify
         from tpcompile.vm.targets import target_text
 
+        device = device_of(args.device)
         found = calibrate(
             args.model,
+            device=device,
             context=args.context,
             name=args.output.stem,
             workers=args.workers,
@@ -88,7 +93,8 @@ def _run(args: argparse.Namespace) -> Result:
         write_file(args.output, lambda file: file.write(target_text(found.target)))
         sys.stderr.write(f"wrote {args.output}\n")
         cases = cases_of(args.model, args.other) if args.verify else []
-        checked = list(verify(found.target, cases, repeats=args.repeats, say=_both(say)))
+        steps = verify(found.target, cases, repeats=args.repeats, device=device, say=_both(say))
+        checked = list(steps)
     text = json_text(_json(found, checked)) if args.json else _tables(found, checked)
     return Result(text)
 
@@ -145,7 +151,7 @@ below the measured step, other processes were running.
 """
 
 COMMAND = Command(
-    "fit the constants of a target to steps measured on this CPU",
+    "fit the constants of a target to steps measured on this machine",
     _EXAMPLES,
     _add_arguments,
     _run,

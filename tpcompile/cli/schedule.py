@@ -92,9 +92,10 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--measured",
         action="store_true",
-        help="also run steps on this CPU, with random weights; show their times in the trace and "
-        "in a table",
+        help="also run steps on this machine, with random weights; show their times in the trace "
+        "and in a table",
     )
+    parser.add_argument("--device", metavar="D", help="cpu or cuda, for --measured; default: cpu")
     parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture of the schedule")
     parser.add_argument(
         "--aot",
@@ -145,13 +146,17 @@ def _compile(args: argparse.Namespace, report: ScheduleReport, say: Say) -> Comp
 
 
 def _measure(args: argparse.Namespace, report: ScheduleReport, say: Say) -> StepTrace:
+    from tpcompile.api import device_of
     from tpcompile.cores import cores
     from tpcompile.scheduling import ScheduledStep
 
+    device = device_of(args.device)
     threads = report.asked["workers"] * args.tp
-    if threads > cores():
+    if device.type == "cpu" and threads > cores():
         sys.stderr.write(f"warning: {threads} workers share {cores()} cores\n")
-    return ScheduledStep(report).measure(progress=lambda done: say(f"measured {done} steps"))
+    return ScheduledStep(report).measure(
+        device=device, progress=lambda done: say(f"measured {done} steps")
+    )
 
 
 def _text(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from tpcompile.backends.devices import FASTEST
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.errors import CompileError, UnsupportedError, UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
@@ -20,8 +21,6 @@ from tpcompile.runtime.ranks.rank import ModuleRanks, Ranks
 AUTO = "auto"
 MODULES = "torch"
 """The backend without programs. All other backends are executors of programs."""
-_PREFERRED = {"cpu": "native", "cuda": "triton"}
-"""The executor that "auto" prefers, by type of device."""
 
 
 class BackendChoice:
@@ -32,7 +31,7 @@ class BackendChoice:
         _check_name(backend)
         automatic = backend == AUTO
         if automatic:
-            backend = _PREFERRED.get(device.type, MODULES)
+            backend = FASTEST[device.type].name
         if backend == MODULES and options != ProgramOptions():
             raise UsageError(
                 "Modules have no target, policy, lowering or spans",
@@ -99,7 +98,7 @@ class BackendChoice:
             self.name = MODULES
             warnings.warn(
                 "Torch modules run decode steps, because the "
-                f"{_PREFERRED[self._device.type]} backend cannot. The reason: {error}\n"
+                f"{FASTEST[self._device.type].name} backend cannot. The reason: {error}\n"
                 'Pass backend="torch" to choose modules without this warning.',
                 stacklevel=5,
             )

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tpcompile.backends.devices import machine_of
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.triton.emit import emit
-from tpcompile.backends.triton.gpu import target_on
-from tpcompile.cores import cores
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace, step_trace
 from tpcompile.ir.info import info_of
@@ -23,7 +22,7 @@ from tpcompile.vm.program.text import format_program
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.schedule.scheduled import scheduled
-from tpcompile.vm.targets import Target, target_of
+from tpcompile.vm.targets import target_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,9 @@ class StepPrograms:
         """
         passes = fork.passes
         tp = max((one.tp for one in passes if isinstance(one, PlanSharding)), default=1)
-        self._target = _machine(device, tp) if options.target is None else target_of(options.target)
+        self._target = (
+            machine_of(device, tp) if options.target is None else target_of(options.target)
+        )
         self._longest = max_seq_len
         self._policy = DEFAULT_POLICY if options.policy is None else options.policy
         self._lowering = AUTO if options.lowering is None else options.lowering
@@ -137,10 +138,3 @@ class StepPrograms:
             "batch": batch,
         }
         return StepProgram(found.proved, ScheduleReport(asked, found))
-
-
-def _machine(device: torch.device, ranks: int) -> Target:
-    """Return the machine of a device as a target. All ranks share its cores or SMs."""
-    if device.type == "cuda":
-        return target_on(device, ranks)
-    return target_of("cpu", max(1, cores() // ranks))

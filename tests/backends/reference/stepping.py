@@ -20,7 +20,7 @@ from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
-from tpcompile.backends.rotation import Rotation, rotation_of
+from tpcompile.backends.rotation import CPU, Rotation, rotation_of
 from tpcompile.ir.info import info_of
 from tpcompile.ir.simulate import materialise, run_ranks
 from tpcompile.passes import run_passes
@@ -126,17 +126,21 @@ class Case:
         """Return a reference machine whose cache holds all tokens before the first step."""
         return Machine(self.memory())
 
-    def memory(self, poison: bool = True) -> StepMemory:
-        """Return such a memory for any executor."""
+    def memory(
+        self, poison: bool = True, device: torch.device = CPU, apart: bool = False
+    ) -> StepMemory:
+        """Return such a memory for any executor, on any device."""
         weights = _weights(self.model, self.tp, self.interleaved)
         kept = _prefilled(self.model, self.tp, self.lengths, self.interleaved)
-        caches = [cache.clone() for cache in kept]
+        caches = [cache.clone().to(device) for cache in kept]
         return StepMemory(
             self.program,
-            lambda rank, name: weights[name][rank],
+            lambda rank, name: weights[name][rank].to(device),
             self.rotation,
             caches,
             poison=poison,
+            device=device,
+            apart=apart,
         )
 
     @property

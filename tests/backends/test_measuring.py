@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.backends.reference.stepping import Case
-from tpcompile.backends.native.measuring import RandomMemory, measure
+from tpcompile.backends.measuring import RandomMemory, measure
 from tpcompile.vm.program import Role
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 
+from tpcompile.backends.devices import FASTEST
+from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
-from tpcompile.backends.native.executor import Native
-from tpcompile.backends.rotation import Rotation
+from tpcompile.backends.rotation import CPU, Rotation
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 
@@ -24,9 +25,10 @@ class RandomMemory:
     The times of kernels do not depend on the numbers, so one pattern fills all tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
         generator = torch.Generator().manual_seed(0)
-        self._pattern = torch.randn(_PATTERN, generator=generator) * _SPREAD
+        self.device = device
+        self._pattern = (torch.randn(_PATTERN, generator=generator) * _SPREAD).to(device)
         self._weights: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
 
     def memory(self, program: Program) -> StepMemory:
@@ -36,7 +38,7 @@ class RandomMemory:
         def parameter(rank: int, name: str) -> torch.Tensor:
             return self._weight(weights[rank, name])
 
-        found = StepMemory(program, parameter, _rotation(program), poison=False)
+        found = StepMemory(program, parameter, _rotation(program), poison=False, device=self.device)
         for cache in found.values(Role.CACHE):
             self._fill(cache)
         return found
@@ -45,7 +47,9 @@ class RandomMemory:
         key = buffer.rank, buffer.name, buffer.extents
         if key not in self._weights:
             strides = buffer.strides(buffer.extents)
-            found = torch.empty_strided(buffer.extents, strides, dtype=buffer.dtype)
+            found = torch.empty_strided(
+                buffer.extents, strides, dtype=buffer.dtype, device=self.device
+            )
             self._weights[key] = self._fill(found)
         return self._weights[key]
 
@@ -70,15 +74,17 @@ def measure(
     *,
     repeats: int = REPEATS,
     random: RandomMemory | None = None,
-    path: str | None = None,
+    make: Callable[[StepMemory], Executor] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> MeasuredSteps:
     """Run steps in which every sequence of the batch has `context` tokens, and time them.
 
     Each measured step follows another one, so that its threads are awake. All ranks of the program
-    run in this process. `random` holds the weights for further programs of the same model.
+    run in this process. `random` holds the weights for further programs of the same model, and says
+    on which device they run. `make` makes an executor other than the fastest one.
     """
-    executor = Native((random or RandomMemory()).memory(program), path)
+    random = random or RandomMemory()
+    executor = (make or FASTEST[random.device.type])(random.memory(program))
     try:
         memory, first = executor.memory, max(1, context - 1)
         batch, blocks = memory.batch, memory.extent(Role.TABLES, 1)

@@ -1,0 +1,22 @@
+"""Devices: the executor that is fastest on each, and the machine that each is."""
+
+from __future__ import annotations
+
+import torch
+
+from tpcompile.backends.executor import Executor
+from tpcompile.backends.native.executor import Native
+from tpcompile.backends.triton.executor import Triton
+from tpcompile.backends.triton.gpu import target_on
+from tpcompile.cores import cores
+from tpcompile.vm.targets import Target, target_of
+
+FASTEST: dict[str, type[Executor]] = {"cpu": Native, "cuda": Triton}
+"""The executor that is fastest, by type of device."""
+
+
+def machine_of(device: torch.device, ranks: int = 1) -> Target:
+    """Return the machine of a device as a target. All ranks share its cores or SMs."""
+    if device.type == "cuda":
+        return target_on(device, ranks)
+    return target_of("cpu", max(1, cores() // ranks))
