@@ -32,12 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    skip = pytest.mark.skip(reason="takes minutes; run with --slow")
+    reasons = {}
+    if not config.getoption("--slow"):
+        reasons["slow"] = "takes minutes; run with --slow"
+    if not torch.cuda.is_available():
+        reasons["gpu"] = "needs a GPU, and torch finds none"
     for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+        for mark, reason in reasons.items():
+            if item.get_closest_marker(mark) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

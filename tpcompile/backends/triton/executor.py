@@ -16,7 +16,7 @@ from tpcompile.backends.triton.emit import Emitted, emit
 from tpcompile.backends.triton.gpu import check_gpu, check_shared
 from tpcompile.backends.triton.grid import Grid
 from tpcompile.backends.triton.load import interpreted_library, load_kernels, tiles_package, triton
-from tpcompile.backends.triton.options import LAUNCHED, SPINS
+from tpcompile.backends.triton.options import COMPILED, LAUNCHED, SPINS
 from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.encoding import encode_program
@@ -146,7 +146,7 @@ class Triton(Executor):
                 table,
                 self._scratch,
                 numbers,
-                **self._options(),
+                **({} if self._interpreted else COMPILED),
             )
 
     def _go_on(self, times: torch.Tensor | None) -> None:
@@ -154,7 +154,9 @@ class Triton(Executor):
         arguments = self._arguments(times)
         self._grid.upload()
         with self._context():
-            self._kernels.megakernel[(self._grid.workers,)](**arguments, **self._options())
+            self._kernels.megakernel[(self._grid.workers,)](
+                **arguments, **({} if self._interpreted else LAUNCHED)
+            )
             further = self._grid.download()
         if not further:
             raise RankError(
@@ -167,7 +169,7 @@ class Triton(Executor):
         device = self.memory.device
         with self._context():
             compiled = self._kernels.megakernel.warmup(
-                **self._arguments(None), grid=(self._grid.workers,), **self._options()
+                **self._arguments(None), grid=(self._grid.workers,), **LAUNCHED
             )
         check_shared(int(compiled.metadata.shared), torch.cuda.get_device_properties(device))
 
@@ -183,9 +185,6 @@ class Triton(Executor):
             "SPINS": 1 if self._interpreted else SPINS,
             "TIMED": times is not None,
         }
-
-    def _options(self) -> dict[str, Any]:
-        return {} if self._interpreted else LAUNCHED
 
     def _context(self) -> AbstractContextManager[Any]:
         """Return the context in which kernels are launched."""

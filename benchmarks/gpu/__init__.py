@@ -1,0 +1,1 @@
+"""The parts of `gpu_decode`: sides, limits, checks of numbers, and the report."""

@@ -1,0 +1,116 @@
+"""Checks of numbers, which come before any timing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
+from typing import Any
+
+import torch
+
+import tpcompile
+from benchmarks.gpu.kernels import Megakernel, Shape, begin
+from tpcompile.backends.measuring import RandomMemory
+from tpcompile.vm.program import Role
+from tpcompile.vm.schedule.policies import POLICIES
+
+_PROMPTS, _PROMPT, _STEPS = 4, 24, 16
+
+
+@dataclass(frozen=True)
+class Check:
+    """A property that must hold, and what was found."""
+
+    name: str
+    ok: bool
+    found: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_error(name: str, eager: Any) -> Check:
+    """Compare the errors against fp32 of our decode steps and of Hugging Face's.
+
+    All get the same tokens: those that the fp32 model finds best after random prompts. The error of
+    one prompt may be larger by chance.
+    """
+    exact = copy.deepcopy(eager).float()
+    runs = []
+    for seed in range(_PROMPTS):
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, eager.config.vocab_size, (1, _PROMPT), generator=generator)
+        tokens = [ids.to(eager.device)]
+        wanted = list(_steps(exact, tokens))
+        runs.append((tokens, wanted))
+    del exact
+    theirs = _error(eager, runs)
+    longest = _PROMPT + _STEPS
+    with tpcompile.compile(
+        eager, backend="triton", device=eager.device, max_seq_len=longest
+    ) as model:
+        own = _error(model, runs)
+        assert model.steps.program == _PROMPTS * _STEPS, "modules must run prompts only"
+    found = f"{own:.2e}, Hugging Face {theirs:.2e}"
+    says = f"{name}: error of bf16 against fp32 is not above Hugging Face's"
+    return Check(says, own <= theirs, found)
+
+
+def _error(model: Any, runs: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> float:
+    """Return the mean relative error of logits, given the tokens of runs and the exact logits."""
+    errors = [
+        float((found - wanted).norm() / wanted.norm())
+        for tokens, exact in runs
+        for found, wanted in zip(_steps(model, list(tokens)), exact, strict=True)
+    ]
+    return mean(errors)
+
+
+def _steps(model: Any, tokens: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the logits of decode steps. The first model adds the tokens, which the others take."""
+    grows, cache = len(tokens) == 1, None
+    with torch.inference_mode():
+        for step in range(_STEPS + 1):
+            found = model(
+                input_ids=tokens[step], past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            cache = found.past_key_values
+            if step:
+                yield found.logits[0, -1].float()
+            if grows:
+                tokens.append(found.logits[:, -1].argmax(-1, keepdim=True))
+
+
+def check_bits(shape: Shape, random: RandomMemory, repeats: int) -> Iterator[Check]:
+    """Check that the bits of logits depend neither on the run nor on the schedule or the batch."""
+    program = shape.program(random.device)
+    first = Megakernel(shape, program, random)
+    (kept,) = first.executor.memory.values(Role.CACHE)
+    wanted = _logits(first, shape)
+    same = sum(torch.equal(_logits(first, shape), wanted) for _ in range(repeats))
+    yield Check(f"{shape.model}: the same bits in every run", same == repeats, f"{same}/{repeats}")
+    workers = len(program.queues)
+    others = [replace(shape, policy=policy) for policy in POLICIES]
+    others += [replace(shape, workers=count) for count in {1, workers // 2, workers - 1} if count]
+    others += [replace(shape, batch=batch) for batch in (2, 4)]
+    for other in others:
+        changed = [
+            f"{name} {value}"
+            for name, value in asdict(other).items()
+            if value != getattr(shape, name)
+        ]
+        side = Megakernel(other, other.program(random.device), random)
+        (cache,) = side.executor.memory.values(Role.CACHE)
+        cache[:, :, : kept.shape[2]] = kept  # the first sequence has the first blocks
+        ok = torch.equal(_logits(side, other)[:1], wanted)
+        side.close()
+        what = ", ".join(changed) or "the default policy"
+        yield Check(f"{shape.model}: the same bits with {what}", ok, "same" if ok else "different")
+
+
+def _logits(side: Megakernel, shape: Shape) -> torch.Tensor:
+    begin(side.executor, shape.context)
+    side.executor.run(1)
+    return side.executor.logits.clone()

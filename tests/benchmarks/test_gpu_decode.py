@@ -1,0 +1,113 @@
+"""Tests of the benchmark on GPUs, in the interpreter: its numbers and reports, not its times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_decode
+from benchmarks.gpu.checks import Check, check_bits
+from benchmarks.gpu.kernels import Megakernel, Shape, TileGraph, bytes_of, levels_of
+from benchmarks.gpu.limits import Limits, limits_of
+from benchmarks.gpu.peers import Eager
+from benchmarks.gpu.report import Report, Row
+from tests.backends.reference.stepping import Case
+from tests.runtime.eager_pair import lively
+from tpcompile.backends.measuring import RandomMemory
+from tpcompile.backends.rotation import CPU
+from tpcompile.vm.proof.dependencies import dependencies
+
+SHAPE = Shape("tiny-qwen3", context=4, steps=2)
+
+
+def test_the_kernels_of_a_graph_compute_what_the_megakernel_computes() -> None:
+    program = SHAPE.program(CPU)
+    random = RandomMemory()
+    one, many = (kind(SHAPE, program, random) for kind in (Megakernel, TileGraph))
+    assert one.burst() > 0 and many.burst() > 0
+    assert torch.equal(one.executor.logits, many.executor.logits)
+
+
+def test_levels_are_in_the_order_of_dependencies() -> None:
+    program = Case("tiny-qwen3", tp=2, lengths=(5, 9), lowering="rows").program
+    levels = levels_of(program)
+    at = {number: place for place, level in enumerate(levels) for number in level}
+    assert sorted(at) == list(range(len(program.instructions)))
+    for number, groups in enumerate(dependencies(program.instructions)):
+        assert all(at[before] < at[number] for group in groups for before in group.members)
+
+
+def test_the_bytes_of_a_step() -> None:
+    """Weights once, without the rows of an embedding that is not the head, and the context."""
+    program = SHAPE.program(CPU)
+    cache = next(b for b in program.buffers if b.role.kind == "cache")
+    assert cache.storage is not None
+    layers, _, _, heads, width = cache.storage
+    longer = bytes_of(program, 104) - bytes_of(program, 4)
+    assert longer == 100 * layers * 2 * heads * width * 2
+    matrices = sum(
+        b.shape[0] * b.shape[1] * 2
+        for b in program.buffers
+        if b.role.kind == "weight" and len(b.shape) == 2
+    )
+    assert bytes_of(program, 0) == matrices
+
+
+def test_a_burst_of_the_peer_starts_at_the_same_context() -> None:
+    side = Eager(SHAPE, lively("tiny-qwen3"))
+    for _ in range(2):
+        assert side.burst() > 0
+        assert side._cache.get_seq_length() == SHAPE.context - 1
+
+
+def test_limits() -> None:
+    found = limits_of(CPU)
+    assert found.read > 0 and found.copy > 0
+
+
+def test_the_report(tmp_path: Path) -> None:
+    report = Report("NVIDIA H200", 32, Limits(4300.0, 4200.0))
+    report.checks.append(Check("a: the same bits", True, "100/100"))
+    report.rows.append(Row("qwen3-0.6b", 128, "tpcompile", 1_204_000_000, [0.5, 0.6, 0.7]))
+    report.rows.append(Row("qwen3-0.6b", 128, "eager", 1, error="OSError: no room"))
+    text = report.text()
+    assert "0.600" in text and "47%" in text and "0.48" in text
+    assert "qwen3-0.6b, 128: eager: OSError: no room" in text
+    assert report.ok
+    report.checks.append(Check("a: error", False, "2e-3, Hugging Face 1e-3"))
+    assert not report.ok and "NO" in report.text()
+    first, second = report.record(tmp_path), report.record(tmp_path)
+    assert first != second
+    found = json.loads(first.read_text(encoding="utf-8"))
+    assert first.name == f"{report.when[:10]}-nvidia-h200.json"
+    assert found["rows"][0]["share"] == pytest.approx(0.4667, abs=1e-4)
+    assert found["versions"]["torch"] == torch.__version__ and found["gb_per_s"]["read"] == 4300
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_decode.main([]) == 2
+    assert "torch finds no GPU" in capsys.readouterr().err
+
+
+def test_bits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each run had other bits, the checks would say so."""
+    from benchmarks.gpu import checks
+
+    monkeypatch.setattr(checks, "POLICIES", ["zigzag"])
+    monkeypatch.setattr(checks, "_logits", lambda side, shape: torch.rand(1, 4))
+    assert not any(check.ok for check in check_bits(SHAPE, RandomMemory(), 1))
+
+
+@pytest.mark.slow
+def test_the_whole_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--device cpu --models tiny-qwen3 --contexts 8 --steps 2 --bursts 2 --repeats 2"
+    record = ["--compiled", "8", "--record", str(tmp_path)]
+    assert gpu_decode.main([*line.split(), *record, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(check["ok"] for check in found["checks"])
+    assert [row["error"] for row in found["rows"]] == [""] * 4
+    assert len(list(tmp_path.iterdir())) == 1

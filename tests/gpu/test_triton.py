@@ -1,0 +1,87 @@
+"""The Triton kernel on a GPU: real schedules, launches of several steps, bits and times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tpcompile
+from tests.backends.reference.stepping import Case, place, steps_of, steps_on
+from tests.backends.triton.test_triton import CASES, EXACT
+from tests.models import relative_error
+from tests.runtime.eager_pair import lively
+from tpcompile.backends.triton import Triton
+from tpcompile.errors import RankError
+from tpcompile.vm.program.program import Wait
+from tpcompile.vm.schedule.measured import measured_step
+from tpcompile.vm.schedule.policies import POLICIES
+
+GPU = torch.device("cuda")
+CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3))
+IDS = torch.tensor([[5, 6, 7]])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
+    found = steps_on(Triton(case.memory(device=GPU)), case, 2)
+    for own, wanted in zip(found, steps_of(case, 2), strict=True):
+        assert relative_error(own.cpu(), wanted) < EXACT
+
+
+def test_several_steps_in_one_launch() -> None:
+    one, many = Triton(CASE.memory(device=GPU)), Triton(CASE.memory(device=GPU))
+    place(one, CASE)
+    place(many, CASE)
+    for _ in range(3):
+        assert torch.equal(many.run(4), torch.cat([one.run() for _ in range(4)]))
+    assert torch.equal(many.logits, one.logits)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("workers", [1, 8, 100])
+def test_bits_do_not_depend_on_the_schedule(policy: str, workers: int) -> None:
+    case = Case("tiny-qwen3", lengths=(9, 3))
+    (wanted,) = steps_on(Triton(case.memory(device=GPU)), case, 1)
+    other = replace(case, policy=policy, workers=workers)
+    for _ in range(10):
+        (found,) = steps_on(Triton(other.memory(device=GPU)), other, 1)
+        assert torch.equal(found, wanted)
+
+
+def test_a_wait_that_is_never_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives up after some looks, and the error names the worker."""
+    from tpcompile.backends.triton import executor
+
+    monkeypatch.setattr(executor, "SPINS", 1 << 14)
+    case = Case("tiny-qwen3", lengths=(9,))
+    memory = case.memory(device=GPU)
+    number = case.program.queues[1][0]
+    waits = list(case.program.waits)
+    counter = next(own[0] for own in case.program.signals if own)
+    waits[number] = (*waits[number], Wait(counter, 1 + len(case.program.instructions)))
+    memory.program = replace(case.program, waits=tuple(waits))
+    triton = Triton(memory, verify=False)
+    place(triton, case)
+    with pytest.raises(RankError, match=rf"worker 1 before .* for counter {counter}"):
+        triton.run()
+
+
+def test_times_of_instructions() -> None:
+    triton = Triton(CASE.memory(device=GPU))
+    place(triton, CASE)
+    times = torch.zeros(len(CASE.program.instructions), 3, dtype=torch.int64)
+    triton.run(2, times)
+    assert bool((times.diff(dim=1) >= 0).all())
+    assert measured_step(CASE.program, times).step_us > 0
+
+
+def test_auto_decodes_in_the_kernel() -> None:
+    eager = lively("tiny-qwen3").to(GPU)
+    asked = {"max_new_tokens": 24, "do_sample": False}
+    with tpcompile.compile(eager, device="cuda", max_seq_len=64) as model:
+        assert model.backend == "triton"
+        found = model.generate(IDS.to(GPU), **asked)
+        assert model.steps == (23, 1)
+    assert found.tolist() == eager.generate(IDS.to(GPU), **asked).tolist()
