@@ -64,8 +64,16 @@ def test_stages_plan_and_source() -> None:
         assert model.stages[-1].stats.matches == model.config.num_hidden_layers
         assert model.plan.to_json()["ranks"][1]["q_heads"] == 3
         assert "class Rank1(" in model.source(1)
+        assert "def megakernel(" not in model.source(1)
         with pytest.raises(tpcompile.UsageError, match="0 to 1"):
             model.source(2)
+
+
+def test_the_source_of_the_kernel_follows_that_of_the_module() -> None:
+    with _compiled(tp=2, backend="triton", max_seq_len=32) as model:
+        found = model.source(1)
+        assert found.index("class Rank1(") < found.index("def megakernel(")
+        compile(found, "source.py", "exec")
 
 
 def test_gather_weight() -> None:

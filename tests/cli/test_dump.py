@@ -154,3 +154,15 @@ def test_an_invalid_graph_is_status_1(cli: Cli, tmp_path: Path, broken_pipeline:
     assert ran.out == ""
     assert "The pass drop-collective left an invalid graph" in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_kernel(cli: Cli) -> None:
+    ran = cli("dump preset:tiny-qwen3 --tp 1 --kernel h200")
+    assert ran.out == cli("schedule preset:tiny-qwen3 --target h200 --kernel").out
+    assert "def megakernel(" in ran.out
+
+
+def test_the_kernel_for_a_target_that_is_not_known(cli: Cli) -> None:
+    ran = cli("dump preset:tiny-qwen3 --tp 1 --kernel h20")
+    assert ran.status == 2
+    assert "There is no target 'h20'. Did you mean h200" in ran.err

@@ -232,6 +232,15 @@ def test_a_trace_of_the_last_step(cli: Cli, tmp_path: Path, tp: int) -> None:
     check_both(events, len({e["args"]["instruction"] for e in events if e["ph"] == "X"}), tp)
 
 
+def test_a_trace_of_the_triton_kernel(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "a.json"
+    line = f"generate {TINY} --prompt-ids 1,2,3 --max-seq-len 64 --backend triton"
+    ran = cli(f"{line} --max-new-tokens 2 --trace", str(trace))
+    assert ran.status == 0 and "µs, predicted and measured" in ran.err
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    check_both(events, len({e["args"]["instruction"] for e in events if e["ph"] == "X"}))
+
+
 def test_no_trace_without_a_decode_step(cli: Cli, tmp_path: Path) -> None:
     trace = tmp_path / "a.json"
     line = f"generate {TINY} --prompt-ids 1,2,3 --max-new-tokens 1 --backend native --trace"

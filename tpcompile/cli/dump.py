@@ -42,6 +42,7 @@ _EXAMPLES = """\
   tpcompile dump preset:tiny-qwen3 --tp 2 --format dot | dot -Tsvg > graph.svg
   tpcompile dump ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
   tpcompile dump preset:tiny-qwen3 --tp 2 -p decode --print-ir-after all
+  tpcompile dump preset:tiny-qwen3 --tp 1 --kernel h200   the Triton kernel
 """
 
 
@@ -60,6 +61,11 @@ def _add_arguments(parser: Parser) -> None:
         help="show the graph after this pass, after every pass (all), or as captured (capture)",
     )
     which.add_argument("--stop-after", metavar="NAME", help="stop after this pass")
+    which.add_argument(
+        "--kernel",
+        metavar="TARGET",
+        help="show the source of the Triton kernel that runs decode steps on a target, e.g. h200",
+    )
     parser.add_argument(
         "--diff", action="store_true", help="show a diff for each pass instead of whole graphs"
     )
@@ -87,6 +93,8 @@ def _add_arguments(parser: Parser) -> None:
 
 def _run(args: argparse.Namespace) -> Result:
     _check_options(args)
+    if args.kernel:
+        return Result(_kernel(args))
     with progress() as say:
         pipeline = passes_of(args)
         passes = _stopped(pipeline, args.stop_after)
@@ -108,6 +116,18 @@ def _run(args: argparse.Namespace) -> Result:
         if not (args.diff or args.print_ir_after):
             return Result(render(graph))
         return Result(_joined(args.format, shown))
+
+
+def _kernel(args: argparse.Namespace) -> str:
+    """Return the source of the Triton kernel of a decode step."""
+    with progress() as say:
+        say(f"scheduling for {args.kernel}")
+        from tpcompile.scheduling import schedule
+
+        found = schedule(
+            args.model, tp=args.tp, target=args.kernel, dtype=args.dtype, pipeline=args.pipeline
+        )
+        return found.kernel()
 
 
 def _check_options(args: argparse.Namespace) -> None:

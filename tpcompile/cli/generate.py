@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 NEW_TOKENS = 64
 
+_TIMED = ("native", "triton")
+"""The backends that record the times of instructions."""
 _EXAMPLES = """\
   tpcompile generate ./my-checkpoint --tp 2 --prompt "Once upon a time"
   tpcompile generate ./my-checkpoint --prompt "Why?" --chat --sample --seed 1
@@ -84,7 +86,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="F.json",
         type=Path,
         help="write a Perfetto trace of the last decode step, measured and simulated; needs "
-        "--backend native",
+        "--backend native or triton",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
@@ -173,11 +175,11 @@ def _check(args: argparse.Namespace) -> None:
     if args.trace:
         from tpcompile.inspect.files import check_file
 
-        if args.backend != "native":
+        if args.backend not in _TIMED:
             raise UsageError(
                 "--trace requires a backend that records the times of instructions",
                 got=f"--backend {args.backend}",
-                expected="--backend native",
+                expected=" or ".join(f"--backend {name}" for name in _TIMED),
             )
         check_file(args.trace)
 

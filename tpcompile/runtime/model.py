@@ -12,6 +12,7 @@ from torch import fx, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from tpcompile.backends.triton import Triton
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
@@ -166,10 +167,14 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         return StepCounts(ran, self._steps - ran)
 
     def source(self, rank: int = 0) -> str:
-        """Return the generated Python module of a rank."""
+        """Return the generated Python module of a rank.
+
+        If the Triton kernel runs decode steps, its source follows, which all ranks have in common.
+        """
         if not isinstance(rank, int) or not 0 <= rank < self.tp:
             raise UsageError(f"rank must be an integer from 0 to {self.tp - 1}", got=repr(rank))
-        return self._rank_modules[rank].source
+        found = self._rank_modules[rank].source
+        return f"{found}\n\n{self.program.kernel()}" if self.backend == Triton.name else found
 
     def forward(
         self,

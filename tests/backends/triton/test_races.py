@@ -7,16 +7,18 @@ kernel runs them with the same adversary: one instruction is held back as long a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from itertools import islice
 
 import pytest
 import torch
 
 from tests.backends.triton.test_triton import EXACT
+from tests.vm.mutants.bases import Base
 from tests.vm.mutants.judge import Judge
 from tests.vm.mutants.running import ONLY_DESCRIBED, result_of, spoilt
-from tests.vm.mutants.table import KINDS, Mutant, mutants_of
+from tests.vm.mutants.table import KINDS, Mutant, all_bases, mutants_of
 from tpcompile.backends.reference import held_back, in_program_order
 from tpcompile.backends.triton import Triton
 from tpcompile.errors import RankError
@@ -36,9 +38,15 @@ _MOST_PAIRS = 3
 _Unverified = partial(Triton, verify=False)
 
 
+@cache
+def _bases() -> list[Base]:
+    """The programs that mutants are derived from, for 8 workers per rank."""
+    return [replace(base, case=replace(base.case, workers=8)) for base in all_bases()]
+
+
 def _wrong_mutants(kind: str, judge: Judge) -> Iterator[Mutant]:
     """Yield mutants that the verifier refuses and that go wrong on the reference machine."""
-    for mutant in mutants_of(kind, 40, 3):
+    for mutant in mutants_of(kind, 40, 3, _bases()):
         program = mutant.program
         words = all(type(one) in INSTRUCTIONS.values() for one in program.instructions)
         runs = words and program.sharing == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
@@ -42,15 +42,18 @@ def all_bases() -> list[Base]:
     return bases()
 
 
-def mutants_of(kind: str, count: int, seed: int = 0) -> Iterator[Mutant]:
+def mutants_of(
+    kind: str, count: int, seed: int = 0, bases: Sequence[Base] | None = None
+) -> Iterator[Mutant]:
     """Yield up to `count` distinct mutants, unequal to their bases, alternating between bases."""
+    bases = bases or all_bases()
     dice = Random(f"{kind} {seed}")
     seen: set[int] = set()
     new_at = 0
     for attempt in range(40 * count):
-        if len(seen) == count or attempt > new_at + 4 * len(all_bases()):
+        if len(seen) == count or attempt > new_at + 4 * len(bases):
             return  # there are no more, or they are hard to find
-        base = all_bases()[attempt % len(all_bases())]
+        base = bases[attempt % len(bases)]
         made = KINDS[kind](base, dice)
         if made is None or _alike(made[1], base.program):
             continue
