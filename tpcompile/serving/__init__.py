@@ -1,0 +1,1 @@
+"""Many requests at once: the scheduler, its blocks, sampling and the engine."""

@@ -1,0 +1,295 @@
+"""The scheduler: which sequences run in a step, and in which blocks. Data in, a plan out.
+
+It knows neither torch nor time nor threads, so simulations run the same code as engines.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import count
+
+from tpcompile.errors import UsageError
+from tpcompile.serving.blocks import Blocks
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler may use."""
+
+    blocks: int
+    """The blocks of the KV cache."""
+    block: int = 32
+    """The tokens in a block."""
+    sequences: int = 16
+    """The sequences that may run at the same time."""
+    step_tokens: int = 512
+    """The tokens of a step, new ones and those of prompts together."""
+    chunk: int = 128
+    """The tokens of a chunk. Prompts are cut at its multiples, wherever they begin or meet."""
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "block", "sequences", "step_tokens", "chunk"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} must be a positive int, got {value!r}")
+        if self.chunk % self.block:
+            raise UsageError(
+                "A chunk must be a multiple of a block",
+                got=f"chunks of {self.chunk} tokens and blocks of {self.block}",
+            )
+        if self.step_tokens < self.chunk:
+            raise UsageError(
+                "A step must have room for a chunk",
+                got=f"steps of {self.step_tokens} tokens and chunks of {self.chunk}",
+            )
+
+    @property
+    def most_tokens(self) -> int:
+        """The tokens of a sequence that has all blocks."""
+        return self.blocks * self.block
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A sequence of tokens that is continued."""
+
+    order: tuple[int, int]
+    """The number of its request in the order of arrival, and its own number."""
+    tokens: list[int]
+    """The prompt and all new tokens. K and V of the last one are not in the cache yet."""
+    salt: Hashable = None
+    """Sequences share blocks only with sequences of the same salt."""
+    computed: int = 0
+    """The tokens whose K and V are in the cache."""
+    blocks: list[int] = field(default_factory=list)
+    shared: int = 0
+    """The tokens that were in the cache when it was last admitted."""
+
+    @property
+    def left(self) -> int:
+        """The tokens to compute before the next one is known."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a sequence to compute: a new one, or a chunk of a prompt."""
+
+    sequence: Sequence
+    first: int
+    count: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the next token of the sequence follows from it."""
+        return self.first + self.count == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The pieces of a step."""
+
+    decodes: list[Piece]
+    """A new token each, of different sequences."""
+    chunks: list[Piece]
+    """Chunks of prompts, in the order in which they must be computed."""
+    copies: list[tuple[int, int]]
+    """Blocks to copy first, as pairs (source, target)."""
+    preempted: list[Sequence]
+    """Sequences that lost their blocks, and will be computed again."""
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    @property
+    def complete(self) -> list[Sequence]:
+        """The sequences whose next token is known after this step."""
+        return [piece.sequence for piece in (*self.decodes, *self.chunks) if piece.last]
+
+
+class Scheduler:
+    """Sequences that run or wait, first come first served.
+
+    A step computes a new token of each running sequence that is past its prompt, and then chunks of
+    prompts, as many as its limit of tokens allows. A sequence takes blocks only for the tokens of
+    the step. If none are available, the sequence that arrived last loses its blocks and waits; it
+    is computed again later, with the new tokens that it already has.
+
+    Only whole chunks are shared, so what a sequence shares does not depend on where the prompts of
+    others ended.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.blocks = Blocks(limits.blocks, limits.block)
+        self.running: list[Sequence] = []
+        """By `order`, as those that wait."""
+        self.waiting: deque[Sequence] = deque()
+        self._numbers = count()
+        self._copies: list[tuple[int, int]] = []
+
+    def add(self, tokens: list[int], salt: Hashable = None) -> Sequence:
+        """Add a sequence, which waits until its first chunk fits."""
+        if not tokens:
+            raise UsageError("A prompt must have at least one token")
+        if len(tokens) > self.limits.most_tokens:
+            raise UsageError(
+                "A sequence must fit in the KV cache",
+                got=f"{len(tokens):,} tokens",
+                expected=f"at most {self.limits.most_tokens:,} tokens",
+            )
+        number = next(self._numbers)
+        found = Sequence((number, number), list(tokens), salt)
+        self.waiting.append(found)
+        return found
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Add a sequence with the same tokens, which shares the blocks of a running one.
+
+        It gets a copy of the last block if this is not full. If it cannot run now, it waits and
+        shares nothing but whole chunks. Either way it comes before requests that arrived later.
+        """
+        order = sequence.order[0], next(self._numbers)
+        found = Sequence(order, list(sequence.tokens), sequence.salt)
+        full = sequence.computed // self.limits.block
+        rest = len(sequence.blocks) - full
+        room = len(self.running) < self.limits.sequences and sequence in self.running
+        fresh = self.blocks.take(rest) if room else None
+        if fresh is None:
+            insort(self.waiting, found, key=_order)
+            return found
+        self.blocks.share(sequence.blocks[:full])
+        self._copies += zip(sequence.blocks[full:], fresh, strict=True)
+        found.blocks = sequence.blocks[:full] + fresh
+        found.computed = sequence.computed
+        insort(self.running, found, key=_order)
+        return found
+
+    def append(self, sequence: Sequence, token: int) -> bool:
+        """Append a new token; return whether there is room for another one after it."""
+        sequence.tokens.append(token)
+        return len(sequence.tokens) < self.limits.most_tokens
+
+    def end(self, sequence: Sequence) -> None:
+        """Remove a sequence and release its blocks."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def plan(self) -> Plan:
+        """Plan the next step. Its pieces count as computed only after `done`."""
+        copies, self._copies = self._copies, []
+        plan = Plan([], [], copies, [])
+        budget = self.limits.step_tokens
+        place = 0
+        while place < len(self.running):  # preemption removes sequences from the end
+            sequence = self.running[place]
+            if sequence.left == 1 and budget and self._room(sequence, len(sequence.tokens), plan):
+                plan.decodes.append(Piece(sequence, sequence.computed, 1))
+                budget -= 1
+            place += 1
+        place = 0
+        while place < len(self.running):
+            if self.running[place].left > 1:
+                budget = self._chunks(self.running[place], plan, budget)
+            place += 1
+        while self.waiting and not plan.preempted and len(self.running) < self.limits.sequences:
+            left = budget
+            budget = self._admit(self.waiting[0], plan, budget)
+            if budget == left:
+                break
+        return plan
+
+    def done(self, plan: Plan) -> None:
+        """Count the pieces of a step as computed; others may share their whole chunks now."""
+        block, chunk = self.limits.block, self.limits.chunk
+        for piece in plan.decodes:
+            piece.sequence.computed += 1
+        for piece in plan.chunks:
+            sequence = piece.sequence
+            sequence.computed += piece.count
+            if piece.count == chunk:
+                tokens = sequence.tokens[: sequence.computed]
+                self.blocks.know(sequence.blocks, tokens, piece.first // block, sequence.salt)
+
+    def _chunks(self, sequence: Sequence, plan: Plan, budget: int) -> int:
+        """Plan the next chunks of a running sequence; return the tokens that are left."""
+        first = sequence.computed
+        while first < len(sequence.tokens):
+            end = self._chunk_end(sequence, first)
+            if end - first > budget or not self._room(sequence, end, plan):
+                break
+            plan.chunks.append(Piece(sequence, first, end - first))
+            budget -= end - first
+            first = end
+        return budget
+
+    def _admit(self, sequence: Sequence, plan: Plan, budget: int) -> int:
+        """Let a waiting sequence run if its next chunk fits; return the tokens that are left."""
+        if not self.blocks.available:
+            return budget
+        size, chunk = self.limits.block, self.limits.chunk
+        known = self.blocks.find(sequence.tokens[:-1], sequence.salt)
+        shared = len(known) * size // chunk * chunk
+        held = [content.block for content in known[: shared // size]]
+        end = self._chunk_end(sequence, shared)
+        if end - shared > budget:
+            return budget
+        self.blocks.share(held)
+        fresh = self.blocks.take(-(-end // size) - len(held))
+        if fresh is None:
+            self.blocks.release(held)
+            return budget
+        self.waiting.popleft()
+        insort(self.running, sequence, key=_order)
+        sequence.blocks, sequence.computed, sequence.shared = held + fresh, shared, shared
+        return self._chunks(sequence, plan, budget)
+
+    def _chunk_end(self, sequence: Sequence, first: int) -> int:
+        chunk = self.limits.chunk
+        return min(len(sequence.tokens), (first // chunk + 1) * chunk)
+
+    def _room(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
+        """Take blocks for so many tokens of a running sequence; return whether there were enough.
+
+        Sequences that arrived later lose theirs. So the first one always gets further, and the last
+        one keeps its blocks until the others need them.
+        """
+        missing = -(-tokens // self.limits.block) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        fresh = self.blocks.take(missing)
+        while fresh is None and self.running[-1] is not sequence:
+            self._preempt(self.running[-1], plan)
+            fresh = self.blocks.take(missing)
+        if fresh is None:
+            return False
+        sequence.blocks += fresh
+        return True
+
+    def _preempt(self, victim: Sequence, plan: Plan) -> None:
+        """Take the blocks of the sequence that arrived last, and let it wait."""
+        self.running.pop()
+        for pieces in (plan.decodes, plan.chunks):
+            pieces[:] = [piece for piece in pieces if piece.sequence is not victim]
+        own = set(victim.blocks)
+        plan.copies[:] = [(a, b) for a, b in plan.copies if b not in own]
+        self._release(victim)
+        victim.computed = 0
+        plan.preempted.append(victim)
+        insort(self.waiting, victim, key=_order)
+
+    def _release(self, sequence: Sequence) -> None:
+        own = set(sequence.blocks)
+        self._copies = [(a, b) for a, b in self._copies if b not in own]
+        self.blocks.release(sequence.blocks)
+        sequence.blocks = []
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
