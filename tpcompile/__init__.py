@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tpcompile.rewriting.manager import Stage
     from tpcompile.runtime.model import CompiledModel
     from tpcompile.scheduling import ScheduledStep, schedule
+    from tpcompile.serving import Engine, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -36,11 +37,13 @@ _LAZY = {
     "capture": "tpcompile.api",
     "Captured": "tpcompile.frontend",
     "CompiledModel": "tpcompile.runtime.model",
+    "Engine": "tpcompile.serving",
+    "SamplingParams": "tpcompile.serving",
     "ScheduledStep": "tpcompile.scheduling",
     "Stage": "tpcompile.rewriting.manager",
     "schedule": "tpcompile.scheduling",
 }
-_ROOMS = ("passes", "ir", "vm", "inspect", "backends", "runtime")
+_ROOMS = ("passes", "ir", "vm", "inspect", "backends", "runtime", "serving")
 
 __all__ = [
     "CaptureError",
@@ -48,8 +51,10 @@ __all__ = [
     "CheckpointError",
     "CompileError",
     "CompiledModel",
+    "Engine",
     "PassError",
     "RankError",
+    "SamplingParams",
     "ScheduledStep",
     "ShardingError",
     "Stage",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +13,32 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from tpcompile.backends.executor import OnTokens
 from tpcompile.errors import UnsupportedError
 from tpcompile.inspect.step_trace import StepTrace
+from tpcompile.runtime.kv.blocks import BlockPool
 from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.open_calls import OpenCalls
+from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.program import ProgramRanks
 from tpcompile.runtime.ranks.rank import Ranks
 from tpcompile.runtime.ranks.step import Step
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Blocks of a KV cache that only their holder uses."""
+
+    numbers: tuple[int, ...]
+    pool: BlockPool
+
+    @property
+    def size(self) -> int:
+        """The tokens in a block."""
+        return self.pool.block
+
+    @property
+    def in_all(self) -> int:
+        """The blocks that the ranks must have."""
+        return self.pool.blocks
 
 
 class Launches:
@@ -24,6 +46,7 @@ class Launches:
 
     _ranks: Ranks
     _steps: int
+    _pool: BlockPool | None
     _open_calls: OpenCalls
 
     def steps_ahead(
@@ -79,6 +102,42 @@ class Launches:
             tokens = self._ranks.launch(step, each)
         self._steps += len(tokens)
         return tokens
+
+    def run_step(self, step: Step) -> torch.Tensor:
+        """Run a step of sequences whose blocks the caller manages: see `reserve`."""
+        with self._open_calls.enter():
+            check_open(self._ranks.closed)
+            self._steps += 1
+            return self._ranks.run(step)
+
+    @property
+    def block_size(self) -> int:
+        """The tokens in a block of the KV cache."""
+        return self._cache_pool.block
+
+    @property
+    def fronts(self) -> int:
+        """The number of processes that call the model: several under a launcher."""
+        return self._ranks.fronts
+
+    @property
+    def _cache_pool(self) -> BlockPool:
+        if self._pool is None:
+            raise UnsupportedError(
+                "The model was compiled without a KV cache",
+                expected="a pipeline that ends in cache-kv",
+            )
+        return self._pool
+
+    @contextmanager
+    def reserve(self, blocks: int) -> Iterator[Reserved]:
+        """Take blocks of the KV cache, for steps that `run_step` runs in this context."""
+        pool = self._cache_pool
+        taken = pool.take(blocks)
+        try:
+            yield Reserved(taken, pool)
+        finally:
+            pool.free(taken)
 
     def time_steps(self, timed: bool = True) -> None:
         """Record the times of instructions in steps that a program runs from now on."""

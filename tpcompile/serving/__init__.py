@@ -1,1 +1,8 @@
 """Many requests at once: the scheduler, its blocks, sampling and the engine."""
+
+from tpcompile.serving.engine import Engine
+from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.requests import Completion, Event, Handle
+from tpcompile.serving.scheduler import Limits, Scheduler
+
+__all__ = ["Completion", "Engine", "Event", "Handle", "Limits", "SamplingParams", "Scheduler"]

@@ -34,7 +34,7 @@ _NONE_TO_RUN = (
     *("buffer_reused", "block_dropped", "slot_shared", "head_in_two"),  # no words describe them
 )
 KINDS_RUN = [kind for kind in KINDS if kind not in ONLY_DESCRIBED and kind not in _NONE_TO_RUN]
-_MOST_PAIRS = 3
+_MOST_PAIRS = 40
 _Unverified = partial(Triton, verify=False)
 
 
@@ -63,7 +63,7 @@ def _goes_wrong(mutant: Mutant, judge: Judge) -> bool:
             result_of(mutant.base.case, steps, None, _Unverified)
         return True
     pairs = list(judge.overtaken(program))
-    if any(_differs(mutant, program, *pair) for pair in (*pairs[-1:], *pairs[: _MOST_PAIRS - 1])):
+    if any(_differs(mutant, program, *pair) for pair in (*pairs[-1:], *pairs[:_MOST_PAIRS])):
         return True
     found = result_of(mutant.base.case, program, None, _Unverified)
     return not _near(found, result_of(mutant.base.case, mutant.base.program, in_program_order))

@@ -1,0 +1,271 @@
+"""Tests of the engine: every request is continued as if it ran alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import tpcompile
+from tests.runtime.eager_pair import lively
+from tpcompile.errors import UsageError
+from tpcompile.serving import Engine, SamplingParams
+
+VOCABULARY = 1013
+SMALL = {"chunk": 32, "max_tokens_per_step": 64}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[tpcompile.CompiledModel]:
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as made:
+        yield made
+
+
+def prompt(dice: Random, length: int) -> list[int]:
+    return [dice.randrange(VOCABULARY) for _ in range(length)]
+
+
+def alone(model: Any, tokens: list[int], new: int) -> list[int]:
+    """Continue greedily with Hugging Face's loop."""
+    ids = torch.tensor([tokens])
+    found = model.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None)
+    continued: list[int] = found[0, len(tokens) :].tolist()
+    return continued
+
+
+def greedy(new: int, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=new, ignore_eos=True, **more)
+
+
+def test_requests_of_all_lengths_are_those_of_a_run_alone(model: Any) -> None:
+    dice = Random(1)
+    with Engine(model, max_batch=5, **SMALL) as engine:
+        asked = [(prompt(dice, n), dice.randrange(1, 12)) for n in (1, 31, 32, 33, 64, 100, 7, 65)]
+        handles = [engine.add(tokens, greedy(new)) for tokens, new in asked]
+        for (tokens, new), handle in zip(asked, handles, strict=True):
+            (found,) = handle.result()
+            assert (found.tokens, found.finish) == (alone(model, tokens, new), "length")
+        assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_mixes(model: Any, seed: int) -> None:
+    """Arrivals, shared prefixes, aborts, little memory and seeds change no token."""
+    dice = Random(seed)
+    common = prompt(dice, 70)
+    with Engine(model, max_batch=4, kv_tokens=32 * dice.randrange(6, 9), **SMALL) as engine:
+        waiting, handles = [], []
+        for number in range(10):
+            tokens = common[: dice.choice([0, 33, 70])] + prompt(dice, dice.randrange(1, 50))
+            drawn = {"temperature": 0.8, "seed": number, "top_k": 50} if dice.random() < 0.5 else {}
+            waiting.append(
+                (tokens, greedy(dice.randrange(1, 20), n=dice.choice([1, 1, 2]), **drawn))
+            )
+        todo, aborted = list(waiting), set()
+        while todo or engine.step():
+            if todo and dice.random() < 0.4:
+                handles.append(engine.add(*todo.pop(0)))
+            if handles and dice.random() < 0.05:
+                aborted.add(id(handles[-1]))
+                handles[-1].abort()
+        found = [handle.result() for handle in handles]
+        assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
+    for (tokens, params), handle, results in zip(waiting, handles, found, strict=True):
+        with Engine(model, max_batch=4, chunk=32) as quiet:
+            wanted = quiet.add(tokens, params).result()
+        for own, right in zip(results, wanted, strict=True):
+            if id(handle) in aborted:
+                assert own.tokens == right.tokens[: len(own.tokens)]
+            else:
+                assert own.tokens == right.tokens
+        if not params.temperature and id(handle) not in aborted:
+            assert results[0].tokens == alone(model, tokens, params.max_tokens or 0)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_ranks_in_processes(tp: int) -> None:
+    eager, dice = lively("tiny-qwen3"), Random(2)
+    asked = [prompt(dice, n) for n in (3, 40, 70)]
+    with (
+        tpcompile.compile(eager, tp, max_seq_len=96) as model,
+        Engine(model, max_batch=3, **SMALL) as engine,
+    ):
+        handles = [engine.add(tokens, greedy(6)) for tokens in asked]
+        found = [handle.result()[0].tokens for handle in handles]
+    assert found == [alone(eager, tokens, 6) for tokens in asked]
+
+
+def test_a_shared_prefix(model: Any) -> None:
+    dice = Random(3)
+    common = prompt(dice, 96)
+    with Engine(model, max_batch=2, **SMALL) as engine:
+        first = engine.add([*common, 1], greedy(3))
+        first.result()
+        second = engine.add([*common, 2], greedy(3))
+        other = engine.add([*common, 2], greedy(3), salt="another tenant")
+        assert second.result()[0].tokens == alone(model, [*common, 2], 3)
+        assert other.result()[0].tokens == alone(model, [*common, 2], 3)
+        assert (first.shared, second.shared, other.shared) == (0, 96, 0)
+
+
+def test_a_request_that_is_preempted(model: Any) -> None:
+    """There is room for one sequence and a half; the second is computed again."""
+    dice = Random(4)
+    asked = [prompt(dice, 60), prompt(dice, 30)]
+    with Engine(model, max_batch=2, kv_tokens=128, **SMALL) as engine:
+        handles = [engine.add(tokens, greedy(40)) for tokens in asked]
+        lost = 0
+        while engine.step():
+            lost += any(len(one.tokens) > 30 + 1 for one in engine.scheduler.waiting)
+        assert lost, "the second one must have been preempted"
+        for tokens, handle in zip(asked, handles, strict=True):
+            assert handle.result()[0].tokens == alone(model, tokens, 40)
+
+
+def test_bits_do_not_depend_on_the_batch(model: Any) -> None:
+    """The log-probabilities of a request have the same bits in any company."""
+    dice = Random(5)
+    tokens, params = prompt(dice, 40), greedy(8, logprobs=3)
+    with Engine(model, max_batch=8, **SMALL) as engine:
+        wanted = engine.add(tokens, params).result()[0].chosen
+        others = [engine.add(prompt(dice, 20 + n), greedy(9)) for n in range(6)]
+        found = engine.add(tokens, params).result()[0].chosen
+        assert found == wanted
+        for handle in others:
+            handle.abort()
+
+
+def test_log_probabilities_are_those_of_the_model(model: Any) -> None:
+    tokens = prompt(Random(6), 20)
+    with Engine(model) as engine:
+        (found,) = engine.add(tokens, greedy(1, logprobs=5)).result()
+    logits = model(torch.tensor([tokens])).logits[0, -1].float()
+    wanted = torch.log_softmax(logits, 0)
+    (chosen,) = found.chosen
+    assert chosen.logprob == pytest.approx(float(wanted.max()), abs=1e-4)
+    assert [token for token, _ in chosen.top] == wanted.topk(5).indices.tolist()
+
+
+def test_several_continuations_of_one_prompt(model: Any) -> None:
+    tokens = prompt(Random(7), 45)
+    params = SamplingParams(max_tokens=6, n=3, temperature=1.0, seed=3, ignore_eos=True)
+    with Engine(model, max_batch=4, **SMALL) as engine:
+        found = [one.tokens for one in engine.add(tokens, params).result()]
+        assert len({tuple(own) for own in found}) == 3
+        assert [one.tokens for one in engine.add(tokens, params).result()] == found
+    with Engine(model, max_batch=1, **SMALL) as engine:  # one after another, without a fork
+        assert [one.tokens for one in engine.add(tokens, params).result()] == found
+
+
+def test_sampling_without_a_seed_differs(model: Any) -> None:
+    params = SamplingParams(max_tokens=12, temperature=2.0, ignore_eos=True)
+    with Engine(model) as engine:
+        found = [engine.add([1, 2, 3], params).result()[0].tokens for _ in range(3)]
+    assert len({tuple(own) for own in found}) > 1
+
+
+def test_tokens_that_end_a_request(model: Any) -> None:
+    tokens = prompt(Random(8), 10)
+    whole = alone(model, tokens, 8)
+    with Engine(model) as engine:
+        params = SamplingParams(max_tokens=8, ignore_eos=True, stop_tokens=(whole[3],))
+        (found,) = engine.add(tokens, params).result()
+        at = whole.index(whole[3])
+        assert (found.tokens, found.finish) == (whole[: at + 1], "stop")
+        params = SamplingParams(max_tokens=8, min_tokens=6, stop_tokens=(whole[3],))
+        (found,) = engine.add(tokens, params).result()
+        assert len(found.tokens) >= 6 and whole[3] not in found.tokens[:6]
+
+
+def test_an_aborted_request_frees_its_blocks(model: Any) -> None:
+    with Engine(model, max_batch=2, **SMALL) as engine:
+        kept, gone = (engine.add(prompt(Random(n), 50), greedy(30)) for n in (1, 2))
+        for _ in range(4):
+            engine.step()
+        free = engine.scheduler.blocks.available
+        gone.abort()
+        engine.step()
+        assert engine.scheduler.blocks.available >= free + 1
+        (found,) = gone.result()
+        assert found.finish == "abort" and 0 < len(found.tokens) < 30
+        assert len(kept.result()[0].tokens) == 30
+
+
+def test_asyncio(model: Any) -> None:
+    async def stream(engine: Engine, tokens: list[int]) -> list[int]:
+        return [event.chosen.token async for event in engine.add(tokens, greedy(5)) if event.chosen]
+
+    async def all_of(engine: Engine) -> list[Any]:
+        asked = [prompt(Random(n), 10 + n) for n in range(5)]
+        streams = await asyncio.gather(*(stream(engine, tokens) for tokens in asked))
+        (last,) = await engine.add(asked[0], greedy(5))
+        assert last.tokens == streams[0]
+        return list(zip(asked, streams, strict=True))
+
+    with Engine(model, max_batch=3, **SMALL).start() as engine:
+        found = asyncio.run(all_of(engine))
+    for tokens, new in found:
+        assert new == alone(model, tokens, 5)
+
+
+def test_an_error_of_the_model_reaches_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=64) as model, Engine(model) as engine:
+        handles = [engine.add([1, 2, 3], greedy(5)) for _ in range(2)]
+
+        def fail(step: object) -> None:
+            raise tpcompile.RankError("a rank has died")
+
+        monkeypatch.setattr(model, "run_step", fail)
+        for handle in handles:
+            with pytest.raises(tpcompile.RankError, match="a rank has died"):
+                handle.result()
+        assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
+
+
+BAD = {
+    "empty": ([], {}, "at least one"),
+    "outside": ([1, VOCABULARY], {}, "from 0 to 1012"),
+    "long": ([1] * 160, {}, "at most 159 tokens"),
+    "text": ("hello", {}, "needs an engine with a tokenizer"),
+    "stop": ([1], {"stop": "x"}, "Stop texts need an engine with a tokenizer"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests(model: Any, name: str) -> None:
+    tokens, options, said = BAD[name]
+    with Engine(model) as engine, pytest.raises(UsageError, match=said):
+        engine.add(tokens, SamplingParams(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
+        ({"temperature": -1}, "temperature must be a number from 0 to 100, got -1"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"top_p": 0}, "top_p must be"),
+        ({"n": True}, "n must be an integer from 1 to 128, got True"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens must be at most max_tokens"),
+        ({"stop": ("",)}, "stop must consist of texts"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        SamplingParams(**options)
+
+
+def test_a_closed_engine(model: Any) -> None:
+    engine = Engine(model)
+    handle = engine.add([1, 2], greedy(4))
+    engine.close()
+    engine.close()
+    with pytest.raises(UsageError, match="closed"):
+        engine.add([1], greedy(1))
+    with pytest.raises(UsageError, match="closed"):
+        handle.result()
+    assert alone(model, [1, 2], 2), "the model is still open"

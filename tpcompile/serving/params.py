@@ -1,0 +1,96 @@
+"""How a request is continued: lengths, sampling, and where it stops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tpcompile.errors import UsageError
+
+_MOST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The options of a request. The defaults continue greedily, as Hugging Face's do."""
+
+    max_tokens: int | None = None
+    """The new tokens at most; None: as many as fit."""
+    min_tokens: int = 0
+    """The new tokens before which no token ends the sequence."""
+    n: int = 1
+    """The number of continuations."""
+    temperature: float = 0.0
+    """0 is greedy: the best token, the first one if several are equal."""
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """As Hugging Face's: over the prompt and all new tokens."""
+    presence_penalty: float = 0.0
+    """As OpenAI's: subtracted from the logits of each new token that has occurred."""
+    frequency_penalty: float = 0.0
+    """As OpenAI's: the same, times its occurrences."""
+    seed: int | None = None
+    """With a seed, the continuation is always the same; else each request has its own."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the continuation, and are not part of it. They need a tokenizer."""
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens that end the continuation, besides those of the model."""
+    ignore_eos: bool = False
+    """Whether the model's own tokens do not end it."""
+    logprobs: int | None = None
+    """The number of best tokens whose log-probabilities are returned, besides the chosen one's."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name, (low, high, whole) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            kinds = int if whole else (int, float)
+            number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not number or not low <= value <= high:
+                raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise UsageError(
+                "min_tokens must be at most max_tokens",
+                got=f"{self.min_tokens} and {self.max_tokens}",
+            )
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
+        if any(not isinstance(token, int) for token in self.stop_tokens):
+            raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the best token is always chosen, and nothing but the token is wanted."""
+        changed = self.min_tokens or self.logprobs is not None or self.repetition_penalty != 1
+        return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
+
+
+_OPTIONAL = ("max_tokens", "top_k", "seed", "logprobs")
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "max_tokens": (1, math.inf, True),
+    "min_tokens": (0, math.inf, True),
+    "n": (1, 128, True),
+    "temperature": (0.0, 100.0, False),
+    "top_k": (1, math.inf, True),
+    "top_p": (1e-9, 1.0, False),
+    "min_p": (0.0, 1.0, False),
+    "repetition_penalty": (1e-9, 100.0, False),
+    "presence_penalty": (-2.0, 2.0, False),
+    "frequency_penalty": (-2.0, 2.0, False),
+    "seed": (0, _MOST_SEED, True),
+    "logprobs": (0, 20, True),
+}
+"""The least and the greatest value, and whether it must be whole."""
+
+
+def _said(low: Any, high: Any, whole: bool) -> str:
+    kind = "an integer" if whole else "a number"
+    if high == math.inf:
+        return f"{kind} of at least {low:g}"
+    return f"{kind} from {low:g} to {high:g}"

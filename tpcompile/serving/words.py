@@ -1,0 +1,62 @@
+"""The text of new tokens, as it comes, up to a stop text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INCOMPLETE = "\ufffd"
+"""What tokenizers decode the first bytes of a character to."""
+
+
+class Words:
+    """The text of a continuation. Text that may be the beginning of a stop text is held back."""
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self._tokens: list[int] = []
+        self._prefix, self._read = 0, 0
+        """Tokens from `prefix` on are decoded again with each new one; those before `read` have
+        been passed on, and decide about spaces."""
+        self._held = ""
+        self.stopped = False
+        """Whether a stop text has come."""
+
+    def push(self, token: int) -> str:
+        """Add a token; return the text that it completes."""
+        self._tokens.append(token)
+        before = self._decode(self._prefix, self._read)
+        whole = self._decode(self._prefix, len(self._tokens))
+        if len(whole) <= len(before) or whole.endswith(_INCOMPLETE):
+            return ""
+        self._prefix, self._read = self._read, len(self._tokens)
+        return self._passed_on(whole[len(before) :])
+
+    def end(self) -> str:
+        """Return the text that was held back, after the last token."""
+        rest, self._held = self._held, ""
+        if self.stopped:
+            return ""
+        before = self._decode(self._prefix, self._read)
+        return rest + self._decode(self._prefix, len(self._tokens))[len(before) :]
+
+    def _passed_on(self, text: str) -> str:
+        whole = self._held + text
+        found = [place for place in map(whole.find, self._stop) if place >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return whole[: min(found)]
+        kept = max((_overlap(whole, stop) for stop in self._stop), default=0)
+        self._held = whole[len(whole) - kept :]
+        return whole[: len(whole) - kept]
+
+    def _decode(self, first: int, last: int) -> str:
+        text: str = self._tokenizer.decode(self._tokens[first:last], skip_special_tokens=True)
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text that a stop text begins with."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
