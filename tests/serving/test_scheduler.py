@@ -11,6 +11,7 @@ from tpcompile.errors import UsageError
 from tpcompile.serving.scheduler import Limits, Plan, Scheduler, Sequence
 
 TIGHT = Limits(blocks=6, block=2, sequences=3, step_tokens=8, chunk=4)
+WIDE = {"blocks": 40, "block": 2, "sequences": 4, "chunk": 4}
 
 
 class Driven(RuleBasedStateMachine):
@@ -25,7 +26,7 @@ class Driven(RuleBasedStateMachine):
     )
     def begin(self, blocks: int, sequences: int, block: int, times: int, more: int) -> None:
         chunk = block * times
-        self.limits = Limits(blocks, block, sequences, chunk + more, chunk)
+        self.limits = Limits(blocks, block, sequences, sequences + chunk + more, chunk)
         self.scheduler = Scheduler(self.limits)
         self.alive: list[Sequence] = []
 
@@ -174,7 +175,7 @@ def run(scheduler: Scheduler, steps: int) -> None:
 
 
 def test_a_prompt_is_cut_at_multiples_of_a_chunk() -> None:
-    scheduler = Scheduler(Limits(blocks=20, block=2, step_tokens=8, chunk=4))
+    scheduler = Scheduler(Limits(**WIDE, step_tokens=8))
     one = scheduler.add(list(range(15)))
     first = scheduler.plan()
     assert [(p.first, p.count) for p in first.chunks] == [(0, 4), (4, 4)]
@@ -187,7 +188,7 @@ def test_a_prompt_is_cut_at_multiples_of_a_chunk() -> None:
 
 
 def test_new_tokens_come_before_prompts() -> None:
-    scheduler = Scheduler(Limits(blocks=40, block=2, step_tokens=6, chunk=4))
+    scheduler = Scheduler(Limits(**{**WIDE, "sequences": 2}, step_tokens=6))
     scheduler.add([1, 2])
     run(scheduler, 1)
     scheduler.add(list(range(12)))
@@ -197,7 +198,7 @@ def test_new_tokens_come_before_prompts() -> None:
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
-    scheduler = Scheduler(Limits(blocks=40, block=2, step_tokens=32, chunk=4))
+    scheduler = Scheduler(Limits(**WIDE, step_tokens=32))
     scheduler.add([*range(10), 50])
     run(scheduler, 1)
     other = scheduler.add([*range(10), 60])
@@ -207,7 +208,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 
 def test_a_prompt_that_is_known_as_a_whole_computes_its_last_chunk() -> None:
-    scheduler = Scheduler(Limits(blocks=40, block=2, step_tokens=32, chunk=4))
+    scheduler = Scheduler(Limits(**WIDE, step_tokens=32))
     for _ in range(2):
         one = scheduler.add(list(range(8)))
         plan = scheduler.plan()
@@ -233,7 +234,7 @@ def test_the_last_to_arrive_loses_its_blocks() -> None:
 
 
 def test_a_fork_shares_full_blocks_and_copies_the_last_one() -> None:
-    scheduler = Scheduler(Limits(blocks=10, block=2, step_tokens=8, chunk=4))
+    scheduler = Scheduler(Limits(**WIDE, step_tokens=8))
     parent = scheduler.add([1, 2, 3])
     scheduler.done(scheduler.plan())
     child = scheduler.fork(parent)
@@ -257,9 +258,9 @@ def test_a_prompt_that_can_never_fit() -> None:
     [
         ({"blocks": 0}, "blocks must be a positive int, got 0"),
         ({"chunk": 3}, "multiple of a block"),
-        ({"step_tokens": 2}, "room for a chunk"),
+        ({"step_tokens": 7}, "room for a token of every sequence"),
     ],
 )
 def test_limits_that_cannot_work(changes: dict[str, int], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Limits(**{"blocks": 6, "block": 2, "step_tokens": 8, "chunk": 4, **changes})
+        Limits(**{**WIDE, "step_tokens": 8, **changes})

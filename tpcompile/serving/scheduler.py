@@ -40,10 +40,11 @@ class Limits:
                 "A chunk must be a multiple of a block",
                 got=f"chunks of {self.chunk} tokens and blocks of {self.block}",
             )
-        if self.step_tokens < self.chunk:
+        if self.step_tokens < self.sequences + self.chunk:
             raise UsageError(
-                "A step must have room for a chunk",
-                got=f"steps of {self.step_tokens} tokens and chunks of {self.chunk}",
+                "A step must have room for a token of every sequence and for a chunk of a prompt",
+                got=f"{self.step_tokens} tokens",
+                expected=f"at least {self.sequences} + {self.chunk}",
             )
 
     @property
