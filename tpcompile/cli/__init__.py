@@ -18,6 +18,7 @@ from tpcompile.cli import (
     passes,
     plan,
     schedule,
+    serve,
 )
 from tpcompile.cli.command import (
     Command,
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Command] = {
     "calibrate": calibrate.COMMAND,
     "compare": compare.COMMAND,
     "generate": generate.COMMAND,
+    "serve": serve.COMMAND,
     "make-demo": make_demo.COMMAND,
 }
 

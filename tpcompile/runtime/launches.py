@@ -116,6 +116,11 @@ class Launches:
         return self._cache_pool.block
 
     @property
+    def closed(self) -> str:
+        """The reason why the model cannot run; empty while it can."""
+        return self._ranks.closed
+
+    @property
     def fronts(self) -> int:
         """The number of processes that call the model: several under a launcher."""
         return self._ranks.fronts

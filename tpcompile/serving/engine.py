@@ -15,9 +15,10 @@ import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
+from tpcompile.serving.memory import tokens_that_fit
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.requests import ABORT, LENGTH, STOP, Event, Handle
-from tpcompile.serving.sampling import Chosen, Sampler
+from tpcompile.serving.sampling import Chosen, Sampler, described
 from tpcompile.serving.scheduler import Limits, Plan, Scheduler, Sequence
 from tpcompile.serving.steps import step_of
 from tpcompile.serving.words import Words
@@ -68,7 +69,8 @@ class Engine:
 
         `max_batch` is the number of requests that run at the same time (default: the model's limit,
         else 16), and `kv_tokens` the tokens of all of them together (default: the longest sequence
-        for each of them). `tokenizer` makes text of tokens, and tokens of prompts that are text.
+        for each of them, or as many as fit in half of the free memory). `tokenizer` makes text of
+        tokens, and tokens of prompts that are text.
         """
         if len(set(model.processes)) > 1 and model.fronts > 1:
             raise UnsupportedError(
@@ -78,7 +80,7 @@ class Engine:
             )
         self.model, self.tokenizer = model, tokenizer
         sequences = max_batch or model.max_batch or _SEQUENCES
-        tokens = kv_tokens or sequences * model.max_seq_len
+        tokens = kv_tokens or min(sequences * model.max_seq_len, tokens_that_fit(model))
         with ExitStack() as stack:
             size = model.block_size
             count = -(-tokens // size)
@@ -94,6 +96,8 @@ class Engine:
         self._turn = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.failure = ""
+        """Why the engine cannot go on; empty while it can."""
 
     def add(
         self,
@@ -119,7 +123,8 @@ class Engine:
         most = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
 
         def begin() -> None:
-            sequence = self.scheduler.add(tokens, salt)
+            whole = params.prompt_logprobs is not None
+            sequence = self.scheduler.add(tokens, salt, whole)
             self._work[sequence] = self._continuation(handle, 0, most)
 
         self._command(begin)
@@ -148,6 +153,7 @@ class Engine:
         try:
             found = self._run(plan)
         except BaseException as error:
+            self.failure = self.model.closed
             self._fail(error)
             raise
         self.steps += 1
@@ -155,6 +161,15 @@ class Engine:
         for sequence, logits in found:
             self._go_on(sequence, logits)
         return True
+
+    def state(self) -> str:
+        """Describe in a line what runs and what waits."""
+        scheduler = self.scheduler
+        used = scheduler.blocks.count - scheduler.blocks.available
+        return (
+            f"{len(scheduler.running)} running, {len(scheduler.waiting)} waiting, "
+            f"{used:,} of {scheduler.blocks.count:,} blocks, {self.steps:,} steps"
+        )
 
     def start(self) -> Engine:
         """Run steps in a thread whenever there is something to do."""
@@ -216,10 +231,15 @@ class Engine:
             found += zip((p.sequence for p in plan.decodes), results, strict=True)
             copies = []
         for piece in plan.chunks:
-            rows = self.model.run_step(step_of([piece], "logits", self._reserved, copies))
+            handle = self._work[piece.sequence].handle
+            every = handle.params.prompt_logprobs is not None
+            step = step_of([piece], "logits", self._reserved, copies, every)
+            rows = self.model.run_step(step).cpu()
             copies = []
+            if every:
+                _describe_prompt(handle, piece.first, rows)
             if piece.last:
-                found.append((piece.sequence, rows[0].cpu()))
+                found.append((piece.sequence, rows[-1]))
         return found
 
     def _go_on(self, sequence: Sequence, logits: Any) -> None:
@@ -313,3 +333,15 @@ def _end_tokens(model: CompiledModel) -> frozenset[int]:
     if found is None:
         return frozenset()
     return frozenset([found] if isinstance(found, int) else found)
+
+
+def _describe_prompt(handle: Handle, first: int, logits: torch.Tensor) -> None:
+    """Record the log-probabilities of the prompt's tokens after the tokens from `first` on.
+
+    A prompt that is computed again after preemption is not recorded again.
+    """
+    most, done = handle.params.prompt_logprobs, len(handle.prompt_chosen)
+    for place, row in enumerate(logits, first + 1):
+        if done < place < len(handle.prompt):
+            logprobs = torch.log_softmax(row.float(), 0)
+            handle.prompt_chosen.append(described(handle.prompt[place], logprobs, most))

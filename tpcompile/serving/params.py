@@ -42,6 +42,8 @@ class SamplingParams:
     """Whether the model's own tokens do not end it."""
     logprobs: int | None = None
     """The number of best tokens whose log-probabilities are returned, besides the chosen one's."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt. All of them are computed, also if they are known."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -71,7 +73,7 @@ class SamplingParams:
         return not (changed or self.temperature or self.presence_penalty or self.frequency_penalty)
 
 
-_OPTIONAL = ("max_tokens", "top_k", "seed", "logprobs")
+_OPTIONAL = ("max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "max_tokens": (1, math.inf, True),
     "min_tokens": (0, math.inf, True),
@@ -85,6 +87,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "frequency_penalty": (-2.0, 2.0, False),
     "seed": (0, _MOST_SEED, True),
     "logprobs": (0, 20, True),
+    "prompt_logprobs": (0, 20, True),
 }
 """The least and the greatest value, and whether it must be whole."""
 

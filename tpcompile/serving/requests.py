@@ -66,6 +66,8 @@ class Handle:
         self.prompt, self.params = prompt, params
         self.shared = 0
         """The tokens of the prompt that were in the cache already."""
+        self.prompt_chosen: list[Chosen] = []
+        """The tokens of the prompt from the second on, if `prompt_logprobs` asks for them."""
         self._drive, self._abort = drive, abort
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._left = params.n
@@ -74,6 +76,11 @@ class Handle:
     def abort(self) -> None:
         """End the request. Its blocks are free after the current step."""
         self._abort(self)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all events have been taken."""
+        return not self._left
 
     def result(self) -> list[Completion]:
         """Wait for the end; return all continuations."""

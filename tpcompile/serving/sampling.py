@@ -67,11 +67,7 @@ class Sampler:
             token = int(torch.multinomial(chances, 1, generator=self._generator))
         else:
             token = int(scores[0].argmax())
-        if logprobs is None:
-            return Chosen(token)
-        best = torch.topk(logprobs, params.logprobs or 0)
-        top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return Chosen(token, float(logprobs[token]), tuple(top))
+        return Chosen(token) if logprobs is None else described(token, logprobs, params.logprobs)
 
     def _penalised(self, scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         params, new = self._params, tokens[self._prompt :]
@@ -94,6 +90,13 @@ class Sampler:
         """Return the seed of the token at a place."""
         text = f"{self._seed} {self._index} {place}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def described(token: int, logprobs: torch.Tensor, most: int | None) -> Chosen:
+    """Return a token with its log-probability and those of the best tokens."""
+    best = torch.topk(logprobs, most or 0)
+    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return Chosen(token, float(logprobs[token]), tuple(top))
 
 
 def _warpers(params: SamplingParams) -> LogitsProcessorList:

@@ -68,6 +68,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     shared: int = 0
     """The tokens that were in the cache when it was last admitted."""
+    whole: bool = False
+    """Whether all of its tokens are computed, because their logits are wanted."""
 
     @property
     def left(self) -> int:
@@ -132,8 +134,11 @@ class Scheduler:
         self._numbers = count()
         self._copies: list[tuple[int, int]] = []
 
-    def add(self, tokens: list[int], salt: Hashable = None) -> Sequence:
-        """Add a sequence, which waits until its first chunk fits."""
+    def add(self, tokens: list[int], salt: Hashable = None, whole: bool = False) -> Sequence:
+        """Add a sequence, which waits until its first chunk fits.
+
+        With `whole`, it does not use what is in the cache already.
+        """
         if not tokens:
             raise UsageError("A prompt must have at least one token")
         if len(tokens) > self.limits.most_tokens:
@@ -143,7 +148,7 @@ class Scheduler:
                 expected=f"at most {self.limits.most_tokens:,} tokens",
             )
         number = next(self._numbers)
-        found = Sequence((number, number), list(tokens), salt)
+        found = Sequence((number, number), list(tokens), salt, whole=whole)
         self.waiting.append(found)
         return found
 
@@ -235,7 +240,9 @@ class Scheduler:
         if not self.blocks.available:
             return budget
         size, chunk = self.limits.block, self.limits.chunk
-        known = self.blocks.find(sequence.tokens[:-1], sequence.salt)
+        known = []
+        if not sequence.whole:
+            known = self.blocks.find(sequence.tokens[:-1], sequence.salt)
         shared = len(known) * size // chunk * chunk
         held = [content.block for content in known[: shared // size]]
         end = self._chunk_end(sequence, shared)

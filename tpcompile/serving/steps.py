@@ -12,11 +12,16 @@ from tpcompile.serving.scheduler import Piece
 
 
 def step_of(
-    pieces: Many[Piece], output: str, reserved: Reserved, copies: Many[tuple[int, int]] = ()
+    pieces: Many[Piece],
+    output: str,
+    reserved: Reserved,
+    copies: Many[tuple[int, int]] = (),
+    every: bool = False,
 ) -> Step:
     """Return the step that computes pieces of different sequences.
 
-    It returns `output` for each piece after which the next token of its sequence is known.
+    It returns `output` for each piece after which the next token of its sequence is known, or with
+    `every` for all tokens.
     """
     numbers, size = reserved.numbers, reserved.size
     tokens: list[int] = []
@@ -31,7 +36,9 @@ def step_of(
         positions += range(piece.first, end)
         slots += [table[at // size] * size + at % size for at in range(piece.first, end)]
         starts.append(len(tokens))
-        if piece.last:
+        if every:
+            rows += range(starts[-2], len(tokens))
+        elif piece.last:
             rows.append(len(tokens) - 1)
         lengths.append(end)
         tables.append(table)

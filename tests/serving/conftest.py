@@ -1,0 +1,62 @@
+"""A server on loopback, with a small demo model and its tokenizer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvicorn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tpcompile
+from tpcompile.demo.model import make_demo
+from tpcompile.serving import Engine
+from tpcompile.serving.server.app import Options, Server
+
+KEY = "a key"
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server, and the same model as Hugging Face runs it."""
+
+    url: str
+    engine: Engine
+    eager: Any
+    tokenizer: Any
+
+
+def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.Thread, str]:
+    """Serve on a free port of this machine, in a thread."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    app = Server(engine, options).app()
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    host, port = listening.getsockname()
+    return server, thread, f"http://{host}:{port}"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("demo") / "demo"
+    make_demo(directory, 3, 10)
+    eager = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.chat_template = TEMPLATE
+    with (
+        tpcompile.compile(eager, max_seq_len=128) as model,
+        Engine(
+            model, tokenizer=tokenizer, max_batch=4, chunk=32, max_tokens_per_step=64
+        ).start() as engine,
+    ):
+        server, thread, url = serve(engine, Options("demo", KEY))
+        yield Served(url, engine, eager, tokenizer)
+        server.should_exit = True
+        thread.join()

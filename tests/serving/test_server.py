@@ -1,0 +1,255 @@
+"""Tests of the server with clients that people use, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import socket
+import subprocess
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from tests.serving.conftest import KEY, Served
+
+PROMPT = "Anna is a baker . Felix"
+
+
+def client(served: Served, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, **options)
+
+
+def post(served: Served, path: str, body: Any, **options: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    return httpx.post(
+        f"{served.url}/v1/{path}", content=content, headers=headers, timeout=60, **options
+    )
+
+
+def eager_text(served: Served, prompt: str, new: int) -> str:
+    ids = served.tokenizer(prompt, return_tensors="pt")["input_ids"]
+    found = served.eager.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None)
+    text: str = served.tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+    return text
+
+
+GREEDY: dict[str, Any] = {
+    "model": "demo",
+    "temperature": 0,
+    "max_tokens": 12,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+def test_completions(served: Served) -> None:
+    found = client(served).completions.create(prompt=PROMPT, **GREEDY)
+    assert found.choices[0].text == eager_text(served, PROMPT, 12)
+    assert found.choices[0].finish_reason == "length"
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 12
+    assert found.usage.total_tokens == found.usage.prompt_tokens + 12
+
+
+def test_a_stream_is_the_same_text(served: Served) -> None:
+    stream = client(served).completions.create(
+        prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    pieces = list(stream)
+    assert "".join(p.choices[0].text for p in pieces if p.choices) == eager_text(served, PROMPT, 12)
+    assert pieces[-1].usage is not None and pieces[-1].usage.completion_tokens == 12
+    assert [p.choices[0].finish_reason for p in pieces[:-1]] == [None] * 11 + ["length"]
+
+
+def test_several_prompts_as_text_and_as_tokens(served: Served) -> None:
+    texts = [PROMPT, "The grey cat", "One rainy morning"]
+    ids = [served.tokenizer(text)["input_ids"] for text in texts]
+    for prompt in (texts, ids):
+        found = client(served).completions.create(prompt=prompt, n=2, **GREEDY)
+        assert [choice.index for choice in found.choices] == list(range(6))
+        for choice in found.choices:
+            assert choice.text == eager_text(served, texts[choice.index // 2], 12)
+
+
+def test_chat(served: Served) -> None:
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    found = client(served).chat.completions.create(messages=messages, **GREEDY)
+    assert found.choices[0].message.content == eager_text(served, PROMPT + " ", 12)
+    parts: Any = [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}]
+    stream = client(served).chat.completions.create(messages=parts, stream=True, **GREEDY)
+    pieces = [piece.choices[0] for piece in stream]
+    assert pieces[0].delta.role == "assistant"
+    text = "".join(piece.delta.content or "" for piece in pieces)
+    assert text == found.choices[0].message.content
+    assert pieces[-1].finish_reason == "length"
+
+
+def test_an_async_client_with_many_streams(served: Served) -> None:
+    async def one(asked: openai.AsyncOpenAI, prompt: str) -> str:
+        stream = await asked.completions.create(prompt=prompt, stream=True, **GREEDY)
+        return "".join([piece.choices[0].text async for piece in stream])
+
+    async def all_of(prompts: list[str]) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY) as asked:
+            return await asyncio.gather(*(one(asked, prompt) for prompt in prompts))
+
+    prompts = [f"{PROMPT} {word}" for word in ("is", "has", "and", "the", "a", "one", "cat")]
+    assert asyncio.run(all_of(prompts)) == [eager_text(served, text, 12) for text in prompts]
+
+
+def test_log_probabilities_and_echo(served: Served) -> None:
+    """The prompt's log-probabilities are those of the model, also if its blocks are known."""
+    ids = served.tokenizer(" ".join([PROMPT] * 6))["input_ids"]
+    assert len(ids) > 32
+    with torch.inference_mode():
+        wanted = torch.log_softmax(served.eager(torch.tensor([ids])).logits[0].float(), -1)
+    for _ in range(2):
+        found = client(served).completions.create(
+            prompt=ids, echo=True, logprobs=3, **{**GREEDY, "max_tokens": 1}
+        )
+        own = found.choices[0].logprobs
+        assert own is not None and own.token_logprobs is not None and own.top_logprobs is not None
+        assert own.token_logprobs[0] is None and len(own.token_logprobs) == len(ids) + 1
+        for place, token in enumerate(ids[1:], 1):
+            assert own.token_logprobs[place] == pytest.approx(
+                float(wanted[place - 1, token]), abs=1e-4
+            )
+        best = wanted[-1].max()
+        assert own.token_logprobs[-1] == pytest.approx(float(best), abs=1e-4)
+        assert max(own.top_logprobs[-1].values()) == pytest.approx(float(best), abs=1e-4)
+        assert found.choices[0].text.startswith(served.tokenizer.decode(ids))
+
+
+def test_chat_log_probabilities(served: Served) -> None:
+    found = client(served).chat.completions.create(
+        messages=[{"role": "user", "content": PROMPT}], logprobs=True, top_logprobs=2, **GREEDY
+    )
+    own = found.choices[0].logprobs
+    assert own is not None and own.content is not None and len(own.content) == 12
+    for one in own.content:
+        assert one.logprob == max(top.logprob for top in one.top_logprobs) <= 0
+
+
+def test_a_seed_and_stop_texts(served: Served) -> None:
+    asked = client(served).completions
+    options = {**GREEDY, "temperature": 1.0, "seed": 7}
+    texts = {asked.create(prompt=PROMPT, **options).choices[0].text for _ in range(3)}
+    assert len(texts) == 1
+    whole = eager_text(served, PROMPT, 12)
+    stop = whole[4:8]
+    found = asked.create(prompt=PROMPT, stop=[stop], **GREEDY).choices[0]
+    assert (found.text, found.finish_reason) == (whole[: whole.index(stop)], "stop")
+    pieces = list(asked.create(prompt=PROMPT, stop=[stop], stream=True, **GREEDY))
+    assert "".join(piece.choices[0].text for piece in pieces) == found.text
+
+
+def test_models_health_metrics_and_the_page(served: Served) -> None:
+    assert [model.id for model in client(served).models.list()] == ["demo"]
+    assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
+    secret = "a secret text of a user"
+    post(served, "completions", {"prompt": secret, "max_tokens": 2})
+    text = httpx.get(f"{served.url}/metrics").text
+    assert "tpcompile_new_tokens_total" in text and "tpcompile_blocks_used" in text
+    assert "secret" not in text
+    assert "<textarea" in httpx.get(served.url).text
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl(served: Served) -> None:
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 3, "temperature": 0})
+    command = ["curl", "-sS", f"{served.url}/v1/completions", "-d", body]
+    done = subprocess.run(
+        [*command, "-H", f"Authorization: Bearer {KEY}"], capture_output=True, check=True
+    )
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("key", ["", "Bearer", "Bearer another", f"bearer {KEY}", f"Bearer {KEY}x"])
+def test_a_missing_or_wrong_key(served: Served, key: str) -> None:
+    for call in (httpx.post, httpx.get):
+        path = "completions" if call is httpx.post else "models"
+        answer = call(f"{served.url}/v1/{path}", headers={"Authorization": key})
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+BAD: dict[str, tuple[Any, int, str]] = {
+    "no json": ("{", 400, "must be JSON"),
+    "no object": ([], 400, "must be a JSON object"),
+    "no prompt": ({}, 400, "prompt is missing"),
+    "empty": ({"prompt": ""}, 400, "at least one"),
+    "empty list": ({"prompt": []}, 400, "prompt must be"),
+    "mixed": ({"prompt": [1, "a"]}, 400, "prompt must be"),
+    "negative": ({"prompt": [-1]}, 400, "from 0 to"),
+    "outside": ({"prompt": [10**9]}, 400, "from 0 to"),
+    "long": ({"prompt": [1] * 1_000_000}, 400, "at most 127 tokens"),
+    "unknown": ({"prompt": "a", "tools": []}, 400, "'tools' is not supported"),
+    "type": ({"prompt": "a", "max_tokens": "7"}, 400, "max_tokens must be an integer"),
+    "flag": ({"prompt": "a", "stream": 1}, 400, "stream must be true or false"),
+    "range": ({"prompt": "a", "temperature": 1e9}, 400, "temperature must be"),
+    "nan": ('{"prompt": "a", "temperature": NaN}', 400, "temperature must be"),
+    "many": ({"prompt": "a", "n": 5}, 400, "n must be at most 4"),
+    "deep": ("[" * 100_000, 400, "must be JSON"),
+    "bytes": (b"\xff\xfe", 400, "must be JSON"),
+    "huge": (b" " * (17 << 20), 413, "at most 16,777,216 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests(served: Served, name: str) -> None:
+    body, status, said = BAD[name]
+    answer = post(served, "completions", body)
+    assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True)
+
+
+def test_what_is_not_there(served: Served) -> None:
+    assert httpx.get(f"{served.url}/v1/nothing").status_code == 404
+    assert httpx.get(f"{served.url}/v1/completions").status_code == 405
+
+
+def test_fuzzed_bodies(served: Served) -> None:
+    """Bodies that are changed at random get an answer, and the server lives."""
+    dice = random.Random(1)
+    names = ["prompt", "max_tokens", "n", "stop", "seed", "logprobs", "stream", "echo", "x"]
+    values: list[Any] = [None, 1, -1, 1.5, "a", [], {}, [1], ["a"], True, 10**30, "\u0000", [[]]]
+    with httpx.Client(headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as http:
+        for _ in range(200):
+            body = {name: dice.choice(values) for name in dice.sample(names, dice.randrange(5))}
+            text = json.dumps({"prompt": "a", "max_tokens": 1, **body})
+            if dice.random() < 0.3:
+                cut = dice.randrange(len(text))
+                text = text[:cut] + dice.choice(["", "}", '"', "é"]) + text[cut + 1 :]
+            path = dice.choice(["completions", "chat/completions"])
+            answer = http.post(f"{served.url}/v1/{path}", content=text)
+            assert answer.status_code in (200, 400), (text, answer.text)
+    assert httpx.get(f"{served.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_blocks(served: Served, stream: bool) -> None:
+    blocks = served.engine.scheduler.blocks
+    _until(lambda: blocks.available == blocks.count)
+    options = {"prompt": PROMPT, "max_tokens": 100, "stream": stream, "ignore_eos": True}
+    body = json.dumps(options)
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as line:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\n"
+        line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        _until(lambda: blocks.available < blocks.count)
+    steps = served.engine.steps
+    _until(lambda: blocks.available == blocks.count)
+    assert served.engine.steps < steps + 95, "the request did not run to its end"
+
+
+def _until(holds: Any, seconds: float = 30) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.001)

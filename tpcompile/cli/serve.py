@@ -1,0 +1,189 @@
+"""`tpcompile serve`: serve a model over HTTP, with the API that OpenAI's clients speak."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpcompile.cli.command import (
+    Command,
+    Parser,
+    Result,
+    add_model_arguments,
+    backend_name,
+    number,
+)
+from tpcompile.cli.compiling import plain_warnings, progress
+from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
+from tpcompile.presets import check_model_name
+
+if TYPE_CHECKING:
+    from tpcompile.serving import Engine
+
+_EXAMPLES = """\
+  tpcompile serve ./my-checkpoint
+  tpcompile serve ./my-checkpoint --tp 2 --port 9000 --api-key secret
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+      -d '{"prompt": "Once upon a time", "max_tokens": 32}'
+
+The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token ids)
+and /v1/chat/completions, with streams. /health says whether it lives, /metrics has
+measurements for Prometheus, and / is a page to try it by hand. It listens on this
+machine only unless --host says otherwise. Texts of requests are never logged.
+Ctrl-C ends it after the running requests, or after 10 seconds.
+The exit status is 0, 1 if a rank failed, or 2 for bad input."""
+_GRACE_S = 10
+_LOCAL = "127.0.0.1"
+
+
+def _add_arguments(parser: Parser) -> None:
+    add_model_arguments(parser, tp_required=False, timing=False, tp_default="1")
+    add = parser.add_argument
+    add("--backend", metavar="B", type=backend_name, default="auto",
+        help="what runs decode steps: native, triton or torch; default: the fastest")  # fmt: skip
+    add("--device", metavar="D", help="cpu or cuda; default: cpu")
+    add("--host", metavar="H", default=_LOCAL, help=f"address to listen on; default: {_LOCAL}")
+    add("--port", metavar="P", type=number(0, "the port"), default=8000,
+        help="port to listen on, 0 for a free one; default: 8000")  # fmt: skip
+    add("--api-key", metavar="K", help="key that clients must send; default: none")
+    add("--name", metavar="N", help="name of the model in answers; default: MODEL")
+    add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
+        help="requests that run at the same time; default: 16")  # fmt: skip
+    add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"), default=512,
+        help="tokens of a step, new ones and those of prompts; default: 512")  # fmt: skip
+    add("--max-seq-len", metavar="L", type=number(1, "the length"),
+        help="tokens of a prompt and its continuation; default: the configuration's")  # fmt: skip
+    add("--kv-tokens", metavar="T", type=number(1, "the number of tokens"),
+        help="tokens in the KV cache, of all requests together; default: as many as the longest "
+        "sequences need, or as fit in half of the free memory")  # fmt: skip
+
+
+def _run(args: argparse.Namespace) -> Result:
+    check_model_name(args.model)
+    if args.port > 65535:
+        raise UsageError("The port must be at most 65535", got=str(args.port))
+    _check_installed()
+    with progress() as say:
+        tokenizer = _tokenizer(args)
+        say(f"compiling {args.model}")
+        from tpcompile.api import compile
+
+        with plain_warnings():
+            model = compile(
+                args.model,
+                tp=args.tp,
+                backend=args.backend,
+                dtype=args.dtype,
+                device=args.device,
+                max_seq_len=args.max_seq_len,
+                max_batch=args.max_batch,
+                pipeline=args.pipeline,
+                random_weights=args.random_weights,
+            )
+    from tpcompile.serving import Engine
+
+    with (
+        model,
+        Engine(
+            model,
+            tokenizer=tokenizer,
+            max_tokens_per_step=args.max_tokens_per_step,
+            kv_tokens=args.kv_tokens,
+        ).start() as engine,
+    ):
+        _serve(args, engine)
+        if engine.failure:
+            sys.stderr.write(f"error: {engine.failure}\n")
+            return Result("", 1)
+    return Result("")
+
+
+def _serve(args: argparse.Namespace, engine: Engine) -> None:
+    """Serve until the process is asked to end."""
+    import uvicorn
+
+    from tpcompile.serving.server.app import Options, Server
+
+    name = args.name or _short(args.model)
+    app = Server(engine, Options(name, args.api_key)).app()
+    config = uvicorn.Config(
+        app,
+        host=args.host,
+        port=args.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    server = uvicorn.Server(config)
+    listening = config.bind_socket()
+    address, port = listening.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    sys.stderr.write(f"serving {name} on http://{shown}:{port}\n")
+    sys.stderr.flush()
+    with listening, _state_shown(engine):
+        server.run(sockets=[listening])
+
+
+@contextmanager
+def _state_shown(engine: Engine) -> Iterator[None]:
+    """Write a line of state per second on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+
+    def show() -> None:
+        while not over.wait(1):
+            sys.stderr.write(f"\r\x1b[K{engine.state()}")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        sys.stderr.write("\n")
+
+
+def _tokenizer(args: argparse.Namespace) -> Any:
+    """Return the tokenizer; without one, the server takes token ids only."""
+    from tpcompile.runtime.text import tokenizer_of
+
+    try:
+        return tokenizer_of(args.model)
+    except CheckpointError as error:
+        sys.stderr.write(f"warning: {error.message}. Requests must consist of token ids\n")
+        return None
+
+
+def _short(model: str) -> str:
+    """Return the name of a directory, or a hub id or preset as it is."""
+    return Path(model).resolve().name if os.path.isdir(model) else model
+
+
+def _check_installed() -> None:
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"Serving needs the package {error.name}",
+            hint='Run `pip install "tpcompile[serve]"`',
+        ) from error
+
+
+COMMAND = Command(
+    "serve a model over HTTP, with OpenAI's API",
+    _EXAMPLES,
+    _add_arguments,
+    _run,
+)

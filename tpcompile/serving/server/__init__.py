@@ -1,0 +1,1 @@
+"""An HTTP server with the API that OpenAI's clients speak."""

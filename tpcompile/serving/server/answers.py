@@ -1,0 +1,143 @@
+"""The answers to requests, as OpenAI's API has them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpcompile.serving.requests import Completion, Event, Handle
+from tpcompile.serving.sampling import Chosen
+from tpcompile.serving.server.bodies import Asked
+
+
+@dataclass
+class Answer:
+    """The parts that all pieces of an answer have in common."""
+
+    model: str
+    asked: Asked
+    tokenizer: Any
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def chats(self) -> bool:
+        return self.asked.messages is not None
+
+    def whole(self, handles: Sequence[Handle], results: Sequence[Sequence[Completion]]) -> Any:
+        """Return the answer as a whole."""
+        choices: list[Any] = []
+        for handle, completions in zip(handles, results, strict=True):
+            for one in completions:
+                choices.append(self._choice(handle, one, len(choices)))
+        new = [len(one.chosen) for completions in results for one in completions]
+        return self._frame("", choices) | {"usage": usage(handles, sum(new))}
+
+    def begin(self, handle: Handle, index: int) -> Any | None:
+        """Return the first piece of a stream for a choice, or None if there is none."""
+        if self.chats:
+            delta = {"role": "assistant", "content": ""}
+            return self._frame(".chunk", [{"index": index, "delta": delta, "finish_reason": None}])
+        if not self.asked.echo:
+            return None
+        text, chosen = self._prompt(handle), [Chosen(handle.prompt[0]), *handle.prompt_chosen]
+        logprobs = self._logprobs(chosen) if handle.prompt_chosen else None
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return self._frame("", [choice])
+
+    def piece(self, event: Event, index: int) -> Any:
+        """Return a piece of a stream."""
+        chosen = [] if event.chosen is None else [event.chosen]
+        logprobs = None
+        if self.asked.params.logprobs is not None and chosen:
+            logprobs = self._chat_logprobs(chosen) if self.chats else self._logprobs(chosen)
+        choice: dict[str, Any] = {"index": index, "logprobs": logprobs}
+        if self.chats:
+            choice["delta"] = {"content": event.text} if event.text else {}
+        else:
+            choice["text"] = event.text
+        return self._frame(".chunk", [choice | {"finish_reason": event.finish}])
+
+    def numbers(self, handles: Sequence[Handle], new: int) -> Any:
+        """Return the last piece of a stream: the numbers of tokens."""
+        return self._frame(".chunk", []) | {"usage": usage(handles, new)}
+
+    def _frame(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        return {
+            "id": f"{'chatcmpl' if self.chats else 'cmpl'}-{self.id}",
+            "object": f"chat.completion{kind}" if self.chats else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def _choice(self, handle: Handle, one: Completion, index: int) -> dict[str, Any]:
+        wants = self.asked.params.logprobs is not None
+        if self.chats:
+            message = {"role": "assistant", "content": one.text}
+            found: dict[str, Any] = {"index": index, "message": message}
+            logprobs = self._chat_logprobs(one.chosen) if wants else None
+            return found | {"logprobs": logprobs, "finish_reason": one.finish}
+        text, chosen = one.text, one.chosen
+        if self.asked.echo:
+            text = self._prompt(handle) + text
+            chosen = [Chosen(handle.prompt[0]), *handle.prompt_chosen, *chosen]
+        logprobs = self._logprobs(chosen) if wants else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": one.finish}
+
+    def _prompt(self, handle: Handle) -> str:
+        if self.tokenizer is None:
+            return ""
+        text: str = self.tokenizer.decode(handle.prompt)
+        return text
+
+    def _logprobs(self, chosen: Iterable[Chosen]) -> dict[str, Any]:
+        """Return log-probabilities as `/v1/completions` has them."""
+        found: dict[str, list[Any]] = {
+            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+        offset = 0
+        for one in chosen:
+            text = self._word(one.token)
+            found["tokens"].append(text)
+            found["token_logprobs"].append(one.logprob)
+            found["text_offset"].append(offset)
+            top: dict[str, float] = {}
+            for token, logprob in one.top:
+                top.setdefault(self._word(token), logprob)
+            found["top_logprobs"].append(top if one.logprob is not None else None)
+            offset += len(text)
+        return found
+
+    def _chat_logprobs(self, chosen: Iterable[Chosen]) -> dict[str, Any]:
+        def one(token: int, logprob: float | None) -> dict[str, Any]:
+            text = self._word(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        return {
+            "content": [
+                one(own.token, own.logprob) | {"top_logprobs": [one(*pair) for pair in own.top]}
+                for own in chosen
+            ]
+        }
+
+    def _word(self, token: int) -> str:
+        if self.tokenizer is None:
+            return f"token_id:{token}"
+        text: str = self.tokenizer.decode([token])
+        return text
+
+
+def usage(handles: Sequence[Handle], new: int) -> dict[str, Any]:
+    """Return the numbers of tokens."""
+    prompts = sum(len(handle.prompt) for handle in handles)
+    shared = sum(handle.shared for handle in handles)
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": new,
+        "total_tokens": prompts + new,
+        "prompt_tokens_details": {"cached_tokens": shared},
+    }

@@ -1,0 +1,80 @@
+"""Measurements for Prometheus. None of them contains a text of a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+
+from tpcompile.serving.engine import Engine
+
+_FIRST = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+_NEXT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+
+
+class Metrics:
+    """The measurements of one server."""
+
+    def __init__(self, engine: Engine) -> None:
+        own = self._registry = CollectorRegistry()
+        scheduler = engine.scheduler
+        self.requests = Counter(
+            "tpcompile_requests", "Answered requests", ["path", "status"], registry=own
+        )
+        self.prompt = Counter("tpcompile_prompt_tokens", "Tokens of prompts", registry=own)
+        self.shared = Counter(
+            "tpcompile_prefix_hit_tokens", "Tokens of prompts found in the cache", registry=own
+        )
+        self.new = Counter("tpcompile_new_tokens", "New tokens", registry=own)
+        self.first = Histogram(
+            "tpcompile_first_token_seconds", "Time to the first token", buckets=_FIRST, registry=own
+        )
+        self.next = Histogram(
+            "tpcompile_next_token_seconds", "Time per further token", buckets=_NEXT, registry=own
+        )
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(f"tpcompile_{name}", text, registry=own).set_function(value)
+
+        gauge("requests_running", "Sequences that run", lambda: len(scheduler.running))
+        gauge("requests_waiting", "Sequences that wait", lambda: len(scheduler.waiting))
+        gauge("blocks", "Blocks of the KV cache", lambda: scheduler.blocks.count)
+        gauge(
+            "blocks_used",
+            "Blocks that sequences hold",
+            lambda: scheduler.blocks.count - scheduler.blocks.available,
+        )
+        gauge(
+            "blocks_kept",
+            "Blocks whose contents may be shared later",
+            lambda: scheduler.blocks.kept,
+        )
+        gauge("engine_steps", "Steps of the engine", lambda: engine.steps)
+        gauge("program_steps", "Runs of programs", lambda: engine.model.steps.program)
+        gauge("module_steps", "Runs of torch modules", lambda: engine.model.steps.modules)
+
+    def text(self) -> bytes:
+        """Return all measurements in Prometheus' format."""
+        return generate_latest(self._registry)
+
+
+class Watch:
+    """The times of the tokens of one continuation."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, self._last, self._first = metrics, time.perf_counter(), True
+
+    def token(self) -> None:
+        """Record a new token."""
+        now = time.perf_counter()
+        kind = self._metrics.first if self._first else self._metrics.next
+        kind.observe(now - self._last)
+        self._metrics.new.inc()
+        self._last, self._first = now, False
