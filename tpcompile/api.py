@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
@@ -49,13 +50,15 @@ def compile(
     policy: str | None = None,
     lowering: str | None = None,
     spans: int | None = None,
+    isolate: bool = False,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
     `model` is a `PreTrainedModel`, a config, `preset:NAME`, a directory or a hub id. Under
     torchrun, or in an initialised process group, this process is one of the ranks, and `tp`
     defaults to the number of ranks. In a plain script `tp` defaults to 1, and the ranks of a
-    larger `tp` run in worker processes. `simulate` keeps all ranks in this process.
+    larger `tp` run in worker processes. `isolate` runs a single rank in a worker too, so that this
+    process outlives it. `simulate` keeps all ranks in this process.
 
     `backend` selects what runs decode steps. "torch" runs one torch module per rank. "native" runs
     the verified program on CPU threads, in a library that is built on first use. "reference"
@@ -73,6 +76,7 @@ def compile(
     the machine of `device`), the scheduling `policy`, the `lowering` ("heads", "rows" or "auto")
     and the number of attention `spans`.
     """
+    asked = dict(locals())
     load_plugins()
     check_limit("max_seq_len", max_seq_len)
     check_limit("max_batch", max_batch)
@@ -86,7 +90,8 @@ def compile(
     tp = tp if tp is not None else 1 if group is None else group.size()
     passes = passes_for(pipeline, tp)
     check_shards(passes, tp)
-    with starting(tp, group, place, simulate=simulate, timeout=rank_timeout) as load:
+    inside = simulate or (tp == 1 and not isolate)
+    with starting(tp, group, place, inside=inside, timeout=rank_timeout) as load:
         captured = captured_of(model, dtype=dtype_of(dtype))
         weights = weights_of(captured, model, random_weights)
         fork = DecodeFork(passes)
@@ -96,7 +101,7 @@ def compile(
         described = rank_modules(graph, programs=programs is not None)
         modules = load(described, weights, captured.rotary.fresh)
         ranks = chosen.ranks(modules, programs, captured.rotary.fresh)
-        return CompiledModel(
+        made = CompiledModel(
             captured,
             graph,
             stages,
@@ -107,6 +112,28 @@ def compile(
             max_batch=max_batch,
             device=place,
         )
+    if group is None:
+        made.made_by = Recipe(asked)
+    return made
+
+
+class Recipe:
+    """The arguments of `compile`, to compile the model again. It does not keep a model alive."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        model = asked.pop("model")
+        self._model = weakref.ref(model) if isinstance(model, nn.Module) else lambda: model
+        self._asked = asked
+
+    def __call__(self, **changes: Any) -> CompiledModel:
+        """Compile the model again, with some arguments changed."""
+        model = self._model()
+        if model is None:
+            raise UnsupportedError(
+                "The model cannot be compiled again, because its weights are gone",
+                hint="Keep the model that was passed to compile, or pass a directory",
+            )
+        return compile(model, **{**self._asked, **changes})
 
 
 def check_limit(name: str, limit: int | None) -> None:

@@ -217,11 +217,11 @@ def test_an_error_of_the_model_reaches_every_request(monkeypatch: pytest.MonkeyP
         handles = [engine.add([1, 2, 3], greedy(5)) for _ in range(2)]
 
         def fail(step: object) -> None:
-            raise tpcompile.RankError("a rank has died")
+            raise RuntimeError("out of memory")
 
         monkeypatch.setattr(model, "run_step", fail)
         for handle in handles:
-            with pytest.raises(tpcompile.RankError, match="a rank has died"):
+            with pytest.raises(RuntimeError, match="out of memory"):
                 handle.result()
         assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tpcompile.errors import UsageError
-from tpcompile.serving.scheduler import Limits, Plan, Scheduler, Sequence
+from tpcompile.serving.plan import Limits, Plan, Sequence
+from tpcompile.serving.scheduler import Scheduler
 
 TIGHT = Limits(blocks=6, block=2, sequences=3, step_tokens=8, chunk=4)
 WIDE = {"blocks": 40, "block": 2, "sequences": 4, "chunk": 4}

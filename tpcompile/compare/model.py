@@ -55,7 +55,9 @@ def compare_with_eager(
     graph, stages = run_passes(captured.graph, passes)
     packed, ids, mask = _tokens(captured, lengths, seed)
     tp = info_of(graph).tp
-    ranks = starting(tp, None, torch.device("cpu"), simulate=simulate, timeout=_RANK_TIMEOUT_S)
+    ranks = starting(
+        tp, None, torch.device("cpu"), inside=simulate or tp == 1, timeout=_RANK_TIMEOUT_S
+    )
     with ranks as load, opened(weights) as read:
         side = Source(captured, read)
         exact = in_fp32(side) if tolerance is None else None

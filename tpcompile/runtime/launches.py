@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,8 @@ class Launches:
     _ranks: Ranks
     _steps: int
     _pool: BlockPool | None
+    made_by: Callable[..., Any] | None = None
+    """Compiles the model again; None under a launcher."""
     _open_calls: OpenCalls
 
     def steps_ahead(

@@ -167,10 +167,7 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
         return StepCounts(ran, self._steps - ran)
 
     def source(self, rank: int = 0) -> str:
-        """Return the generated Python module of a rank.
-
-        If the Triton kernel runs decode steps, its source follows, which all ranks have in common.
-        """
+        """Return the generated Python module of a rank, and the Triton kernel if it decodes."""
         if not isinstance(rank, int) or not 0 <= rank < self.tp:
             raise UsageError(f"rank must be an integer from 0 to {self.tp - 1}", got=repr(rank))
         found = self._rank_modules[rank].source

@@ -2,7 +2,8 @@
 
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Completion, Event, Handle
-from tpcompile.serving.scheduler import Limits, Scheduler
+from tpcompile.serving.scheduler import Scheduler
 
 __all__ = ["Completion", "Engine", "Event", "Handle", "Limits", "SamplingParams", "Scheduler"]

@@ -7,41 +7,27 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
+from tpcompile.serving.continuations import Continuations, end_tokens
 from tpcompile.serving.memory import tokens_that_fit
 from tpcompile.serving.params import SamplingParams
-from tpcompile.serving.requests import ABORT, LENGTH, STOP, Event, Handle
-from tpcompile.serving.sampling import Chosen, Sampler, described
-from tpcompile.serving.scheduler import Limits, Plan, Scheduler, Sequence
+from tpcompile.serving.plan import Limits, Plan, Sequence
+from tpcompile.serving.requests import Handle
+from tpcompile.serving.sampling import Chosen
+from tpcompile.serving.scheduler import Scheduler
 from tpcompile.serving.steps import step_of
-from tpcompile.serving.words import Words
 
 _SEQUENCES = 16
 _STEP_TOKENS = 512
 _CHUNK = 128
-
-
-@dataclass
-class _Continuation:
-    """A continuation of a request."""
-
-    handle: Handle
-    index: int
-    sampler: Sampler
-    words: Words | None
-    prompt: int
-    """The number of tokens of the prompt."""
-    most: int
-    """The number of tokens of the prompt and the continuation."""
-    forked: bool = False
-    """Whether the other continuations of the request have begun."""
+_MOST_LOST = 3
+"""The times that a step is tried again, with new ranks."""
 
 
 class Engine:
@@ -50,6 +36,8 @@ class Engine:
     Each step computes the next token of every running request, and chunks of the prompts of new
     ones. Requests with the same first tokens share the blocks of whole chunks. `params` decide how
     a request is continued; the result does not depend on what else is running.
+
+    If a rank dies, the model is compiled again, and requests go on as if nothing had happened.
 
     Without a thread, waiting for a result runs the steps. `start` runs them in a thread, which
     `async for` needs.
@@ -81,17 +69,19 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         sequences = max_batch or model.max_batch or _SEQUENCES
         tokens = kv_tokens or min(sequences * model.max_seq_len, tokens_that_fit(model))
-        with ExitStack() as stack:
-            size = model.block_size
-            count = -(-tokens // size)
-            limits = Limits(count, size, sequences, max_tokens_per_step, -(-chunk // size) * size)
-            self.scheduler = Scheduler(limits)
-            self._reserved = stack.enter_context(model.reserve(count))
-            self._stack = stack.pop_all()
+        size = model.block_size
+        count = -(-tokens // size)
+        limits = Limits(count, size, sequences, max_tokens_per_step, -(-chunk // size) * size)
+        self.scheduler = Scheduler(limits)
+        self._reserve()
         self.steps = 0
         """The number of steps so far."""
-        self._ends = _end_tokens(model)
-        self._work: dict[Sequence, _Continuation] = {}
+        self.restarts = 0
+        """How many times the model was compiled again."""
+        self._lost = 0
+        """The steps that failed since the last good one."""
+        ends = end_tokens(model.generation_config)
+        self._work = Continuations(self.scheduler, tokenizer, ends)
         self._commands: deque[Callable[[], None]] = deque()
         self._turn = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -121,27 +111,12 @@ class Engine:
             raise UsageError("Stop texts need an engine with a tokenizer", got=str(params.stop))
         handle = Handle(tokens, params, self._drive, self.abort)
         most = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
-
-        def begin() -> None:
-            whole = params.prompt_logprobs is not None
-            sequence = self.scheduler.add(tokens, salt, whole)
-            self._work[sequence] = self._continuation(handle, 0, most)
-
-        self._command(begin)
+        self._command(lambda: self._work.begin(handle, most, salt))
         return handle
 
     def abort(self, handle: Handle) -> None:
         """End a request. Its blocks are free after the current step."""
-
-        def end() -> None:
-            for sequence, own in list(self._work.items()):
-                if own.handle is handle:
-                    self._end(sequence, Event(own.index, None, finish=ABORT))
-                    if not own.forked and own.index == 0:
-                        for index in range(1, handle.params.n):
-                            handle.put(Event(index, None, finish=ABORT))
-
-        self._command(end)
+        self._command(lambda: self._work.abort(handle))
 
     def step(self) -> bool:
         """Run a step; return whether there is more to do. Call it only without a thread."""
@@ -152,15 +127,55 @@ class Engine:
             return False
         try:
             found = self._run(plan)
+        except RankError as error:
+            self._recover(error)
+            return True
         except BaseException as error:
-            self.failure = self.model.closed
-            self._fail(error)
+            self._work.fail(error)
             raise
         self.steps += 1
+        self._lost = 0
         self.scheduler.done(plan)
         for sequence, logits in found:
-            self._go_on(sequence, logits)
+            self._work.go_on(sequence, logits)
         return True
+
+    def restart(self, **changes: Any) -> None:
+        """Compile the model again before the next step, for example with another `tp`.
+
+        Running requests go on afterwards: their tokens are computed again, as prompts.
+        """
+        self._command(lambda: self._restart(changes))
+
+    def _recover(self, error: RankError) -> None:
+        """Start the ranks again after one has died, or end all requests if that does not help."""
+        self._lost += 1
+        again = self.model.made_by is not None and self._lost <= _MOST_LOST
+        try:
+            if not again:
+                raise error
+            self._restart({})
+        except BaseException as final:
+            self.failure = str(final)
+            self._work.fail(final)
+            raise
+
+    def _restart(self, changes: dict[str, Any]) -> None:
+        """Replace the model by a new one, and let all requests begin again with their tokens."""
+        if self.model.made_by is None:
+            raise UnsupportedError("The model cannot be compiled again under a launcher")
+        self._stack.close()
+        self.model.close()
+        self.restarts += 1
+        self.model = self.model.made_by(**changes)
+        self.scheduler.restart()
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Take the blocks of the scheduler from the model's cache."""
+        with ExitStack() as stack:
+            self._reserved = stack.enter_context(self.model.reserve(self.scheduler.limits.blocks))
+            self._stack = stack.pop_all()
 
     def state(self) -> str:
         """Describe in a line what runs and what waits."""
@@ -179,7 +194,10 @@ class Engine:
         return self
 
     def close(self) -> None:
-        """End all requests, and release the blocks. The model stays open."""
+        """End all requests, and release the blocks.
+
+        The model stays open, except if the engine has compiled it again.
+        """
         with self._turn:
             if self._closed:
                 return
@@ -189,8 +207,10 @@ class Engine:
             self._thread.join()
         while self._commands:
             self._commands.popleft()()
-        self._fail(UsageError("The engine is closed"))
+        self._work.fail(UsageError("The engine is closed"))
         self._stack.close()
+        if self.restarts:
+            self.model.close()
 
     def _loop(self) -> None:
         while True:
@@ -224,80 +244,22 @@ class Engine:
         found: list[tuple[Sequence, Any]] = []
         copies = plan.copies
         if plan.decodes:
-            greedy = all(self._work[p.sequence].handle.params.plain for p in plan.decodes)
+            greedy = all(self._work.params(piece).plain for piece in plan.decodes)
             step = step_of(plan.decodes, "tokens" if greedy else "logits", self._reserved, copies)
             rows = self.model.run_step(step).cpu()
             results = [Chosen(token) for token in rows.tolist()] if greedy else rows
             found += zip((p.sequence for p in plan.decodes), results, strict=True)
             copies = []
         for piece in plan.chunks:
-            handle = self._work[piece.sequence].handle
-            every = handle.params.prompt_logprobs is not None
+            every = self._work.params(piece).prompt_logprobs is not None
             step = step_of([piece], "logits", self._reserved, copies, every)
             rows = self.model.run_step(step).cpu()
             copies = []
             if every:
-                _describe_prompt(handle, piece.first, rows)
+                self._work.describe_prompt(piece, rows)
             if piece.last:
                 found.append((piece.sequence, rows[-1]))
         return found
-
-    def _go_on(self, sequence: Sequence, logits: Any) -> None:
-        """Append a token to a sequence, and begin the other continuations after a prompt."""
-        own = self._work[sequence]
-        if not own.forked and own.index == 0:
-            own.forked = True
-            own.handle.shared = sequence.shared
-            for index in range(1, own.handle.params.n):
-                child = self.scheduler.fork(sequence)
-                self._work[child] = self._continuation(own.handle, index, own.most)
-                if child.left == 0:
-                    self._append(child, logits)
-        self._append(sequence, logits)
-
-    def _append(self, sequence: Sequence, logits: Any) -> None:
-        own = self._work[sequence]
-        chosen = logits
-        if not isinstance(logits, Chosen):
-            chosen = own.sampler.choose(logits, sequence.tokens)
-        self.scheduler.append(sequence, chosen.token)
-        new, params = len(sequence.tokens) - own.prompt, own.handle.params
-        finish = None
-        if new > params.min_tokens and chosen.token in self._ends_of(params):
-            finish = STOP
-        elif len(sequence.tokens) >= own.most:
-            finish = LENGTH
-        text = "" if own.words is None or finish == STOP else own.words.push(chosen.token)
-        if own.words is not None and own.words.stopped:
-            finish = STOP
-        if finish is None:
-            own.handle.put(Event(own.index, chosen, text))
-            return
-        text += "" if own.words is None else own.words.end()
-        self._end(sequence, Event(own.index, chosen, text, finish))
-
-    def _end(self, sequence: Sequence, event: Event) -> None:
-        self.scheduler.end(sequence)
-        self._work.pop(sequence).handle.put(event)
-
-    def _fail(self, error: BaseException) -> None:
-        """End all requests with an error."""
-        handles = {id(own.handle): own.handle for own in self._work.values()}
-        for sequence in list(self._work):
-            self.scheduler.end(sequence)
-        self._work.clear()
-        for handle in handles.values():
-            handle.put(error)
-
-    def _continuation(self, handle: Handle, index: int, most: int) -> _Continuation:
-        params, prompt = handle.params, len(handle.prompt)
-        sampler = Sampler(params, prompt, index, self._ends_of(params))
-        words = None if self.tokenizer is None else Words(self.tokenizer, params.stop)
-        return _Continuation(handle, index, sampler, words, prompt, most)
-
-    def _ends_of(self, params: SamplingParams) -> frozenset[int]:
-        own = frozenset(params.stop_tokens)
-        return own if params.ignore_eos else own | self._ends
 
     def _tokens(self, prompt: str | Many[int] | torch.Tensor) -> list[int]:
         if isinstance(prompt, str):
@@ -325,23 +287,3 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _end_tokens(model: CompiledModel) -> frozenset[int]:
-    """Return the tokens that end a sequence, by the generation configuration."""
-    found = model.generation_config.eos_token_id
-    if found is None:
-        return frozenset()
-    return frozenset([found] if isinstance(found, int) else found)
-
-
-def _describe_prompt(handle: Handle, first: int, logits: torch.Tensor) -> None:
-    """Record the log-probabilities of the prompt's tokens after the tokens from `first` on.
-
-    A prompt that is computed again after preemption is not recorded again.
-    """
-    most, done = handle.params.prompt_logprobs, len(handle.prompt_chosen)
-    for place, row in enumerate(logits, first + 1):
-        if done < place < len(handle.prompt):
-            logprobs = torch.log_softmax(row.float(), 0)
-            handle.prompt_chosen.append(described(handle.prompt[place], logprobs, most))

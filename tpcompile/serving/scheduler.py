@@ -8,109 +8,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from itertools import count
 
 from tpcompile.errors import UsageError
 from tpcompile.serving.blocks import Blocks
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a scheduler may use."""
-
-    blocks: int
-    """The blocks of the KV cache."""
-    block: int = 32
-    """The tokens in a block."""
-    sequences: int = 16
-    """The sequences that may run at the same time."""
-    step_tokens: int = 512
-    """The tokens of a step, new ones and those of prompts together."""
-    chunk: int = 128
-    """The tokens of a chunk. Prompts are cut at its multiples, wherever they begin or meet."""
-
-    def __post_init__(self) -> None:
-        for name in ("blocks", "block", "sequences", "step_tokens", "chunk"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} must be a positive int, got {value!r}")
-        if self.chunk % self.block:
-            raise UsageError(
-                "A chunk must be a multiple of a block",
-                got=f"chunks of {self.chunk} tokens and blocks of {self.block}",
-            )
-        if self.step_tokens < self.sequences + self.chunk:
-            raise UsageError(
-                "A step must have room for a token of every sequence and for a chunk of a prompt",
-                got=f"{self.step_tokens} tokens",
-                expected=f"at least {self.sequences} + {self.chunk}",
-            )
-
-    @property
-    def most_tokens(self) -> int:
-        """The tokens of a sequence that has all blocks."""
-        return self.blocks * self.block
-
-
-@dataclass(eq=False, slots=True)
-class Sequence:
-    """A sequence of tokens that is continued."""
-
-    order: tuple[int, int]
-    """The number of its request in the order of arrival, and its own number."""
-    tokens: list[int]
-    """The prompt and all new tokens. K and V of the last one are not in the cache yet."""
-    salt: Hashable = None
-    """Sequences share blocks only with sequences of the same salt."""
-    computed: int = 0
-    """The tokens whose K and V are in the cache."""
-    blocks: list[int] = field(default_factory=list)
-    shared: int = 0
-    """The tokens that were in the cache when it was last admitted."""
-    whole: bool = False
-    """Whether all of its tokens are computed, because their logits are wanted."""
-
-    @property
-    def left(self) -> int:
-        """The tokens to compute before the next one is known."""
-        return len(self.tokens) - self.computed
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens of a sequence to compute: a new one, or a chunk of a prompt."""
-
-    sequence: Sequence
-    first: int
-    count: int
-
-    @property
-    def last(self) -> bool:
-        """Whether the next token of the sequence follows from it."""
-        return self.first + self.count == len(self.sequence.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The pieces of a step."""
-
-    decodes: list[Piece]
-    """A new token each, of different sequences."""
-    chunks: list[Piece]
-    """Chunks of prompts, in the order in which they must be computed."""
-    copies: list[tuple[int, int]]
-    """Blocks to copy first, as pairs (source, target)."""
-    preempted: list[Sequence]
-    """Sequences that lost their blocks, and will be computed again."""
-
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.chunks)
-
-    @property
-    def complete(self) -> list[Sequence]:
-        """The sequences whose next token is known after this step."""
-        return [piece.sequence for piece in (*self.decodes, *self.chunks) if piece.last]
+from tpcompile.serving.plan import Limits, Piece, Plan, Sequence, order_of
 
 
 class Scheduler:
@@ -165,13 +67,13 @@ class Scheduler:
         room = len(self.running) < self.limits.sequences and sequence in self.running
         fresh = self.blocks.take(rest) if room else None
         if fresh is None:
-            insort(self.waiting, found, key=_order)
+            insort(self.waiting, found, key=order_of)
             return found
         self.blocks.share(sequence.blocks[:full])
         self._copies += zip(sequence.blocks[full:], fresh, strict=True)
         found.blocks = sequence.blocks[:full] + fresh
         found.computed = sequence.computed
-        insort(self.running, found, key=_order)
+        insort(self.running, found, key=order_of)
         return found
 
     def append(self, sequence: Sequence, token: int) -> bool:
@@ -186,6 +88,15 @@ class Scheduler:
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+
+    def restart(self) -> None:
+        """Let all sequences wait, because the KV cache is lost."""
+        self._copies = []
+        for sequence in self.running:
+            sequence.blocks, sequence.computed = [], 0
+        self.waiting = deque(sorted([*self.running, *self.waiting], key=order_of))
+        self.running = []
+        self.blocks = Blocks(self.limits.blocks, self.limits.block)
 
     def plan(self) -> Plan:
         """Plan the next step. Its pieces count as computed only after `done`."""
@@ -254,7 +165,7 @@ class Scheduler:
             self.blocks.release(held)
             return budget
         self.waiting.popleft()
-        insort(self.running, sequence, key=_order)
+        insort(self.running, sequence, key=order_of)
         sequence.blocks, sequence.computed, sequence.shared = held + fresh, shared, shared
         return self._chunks(sequence, plan, budget)
 
@@ -290,14 +201,10 @@ class Scheduler:
         self._release(victim)
         victim.computed = 0
         plan.preempted.append(victim)
-        insort(self.waiting, victim, key=_order)
+        insort(self.waiting, victim, key=order_of)
 
     def _release(self, sequence: Sequence) -> None:
         own = set(sequence.blocks)
         self._copies = [(a, b) for a, b in self._copies if b not in own]
         self.blocks.release(sequence.blocks)
         sequence.blocks = []
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order

@@ -8,7 +8,7 @@ import torch
 
 from tpcompile.runtime.launches import Reserved
 from tpcompile.runtime.ranks.step import Step
-from tpcompile.serving.scheduler import Piece
+from tpcompile.serving.plan import Piece
 
 
 def step_of(

@@ -27,16 +27,17 @@ Load = Callable[
 
 @contextmanager
 def starting(
-    tp: int, group: Any | None, device: torch.device, *, simulate: bool, timeout: float
+    tp: int, group: Any | None, device: torch.device, *, inside: bool, timeout: float
 ) -> Iterator[Load]:
     """Start the ranks, and yield a function that loads a model; the ranks end if the body raises.
 
-    Workers take seconds to start, so enter this before the model is captured.
+    Without a group they run in workers, or `inside` this process. Workers take seconds to start, so
+    enter this before the model is captured.
     """
-    if simulate or (tp == 1 and group is None):
-        yield _in_process(device)
-    elif group is not None:
+    if group is not None:
         yield _joined(group, device, timeout)
+    elif inside:
+        yield _in_process(device)
     elif device.type != "cpu":
         raise UnsupportedError(
             f"Without a launcher, tp={tp} ranks must be on the CPU",

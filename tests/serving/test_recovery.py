@@ -1,0 +1,102 @@
+"""Requests survive the death of a rank, and a change of tp, with the tokens of a quiet run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from random import Random
+from typing import Any
+
+import pytest
+
+import tpcompile
+from tests.runtime.eager_pair import lively
+from tests.serving.test_engine import greedy, prompt
+from tpcompile.serving import Engine
+
+STREAMS = 8
+ASKED = [prompt(Random(n), 3 + 9 * n) for n in range(STREAMS)]
+PARAMS = [greedy(24, **({"temperature": 0.9, "seed": n} if n % 2 else {})) for n in range(STREAMS)]
+OPTIONS: dict[str, Any] = {"max_batch": 5, "chunk": 32, "max_tokens_per_step": 64}
+
+
+def made(eager: Any, tp: int) -> tpcompile.CompiledModel:
+    return tpcompile.compile(eager, tp, max_seq_len=128, isolate=True)
+
+
+def streamed(engine: Engine) -> list[list[int]]:
+    handles = [engine.add(*asked) for asked in zip(ASKED, PARAMS, strict=True)]
+    return [handle.result()[0].tokens for handle in handles]
+
+
+def killed(tp: int, kills: int) -> None:
+    eager, dice = lively("tiny-qwen3"), Random(tp)
+    with made(eager, tp) as model, Engine(model, **OPTIONS) as engine:
+        wanted = streamed(engine)
+    engine = Engine(made(eager, tp), **OPTIONS).start()
+    try:
+        died = 0
+        while died < kills:
+            found: list[list[int]] = []
+            running = threading.Thread(target=lambda: found.extend(streamed(engine)))
+            running.start()
+            time.sleep(dice.random() * 0.3)
+            before = engine.restarts
+            if running.is_alive():
+                os.kill(dice.choice(engine.model.processes), signal.SIGKILL)
+            running.join()
+            died += engine.restarts > before
+            assert found == wanted
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_rank_is_killed(tp: int) -> None:
+    killed(tp, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+def test_ranks_are_killed_a_hundred_times(tp: int) -> None:
+    killed(tp, 50)
+
+
+def test_another_tp_while_requests_run() -> None:
+    eager = lively("tiny-qwen3")
+    with made(eager, 1) as model, Engine(model, **OPTIONS) as engine:
+        wanted = streamed(engine)
+        handles = [engine.add(*asked) for asked in zip(ASKED, PARAMS, strict=True)]
+        for _ in range(9):
+            engine.step()
+        engine.restart(tp=3)
+        assert [handle.result()[0].tokens for handle in handles] == wanted
+        assert (engine.model.tp, engine.restarts) == (3, 1)
+
+
+def test_weights_that_are_gone() -> None:
+    """A model whose weights nobody holds cannot be compiled again; the requests say so."""
+    with made(lively("tiny-qwen3"), 1) as model, Engine(model, **OPTIONS) as engine:
+        handle = engine.add(ASKED[0], PARAMS[0])
+        engine.step()
+        os.kill(model.processes[0], signal.SIGKILL)
+        with pytest.raises(tpcompile.UnsupportedError, match="its weights are gone"):
+            handle.result()
+        assert "weights are gone" in engine.failure
+
+
+def test_ranks_that_always_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few new starts, the requests end with the error."""
+    eager = lively("tiny-qwen3")
+    with made(eager, 1) as model, Engine(model, **OPTIONS) as engine:
+
+        def die(plan: object) -> None:
+            raise tpcompile.RankError("rank 0 died again")
+
+        monkeypatch.setattr(engine, "_run", die)
+        handle = engine.add(ASKED[0], PARAMS[0])
+        with pytest.raises(tpcompile.RankError, match="died again"):
+            handle.result()
+        assert engine.restarts == 3

@@ -1,0 +1,111 @@
+"""What the scheduler works on: limits, sequences, and the pieces of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from tpcompile.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler may use."""
+
+    blocks: int
+    """The blocks of the KV cache."""
+    block: int = 32
+    """The tokens in a block."""
+    sequences: int = 16
+    """The sequences that may run at the same time."""
+    step_tokens: int = 512
+    """The tokens of a step, new ones and those of prompts together."""
+    chunk: int = 128
+    """The tokens of a chunk. Prompts are cut at its multiples, wherever they begin or meet."""
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "block", "sequences", "step_tokens", "chunk"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"{name} must be a positive int, got {value!r}")
+        if self.chunk % self.block:
+            raise UsageError(
+                "A chunk must be a multiple of a block",
+                got=f"chunks of {self.chunk} tokens and blocks of {self.block}",
+            )
+        if self.step_tokens < self.sequences + self.chunk:
+            raise UsageError(
+                "A step must have room for a token of every sequence and for a chunk of a prompt",
+                got=f"{self.step_tokens} tokens",
+                expected=f"at least {self.sequences} + {self.chunk}",
+            )
+
+    @property
+    def most_tokens(self) -> int:
+        """The tokens of a sequence that has all blocks."""
+        return self.blocks * self.block
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A sequence of tokens that is continued."""
+
+    order: tuple[int, int]
+    """The number of its request in the order of arrival, and its own number."""
+    tokens: list[int]
+    """The prompt and all new tokens. K and V of the last one are not in the cache yet."""
+    salt: Hashable = None
+    """Sequences share blocks only with sequences of the same salt."""
+    computed: int = 0
+    """The tokens whose K and V are in the cache."""
+    blocks: list[int] = field(default_factory=list)
+    shared: int = 0
+    """The tokens that were in the cache when it was last admitted."""
+    whole: bool = False
+    """Whether all of its tokens are computed, because their logits are wanted."""
+
+    @property
+    def left(self) -> int:
+        """The tokens to compute before the next one is known."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a sequence to compute: a new one, or a chunk of a prompt."""
+
+    sequence: Sequence
+    first: int
+    count: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the next token of the sequence follows from it."""
+        return self.first + self.count == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The pieces of a step."""
+
+    decodes: list[Piece]
+    """A new token each, of different sequences."""
+    chunks: list[Piece]
+    """Chunks of prompts, in the order in which they must be computed."""
+    copies: list[tuple[int, int]]
+    """Blocks to copy first, as pairs (source, target)."""
+    preempted: list[Sequence]
+    """Sequences that lost their blocks, and will be computed again."""
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    @property
+    def complete(self) -> list[Sequence]:
+        """The sequences whose next token is known after this step."""
+        return [piece.sequence for piece in (*self.decodes, *self.chunks) if piece.last]
+
+
+def order_of(sequence: Sequence) -> tuple[int, int]:
+    """Return the order of a sequence among all others."""
+    return sequence.order
