@@ -31,6 +31,18 @@ def streamed(engine: Engine) -> list[list[int]]:
     return [handle.result()[0].tokens for handle in handles]
 
 
+def disturbed(engine: Engine, dice: Random) -> list[list[int]]:
+    """Stream all requests, and kill a rank at some moment."""
+    found: list[list[int]] = []
+    running = threading.Thread(target=lambda: found.extend(streamed(engine)))
+    running.start()
+    time.sleep(dice.random() * 0.3)
+    if running.is_alive():
+        os.kill(dice.choice(engine.model.processes), signal.SIGKILL)
+    running.join()
+    return found
+
+
 def killed(tp: int, kills: int) -> None:
     eager, dice = lively("tiny-qwen3"), Random(tp)
     with made(eager, tp) as model, Engine(model, **OPTIONS) as engine:
@@ -39,16 +51,9 @@ def killed(tp: int, kills: int) -> None:
     try:
         died = 0
         while died < kills:
-            found: list[list[int]] = []
-            running = threading.Thread(target=lambda: found.extend(streamed(engine)))
-            running.start()
-            time.sleep(dice.random() * 0.3)
             before = engine.restarts
-            if running.is_alive():
-                os.kill(dice.choice(engine.model.processes), signal.SIGKILL)
-            running.join()
+            assert disturbed(engine, dice) == wanted
             died += engine.restarts > before
-            assert found == wanted
     finally:
         engine.close()
 
