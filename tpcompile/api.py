@@ -24,6 +24,7 @@ from tpcompile.runtime.ranks.joined import find_group
 from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
+from tpcompile.serving.batch import generate_batch
 
 _LONGEST_S = 7 * 24 * 3600
 
@@ -113,7 +114,7 @@ def compile(
             device=place,
         )
     if group is None:
-        made.made_by = Recipe(asked)
+        made.made_by, made.batches = Recipe(asked), generate_batch
     return made
 
 

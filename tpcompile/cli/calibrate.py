@@ -24,11 +24,11 @@ _EXAMPLES = """\
   tpcompile calibrate -o mine.json --verify
   tpcompile schedule preset:qwen3-0.6b --target mine.json --measured
 
-The command runs decode steps with random weights, on the native executor or on a
-GPU as one Triton kernel, at one context, and writes a target file with the fitted
-constants. --verify then predicts and measures other contexts, a batch of 8 and
-other shapes, which takes more memory: 4.5 GB with the defaults. Run it on a quiet
-machine.
+The command runs decode steps with random weights, on the native executor or on
+a GPU as one Triton kernel, at one context, and writes a target file with the
+fitted constants. --verify then predicts and measures other contexts, a batch
+of 8 and other shapes, which takes more memory: 4.5 GB with the defaults. Run
+it on a quiet machine.
 The exit status is 0, or 2 for bad input."""
 
 

@@ -61,7 +61,7 @@ def _add_arguments(parser: Parser) -> None:
         help="show the graph after this pass, after every pass (all), or as captured (capture)",
     )
     which.add_argument("--stop-after", metavar="NAME", help="stop after this pass")
-    which.add_argument(
+    parser.add_argument(
         "--kernel",
         metavar="TARGET",
         help="show the source of the Triton kernel that runs decode steps on a target, e.g. h200",

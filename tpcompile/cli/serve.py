@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
   tpcompile serve ./my-checkpoint
   tpcompile serve ./my-checkpoint --tp 2 --port 9000 --api-key secret
-  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+  curl http://127.0.0.1:8000/v1/completions \\
       -d '{"prompt": "Once upon a time", "max_tokens": 32}'
 
-The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token ids)
-and /v1/chat/completions, with streams. /health says whether it lives, /metrics has
-measurements for Prometheus, and / is a page to try it by hand. It listens on this
-machine only unless --host says otherwise. Texts of requests are never logged.
+The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token
+ids) and /v1/chat/completions, with streams. /health says whether it lives,
+/metrics has measurements for Prometheus, and / is a page to try it by hand. It
+listens on this machine only unless --host says otherwise. Texts of requests
+are never logged.
 Ctrl-C ends it after the running requests, or after 10 seconds.
 The exit status is 0, 1 if a rank failed, or 2 for bad input."""
 _GRACE_S = 10
@@ -48,6 +49,8 @@ def _add_arguments(parser: Parser) -> None:
     add("--backend", metavar="B", type=backend_name, default="auto",
         help="what runs decode steps: native, triton or torch; default: the fastest")  # fmt: skip
     add("--device", metavar="D", help="cpu or cuda; default: cpu")
+    add("--isolate", action="store_true",
+        help="run even a single rank in a worker, so that the server survives it")  # fmt: skip
     add("--host", metavar="H", default=_LOCAL, help=f"address to listen on; default: {_LOCAL}")
     add("--port", metavar="P", type=number(0, "the port"), default=8000,
         help="port to listen on, 0 for a free one; default: 8000")  # fmt: skip
@@ -85,6 +88,7 @@ def _run(args: argparse.Namespace) -> Result:
                 max_batch=args.max_batch,
                 pipeline=args.pipeline,
                 random_weights=args.random_weights,
+                isolate=args.isolate,
             )
     from tpcompile.serving import Engine
 

@@ -49,6 +49,8 @@ class Launches:
     _pool: BlockPool | None
     made_by: Callable[..., Any] | None = None
     """Compiles the model again; None under a launcher."""
+    batches: Callable[..., Any] | None = None
+    """Runs `generate_batch`; None under a launcher."""
     _open_calls: OpenCalls
 
     def steps_ahead(
@@ -104,6 +106,19 @@ class Launches:
             tokens = self._ranks.launch(step, each)
         self._steps += len(tokens)
         return tokens
+
+    def generate_batch(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """Continue prompts of any lengths by continuous batching: Hugging Face's `generate_batch`.
+
+        `inputs` are lists of token ids, and `options` fields of a generation configuration.
+        """
+        if self.batches is None:
+            raise UnsupportedError(
+                "generate_batch needs a model that one process calls",
+                got="a model under a launcher, or a simulated stage",
+                hint="Compile in a plain script, which starts the other ranks itself",
+            )
+        return self.batches(self, inputs, *arguments, **options)
 
     def run_step(self, step: Step) -> torch.Tensor:
         """Run a step of sequences whose blocks the caller manages: see `reserve`."""

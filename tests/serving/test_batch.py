@@ -1,0 +1,57 @@
+"""Hugging Face's `generate_batch` on a compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import tpcompile
+from tests.runtime.eager_pair import lively
+from tests.serving.test_engine import alone, prompt
+
+PROMPTS = [prompt(Random(n), n) for n in (1, 40, 7, 130, 33)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[tpcompile.CompiledModel]:
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as made:
+        yield made
+
+
+def test_prompts_of_any_lengths(model: Any) -> None:
+    config = GenerationConfig(max_new_tokens=9, do_sample=False)
+    found = model.generate_batch(PROMPTS, generation_config=config, eos_token_id=None)
+    assert list(found) == [f"req_{n}" for n in range(len(PROMPTS))]
+    for tokens, own in zip(PROMPTS, found.values(), strict=True):
+        assert own.prompt_ids == tokens and own.is_finished() and own.error is None
+        assert own.generated_tokens == alone(model, tokens, 9)
+
+
+def test_sampling_follows_torch_s_seed(model: Any) -> None:
+    options = {"max_new_tokens": 6, "do_sample": True, "num_return_sequences": 2, "top_k": 0}
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        answers = model.generate_batch(PROMPTS[:2], **options, record_timestamps=True)
+        found.append({name: own.generated_tokens for name, own in answers.items()})
+    assert found[0] == found[1] and list(found[0]) == ["req_0", "req_0#1", "req_1", "req_1#1"]
+    assert len(answers["req_0"].timestamps) == len(answers["req_0"].generated_tokens)
+    assert found[0]["req_0"] != found[0]["req_0#1"]
+
+
+def test_log_probabilities(model: Any) -> None:
+    found = model.generate_batch(PROMPTS[:1], max_new_tokens=3, output_logits=True)
+    own = found["req_0"]
+    assert len(own.logprobs) == len(own.generated_tokens) and max(own.logprobs) <= 0
+
+
+def test_what_is_not_supported(model: Any) -> None:
+    with pytest.raises(tpcompile.UnsupportedError, match="num_beams=3"):
+        model.generate_batch(PROMPTS[:1], num_beams=3)
+    with pytest.raises(tpcompile.UsageError, match="the argument sparkle"):
+        model.generate_batch(PROMPTS[:1], sparkle=1)
