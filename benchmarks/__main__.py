@@ -17,6 +17,7 @@ BENCHMARKS = {
     "sum": ("benchmarks.sum", "time of a sum over ranks: gloo, sockets and shared memory"),
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
+    "serving": ("benchmarks.serving", "many requests at once: simulated, and measured"),
     "load": ("benchmarks.load", "memory and time of loading compared with Hugging Face TP"),
 }
 """The module of each benchmark, whose `main` takes the options, and a description."""

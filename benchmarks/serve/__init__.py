@@ -1,0 +1,1 @@
+"""The parts of the `serving` benchmark: traces, prices, simulated and measured runs."""

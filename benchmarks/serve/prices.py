@@ -1,0 +1,111 @@
+"""The time of a step: from verified schedules of a target, or from steps of a real model."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from tpcompile.frontend import capture
+from tpcompile.passes import run_passes
+from tpcompile.runtime.programs import StepPrograms
+from tpcompile.scheduling import choose
+from tpcompile.serving.plan import Piece, Plan
+from tpcompile.serving.plan import Sequence as Sequence_
+from tpcompile.serving.steps import step_of
+from tpcompile.vm.program.instruction import WeightInstruction
+from tpcompile.vm.schedule.measured import timing_at
+from tpcompile.vm.schedule.scheduled import scheduled
+from tpcompile.vm.targets import Target
+
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The seconds of steps."""
+
+    decode: dict[int, list[tuple[float, float]]]
+    """By batch of a program: seconds at some mean contexts, ascending."""
+    chunk: tuple[float, float, float]
+    """Seconds of a chunk, per token, and per pair of a token and a token before the chunk."""
+
+    def of(self, plan: Plan) -> float:
+        """Return the seconds of a step."""
+        found = sum(
+            self.chunk[0] + piece.count * (self.chunk[1] + piece.first * self.chunk[2])
+            for piece in plan.chunks
+        )
+        if plan.decodes:
+            context = sum(piece.first for piece in plan.decodes) / len(plan.decodes)
+            found += self._decode(len(plan.decodes), context)
+        return found
+
+    def _decode(self, sequences: int, context: float) -> float:
+        known = self.decode[StepPrograms.batch_for(sequences)]
+        place = min(max(1, bisect_left(self._contexts, context)), len(known) - 1)
+        (low, first), (high, second) = known[place - 1], known[place]
+        return max(first * 0.5, first + (second - first) * (context - low) / (high - low))
+
+    @cached_property
+    def _contexts(self) -> list[float]:
+        return [context for context, _ in next(iter(self.decode.values()))]
+
+
+def from_schedules(
+    model: str, target: Target, batch: int, longest: int, say: Callable[[str], None]
+) -> Prices:
+    """Return the prices of a target: decode steps simulated, chunks by bytes and arithmetic."""
+    contexts = [c for c in (64, 512, 2048, 8192, 32768) if c < longest] + [longest]
+    decode: dict[int, list[tuple[float, float]]] = {}
+    one, graph = 1, None
+    weights = 0
+    while one <= StepPrograms.batch_for(batch):
+        say(f"scheduling a step of {one} sequences")
+        choices = choose(target=target, batch=one, context=longest, max_seq_len=longest)
+        if graph is None:
+            graph, _ = run_passes(capture(model).graph, choices.passes)
+        program = scheduled(graph, target, choices.plan).proved
+        decode[one] = [(float(c), timing_at(program, target, c).makespan / 1e6) for c in contexts]
+        weights = sum(i.traffic for i in program.instructions if isinstance(i, WeightInstruction))
+        cache = next(b for b in program.buffers if b.role.kind == "cache")
+        one *= 2
+    assert cache.storage is not None
+    layers, _, _, heads, width = cache.storage
+    macs = weights / cache.dtype.itemsize
+    pair = 2 * layers * heads * width * 2 / target.macs_per_us / 1e6
+    per_token = macs / target.macs_per_us / 1e6
+    return Prices(decode, (weights / target.bytes_per_us / 1e6, per_token, pair))
+
+
+def from_model(engine: Any, batches: Sequence[int], contexts: Sequence[int]) -> Prices:
+    """Measure steps of an engine's model that has nothing else to do."""
+    reserved, model = engine._reserved, engine.model
+    size = reserved.size
+
+    def run(sequences: int, first: int, count: int, output: str) -> float:
+        pieces = []
+        each = -(-(first + count) // size)
+        for number in range(sequences):
+            blocks = list(range(number * each, (number + 1) * each))
+            sequence = Sequence_((number, number), [1] * (first + count), blocks=blocks)
+            pieces.append(Piece(sequence, first, count))
+        step = step_of(pieces, output, reserved)
+        seconds = []
+        for _ in range(_REPEATS):
+            started = time.perf_counter()
+            model.run_step(step).cpu()
+            seconds.append(time.perf_counter() - started)
+        return median(seconds)
+
+    decode = {b: [(float(c), run(b, c, 1, "tokens")) for c in contexts] for b in batches}
+    limits = engine.scheduler.limits
+    whole, part = (run(1, 0, count, "logits") for count in (limits.chunk, limits.chunk // 4))
+    far = run(1, contexts[-1] // limits.chunk * limits.chunk, limits.chunk, "logits")
+    token = (whole - part) / (limits.chunk - limits.chunk // 4)
+    pair = max(0.0, far - whole) / (limits.chunk * max(1, contexts[-1]))
+    return Prices(decode, (max(0.0, whole - token * limits.chunk), token, pair))
