@@ -15,7 +15,7 @@ from rich.table import Table
 import tpcompile
 from benchmarks.counts import positive
 from benchmarks.report import write_json
-from benchmarks.serve.prices import Prices, from_model, from_schedules
+from benchmarks.serve.prices import Recorder, from_model, from_schedules
 from benchmarks.serve.runs import measure, simulate
 from benchmarks.serve.trace import Load, arrivals
 from tpcompile.errors import CompileError
@@ -91,23 +91,26 @@ def _measured(options: argparse.Namespace, load: Load) -> dict[str, Any]:
             status.update("measuring steps")
             prices = from_model(engine, batches, contexts)
             status.update(f"running {load.requests:,} requests")
+            recorder = Recorder(model)
             real = measure(arrivals(load, options.longest), engine)
             limits = engine.scheduler.limits
-    virtual = simulate(arrivals(load, options.longest), limits, prices)
+    own, before = (
+        simulate(arrivals(load, options.longest), limits, one)
+        for one in (recorder.prices(), prices)
+    )
+    steps = [seconds for *_, seconds in (*recorder.decodes, *recorder.chunks)]
     return {
         "measured": real.to_json(),
-        "simulated": virtual.to_json(),
-        "ratio_per_token": round(virtual.per_token / real.per_token, 4),
-        "prices": _prices(prices),
+        "simulated": own.to_json(),
+        "prices of before": before.to_json(),
+        "ratio_per_token": round(own.per_token / real.per_token, 4),
+        "ratio_with_prices_of_before": round(before.per_token / real.per_token, 4),
+        "engine_share": round(1 - sum(steps) / real.work, 4),
     }
 
 
-def _prices(prices: Prices) -> dict[str, Any]:
-    return {"decode_s": prices.decode, "chunk_s": prices.chunk}
-
-
 def _table(found: dict[str, Any]) -> str:
-    sides = [name for name in ("measured", "simulated") if name in found]
+    sides = [name for name, own in found.items() if isinstance(own, dict)]
     table = Table(title="serving", title_justify="left")
     table.add_column("", min_width=28)
     for side in sides:
@@ -121,9 +124,18 @@ def _table(found: dict[str, Any]) -> str:
         else:
             table.add_row(name, *(f"{cell:,}" for cell in cells))
     text = table_text(table)
-    if "ratio_per_token" in found:
-        text += f"time per token, simulated over measured: {found['ratio_per_token']}\n"
-    return text
+    for name, number in found.items():
+        if not isinstance(number, dict):
+            text += f"{name.replace('_', ' ')}: {number}\n"
+    return text + (_WORDS if "measured" in found else "")
+
+
+_WORDS = """\
+ratio per token: the time per token, simulated over measured. The simulation has
+the mean prices of the steps of the measured run; "prices of before" are those of
+steps of the idle model before it. engine share: the time that steps of the engine
+take besides the model's.
+"""
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -10,6 +10,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+import torch
+
 from tpcompile.frontend import capture
 from tpcompile.passes import run_passes
 from tpcompile.runtime.programs import StepPrograms
@@ -80,6 +82,46 @@ def from_schedules(
     pair = 2 * layers * heads * width * 2 / target.macs_per_us / 1e6
     per_token = macs / target.macs_per_us / 1e6
     return Prices(decode, (weights / target.bytes_per_us / 1e6, per_token, pair))
+
+
+class Recorder:
+    """The steps that a model runs, with their times, in place of its `run_step`."""
+
+    def __init__(self, model: Any) -> None:
+        self._run = model.run_step
+        self.decodes: list[tuple[int, float, float]] = []
+        """Sequences, their mean context, and the seconds."""
+        self.chunks: list[tuple[int, int, float]] = []
+        """Tokens, those before them, and the seconds."""
+        model.run_step = self
+
+    def __call__(self, step: Any) -> torch.Tensor:
+        started = time.perf_counter()
+        found: torch.Tensor = self._run(step)
+        seconds = time.perf_counter() - started
+        lengths, tokens = step.inputs["lengths"], len(step.inputs["input_ids"])
+        if len(lengths) == tokens:
+            self.decodes.append((tokens, float(lengths.float().mean()), seconds))
+        else:
+            self.chunks.append((tokens, int(lengths[0]) - tokens, seconds))
+        return found
+
+    def prices(self) -> Prices:
+        """Return prices that fit these steps: by batch of a program, and linear for chunks."""
+        by_batch: dict[int, list[tuple[float, float]]] = {}
+        for sequences, context, seconds in self.decodes:
+            by_batch.setdefault(StepPrograms.batch_for(sequences), []).append((context, seconds))
+        ends = (0.0, max(context for _, context, _ in self.decodes))
+        decode = {
+            batch: [(end, sum(s for _, s in own) / len(own)) for end in ends]
+            for batch, own in by_batch.items()
+        }
+        rows = torch.tensor([[1.0, c, c * first] for c, first, _ in self.chunks]).double()
+        seconds = torch.tensor([[s] for _, _, s in self.chunks]).double()
+        scale = rows.abs().amax(0).clamp(min=1.0)
+        solved = torch.linalg.lstsq(rows / scale, seconds, driver="gelsd").solution[:, 0] / scale
+        each, token, pair = solved.tolist()
+        return Prices(decode, (each, token, pair))
 
 
 def from_model(engine: Any, batches: Sequence[int], contexts: Sequence[int]) -> Prices:

@@ -144,6 +144,8 @@ def measure(trace: Iterable[Arrival], engine: Any) -> Outcome:
         now = time.perf_counter() - begun
         found.work += time.perf_counter() - started
         found.steps += 1
+        blocks = engine.scheduler.blocks
+        found.blocks = max(found.blocks, blocks.count - blocks.available)
         for own in list(open_):
             _take(own, now, found, open_)
     found.seconds = time.perf_counter() - begun
