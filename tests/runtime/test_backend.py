@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -110,3 +111,21 @@ def test_a_prompt_of_one_token_is_a_decode_step() -> None:
         found = model(torch.tensor([[5]])).logits
         assert model.steps == (1, 0)
     torch.testing.assert_close(found, eager(torch.tensor([[5]])).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_threads_that_generate_at_the_same_time(backend: str) -> None:
+    """Their steps take turns, and none sees the inputs of another."""
+    prompts = [torch.tensor([[n + 1, 7 * n + 2, 3]]) for n in range(4)]
+    with tpcompile.compile(lively("tiny-qwen3"), backend=backend) as model:
+
+        def continued(ids: torch.Tensor) -> list[list[int]]:
+            found: list[list[int]] = model.generate(
+                ids, max_new_tokens=40, do_sample=False, pad_token_id=0
+            ).tolist()
+            return found
+
+        wanted = [continued(ids) for ids in prompts]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            for _ in range(3):
+                assert list(pool.map(continued, prompts)) == wanted

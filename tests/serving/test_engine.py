@@ -206,10 +206,23 @@ def test_asyncio(model: Any) -> None:
         assert last.tokens == streams[0]
         return list(zip(asked, streams, strict=True))
 
-    with Engine(model, max_batch=3, **SMALL).start() as engine:
+    with Engine(model, max_batch=3, **SMALL) as engine:  # `async for` starts its thread
         found = asyncio.run(all_of(engine))
     for tokens, new in found:
         assert new == alone(model, tokens, 5)
+
+
+def test_a_caller_whose_loop_has_ended(model: Any) -> None:
+    """It does not disturb other requests."""
+
+    async def leave(engine: Engine) -> None:
+        async for _ in engine.add([1, 2, 3], greedy(40)):
+            break
+
+    with Engine(model, max_batch=3, **SMALL).start() as engine:
+        asyncio.run(leave(engine))
+        tokens = prompt(Random(1), 20)
+        assert engine.add(tokens, greedy(30)).result()[0].tokens == alone(model, tokens, 30)
 
 
 def test_an_error_of_the_model_reaches_every_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,3 +105,16 @@ def test_ranks_that_always_die(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(tpcompile.RankError, match="died again"):
             handle.result()
         assert engine.restarts == 3
+        with pytest.raises(tpcompile.RankError, match=r"cannot go on: rank 0 died again"):
+            engine.add(ASKED[0], PARAMS[0])
+
+
+def test_a_tp_that_is_not_possible() -> None:
+    """The requests end with the reason, also if a thread runs the engine."""
+    eager = lively("tiny-qwen3")
+    with made(eager, 1) as model, Engine(model, **OPTIONS).start() as engine:
+        handle = engine.add(ASKED[0], greedy(100))
+        engine.restart(tp=99)
+        with pytest.raises(tpcompile.CompileError, match="99"):
+            handle.result()
+        assert "99" in engine.failure

@@ -39,8 +39,8 @@ class Engine:
 
     If a rank dies, the model is compiled again, and requests go on as if nothing had happened.
 
-    Without a thread, waiting for a result runs the steps. `start` runs them in a thread, which
-    `async for` needs.
+    Without a thread, waiting for a result runs the steps. `start` runs them in a thread, and so
+    does `async for`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Engine:
         for each of them, or as many as fit in half of the free memory). `tokenizer` makes text of
         tokens, and tokens of prompts that are text.
         """
-        if len(set(model.processes)) > 1 and model.fronts > 1:
+        if model.fronts > 1:
             raise UnsupportedError(
                 "An engine must be the only caller of its model",
                 got="a model under a launcher",
@@ -109,7 +109,7 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise UsageError("Stop texts need an engine with a tokenizer", got=str(params.stop))
-        handle = Handle(tokens, params, self._drive, self.abort)
+        handle = Handle(tokens, params, self._drive, self.start, self.abort)
         most = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
         self._command(lambda: self._work.begin(handle, most, salt))
         return handle
@@ -150,26 +150,30 @@ class Engine:
     def _recover(self, error: RankError) -> None:
         """Start the ranks again after one has died, or end all requests if that does not help."""
         self._lost += 1
-        again = self.model.made_by is not None and self._lost <= _MOST_LOST
-        try:
-            if not again:
-                raise error
-            self._restart({})
-        except BaseException as final:
-            self.failure = str(final)
-            self._work.fail(final)
-            raise
+        if self.model.made_by is None or self._lost > _MOST_LOST:
+            self._give_up(error)
+            raise error
+        self._restart({})
 
     def _restart(self, changes: dict[str, Any]) -> None:
         """Replace the model by a new one, and let all requests begin again with their tokens."""
-        if self.model.made_by is None:
-            raise UnsupportedError("The model cannot be compiled again under a launcher")
-        self._stack.close()
-        self.model.close()
-        self.restarts += 1
-        self.model = self.model.made_by(**changes)
-        self.scheduler.restart()
-        self._reserve()
+        try:
+            if self.model.made_by is None:
+                raise UnsupportedError("The model cannot be compiled again under a launcher")
+            self._stack.close()
+            self.model.close()
+            self.restarts += 1
+            self.model = self.model.made_by(**changes)
+            self.scheduler.restart()
+            self._reserve()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """End all requests, because there is no model that can run."""
+        self.failure = str(error)
+        self._work.fail(error)
 
     def _reserve(self) -> None:
         """Take the blocks of the scheduler from the model's cache."""
@@ -220,7 +224,7 @@ class Engine:
                     return
             try:
                 self.step()
-            except Exception:  # the requests have it already
+            except Exception:  # the requests have it, or `failure` says it
                 continue
 
     def _drive(self) -> bool:
@@ -236,6 +240,8 @@ class Engine:
         with self._turn:
             if self._closed:
                 raise UsageError("The engine is closed")
+            if self.failure:
+                raise RankError(f"The engine cannot go on: {self.failure}")
             self._commands.append(command)
             self._turn.notify_all()
 

@@ -53,7 +53,7 @@ class Completion:
 class Handle:
     """A request that was added to an engine: iterate over its events, or ask for the result.
 
-    `for` and `result` run the engine if no thread does. `async for` and `await` need the thread.
+    `for` and `result` run the engine if no thread does. `async for` and `await` start its thread.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Handle:
         prompt: list[int],
         params: SamplingParams,
         drive: Callable[[], bool],
+        start: Callable[[], object],
         abort: Callable[[Handle], None],
     ) -> None:
         self.prompt, self.params = prompt, params
@@ -68,7 +69,7 @@ class Handle:
         """The tokens of the prompt that were in the cache already."""
         self.prompt_chosen: list[Chosen] = []
         """The tokens of the prompt from the second on, if `prompt_logprobs` asks for them."""
-        self._drive, self._abort = drive, abort
+        self._drive, self._start, self._abort = drive, start, abort
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._left = params.n
         self._wake: Callable[[], None] | None = None
@@ -102,7 +103,7 @@ class Handle:
             loop.call_soon_threadsafe(ready.set)
 
         self._wake = wake
-        self._drive()
+        self._start()
         while self._left:
             while self._events.empty():
                 ready.clear()
@@ -130,5 +131,9 @@ class Handle:
     def put(self, event: Event | BaseException) -> None:
         """Pass on an event; the engine calls this, in any thread."""
         self._events.put(event)
-        if self._wake is not None:
+        if self._wake is None:
+            return
+        try:
             self._wake()
+        except RuntimeError:  # the caller's loop has ended, and nobody waits
+            self._wake = None

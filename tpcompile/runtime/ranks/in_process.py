@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -43,6 +44,8 @@ class InProcessRanks(OneFront):
             for module, own in zip(modules, weights, strict=True)
         ]
         self._executors = StepExecutors(self.parameter)
+        self._lock = threading.RLock()
+        """Steps of several threads take turns: they use the same memory."""
 
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
@@ -51,18 +54,21 @@ class InProcessRanks(OneFront):
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the result of every rank."""
         check_open(self.closed)
-        return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
+        with self._lock:
+            return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
     def load_program(self, code: StepCode) -> None:
         """Load a program. One executor runs it for all ranks."""
         check_open(self.closed)
-        self._executors.load(code, [rank.cache for rank in self._ranks])
+        with self._lock:
+            self._executors.load(code, [rank.cache for rank in self._ranks])
 
     def run_program(self, batch: int, step: Step, each: OnTokens | None = None) -> torch.Tensor:
         """Run steps by the program for this batch size."""
         check_open(self.closed)
-        caches = [rank.cache_for(step) for rank in self._ranks]
-        return self._executors.run(batch, step, caches, each)
+        with self._lock:
+            caches = [rank.cache_for(step) for rank in self._ranks]
+            return self._executors.run(batch, step, caches, each)
 
     def times(self, batch: int) -> torch.Tensor:
         """Return the times of the last timed step of this program."""
