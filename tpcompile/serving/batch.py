@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.requests import Completion
+
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.requests import GenerationOutput
 
 _SUPPORTED = frozenset(
     (
@@ -50,6 +52,12 @@ def generate_batch(
     so on; with `num_return_sequences` above 1, `req_0#1` is the second continuation of the first.
     `continuous_batching_config` and `progress_bar` have no effect.
     """
+    # Not every version of transformers has it here, and nothing else needs it.
+    from transformers.generation.continuous_batching.requests import (
+        GenerationOutput,
+        RequestStatus,
+    )
+
     prompts = [[int(token) for token in prompt] for prompt in inputs]
     config: Any = copy.deepcopy(generation_config or model.generation_config)
     unused = config.update(**options)

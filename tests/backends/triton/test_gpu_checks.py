@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,9 +13,11 @@ from tpcompile.api import device_of
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.ahead import _type_of
+from tpcompile.backends.triton.branches import branch_of
 from tpcompile.backends.triton.gpu import check_gpu, check_shared, target_like
 from tpcompile.backends.triton.load import load_kernels
 from tpcompile.errors import UnsupportedError
+from tpcompile.vm.groups.attention import AttentionReduce
 from tpcompile.vm.targets import TARGETS
 
 
@@ -125,3 +127,13 @@ def _before(number: int) -> list[int]:
         signals = [n for n, own in enumerate(program.signals) if wait.counter in own]
         found += signals if len(signals) == wait.until else []
     return found
+
+
+def test_a_shape_that_a_tile_cannot_take() -> None:
+    """The partial results of 65,536 spans of a head do not fit in registers."""
+    program = CASE.program
+    merge = next(one for one in program.instructions if isinstance(one, AttentionReduce))
+    branch_of(program, merge)
+    wide = replace(merge, at=replace(merge.at, spans=65_536))
+    with pytest.raises(UnsupportedError, match=r"Found 65,536 × \d+\. Expected at most 65,536"):
+        branch_of(program, wide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _MOST_COLUMNS = 512
 """The columns of a tile of weights."""
 _MOST_PRODUCTS = 8192
 """The products of queries and keys that a worker holds at a time."""
+_MOST_VALUES = 65_536
+"""The fp32 values that the registers of an SM hold."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,22 @@ def branch_of(program: Program, one: Any) -> Branch:
             hint='Compile with backend="reference" or backend="torch"',
         )
     module, constants = found
-    return Branch(module, one.name, tuple(constants(program, one).items()))
+    own = constants(program, one)
+    _check_size(one, own)
+    return Branch(module, one.name, tuple(own.items()))
+
+
+def _check_size(one: Any, constants: Constants) -> None:
+    """Raise if the values of a head, or of several, do not fit in the registers of a worker."""
+    extents = [int(constants.get(name, 1)) for name in ("HEADS", "PLACES", "LANES")]  # type: ignore[arg-type]
+    if prod(extents) > _MOST_VALUES:
+        raise UnsupportedError(
+            f"The tile of {one.name} would hold more values than a worker has registers",
+            where=one.label,
+            got=" × ".join(f"{extent:,}" for extent in extents if extent > 1),
+            expected=f"at most {_MOST_VALUES:,} values",
+            hint='Choose fewer spans, or compile with backend="torch"',
+        )
 
 
 def _power_of_two(count: int) -> int:
