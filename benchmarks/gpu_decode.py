@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.counts import positive
 from benchmarks.gpu.checks import check_bits, check_error
 from benchmarks.gpu.kernels import Megakernel, Shape, TileGraph, bytes_of
 from benchmarks.gpu.limits import limits_of
@@ -132,22 +133,16 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--device", default="cuda", help="cuda or cpu; default: cuda")
     add("--models", nargs="+", default=list(MODELS), metavar="NAME", help="presets to run")
-    add("--contexts", nargs="+", type=_positive, default=list(CONTEXTS), metavar="C",
+    add("--contexts", nargs="+", type=positive, default=list(CONTEXTS), metavar="C",
         help="tokens in the cache; default: 128 2048 16384")  # fmt: skip
-    add("--compiled", nargs="*", type=_positive, default=[CONTEXTS[0]], metavar="C",
+    add("--compiled", nargs="*", type=positive, default=[CONTEXTS[0]], metavar="C",
         help="the contexts with torch.compile, which takes minutes each; default: 128")  # fmt: skip
-    add("--steps", type=_positive, default=32, help="steps per burst, at most 64; default: 32")
-    add("--bursts", type=_positive, default=9, help="bursts per side, at most 15; default: 9")
-    add("--repeats", type=_positive, default=100, help="runs that must agree; default: 100")
+    add("--steps", type=positive, default=32, help="steps per burst, at most 64; default: 32")
+    add("--bursts", type=positive, default=9, help="bursts per side, at most 15; default: 9")
+    add("--repeats", type=positive, default=100, help="runs that must agree; default: 100")
     add("--record", type=Path, default=RESULTS, metavar="DIR", help="where to write the result")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(list(arguments))
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,13 @@ import torch
 from tpcompile.backends.devices import machine_of
 from tpcompile.backends.measuring import REPEATS, RandomMemory, measure
 from tpcompile.backends.rotation import CPU
-from tpcompile.frontend import capture, config_of
+from tpcompile.frontend import config_of
 from tpcompile.inspect.step_trace import StepTrace, step_trace
-from tpcompile.passes import run_passes
-from tpcompile.scheduling import choose
+from tpcompile.scheduling import schedule
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.clock import timing
 from tpcompile.vm.schedule.fitting import Fit, Sample, fit, samples_of
 from tpcompile.vm.schedule.measured import timing_at
-from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import Target
 
 Say = Callable[[str], None]
@@ -97,14 +95,12 @@ def calibrate(
 def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Program:
     """Return the verified program of a step, for the workers of a target."""
     say(f"scheduling {case.name}")
-    choices = choose(target=target, batch=case.batch, context=case.context)
     config = copy.deepcopy(config_of(case.model))
     if case.layers is not None:
         config.num_hidden_layers = case.layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[: case.layers]
-    graph, _ = run_passes(capture(config).graph, choices.passes)
-    return scheduled(graph, target, choices.plan, choices.policy).proved
+    return schedule(config, target=target, batch=case.batch, context=case.context).program
 
 
 @dataclass(frozen=True)

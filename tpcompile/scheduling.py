@@ -87,7 +87,7 @@ def choose(
     check_tp(tp)
     for name, limit in (("spans", spans), ("context", context), ("max_seq_len", max_seq_len)):
         check_limit(name, limit)
-    machine = target if isinstance(target, Target) else target_of(target, workers)
+    machine = target_of(target, workers)
     policy = DEFAULT_POLICY if policy is None else policy
     _ = POLICIES[policy]  # raises for an unknown name
     longest = max_seq_len or max(context or 0, _CONTEXT)
@@ -210,7 +210,7 @@ def schedule(
     model: Any,
     *,
     tp: int = 1,
-    target: str = DEFAULT_TARGET,
+    target: str | Target = DEFAULT_TARGET,
     dtype: torch.dtype | str | None = None,
     policy: str | None = None,
     workers: int | None = None,
@@ -224,10 +224,10 @@ def schedule(
 ) -> ScheduledStep:
     """Return the program of a decode step of MODEL, scheduled on a target and verified.
 
-    No weights are read. `target` is a name or a JSON file; `workers` overrides its number of
-    workers. `context` is the sequence length for costs, `max_seq_len` that of the longest sequence.
-    The `lowering` is "heads", "rows" or "auto". `spans` and `interleaved` are options of the
-    default pipeline: the number of attention spans, and the order of rotary heads.
+    No weights are read. `target` is a name, a JSON file or a `Target`; `workers` overrides its
+    number of workers. `context` is the sequence length for costs, `max_seq_len` that of the longest
+    sequence. The `lowering` is "heads", "rows" or "auto". `spans` and `interleaved` are options of
+    the default pipeline: the number of attention spans, and the order of rotary heads.
     """
     load_plugins()
     choices = choose(

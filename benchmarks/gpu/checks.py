@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import tpcompile
-from benchmarks.gpu.kernels import Megakernel, Shape, begin
-from tpcompile.backends.measuring import RandomMemory
+from benchmarks.gpu.kernels import Megakernel, Shape
+from tpcompile.backends.measuring import RandomMemory, place_full
 from tpcompile.vm.program import Role
 from tpcompile.vm.schedule.policies import POLICIES
 
@@ -111,6 +111,6 @@ def check_bits(shape: Shape, random: RandomMemory, repeats: int) -> Iterator[Che
 
 
 def _logits(side: Megakernel, shape: Shape) -> torch.Tensor:
-    begin(side.executor, shape.context)
+    place_full(side.executor, shape.context)
     side.executor.run(1)
     return side.executor.logits.clone()

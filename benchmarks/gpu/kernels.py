@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from benchmarks.gpu.clock import elapsed_ms, finish
 from tpcompile.backends.devices import machine_of
-from tpcompile.backends.measuring import RandomMemory
+from tpcompile.backends.measuring import RandomMemory, place_full
 from tpcompile.backends.triton import Triton
-from tpcompile.frontend import capture
-from tpcompile.passes import run_passes
-from tpcompile.scheduling import choose
-from tpcompile.vm.program import Program, Role
+from tpcompile.scheduling import schedule
+from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import WeightInstruction
 from tpcompile.vm.proof.dependencies import dependencies
 from tpcompile.vm.schedule.policies import depths
-from tpcompile.vm.schedule.scheduled import scheduled
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,17 @@ class Shape:
 
     def program(self, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Program:
         """Return the verified program for a device."""
-        target = machine_of(device)
-        if self.workers is not None:
-            target = replace(target, workers=self.workers)
-        choices = choose(
-            target=target,
+        found = schedule(
+            f"preset:{self.model}",
+            target=machine_of(device),
+            workers=self.workers,
+            dtype=dtype,
             policy=self.policy,
             batch=self.batch,
             context=self.context,
             max_seq_len=self.context + self.steps,
         )
-        graph, _ = run_passes(capture(f"preset:{self.model}", dtype=dtype).graph, choices.passes)
-        return scheduled(graph, choices.target, choices.plan, choices.policy).proved
+        return found.program
 
 
 def bytes_of(program: Program, context: int) -> int:
@@ -69,7 +65,7 @@ class Megakernel:
 
     def burst(self) -> float:
         """Run the steps; return the milliseconds per token, with all transfers."""
-        begin(self.executor, self._shape.context)
+        place_full(self.executor, self._shape.context)
         steps = self._shape.steps
         return elapsed_ms(self._device, lambda: self.executor.run(steps)) / steps
 
@@ -116,21 +112,13 @@ class TileGraph:
         self.executor.close()
 
     def _begin(self) -> None:
-        begin(self.executor, self._shape.context)
+        place_full(self.executor, self._shape.context)
         self.executor.memory.begin(self._shape.steps)
         self.executor.memory.upload()
 
     def _step(self) -> None:
         for level in self._levels:
             self.executor.launch_together(level)
-
-
-def begin(executor: Triton, context: int) -> None:
-    """Place sequences whose last token is number `context`, counted from 1."""
-    memory = executor.memory
-    batch, blocks = memory.batch, memory.extent(Role.TABLES, 1)
-    tables = torch.arange(batch * blocks).view(batch, blocks)
-    executor.place(torch.zeros(batch).long(), torch.full((batch,), context), tables)
 
 
 def levels_of(program: Program) -> list[Sequence[int]]:

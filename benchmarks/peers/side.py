@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from benchmarks.peers.kinds import Settings
+from tpcompile.closing import Closing
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 900.0
@@ -74,7 +74,7 @@ def start_process(python: str, arguments: Sequence[str], log: BinaryIO) -> subpr
     )
 
 
-class Side:
+class Side(Closing):
     """The processes of one side. Between requests they wait without using the CPU."""
 
     def __init__(self, spec: SideSpec, directory: Path, largest_batch: int = 1) -> None:
@@ -160,14 +160,3 @@ class Side:
             self._connection.close()
         self._listener.close()
         self._own.cleanup()
-
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -100,7 +100,7 @@ def simulate(
         found.work += spent
         found.steps += 1
         found.preempted += len(plan.preempted)
-        found.blocks = max(found.blocks, limits.blocks - scheduler.blocks.available)
+        found.blocks = max(found.blocks, scheduler.blocks.held)
         scheduler.done(plan)
         for sequence in plan.complete:
             own = running[sequence]
@@ -144,8 +144,7 @@ def measure(trace: Iterable[Arrival], engine: Any) -> Outcome:
         now = time.perf_counter() - begun
         found.work += time.perf_counter() - started
         found.steps += 1
-        blocks = engine.scheduler.blocks
-        found.blocks = max(found.blocks, blocks.count - blocks.available)
+        found.blocks = max(found.blocks, engine.scheduler.blocks.held)
         for own in list(open_):
             _take(own, now, found, open_)
     found.seconds = time.perf_counter() - begun

@@ -9,12 +9,11 @@ import torch
 
 import tpcompile
 from tests.backends.reference.stepping import Case, place, steps_of, steps_on
-from tests.backends.triton.test_triton import CASES, EXACT
+from tests.backends.triton.test_triton import CASES, EXACT, never_met
 from tests.models import relative_error
 from tests.runtime.eager_pair import lively
 from tpcompile.backends.triton import Triton
 from tpcompile.errors import RankError
-from tpcompile.vm.program.program import Wait
 from tpcompile.vm.schedule.measured import measured_step
 from tpcompile.vm.schedule.policies import POLICIES
 
@@ -57,11 +56,7 @@ def test_a_wait_that_is_never_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "SPINS", 1 << 14)
     case = Case("tiny-qwen3", lengths=(9,))
     memory = case.memory(device=GPU)
-    number = case.program.queues[1][0]
-    waits = list(case.program.waits)
-    counter = next(own[0] for own in case.program.signals if own)
-    waits[number] = (*waits[number], Wait(counter, 1 + len(case.program.instructions)))
-    memory.program = replace(case.program, waits=tuple(waits))
+    _, counter = never_met(memory)
     triton = Triton(memory, verify=False)
     place(triton, case)
     with pytest.raises(RankError, match=rf"worker 1 before .* for counter {counter}"):

@@ -85,8 +85,8 @@ def _task(kind: str) -> ConfigurableTask:
     )
 
 
-def _scored(model: Any, kind: str) -> tuple[dict[str, Any], list[Any]]:
-    harness = HFLM(pretrained=model, tokenizer=demo_tokenizer(), batch_size=3)
+def scored(harness: Any, kind: str) -> tuple[dict[str, Any], list[Any]]:
+    """Return the metrics of a kind of task, and the answers in the order of the documents."""
     found = lm_eval.evaluate(harness, {kind: _task(kind)}, bootstrap_iters=0)
     scores = found["results"][kind]
     numbers = {
@@ -96,6 +96,10 @@ def _scored(model: Any, kind: str) -> tuple[dict[str, Any], list[Any]]:
     }
     answers = sorted(found["samples"][kind], key=lambda sample: int(sample["doc_id"]))
     return numbers, [sample["resps"] for sample in answers]
+
+
+def _scored(model: Any, kind: str) -> tuple[dict[str, Any], list[Any]]:
+    return scored(HFLM(pretrained=model, tokenizer=demo_tokenizer(), batch_size=3), kind)
 
 
 def _flat(answer: Any) -> list[Any]:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import datasets
-import lm_eval
 import pytest
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-from tests.runtime.test_lm_eval import KINDS, TOLERANCE, _flat, _task
+from tests.runtime.test_lm_eval import KINDS, TOLERANCE, _flat, scored
 from tests.serving.conftest import KEY, Served
-
-_ = datasets  # the tasks need it
 
 
 class Completions(LocalCompletionsAPI):  # type: ignore[misc]
@@ -25,24 +20,13 @@ class Completions(LocalCompletionsAPI):  # type: ignore[misc]
         return KEY
 
 
-def _scores(harness: Any, kind: str) -> tuple[dict[str, Any], list[Any]]:
-    found = lm_eval.evaluate(harness, {kind: _task(kind)}, bootstrap_iters=0)
-    numbers = {
-        name: score
-        for name, score in found["results"][kind].items()
-        if name.partition(",")[0] in KINDS[kind]["metrics"]
-    }
-    answers = sorted(found["samples"][kind], key=lambda sample: int(sample["doc_id"]))
-    return numbers, _flat([sample["resps"] for sample in answers])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("concurrent", [1, 4])
 def test_the_scores_are_those_of_the_model(
     served: Served, tmp_path: Path, kind: str, concurrent: int
 ) -> None:
     served.tokenizer.save_pretrained(tmp_path)
-    wanted = _scores(HFLM(pretrained=served.eager, tokenizer=served.tokenizer), kind)
+    wanted = scored(HFLM(pretrained=served.eager, tokenizer=served.tokenizer), kind)
     harness = Completions(
         base_url=f"{served.url}/v1/completions",
         model="demo",
@@ -50,7 +34,7 @@ def test_the_scores_are_those_of_the_model(
         max_length=127,
         num_concurrent=concurrent,
     )
-    found = _scores(harness, kind)
+    found = scored(harness, kind)
     assert found[0] == pytest.approx(wanted[0], rel=TOLERANCE)
-    for ours, theirs in zip(found[1], wanted[1], strict=True):
+    for ours, theirs in zip(_flat(found[1]), _flat(wanted[1]), strict=True):
         assert ours == (pytest.approx(theirs, rel=TOLERANCE) if isinstance(ours, float) else theirs)

@@ -76,14 +76,24 @@ class Driven(RuleBasedStateMachine):
         if data.draw(st.integers(0, 5)) == 0:
             child = self.scheduler.fork(sequence)
             self.alive.append(child)
-            if child.left == 0 and not self.scheduler.append(child, 0):
-                self.alive.remove(child)
-                self.scheduler.end(child)
+            if child.left == 0:
+                self.append_or_end(child, 0)
         token = data.draw(st.integers(0, 1))
         room = len(sequence.tokens) < self.limits.most_tokens
-        if not room or not self.scheduler.append(sequence, token):
-            self.alive.remove(sequence)
-            self.scheduler.end(sequence)
+        if room:
+            self.append_or_end(sequence, token)
+        else:
+            self.end(sequence)
+
+    def append_or_end(self, sequence: Sequence, token: int) -> None:
+        """Append a token, and end a sequence that has no room for another one."""
+        self.scheduler.append(sequence, token)
+        if len(sequence.tokens) >= self.limits.most_tokens:
+            self.end(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        self.alive.remove(sequence)
+        self.scheduler.end(sequence)
 
     def check(self, plan: Plan) -> None:
         """Check what a plan promises."""

@@ -41,9 +41,9 @@ class HostCopies(Generic[Key]):
             }
 
         self.host = views(self._host)
-        """What the host reads and writes."""
+        """The tensors on the host."""
         self.device = views(self._device)
-        """What kernels read and write."""
+        """The tensors on the device."""
 
     def upload(self) -> None:
         """Copy all tensors to the device."""

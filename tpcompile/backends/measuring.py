@@ -68,30 +68,35 @@ def _rotation(program: Program) -> Rotation:
     return table, table
 
 
+def place_full(executor: Executor, length: int) -> None:
+    """Place a full batch of sequences of `length` tokens, each in blocks of its own."""
+    memory = executor.memory
+    batch, blocks = memory.batch, memory.extent(Role.TABLES, 1)
+    tables = torch.arange(batch * blocks).view(batch, blocks)
+    executor.place(torch.zeros(batch).long(), torch.full((batch,), length), tables)
+
+
 def measure(
     program: Program,
     context: int,
     *,
     repeats: int = REPEATS,
     random: RandomMemory | None = None,
-    make: Callable[[StepMemory], Executor] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> MeasuredSteps:
     """Run steps in which every sequence of the batch has `context` tokens, and time them.
 
     Each measured step follows another one, so that its threads are awake. All ranks of the program
     run in this process. `random` holds the weights for further programs of the same model, and says
-    on which device they run. `make` makes an executor other than the fastest one.
+    on which device they run.
     """
     random = random or RandomMemory()
-    executor = (make or FASTEST[random.device.type])(random.memory(program))
+    executor = FASTEST[random.device.type](random.memory(program))
     try:
-        memory, first = executor.memory, max(1, context - 1)
-        batch, blocks = memory.batch, memory.extent(Role.TABLES, 1)
-        tables = torch.arange(batch * blocks).view(batch, blocks)
+        first = max(1, context - 1)
         steps = []
         for done in range(repeats):
-            executor.place(torch.zeros(batch).long(), torch.full((batch,), first), tables)
+            place_full(executor, first)
             times = torch.zeros(len(program.instructions), 3, dtype=torch.int64)
             executor.run(context - first + 1, times)
             steps.append(measured_step(program, times))

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import FailedError
 from tpcompile.presets import check_model_name
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tpcompile.frontend import Captured
     from tpcompile.passes import Instrument, Pass
+    from tpcompile.runtime.model import CompiledModel
 
 Say = Callable[[str], None]
 
@@ -49,6 +50,25 @@ def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
     if args.tp > 1 and not shards(passes):
         sys.stderr.write(
             f"warning: without plan-sharding in the pipeline, --tp {args.tp} has no effect\n"
+        )
+
+
+def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledModel:
+    """Compile the model for a command that runs it; `more` are further options of `compile`."""
+    say(f"compiling {args.model}")
+    from tpcompile.api import compile
+
+    with plain_warnings():
+        return compile(
+            args.model,
+            tp=args.tp,
+            backend=args.backend,
+            dtype=args.dtype,
+            device=args.device,
+            max_seq_len=args.max_seq_len,
+            pipeline=args.pipeline,
+            random_weights=args.random_weights,
+            **more,
         )
 
 

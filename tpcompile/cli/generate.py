@@ -17,7 +17,7 @@ from tpcompile.cli.command import (
     number,
     printable,
 )
-from tpcompile.cli.compiling import plain_warnings, progress
+from tpcompile.cli.compiling import compile_model, progress
 from tpcompile.cli.numbers import fraction, positive, token_ids
 from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
@@ -127,22 +127,9 @@ def _run(args: argparse.Namespace) -> Result:
         tokenizer = _tokenizer(args)
         ids = args.prompt_ids or text.encode_prompt(tokenizer, args.prompt, args.chat)
         room = _room(args, len(ids))
-        say(f"compiling {args.model}")
         import torch
 
-        from tpcompile.api import compile
-
-        with plain_warnings():
-            model = compile(
-                args.model,
-                tp=args.tp,
-                backend=args.backend,
-                dtype=args.dtype,
-                device=args.device,
-                max_seq_len=args.max_seq_len,
-                pipeline=args.pipeline,
-                random_weights=args.random_weights,
-            )
+        model = compile_model(args, say)
     with model:
         prints = text.is_first_process()
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)

@@ -19,7 +19,7 @@ from tpcompile.cli.command import (
     backend_name,
     number,
 )
-from tpcompile.cli.compiling import plain_warnings, progress
+from tpcompile.cli.compiling import compile_model, progress
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.presets import check_model_name
 
@@ -74,22 +74,7 @@ def _run(args: argparse.Namespace) -> Result:
     _check_installed()
     with progress() as say:
         tokenizer = _tokenizer(args)
-        say(f"compiling {args.model}")
-        from tpcompile.api import compile
-
-        with plain_warnings():
-            model = compile(
-                args.model,
-                tp=args.tp,
-                backend=args.backend,
-                dtype=args.dtype,
-                device=args.device,
-                max_seq_len=args.max_seq_len,
-                max_batch=args.max_batch,
-                pipeline=args.pipeline,
-                random_weights=args.random_weights,
-                isolate=args.isolate,
-            )
+        model = compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
     from tpcompile.serving import Engine
 
     with (

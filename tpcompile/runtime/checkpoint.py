@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
 from tpcompile.ir.recipe import Tensor
 from tpcompile.runtime.checkpoint_files import INDEX as INDEX
@@ -54,7 +54,7 @@ class CheckpointFiles:
         return Checkpoint(self.directory, self.tensors, self.aliases, self.chosen)
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """A directory of safetensors files as a source of tensors, by the names of the model.
 
     Opening it reads only the files' headers. A tied head may be absent. Fused QKV and gate-up
@@ -107,17 +107,6 @@ class Checkpoint:
     def close(self) -> None:
         self._open.close()
         self._files.clear()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _file(self, name: str) -> Any:
         path = self._where[name]

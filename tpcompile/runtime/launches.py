@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +38,10 @@ class Reserved:
     def in_all(self) -> int:
         """The blocks that the ranks must have."""
         return self.pool.blocks
+
+    def release(self) -> None:
+        """Free the blocks."""
+        self.pool.free(self.numbers)
 
 
 class Launches:
@@ -151,15 +154,10 @@ class Launches:
             )
         return self._pool
 
-    @contextmanager
-    def reserve(self, blocks: int) -> Iterator[Reserved]:
-        """Take blocks of the KV cache, for steps that `run_step` runs in this context."""
+    def reserve(self, blocks: int) -> Reserved:
+        """Take blocks of the KV cache for steps that `run_step` runs, until they are released."""
         pool = self._cache_pool
-        taken = pool.take(blocks)
-        try:
-            yield Reserved(taken, pool)
-        finally:
-            pool.free(taken)
+        return Reserved(pool.take(blocks), pool)
 
     def time_steps(self, timed: bool = True) -> None:
         """Record the times of instructions in steps that a program runs from now on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tpcompile.backends.triton import Triton
+from tpcompile.closing import Closing
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
@@ -47,7 +47,7 @@ _UNTRACED = ("forward", "generate")
 """The methods that torch.compile must not trace: they run on ranks."""
 
 
-class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
+class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
     """A causal LM on ranks, with the interface of Hugging Face's causal LMs."""
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
@@ -279,17 +279,6 @@ class CompiledModel(WeightsOut, Launches, CausalLM, nn.Module):
 
     def _check_open(self) -> None:
         check_open(self._ranks.closed)
-
-    def __enter__(self) -> CompiledModel:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _class_name(captured: Captured) -> str:

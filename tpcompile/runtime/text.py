@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,12 @@ def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False) -> list[int]:
             expected="the tokenizer of a model trained to chat",
             hint="Leave out --chat",
         )
-    turns = [{"role": "user", "content": prompt}]
-    found = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+    return encode_chat(tokenizer, [{"role": "user", "content": prompt}])
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Return the ids of messages followed by the generation prompt."""
+    found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     return _some(found["input_ids"])
 
 

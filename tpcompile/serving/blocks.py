@@ -22,9 +22,8 @@ class Content:
 class Blocks:
     """A fixed number of blocks, numbered from 0.
 
-    A block is held by any number of sequences. One that nobody holds is free. If its contents are
-    known, they are kept until another sequence needs the block, and the least recently used block
-    is taken first.
+    Any number of sequences can hold a block. A block without holders is free. Known contents stay
+    available until a sequence needs the block; the least recently used block is evicted first.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -33,7 +32,7 @@ class Blocks:
         self._holders = [0] * count
         self._free = deque(range(count))
         self._kept: OrderedDict[int, None] = OrderedDict()
-        """Blocks that nobody holds and whose contents are known, least recently used first."""
+        """Free blocks with known contents, least recently used first."""
         self._contents: dict[int, Content] = {}
         """By block."""
         self._known: dict[int, Content] = {}
@@ -41,12 +40,17 @@ class Blocks:
 
     @property
     def available(self) -> int:
-        """The number of blocks that nobody holds."""
+        """The number of free blocks, including those with known contents."""
         return len(self._free) + len(self._kept)
 
     @property
+    def held(self) -> int:
+        """The number of blocks in use by sequences."""
+        return self.count - self.available
+
+    @property
     def kept(self) -> int:
-        """The number of blocks that nobody holds, but whose contents can still be shared."""
+        """The number of free blocks whose contents can still be shared."""
         return len(self._kept)
 
     def take(self, count: int) -> list[int] | None:

@@ -6,14 +6,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import torch
 
+from tpcompile.closing import Closing
 from tpcompile.errors import RankError, UnsupportedError, UsageError
+from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
 from tpcompile.serving.memory import tokens_that_fit
 from tpcompile.serving.params import SamplingParams
@@ -30,7 +31,7 @@ _MOST_LOST = 3
 """The times that a step is tried again, with new ranks."""
 
 
-class Engine:
+class Engine(Closing):
     """Continuous batching: requests come and go while others run.
 
     Each step computes the next token of every running request, and chunks of the prompts of new
@@ -70,14 +71,14 @@ class Engine:
         sequences = max_batch or model.max_batch or _SEQUENCES
         tokens = kv_tokens or min(sequences * model.max_seq_len, tokens_that_fit(model))
         size = model.block_size
-        count = -(-tokens // size)
-        limits = Limits(count, size, sequences, max_tokens_per_step, -(-chunk // size) * size)
+        count, whole = blocks_for(tokens, size), blocks_for(chunk, size) * size
+        limits = Limits(count, size, sequences, max_tokens_per_step, whole)
         self.scheduler = Scheduler(limits)
-        self._reserve()
+        self._reserved = model.reserve(count)
         self.steps = 0
         """The number of steps so far."""
         self.restarts = 0
-        """How many times the model was compiled again."""
+        """The number of times that the model was compiled again."""
         self._lost = 0
         """The steps that failed since the last good one."""
         ends = end_tokens(model.generation_config)
@@ -160,12 +161,11 @@ class Engine:
         try:
             if self.model.made_by is None:
                 raise UnsupportedError("The model cannot be compiled again under a launcher")
-            self._stack.close()
             self.model.close()
             self.restarts += 1
             self.model = self.model.made_by(**changes)
             self.scheduler.restart()
-            self._reserve()
+            self._reserved = self.model.reserve(self.scheduler.limits.blocks)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -175,19 +175,12 @@ class Engine:
         self.failure = str(error)
         self._work.fail(error)
 
-    def _reserve(self) -> None:
-        """Take the blocks of the scheduler from the model's cache."""
-        with ExitStack() as stack:
-            self._reserved = stack.enter_context(self.model.reserve(self.scheduler.limits.blocks))
-            self._stack = stack.pop_all()
-
     def state(self) -> str:
         """Describe in a line what runs and what waits."""
-        scheduler = self.scheduler
-        used = scheduler.blocks.count - scheduler.blocks.available
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
         return (
             f"{len(scheduler.running)} running, {len(scheduler.waiting)} waiting, "
-            f"{used:,} of {scheduler.blocks.count:,} blocks, {self.steps:,} steps"
+            f"{blocks.held:,} of {blocks.count:,} blocks, {self.steps:,} steps"
         )
 
     def start(self) -> Engine:
@@ -212,7 +205,7 @@ class Engine:
         while self._commands:
             self._commands.popleft()()
         self._work.fail(UsageError("The engine is closed"))
-        self._stack.close()
+        self._reserved.release()
         if self.restarts:
             self.model.close()
 
@@ -271,7 +264,7 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise UsageError("A prompt as text needs an engine with a tokenizer")
-            found = self.tokenizer(prompt, verbose=False)["input_ids"]
+            found = encode_prompt(self.tokenizer, prompt)
         else:
             found = prompt.flatten().tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
         most = self.model.config.vocab_size
@@ -282,14 +275,3 @@ class Engine:
                 expected=f"integers from 0 to {most - 1}",
             )
         return [int(token) for token in found]
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""How a request is continued: lengths, sampling, and where it stops."""
+"""The options of a request: lengths, sampling and stop conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler works on: limits, sequences, and the pieces of a step."""
+"""The data of the scheduler: limits, sequences, and the pieces of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpcompile.errors import UsageError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a scheduler may use."""
+    """The limits of a scheduler."""
 
     blocks: int
     """The blocks of the KV cache."""

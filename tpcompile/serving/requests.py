@@ -135,5 +135,5 @@ class Handle:
             return
         try:
             self._wake()
-        except RuntimeError:  # the caller's loop has ended, and nobody waits
+        except RuntimeError:  # the caller's event loop is closed
             self._wake = None

@@ -76,10 +76,9 @@ class Scheduler:
         insort(self.running, found, key=order_of)
         return found
 
-    def append(self, sequence: Sequence, token: int) -> bool:
-        """Append a new token; return whether there is room for another one after it."""
+    def append(self, sequence: Sequence, token: int) -> None:
+        """Append a new token. The sequence may have at most `limits.most_tokens`."""
         sequence.tokens.append(token)
-        return len(sequence.tokens) < self.limits.most_tokens
 
     def end(self, sequence: Sequence) -> None:
         """Remove a sequence and release its blocks."""

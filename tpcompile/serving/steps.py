@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 
 import torch
 
+from tpcompile.runtime.kv.blocks import Row, blocks_for, tables_of
 from tpcompile.runtime.launches import Reserved
 from tpcompile.runtime.ranks.step import Step
 from tpcompile.serving.plan import Piece
@@ -27,11 +28,11 @@ def step_of(
     tokens: list[int] = []
     positions: list[int] = []
     starts, rows, slots, lengths = [0], list[int](), list[int](), list[int]()
-    tables: list[list[int]] = []
+    held: list[Row] = []
     for piece in pieces:
         end = piece.first + piece.count
-        held = piece.sequence.blocks[: -(-end // size)]
-        table = [numbers[block] for block in held]
+        own = piece.sequence.blocks[: blocks_for(end, size)]
+        table = tuple(numbers[block] for block in own)
         tokens += piece.sequence.tokens[piece.first : end]
         positions += range(piece.first, end)
         slots += [table[at // size] * size + at % size for at in range(piece.first, end)]
@@ -41,20 +42,18 @@ def step_of(
         elif piece.last:
             rows.append(len(tokens) - 1)
         lengths.append(end)
-        tables.append(table)
-    longest = max(map(len, tables))
-    padded = [[*table, *[-1] * (longest - len(table))] for table in tables]
+        held.append(Row(table, end))
     inputs = {
         "input_ids": tokens,
         "positions": positions,
         "starts": starts,
         "logit_rows": rows,
         "slots": slots,
-        "tables": padded,
         "lengths": lengths,
     }
+    made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
     return Step(
-        {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()},
+        {**made, "tables": tables_of(held)},
         output,
         reserved.in_all,
         [(numbers[source], numbers[target]) for source, target in copies],

@@ -69,12 +69,16 @@ def add_target(target: Target) -> Target:
     return target
 
 
-def target_of(name: str, workers: int | None = None) -> Target:
+def target_of(name: str | Target, workers: int | None = None) -> Target:
     """Return the target of this name or JSON file. `workers` overrides its number of workers.
 
-    `cpu` has one worker per core by default. Fields that a file omits are those of `cpu`.
+    `cpu` has one worker per core by default. Fields that a file omits are those of `cpu`. A target
+    is returned as it is, but for its workers.
     """
-    found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
+    if isinstance(name, Target):
+        found = name
+    else:
+        found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
     if workers is None and name == "cpu":
         workers = cores()
     if workers is not None:

@@ -21,6 +21,7 @@ from tests.backends.reference.stepping import (
 )
 from tests.models import relative_error
 from tpcompile.backends.executor import Executor
+from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.emit import emit
@@ -102,11 +103,7 @@ def test_a_wait_that_is_never_met_is_a_deadlock() -> None:
     """The error names the worker, its instruction and the counter that it waits for."""
     case = Case("tiny-qwen3", lengths=(9,))
     memory = case.memory()
-    number = case.program.queues[1][0]
-    waits = list(case.program.waits)
-    counter = next(own[0] for own in case.program.signals if own)
-    waits[number] = (*waits[number], Wait(counter, 1 + len(case.program.instructions)))
-    memory.program = replace(case.program, waits=tuple(waits))
+    number, counter = never_met(memory)
     triton = Triton(memory, verify=False)
     place(triton, case)
     label = case.program.instructions[number].label
@@ -114,6 +111,17 @@ def test_a_wait_that_is_never_met_is_a_deadlock() -> None:
         triton.run()
     with pytest.raises(UsageError, match="Compile the model again"):
         triton.run()
+
+
+def never_met(memory: StepMemory) -> tuple[int, int]:
+    """Let worker 1 wait at once, forever; return its instruction and the counter."""
+    program = memory.program
+    number = program.queues[1][0]
+    waits = list(program.waits)
+    counter = next(own[0] for own in program.signals if own)
+    waits[number] = (*waits[number], Wait(counter, 1 + len(program.instructions)))
+    memory.program = replace(program, waits=tuple(waits))
+    return number, counter
 
 
 def test_each_tile_alone() -> None:

@@ -115,13 +115,13 @@ class Triton(Executor):
         self._failed = True  # until the launch has ended
         self._grid.begin(steps)
         times = option.to(self.memory.device) if isinstance(option, torch.Tensor) else None
-        if option is None or isinstance(option, torch.Tensor):
-            while not self._grid.done:
-                self._go_on(times)
-        else:
+        if callable(option):
             for number in option(self.memory.program):
                 self._grid.allow_only(self._grid.worker_at(number))
                 self._go_on(None)
+        else:
+            while not self._grid.done:
+                self._go_on(times)
         done = self._grid.end()
         if isinstance(option, torch.Tensor) and times is not None:
             option.copy_(times)

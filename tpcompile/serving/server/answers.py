@@ -37,7 +37,7 @@ class Answer:
         return self._frame("", choices) | {"usage": usage(handles, sum(new))}
 
     def begin(self, handle: Handle, index: int) -> Any | None:
-        """Return the first piece of a stream for a choice, or None if there is none."""
+        """Return the first piece of a choice's stream; None if the stream starts with a token."""
         if self.chats:
             delta = {"role": "assistant", "content": ""}
             return self._frame(".chunk", [{"index": index, "delta": delta, "finish_reason": None}])

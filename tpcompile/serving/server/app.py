@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from tpcompile.errors import CompileError, UsageError
+from tpcompile.runtime.text import encode_chat
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.requests import Completion, Handle
 from tpcompile.serving.server.answers import Answer
@@ -148,12 +149,9 @@ class Server:
         if tokenizer is None or not tokenizer.chat_template:
             raise BadRequestError("The model has no chat template: use /v1/completions")
         try:
-            found = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=True
-            )
+            return encode_chat(tokenizer, messages)
         except Exception as error:  # templates raise what they like
             raise BadRequestError(f"The chat template refuses the messages: {error}") from error
-        return [int(token) for token in found["input_ids"]]
 
     async def _collect(self, handles: Sequence[Handle]) -> list[list[Completion]]:
         return [await self._completions(handle) for handle in handles]

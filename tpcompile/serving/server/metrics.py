@@ -46,11 +46,7 @@ class Metrics:
         gauge("requests_running", "Sequences that run", lambda: len(scheduler.running))
         gauge("requests_waiting", "Sequences that wait", lambda: len(scheduler.waiting))
         gauge("blocks", "Blocks of the KV cache", lambda: scheduler.blocks.count)
-        gauge(
-            "blocks_used",
-            "Blocks that sequences hold",
-            lambda: scheduler.blocks.count - scheduler.blocks.available,
-        )
+        gauge("blocks_used", "Blocks that sequences hold", lambda: scheduler.blocks.held)
         gauge(
             "blocks_kept",
             "Blocks whose contents may be shared later",
