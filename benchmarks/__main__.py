@@ -18,6 +18,7 @@ BENCHMARKS = {
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
     "serving": ("benchmarks.serving", "many requests at once: simulated, and measured"),
+    "servers": ("benchmarks.servers", "many requests at once: tpcompile and its peers"),
     "load": ("benchmarks.load", "memory and time of loading compared with Hugging Face TP"),
 }
 """The module of each benchmark, whose `main` takes the options, and a description."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tpcompile.frontend import capture
 from tpcompile.runtime.checkpoint import INDEX
@@ -73,6 +74,8 @@ def write_checkpoint(
         raise OSError(
             f"{model} needs {total / 1e9:.1f} GB; {directory} has {free / 1e9:.1f} GB free"
         )
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    captured.config.architectures = [classes[type(captured.config)].__name__]  # servers ask for it
     captured.config.save_pretrained(directory)
     where: dict[str, str] = {}
     held: dict[str, torch.Tensor] = {}

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def _add_sides(parser: argparse.ArgumentParser) -> None:
     help = f"run a peer under another interpreter; NAME is one of {', '.join(PEER_KINDS)}"
     add(
         "--peer-python",
-        type=_peer_python,
+        type=peer_python(PEER_KINDS),
         action="append",
         default=[],
         metavar="NAME=PYTHON",
@@ -111,14 +111,21 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--from", dest="earlier", type=_results, metavar="FILE", help=help)
 
 
-def _peer_python(text: str) -> tuple[str, str]:
-    name, _, python = text.partition("=")
-    if name not in PEER_KINDS:
-        raise argparse.ArgumentTypeError(f"must start with one of {PEER_KINDS}, got {text!r}")
-    found = shutil.which(os.path.expanduser(python))
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{python!r} is not an executable file")
-    return name, os.path.abspath(found)
+def peer_python(kinds: Sequence[str]) -> Callable[[str], tuple[str, str]]:
+    """Return the type of an option `NAME=PYTHON` with one of these names."""
+
+    def parsed(text: str) -> tuple[str, str]:
+        name, _, python = text.partition("=")
+        if name not in kinds:
+            raise argparse.ArgumentTypeError(
+                f"must start with one of {', '.join(kinds)}, got {text!r}"
+            )
+        found = shutil.which(os.path.expanduser(python))
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{python!r} is not an executable file")
+        return name, os.path.abspath(found)
+
+    return parsed
 
 
 def _results(path: str) -> Measured:

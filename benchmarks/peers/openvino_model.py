@@ -22,12 +22,11 @@ PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 
 def load(settings: Settings) -> Loaded:
     """Export the checkpoint if no side has done so, and compile it."""
-    file = _exported(settings) / "openvino_model.xml"
+    file = exported(settings) / "openvino_model.xml"
     core = openvino.Core()
     model = core.read_model(file)
     keep_last_logits(model)
-    config = json.loads((settings.path / "config.json").read_text())
-    precision = PRECISIONS[config["dtype"]]
+    precision = precision_of(settings)
     compiled = core.compile_model(
         model,
         "CPU",
@@ -41,7 +40,13 @@ def load(settings: Settings) -> Loaded:
     return Loaded(OpenVinoDecoder(compiled), [os.getpid()])
 
 
-def _exported(settings: Settings) -> Path:
+def precision_of(settings: Settings) -> str:
+    """Return OpenVINO's name of the dtype of the weights."""
+    return PRECISIONS[json.loads((settings.path / "config.json").read_text())["dtype"]]
+
+
+def exported(settings: Settings) -> Path:
+    """Return the directory of the converted model; convert it if no side has done so."""
     out = settings.path / "openvino"
     if out.exists():
         return out

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from benchmarks.peers.kinds import Settings
+from benchmarks.peers.kinds import Continued, Settings
 from tpcompile.closing import Closing
 
 ROOT = Path(__file__).parents[2]
@@ -49,10 +49,13 @@ class SideSpec:
     prompts: bool = True
     """False if the side runs prompts exactly as another side does."""
 
+    longest: int = 0
+    """The tokens of the longest sequence, if the side must know it."""
+
     def command(self, directory: Path, address: Path, largest_batch: int = 1) -> list[str]:
         """Return the arguments of Python that start the side."""
         settings = Settings(
-            str(directory), self.tp, self.threads, largest_batch, self.export_python
+            str(directory), self.tp, self.threads, largest_batch, self.export_python, self.longest
         )
         own = ["-m", "benchmarks.peers.worker", self.kind, str(address), settings.to_json()]
         if self.kind != "hugging-face-tp":
@@ -113,10 +116,26 @@ class Side(Closing):
 
         Return the seconds of each step, and the logits of the last as `[batch, vocabulary]`.
         """
+        seconds, (shape, numbers) = self._call(request, *arguments)
+        return seconds, np.frombuffer(numbers, np.float32).reshape(shape)
+
+    def serve(self, prompts: Sequence[Sequence[int]], new: int) -> list[Continued]:
+        """Continue all prompts at the same time by `new` tokens each."""
+        found: list[Continued] = self._call("serve", prompts, new)
+        return found
+
+    def pause(self) -> None:
+        """Stop all processes of the side: some servers poll while they wait."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the processes of the side go on."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def _call(self, request: str, *arguments: Any) -> Any:
         assert self._connection is not None, "call ready() first"
         self._connection.send((request, *arguments))
-        seconds, (shape, numbers) = self._answer()
-        return seconds, np.frombuffer(numbers, np.float32).reshape(shape)
+        return self._answer()
 
     def _answer(self) -> Any:
         assert self._connection is not None
@@ -148,6 +167,8 @@ class Side(Closing):
 
     def close(self) -> None:
         """Ask the side to stop, and kill it if it does not."""
+        with contextlib.suppress(ProcessLookupError):
+            self.resume()
         if self._connection is not None:
             with contextlib.suppress(OSError):  # it has ended already
                 self._connection.send(None)

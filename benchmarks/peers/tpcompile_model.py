@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 
 import torch
 
 import tpcompile
-from benchmarks.peers.kinds import Loaded, Settings
+from benchmarks.peers.kinds import Continued, Loaded, Settings
 from benchmarks.peers.torch_decoder import TorchDecoder
 
 
@@ -19,6 +21,48 @@ def modules(settings: Settings) -> Loaded:
 def native(settings: Settings) -> Loaded:
     """Load with the native executor."""
     return _load(settings, "native")
+
+
+def engine(settings: Settings) -> Loaded:
+    """Load with the default backend, and an engine in this process."""
+    torch.set_num_threads(settings.threads)
+    model = tpcompile.compile(
+        settings.directory,
+        tp=settings.tp,
+        max_batch=settings.largest_batch,
+        max_seq_len=settings.longest,
+    )
+    made = tpcompile.Engine(model)
+    processes = list(model.processes) if settings.tp > 1 else [os.getpid()]
+
+    def close() -> None:
+        made.close()
+        model.close()
+
+    return Loaded(EngineService(made), processes, close=close)
+
+
+class EngineService:
+    """An engine whose steps this process runs."""
+
+    def __init__(self, engine: tpcompile.Engine) -> None:
+        self._engine = engine
+
+    def serve(self, prompts: Sequence[Sequence[int]], new: int) -> list[Continued]:
+        """Add all requests, and take their tokens as they come."""
+        params = tpcompile.SamplingParams(max_tokens=new, ignore_eos=True)
+        begun = time.perf_counter()
+        handles = [self._engine.add(list(prompt), params) for prompt in prompts]
+        found: list[Continued] = [([], []) for _ in handles]
+        while any(not handle.ended for handle in handles):
+            self._engine.step()
+            now = time.perf_counter() - begun
+            for handle, (tokens, times) in zip(handles, found, strict=True):
+                for event in handle.ready():
+                    if event.chosen is not None:
+                        tokens.append(event.chosen.token)
+                        times.append(now)
+        return found
 
 
 def _load(settings: Settings, backend: str) -> Loaded:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
-from benchmarks.peers.kinds import KINDS, Decoder, Loaded, Settings
+from benchmarks.peers.kinds import KINDS, Continued, Decoder, Loaded, Service, Settings
 
 Rows = Sequence[Sequence[int]]
 Result = tuple[list[float], tuple[tuple[int, ...], bytes]]
@@ -24,10 +24,15 @@ Result = tuple[list[float], tuple[tuple[int, ...], bytes]]
 
 
 class Runner:
-    """Sequences that grow one token at a time, as in `generate`."""
+    """The requests that a side answers: those of decoders, and `serve` of services."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, model: Any) -> None:
+        self._decoder: Decoder = model
+        self._service: Service = model
+
+    def serve(self, prompts: Rows, new: int) -> list[Continued]:
+        """Continue all prompts at the same time by `new` tokens each."""
+        return self._service.serve(prompts, new)
 
     def prefill(self, rows: Rows, length: int) -> Result:
         """Start new sequences of up to `length` tokens."""
@@ -50,7 +55,7 @@ class Runner:
 
 def serve(loaded: Loaded, parent: Connection | None) -> None:
     """Answer requests until one is None. Only rank 0 has a parent, and only it answers."""
-    runner = Runner(loaded.decoder)
+    runner = Runner(loaded.model)
     while True:
         request = loaded.from_rank_zero(parent.recv() if parent is not None else None)
         if request is None:

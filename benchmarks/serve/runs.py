@@ -155,8 +155,7 @@ def measure(trace: Iterable[Arrival], engine: Any) -> Outcome:
 def _take(own: list[Any], now: float, found: Outcome, open_: list[list[Any]]) -> None:
     """Take the events of a request."""
     handle, arrival, first, new = own
-    while not handle._events.empty():
-        event = handle._next()
+    for event in handle.ready():
         new += 1
         first = first or now
         if event.finish:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import tpcompile
 from tpcompile.demo.model import make_demo
 from tpcompile.serving import Engine
 from tpcompile.serving.server.app import Options, Server
+from tpcompile.serving.server.listening import bound
 
 KEY = "a key"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -33,7 +33,7 @@ class Served:
 
 def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.Thread, str]:
     """Serve on a free port of this machine, in a thread."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = bound("127.0.0.1", 0)
     app = Server(engine, options).app()
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)

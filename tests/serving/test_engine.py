@@ -52,50 +52,60 @@ def test_requests_of_all_lengths_are_those_of_a_run_alone(model: Any) -> None:
         assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
 
 
+def mixed(model: Any, seed: int) -> None:
+    """Run requests of all lengths that arrive at random; compare each with a run alone."""
+    dice = Random(seed)
+    limit = model.max_seq_len
+    common = prompt(dice, 96)
+    waiting = []
+    for number in range(10):
+        tokens = common[: dice.choice([0, 0, 33, 70, 96])] + prompt(dice, dice.randrange(1, 60))
+        most = limit - len(tokens)
+        new = dice.choice([1, dice.randrange(1, 20), most]) if most < 30 else dice.randrange(1, 20)
+        drawn = {"temperature": 0.8, "seed": number, "top_k": 50} if dice.random() < 0.5 else {}
+        waiting.append((tokens, greedy(min(new, most), n=dice.choice([1, 1, 2]), **drawn)))
+    waiting.append((prompt(dice, dice.choice([1, limit - 1])), greedy(1)))
+    kv_tokens, begun = 32 * dice.randrange(6, 9), list[tuple[Any, bool]]()
+    with Engine(model, max_batch=4, kv_tokens=kv_tokens, **SMALL) as engine:
+        todo = list(waiting)
+        while todo or engine.step():
+            if todo and dice.random() < 0.4:
+                begun.append((engine.add(*todo.pop(0)), False))
+            if begun and dice.random() < 0.05:
+                begun[-1][0].abort()
+                begun[-1] = begun[-1][0], True
+        found = [handle.result() for handle, _ in begun]
+        assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
+    with Engine(model, max_batch=4, chunk=32) as quiet:
+        for number, ((tokens, params), (_, aborted)) in enumerate(zip(waiting, begun, strict=True)):
+            wanted = quiet.add(tokens, params, salt=number).result()
+            for own, right in zip(found[number], wanted, strict=True):
+                assert own.tokens == (right.tokens[: len(own.tokens)] if aborted else right.tokens)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_mixes(model: Any, seed: int) -> None:
     """Arrivals, shared prefixes, aborts, little memory and seeds change no token."""
-    dice = Random(seed)
-    common = prompt(dice, 70)
-    with Engine(model, max_batch=4, kv_tokens=32 * dice.randrange(6, 9), **SMALL) as engine:
-        waiting, handles = [], []
-        for number in range(10):
-            tokens = common[: dice.choice([0, 33, 70])] + prompt(dice, dice.randrange(1, 50))
-            drawn = {"temperature": 0.8, "seed": number, "top_k": 50} if dice.random() < 0.5 else {}
-            waiting.append(
-                (tokens, greedy(dice.randrange(1, 20), n=dice.choice([1, 1, 2]), **drawn))
-            )
-        todo, aborted = list(waiting), set()
-        while todo or engine.step():
-            if todo and dice.random() < 0.4:
-                handles.append(engine.add(*todo.pop(0)))
-            if handles and dice.random() < 0.05:
-                aborted.add(id(handles[-1]))
-                handles[-1].abort()
-        found = [handle.result() for handle in handles]
-        assert engine.scheduler.blocks.available == engine.scheduler.limits.blocks
-    for (tokens, params), handle, results in zip(waiting, handles, found, strict=True):
-        with Engine(model, max_batch=4, chunk=32) as quiet:
-            wanted = quiet.add(tokens, params).result()
-        for own, right in zip(results, wanted, strict=True):
-            if id(handle) in aborted:
-                assert own.tokens == right.tokens[: len(own.tokens)]
-            else:
-                assert own.tokens == right.tokens
-        if not params.temperature and id(handle) not in aborted:
-            assert results[0].tokens == alone(model, tokens, params.max_tokens or 0)
+    mixed(model, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_five_hundred_random_mixes(tp: int) -> None:
+    with tpcompile.compile(lively("tiny-qwen3"), tp, max_seq_len=160) as model:
+        for seed in range(500):
+            mixed(model, seed)
 
 
 @pytest.mark.parametrize("tp", [2, 3])
 def test_ranks_in_processes(tp: int) -> None:
     eager, dice = lively("tiny-qwen3"), Random(2)
     asked = [prompt(dice, n) for n in (3, 40, 70)]
-    with (
-        tpcompile.compile(eager, tp, max_seq_len=96) as model,
-        Engine(model, max_batch=3, **SMALL) as engine,
-    ):
-        handles = [engine.add(tokens, greedy(6)) for tokens in asked]
-        found = [handle.result()[0].tokens for handle in handles]
+    with tpcompile.compile(eager, tp, max_seq_len=160) as model:
+        with Engine(model, max_batch=3, **SMALL) as engine:
+            handles = [engine.add(tokens, greedy(6)) for tokens in asked]
+            found = [handle.result()[0].tokens for handle in handles]
+        mixed(model, seed=tp)
     assert found == [alone(eager, tokens, 6) for tokens in asked]
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import (
@@ -40,6 +41,8 @@ are never logged.
 Ctrl-C ends it after the running requests, or after 10 seconds.
 The exit status is 0, 1 if a rank failed, or 2 for bad input."""
 _GRACE_S = 10
+_BACKLOG = 2048
+"""The connections that may wait to be accepted."""
 _LOCAL = "127.0.0.1"
 
 
@@ -72,6 +75,13 @@ def _run(args: argparse.Namespace) -> Result:
     if args.port > 65535:
         raise UsageError("The port must be at most 65535", got=str(args.port))
     _check_installed()
+    from tpcompile.serving.server.listening import bound
+
+    with bound(args.host, args.port) as listening:  # before the model is loaded
+        return _loaded_and_served(args, listening)
+
+
+def _loaded_and_served(args: argparse.Namespace, listening: socket) -> Result:
     with progress() as say:
         tokenizer = _tokenizer(args)
         model = compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
@@ -86,14 +96,14 @@ def _run(args: argparse.Namespace) -> Result:
             kv_tokens=args.kv_tokens,
         ).start() as engine,
     ):
-        _serve(args, engine)
+        _serve(args, engine, listening)
         if engine.failure:
             sys.stderr.write(f"error: {engine.failure}\n")
             return Result("", 1)
     return Result("")
 
 
-def _serve(args: argparse.Namespace, engine: Engine) -> None:
+def _serve(args: argparse.Namespace, engine: Engine, listening: socket) -> None:
     """Serve until the process is asked to end."""
     import uvicorn
 
@@ -103,19 +113,17 @@ def _serve(args: argparse.Namespace, engine: Engine) -> None:
     app = Server(engine, Options(name, args.api_key)).app()
     config = uvicorn.Config(
         app,
-        host=args.host,
-        port=args.port,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = uvicorn.Server(config)
-    listening = config.bind_socket()
+    listening.listen(_BACKLOG)
     address, port = listening.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
     sys.stderr.write(f"serving {name} on http://{shown}:{port}\n")
     sys.stderr.flush()
-    with listening, _state_shown(engine):
+    with _state_shown(engine):
         server.run(sockets=[listening])
 
 

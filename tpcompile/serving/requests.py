@@ -90,6 +90,11 @@ class Handle:
             found[event.index].add(event)
         return found
 
+    def ready(self) -> Iterator[Event]:
+        """Take the events that have come so far, without waiting."""
+        while self._left and not self._events.empty():
+            yield self._next()
+
     def __iter__(self) -> Iterator[Event]:
         while self._left:
             while self._events.empty() and self._drive():

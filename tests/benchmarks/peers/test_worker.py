@@ -35,12 +35,12 @@ def _logits(result: Result) -> Any:
 
 def test_a_runner_continues_its_sequences(tiny: RandomCheckpoint) -> None:
     loaded = eager(_settings(tiny))
-    runner = Runner(loaded.decoder)
+    runner = Runner(loaded.model)
     first = runner.prefill(PROMPTS, 10)
     steps = runner.decode(MORE)
     rows = torch.tensor([[*prompt, *more] for prompt, more in zip(PROMPTS, MORE, strict=True)])
     with torch.inference_mode():
-        expected = loaded.decoder._model(rows).logits.numpy()  # type: ignore[attr-defined]
+        expected = loaded.model._model(rows).logits.numpy()  # type: ignore[attr-defined]
     assert len(first[0]) == 1 and len(steps[0]) == 3 and min(steps[0]) > 0
     np.testing.assert_allclose(_logits(first), expected[:, 6], atol=1e-5)
     np.testing.assert_allclose(_logits(steps), expected[:, -1], atol=1e-5)
@@ -52,7 +52,7 @@ def _checked(loaded: Loaded, expected: Loaded) -> None:
     for batch in (1, 2):
         for _ in range(2):  # the second time with what the first has prepared
             results = []
-            for runner in (Runner(loaded.decoder), Runner(expected.decoder)):
+            for runner in (Runner(loaded.model), Runner(expected.model)):
                 first = _logits(runner.prefill(PROMPTS[:batch], 32))
                 results.append([first, _logits(runner.decode(MORE[:batch]))])
             found, right = (np.stack(result) for result in results)
