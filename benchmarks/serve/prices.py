@@ -16,8 +16,9 @@ from tpcompile.frontend import capture
 from tpcompile.passes import run_passes
 from tpcompile.runtime.programs import StepPrograms
 from tpcompile.scheduling import choose
-from tpcompile.serving.plan import Piece, Plan
+from tpcompile.serving.plan import Piece, Plan, groups
 from tpcompile.serving.plan import Sequence as Sequence_
+from tpcompile.serving.rows import ROWS
 from tpcompile.serving.steps import step_of
 from tpcompile.vm.program.instruction import WeightInstruction
 from tpcompile.vm.schedule.measured import timing_at
@@ -34,14 +35,13 @@ class Prices:
     decode: dict[int, list[tuple[float, float]]]
     """By batch of a program: seconds at some mean contexts, ascending."""
     chunk: tuple[float, float, float]
-    """Seconds of a chunk, per token, and per pair of a token and a token before the chunk."""
+    """Seconds of a run of chunks, per token, and per pair of a token and one before its chunk."""
 
     def of(self, plan: Plan) -> float:
         """Return the seconds of a step."""
-        found = sum(
-            self.chunk[0] + piece.count * (self.chunk[1] + piece.first * self.chunk[2])
-            for piece in plan.chunks
-        )
+        run, token, pair = self.chunk
+        found = sum(piece.count * (token + piece.first * pair) for piece in plan.chunks)
+        found += run * sum(1 for _ in groups(plan.chunks, lambda piece: piece.count < ROWS))
         if plan.decodes:
             context = sum(piece.first for piece in plan.decodes) / len(plan.decodes)
             found += self._decode(len(plan.decodes), context)
@@ -92,7 +92,7 @@ class Recorder:
         self.decodes: list[tuple[int, float, float]] = []
         """Sequences, their mean context, and the seconds."""
         self.chunks: list[tuple[int, int, float]] = []
-        """Tokens, those before them, and the seconds."""
+        """By run of chunks: tokens, pairs of a token and one before its chunk, and the seconds."""
         model.run_step = self
 
     def __call__(self, step: Any) -> torch.Tensor:
@@ -103,7 +103,8 @@ class Recorder:
         if len(lengths) == tokens:
             self.decodes.append((tokens, float(lengths.float().mean()), seconds))
         else:
-            self.chunks.append((tokens, int(lengths[0]) - tokens, seconds))
+            counts = step.inputs["starts"].diff()
+            self.chunks.append((tokens, int((counts * (lengths - counts)).sum()), seconds))
         return found
 
     def prices(self) -> Prices:
@@ -116,7 +117,7 @@ class Recorder:
             batch: [(end, sum(s for _, s in own) / len(own)) for end in ends]
             for batch, own in by_batch.items()
         }
-        rows = torch.tensor([[1.0, c, c * first] for c, first, _ in self.chunks]).double()
+        rows = torch.tensor([[1.0, c, pairs] for c, pairs, _ in self.chunks]).double()
         seconds = torch.tensor([[s] for _, _, s in self.chunks]).double()
         scale = rows.abs().amax(0).clamp(min=1.0)
         solved = torch.linalg.lstsq(rows / scale, seconds, driver="gelsd").solution[:, 0] / scale
@@ -126,12 +127,13 @@ class Recorder:
 
 def from_model(engine: Any, batches: Sequence[int], contexts: Sequence[int]) -> Prices:
     """Measure steps of an engine's model that has nothing else to do."""
-    reserved, model = engine._reserved, engine.model
-    size = reserved.size
+    model, limits = engine.model, engine.scheduler.limits
+    size = limits.block
 
     def run(sequences: int, first: int, count: int, output: str) -> float:
         pieces = []
         each = -(-(first + count) // size)
+        reserved = model.reserve(sequences * each)
         for number in range(sequences):
             blocks = list(range(number * each, (number + 1) * each))
             sequence = Sequence_((number, number), [1] * (first + count), blocks=blocks)
@@ -142,10 +144,10 @@ def from_model(engine: Any, batches: Sequence[int], contexts: Sequence[int]) -> 
             started = time.perf_counter()
             model.run_step(step).cpu()
             seconds.append(time.perf_counter() - started)
+        reserved.release()
         return median(seconds)
 
     decode = {b: [(float(c), run(b, c, 1, "tokens")) for c in contexts] for b in batches}
-    limits = engine.scheduler.limits
     whole, part = (run(1, 0, count, "logits") for count in (limits.chunk, limits.chunk // 4))
     far = run(1, contexts[-1] // limits.chunk * limits.chunk, limits.chunk, "logits")
     token = (whole - part) / (limits.chunk - limits.chunk // 4)

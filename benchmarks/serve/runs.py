@@ -101,7 +101,7 @@ def simulate(
         found.steps += 1
         found.preempted += len(plan.preempted)
         found.blocks = max(found.blocks, scheduler.blocks.held)
-        scheduler.done(plan)
+        scheduler.done(plan.pieces)
         for sequence in plan.complete:
             own = running[sequence]
             arrival = own.arrival

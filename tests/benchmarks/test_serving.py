@@ -42,13 +42,13 @@ def test_prices_between_contexts() -> None:
 
 
 def test_a_simulated_request_takes_its_steps() -> None:
-    """A prompt of three chunks takes a step, because 512 tokens fit; then each token one."""
+    """The chunks of a prompt share a run, because 512 tokens fit; then each token takes a step."""
     load = Load(1, 1.0, 300, 5, seed=1)
     (only,) = arrivals(load, 1000)
-    chunks = -(-len(only.tokens) // 128)
+    assert 128 < len(only.tokens) <= 512 and len(only.tokens) % 128 >= 16
     found = simulate([only], LIMITS, FLAT)
-    assert found.firsts == [pytest.approx(0.02 * chunks)]
-    assert found.steps == -(-chunks // 4) + only.new - 1
+    assert found.firsts == [pytest.approx(0.02)]
+    assert found.steps == only.new
     if only.new > 1:
         assert found.nexts == [pytest.approx(0.01)]
     assert found.tokens == only.new

@@ -27,5 +27,5 @@ def test_a_port_that_is_in_use() -> None:
 
 
 def test_an_address_of_another_machine() -> None:
-    with pytest.raises(UsageError, match="cannot listen on 192.0.2.1, port 0"):
+    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1, port 0"):
         bound("192.0.2.1", 0)

@@ -15,6 +15,7 @@ import tpcompile
 from tests.runtime.eager_pair import lively
 from tests.serving.test_engine import greedy, prompt
 from tpcompile.serving import Engine
+from tpcompile.serving.runs import Runs
 
 STREAMS = 8
 ASKED = [prompt(Random(n), 3 + 9 * n) for n in range(STREAMS)]
@@ -97,10 +98,10 @@ def test_ranks_that_always_die(monkeypatch: pytest.MonkeyPatch) -> None:
     eager = lively("tiny-qwen3")
     with made(eager, 1) as model, Engine(model, **OPTIONS) as engine:
 
-        def die(plan: object) -> None:
+        def die(runs: Runs, plan: object) -> None:
             raise tpcompile.RankError("rank 0 died again")
 
-        monkeypatch.setattr(engine, "_run", die)
+        monkeypatch.setattr(Runs, "run", die)
         handle = engine.add(ASKED[0], PARAMS[0])
         with pytest.raises(tpcompile.RankError, match="died again"):
             handle.result()

@@ -51,7 +51,7 @@ class Driven(RuleBasedStateMachine):
         was_running = self.scheduler.running[:1]
         plan = self.scheduler.plan()
         self.check(plan)
-        self.scheduler.done(plan)
+        self.scheduler.done(plan.pieces)
         for sequence in plan.complete:
             self.go_on(sequence, data)
         assert plan, "a step must compute something"
@@ -65,7 +65,7 @@ class Driven(RuleBasedStateMachine):
             return
         for _ in range(200):
             plan = self.scheduler.plan()
-            self.scheduler.done(plan)
+            self.scheduler.done(plan.pieces)
             for sequence in plan.complete:
                 self.scheduler.end(sequence)
         assert not self.scheduler.running and not self.scheduler.waiting
@@ -180,7 +180,7 @@ def run(scheduler: Scheduler, steps: int) -> None:
     """Run steps. Each new token is 7."""
     for _ in range(steps):
         plan = scheduler.plan()
-        scheduler.done(plan)
+        scheduler.done(plan.pieces)
         for sequence in plan.complete:
             scheduler.append(sequence, 7)
 
@@ -190,10 +190,10 @@ def test_a_prompt_is_cut_at_multiples_of_a_chunk() -> None:
     one = scheduler.add(list(range(15)))
     first = scheduler.plan()
     assert [(p.first, p.count) for p in first.chunks] == [(0, 4), (4, 4)]
-    scheduler.done(first)
+    scheduler.done(first.pieces)
     second = scheduler.plan()
     assert [(p.first, p.count, p.last) for p in second.chunks] == [(8, 4, False), (12, 3, True)]
-    scheduler.done(second)
+    scheduler.done(second.pieces)
     scheduler.append(one, 99)
     assert [(p.first, p.count) for p in scheduler.plan().decodes] == [(15, 1)]
 
@@ -223,7 +223,7 @@ def test_a_prompt_that_is_known_as_a_whole_computes_its_last_chunk() -> None:
     for _ in range(2):
         one = scheduler.add(list(range(8)))
         plan = scheduler.plan()
-        scheduler.done(plan)
+        scheduler.done(plan.pieces)
         scheduler.end(one)
     assert [(p.first, p.count) for p in plan.chunks] == [(4, 4)]
 
@@ -234,7 +234,7 @@ def test_the_last_to_arrive_loses_its_blocks() -> None:
     run(scheduler, 1)
     for _ in range(4):
         plan = scheduler.plan()
-        scheduler.done(plan)
+        scheduler.done(plan.pieces)
         for piece in plan.decodes:
             scheduler.append(piece.sequence, 9)
         if plan.preempted:
@@ -247,7 +247,7 @@ def test_the_last_to_arrive_loses_its_blocks() -> None:
 def test_a_fork_shares_full_blocks_and_copies_the_last_one() -> None:
     scheduler = Scheduler(Limits(**WIDE, step_tokens=8))
     parent = scheduler.add([1, 2, 3])
-    scheduler.done(scheduler.plan())
+    scheduler.done(scheduler.plan().pieces)
     child = scheduler.fork(parent)
     assert child.blocks[0] == parent.blocks[0] and child.blocks[1] != parent.blocks[1]
     for one in (parent, child):

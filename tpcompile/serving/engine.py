@@ -18,14 +18,14 @@ from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
 from tpcompile.serving.memory import tokens_that_fit
 from tpcompile.serving.params import SamplingParams
-from tpcompile.serving.plan import Limits, Plan, Sequence
+from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Handle
-from tpcompile.serving.sampling import Chosen
+from tpcompile.serving.runs import Runs
 from tpcompile.serving.scheduler import Scheduler
-from tpcompile.serving.steps import step_of
 
 _SEQUENCES = 16
-_STEP_TOKENS = 512
+_PROMPT_TOKENS = 512
+"""The tokens of prompts in a step by default."""
 _CHUNK = 128
 _MOST_LOST = 3
 """The times that a step is tried again, with new ranks."""
@@ -50,16 +50,17 @@ class Engine(Closing):
         *,
         tokenizer: Any | None = None,
         max_batch: int | None = None,
-        max_tokens_per_step: int = _STEP_TOKENS,
+        max_tokens_per_step: int | None = None,
         kv_tokens: int | None = None,
         chunk: int = _CHUNK,
     ) -> None:
         """Reserve the KV cache.
 
         `max_batch` is the number of requests that run at the same time (default: the model's limit,
-        else 16), and `kv_tokens` the tokens of all of them together (default: the longest sequence
-        for each of them, or as many as fit in half of the free memory). `tokenizer` makes text of
-        tokens, and tokens of prompts that are text.
+        else 16), `max_tokens_per_step` the tokens that a step computes (default: 512 of prompts
+        besides one of each request), and `kv_tokens` the tokens of all requests together (default:
+        the longest sequence for each of them, or as many as fit in half of the free memory).
+        `tokenizer` makes text of tokens, and tokens of prompts that are text.
         """
         if model.fronts > 1:
             raise UnsupportedError(
@@ -72,9 +73,9 @@ class Engine(Closing):
         tokens = kv_tokens or min(sequences * model.max_seq_len, tokens_that_fit(model))
         size = model.block_size
         count, whole = blocks_for(tokens, size), blocks_for(chunk, size) * size
-        limits = Limits(count, size, sequences, max_tokens_per_step, whole)
+        most = max_tokens_per_step or sequences + max(_PROMPT_TOKENS, whole)
+        limits = Limits(count, size, sequences, most, whole)
         self.scheduler = Scheduler(limits)
-        self._reserved = model.reserve(count)
         self.steps = 0
         """The number of steps so far."""
         self.restarts = 0
@@ -83,6 +84,7 @@ class Engine(Closing):
         """The steps that failed since the last good one."""
         ends = end_tokens(model.generation_config)
         self._work = Continuations(self.scheduler, tokenizer, ends)
+        self._runs = self._runs_of(model)
         self._commands: deque[Callable[[], None]] = deque()
         self._turn = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -127,7 +129,10 @@ class Engine(Closing):
         if not plan:
             return False
         try:
-            found = self._run(plan)
+            for pieces, found in self._runs.run(plan):
+                self.scheduler.done(pieces)
+                for sequence, logits in found:
+                    self._work.go_on(sequence, logits)
         except RankError as error:
             self._recover(error)
             return True
@@ -136,9 +141,6 @@ class Engine(Closing):
             raise
         self.steps += 1
         self._lost = 0
-        self.scheduler.done(plan)
-        for sequence, logits in found:
-            self._work.go_on(sequence, logits)
         return True
 
     def restart(self, **changes: Any) -> None:
@@ -165,10 +167,14 @@ class Engine(Closing):
             self.restarts += 1
             self.model = self.model.made_by(**changes)
             self.scheduler.restart()
-            self._reserved = self.model.reserve(self.scheduler.limits.blocks)
+            self._runs = self._runs_of(self.model)
         except BaseException as error:
             self._give_up(error)
             raise
+
+    def _runs_of(self, model: CompiledModel) -> Runs:
+        reserved = model.reserve(self.scheduler.limits.blocks)
+        return Runs(model, reserved, self._work.params, self._work.describe_prompt)
 
     def _give_up(self, error: BaseException) -> None:
         """End all requests, because there is no model that can run."""
@@ -205,7 +211,7 @@ class Engine(Closing):
         while self._commands:
             self._commands.popleft()()
         self._work.fail(UsageError("The engine is closed"))
-        self._reserved.release()
+        self._runs.release()
         if self.restarts:
             self.model.close()
 
@@ -237,28 +243,6 @@ class Engine(Closing):
                 raise RankError(f"The engine cannot go on: {self.failure}")
             self._commands.append(command)
             self._turn.notify_all()
-
-    def _run(self, plan: Plan) -> list[tuple[Sequence, Any]]:
-        """Run the model; return the sequences that go on with their logits, or with tokens."""
-        found: list[tuple[Sequence, Any]] = []
-        copies = plan.copies
-        if plan.decodes:
-            greedy = all(self._work.params(piece).plain for piece in plan.decodes)
-            step = step_of(plan.decodes, "tokens" if greedy else "logits", self._reserved, copies)
-            rows = self.model.run_step(step).cpu()
-            results = [Chosen(token) for token in rows.tolist()] if greedy else rows
-            found += zip((p.sequence for p in plan.decodes), results, strict=True)
-            copies = []
-        for piece in plan.chunks:
-            every = self._work.params(piece).prompt_logprobs is not None
-            step = step_of([piece], "logits", self._reserved, copies, every)
-            rows = self.model.run_step(step).cpu()
-            copies = []
-            if every:
-                self._work.describe_prompt(piece, rows)
-            if piece.last:
-                found.append((piece.sequence, rows[-1]))
-        return found
 
     def _tokens(self, prompt: str | Many[int] | torch.Tensor) -> list[int]:
         if isinstance(prompt, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tpcompile.errors import UsageError
@@ -101,9 +101,27 @@ class Plan:
         return bool(self.decodes or self.chunks)
 
     @property
+    def pieces(self) -> list[Piece]:
+        """All pieces, in the order in which they are computed."""
+        return [*self.decodes, *self.chunks]
+
+    @property
     def complete(self) -> list[Sequence]:
         """The sequences whose next token is known after this step."""
-        return [piece.sequence for piece in (*self.decodes, *self.chunks) if piece.last]
+        return [piece.sequence for piece in self.pieces if piece.last]
+
+
+def groups(chunks: Iterable[Piece], alone: Callable[[Piece], bool]) -> Iterator[list[Piece]]:
+    """Yield the chunks that share a run. Those of one sequence stay in order."""
+    shared: list[Piece] = []
+    later: list[Piece] = []
+    for piece in chunks:
+        follows = any(other.sequence is piece.sequence for other in later)
+        (later if follows or alone(piece) else shared).append(piece)
+    if shared:
+        yield shared
+    for piece in later:
+        yield [piece]
 
 
 def order_of(sequence: Sequence) -> tuple[int, int]:

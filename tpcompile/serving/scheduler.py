@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from itertools import count
 
 from tpcompile.errors import UsageError
@@ -121,12 +121,10 @@ class Scheduler:
                 break
         return plan
 
-    def done(self, plan: Plan) -> None:
-        """Count the pieces of a step as computed; others may share their whole chunks now."""
+    def done(self, pieces: Iterable[Piece]) -> None:
+        """Count pieces of a plan as computed; others may share their whole chunks now."""
         block, chunk = self.limits.block, self.limits.chunk
-        for piece in plan.decodes:
-            piece.sequence.computed += 1
-        for piece in plan.chunks:
+        for piece in pieces:
             sequence = piece.sequence
             sequence.computed += piece.count
             if piece.count == chunk:

@@ -18,11 +18,12 @@ def step_of(
     reserved: Reserved,
     copies: Many[tuple[int, int]] = (),
     every: bool = False,
+    pad: int = 1,
 ) -> Step:
-    """Return the step that computes pieces of different sequences.
+    """Return the step that computes pieces of sequences.
 
     It returns `output` for each piece after which the next token of its sequence is known, or with
-    `every` for all tokens.
+    `every` for all tokens. Further results follow, up to a multiple of `pad`.
     """
     numbers, size = reserved.numbers, reserved.size
     tokens: list[int] = []
@@ -43,6 +44,7 @@ def step_of(
             rows.append(len(tokens) - 1)
         lengths.append(end)
         held.append(Row(table, end))
+    rows += rows[:1] * (-len(rows) % pad)
     inputs = {
         "input_ids": tokens,
         "positions": positions,

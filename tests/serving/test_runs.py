@@ -1,0 +1,96 @@
+"""Chunks of prompts share a run, and this changes no bit of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import tpcompile
+from tests.runtime.eager_pair import lively
+from tests.serving.test_engine import greedy, prompt
+from tpcompile.serving import Engine, rows
+from tpcompile.serving.plan import Piece, Sequence, groups
+
+LENGTHS = (32, 45, 64, 97, 17, 3, 33)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
+    eager = lively("tiny-qwen3").to(getattr(torch, request.param))
+    with tpcompile.compile(eager, max_seq_len=160) as made:
+        yield made
+
+
+def piece(number: int, first: int, count: int) -> Piece:
+    return Piece(Sequence((number, number), [1] * (first + count)), first, count)
+
+
+def test_groups_keep_the_order_of_a_sequence() -> None:
+    one, two = (Sequence((n, n), [1] * 64) for n in range(2))
+    chunks = [Piece(one, 0, 32), Piece(one, 32, 5), Piece(one, 37, 27), Piece(two, 0, 32)]
+    found = list(groups(chunks, lambda own: own.count < 16))
+    assert found == [[chunks[0], chunks[3]], [chunks[1]], [chunks[2]]]
+    assert list(groups([], lambda own: False)) == []
+    assert list(groups(chunks, lambda own: True)) == [[own] for own in chunks]
+
+
+def counted(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the tokens of each run of modules from now on."""
+    found: list[int] = []
+    run = model.run_step
+
+    def counting(step: Any) -> torch.Tensor:
+        if len(step.inputs["lengths"]) < len(step.inputs["input_ids"]):
+            found.append(len(step.inputs["input_ids"]))
+        result: torch.Tensor = run(step)
+        return result
+
+    monkeypatch.setattr(model, "run_step", counting)
+    return found
+
+
+def test_prompts_have_the_bits_of_prompts_alone(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = Random(1)
+    asked = [(prompt(dice, n), greedy(3, logprobs=4)) for n in LENGTHS]
+    with Engine(model, max_batch=8, chunk=32) as engine:
+        alone = [engine.add(*one, salt=n).result()[0].chosen for n, one in enumerate(asked)]
+        sizes = counted(model, engine, monkeypatch)
+        handles = [engine.add(*one, salt=f"again {n}") for n, one in enumerate(asked)]
+        together = [handle.result()[0].chosen for handle in handles]
+    assert together == alone
+    if engine._runs._least == 16:  # nearly all machines
+        assert max(sizes) == sum(n for n in LENGTHS if n >= 16) - 13 - 1 - 1
+
+
+def test_rows_that_depend_on_each_other_are_computed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product whose bits depend on the number of rows is noticed."""
+
+    def dependent(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight) * (1 + len(x) * 1e-6)
+
+    monkeypatch.setattr(rows, "linear", dependent)
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as model:
+        assert rows.independent_from(model) is None
+        with Engine(model, max_batch=4, chunk=32) as engine:
+            sizes = counted(model, engine, monkeypatch)
+            for handle in [engine.add(prompt(Random(n), 64), greedy(1)) for n in range(3)]:
+                handle.result()
+        assert sizes == [32] * 6
+
+
+def test_kernels_that_differ_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def few(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        found = torch.nn.functional.linear(x, weight)
+        return found if len(x) > 64 else found * (1 + 1e-6)
+
+    monkeypatch.setattr(rows, "linear", few)
+    with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as model:
+        assert rows.independent_from(model) == 65

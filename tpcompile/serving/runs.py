@@ -1,0 +1,82 @@
+"""Plans run by the model: new tokens by programs, and chunks of prompts by modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from typing import Any
+
+import torch
+
+from tpcompile.runtime.launches import Reserved
+from tpcompile.runtime.model import CompiledModel
+from tpcompile.serving.params import SamplingParams
+from tpcompile.serving.plan import Piece, Plan, Sequence, groups
+from tpcompile.serving.rows import ROWS, independent_from
+from tpcompile.serving.sampling import Chosen
+from tpcompile.serving.steps import step_of
+
+Found = tuple[Sequence, Any]
+"""A sequence that goes on, with the logits of its next token, or with the token."""
+
+
+class Runs:
+    """Runs of one model, in blocks of its KV cache.
+
+    Chunks share a run if that changes no bit of theirs: see `independent_from`. A chunk of a single
+    token is a step of the program, whether it comes with the rest of its prompt or later.
+    """
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        reserved: Reserved,
+        params: Callable[[Piece], SamplingParams],
+        describe: Callable[[Piece, torch.Tensor], None],
+    ) -> None:
+        """`params` returns the options of a piece's request; `describe` gets all its logits."""
+        self._model, self._reserved = model, reserved
+        self._params, self._describe = params, describe
+        self._least = independent_from(model)
+        self._copies: Many[tuple[int, int]] = ()
+
+    def run(self, plan: Plan) -> Iterator[tuple[Many[Piece], list[Found]]]:
+        """Run a plan; yield the pieces of each run, and the sequences that go on after it."""
+        self._copies = plan.copies
+        if plan.decodes:
+            yield plan.decodes, self._together(plan.decodes, 1)
+        for pieces in groups(plan.chunks, self._alone):
+            rows = 1 if self._least is None or pieces[0].count == 1 else ROWS
+            run = self._described if self._describes(pieces[0]) else self._together
+            yield pieces, run(pieces, rows)
+
+    def release(self) -> None:
+        """Free the blocks."""
+        self._reserved.release()
+
+    def _together(self, pieces: Many[Piece], rows: int) -> list[Found]:
+        """Run pieces; the number of their logits is padded to a multiple of `rows`."""
+        last = [piece for piece in pieces if piece.last]
+        plain = all(self._params(piece).plain for piece in last)
+        output = "tokens" if last and plain else "logits"
+        found = self._run(step_of(pieces, output, self._reserved, self._copies, pad=rows))
+        results = [Chosen(token) for token in found.tolist()] if output == "tokens" else found
+        return [(piece.sequence, one) for piece, one in zip(last, results, strict=False)]
+
+    def _described(self, pieces: Many[Piece], rows: int) -> list[Found]:
+        """Run a chunk of which all logits are wanted."""
+        (piece,) = pieces
+        step = step_of([piece], "logits", self._reserved, self._copies, every=True, pad=rows)
+        found = self._run(step)[: piece.count]
+        self._describe(piece, found)
+        return [(piece.sequence, found[-1])] if piece.last else []
+
+    def _run(self, step: Any) -> torch.Tensor:
+        self._copies = ()
+        return self._model.run_step(step).cpu()
+
+    def _alone(self, piece: Piece) -> bool:
+        return self._least is None or piece.count < self._least or self._describes(piece)
+
+    def _describes(self, piece: Piece) -> bool:
+        return self._params(piece).prompt_logprobs is not None
