@@ -20,7 +20,7 @@ from tpcompile.runtime.backend import BackendChoice
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.programs import ProgramOptions
-from tpcompile.runtime.ranks.joined import find_group
+from tpcompile.runtime.ranks.launched import find_group
 from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
@@ -113,8 +113,9 @@ def compile(
             max_batch=max_batch,
             device=place,
         )
+    made.batches = generate_batch
     if group is None:
-        made.made_by, made.batches = Recipe(asked), generate_batch
+        made.made_by = Recipe(asked)
     return made
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 import tpcompile
+from tests import scripts
 from tests.runtime.eager_pair import lively
 from tests.serving.test_engine import alone, prompt
 
@@ -55,3 +58,36 @@ def test_what_is_not_supported(model: Any) -> None:
         model.generate_batch(PROMPTS[:1], num_beams=3)
     with pytest.raises(tpcompile.UsageError, match="the argument sparkle"):
         model.generate_batch(PROMPTS[:1], sparkle=1)
+
+
+_SCRIPT = """\
+import torch.distributed as dist
+import tpcompile
+
+model = tpcompile.compile("preset:tiny-qwen3", random_weights=3, max_seq_len=96)
+found = model.generate_batch([[1, 2, 3], [4] * 40], max_new_tokens=5)
+try:
+    model.generate_batch([[1]], num_beams=2)
+    refused = ""
+except tpcompile.UnsupportedError as error:
+    refused = error.message
+again = model.generate_batch([[1, 2, 3]], max_new_tokens=5)
+said = [[one.generated_tokens for one in (*found.values(), *again.values())], refused]
+every = [None] * model.tp
+dist.all_gather_object(every, said)
+if dist.get_rank() == 0:
+    print(every)
+"""
+
+
+def test_under_torchrun_every_process_gets_the_result(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    ran = scripts.run([str(script)], ranks=2)
+    assert ran.returncode == 0, ran.stderr
+    (first, refused), *others = ast.literal_eval(ran.stdout)
+    assert others == [[first, refused]]
+    assert "num_beams=2" in refused
+    with tpcompile.compile("preset:tiny-qwen3", random_weights=3, max_seq_len=96) as model:
+        found = model.generate_batch([[1, 2, 3], [4] * 40], max_new_tokens=5)
+    assert first == [*(one.generated_tokens for one in found.values()), first[0]]

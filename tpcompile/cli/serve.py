@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,11 +26,15 @@ from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
+    import uvicorn
+
+    from tpcompile.runtime.model import CompiledModel
     from tpcompile.serving import Engine
 
 _EXAMPLES = """\
   tpcompile serve ./my-checkpoint
   tpcompile serve ./my-checkpoint --tp 2 --port 9000 --api-key secret
+  torchrun --nproc-per-node 2 -m tpcompile serve ./my-checkpoint
   curl http://127.0.0.1:8000/v1/completions \\
       -d '{"prompt": "Once upon a time", "max_tokens": 32}'
 
@@ -47,7 +52,7 @@ _LOCAL = "127.0.0.1"
 
 
 def _add_arguments(parser: Parser) -> None:
-    add_model_arguments(parser, tp_required=False, timing=False, tp_default="1")
+    add_model_arguments(parser, tp_required=False, timing=False)
     add = parser.add_argument
     add("--backend", metavar="B", type=backend_name, default="auto",
         help="what runs decode steps: native, triton or torch; default: the fastest")  # fmt: skip
@@ -76,32 +81,39 @@ def _run(args: argparse.Namespace) -> Result:
     if args.port > 65535:
         raise UsageError("The port must be at most 65535", got=str(args.port))
     _check_installed()
+    from tpcompile.runtime.ranks.launched import launched_rank
     from tpcompile.serving.server.listening import bound
 
-    with bound(args.host, args.port) as listening:  # before the model is loaded
-        return _loaded_and_served(args, listening)
+    if launched_rank() > 0:
+        return _follow(args)
+    with bound(args.host, args.port) as listening, _model(args) as model:  # the port first
+        from tpcompile.serving import Engine
 
-
-def _loaded_and_served(args: argparse.Namespace, listening: socket) -> Result:
-    with progress() as say:
-        tokenizer = _tokenizer(args)
-        model = compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
-    from tpcompile.serving import Engine
-
-    with (
-        model,
-        Engine(
+        with Engine(
             model,
-            tokenizer=tokenizer,
+            tokenizer=_tokenizer(args),
             max_tokens_per_step=args.max_tokens_per_step,
             kv_tokens=args.kv_tokens,
-        ).start() as engine,
-    ):
-        _serve(args, engine, listening)
-        if engine.failure:
-            sys.stderr.write(f"error: {engine.failure}\n")
-            return Result("", 1)
+        ).start() as engine:
+            _serve(args, engine, listening)
+            if engine.failure:
+                sys.stderr.write(f"error: {engine.failure}\n")
+                return Result("", 1)
     return Result("")
+
+
+def _follow(args: argparse.Namespace) -> Result:
+    """Run the steps of rank 0, which also decides when to end."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    with _model(args) as model:
+        model.follow()
+    return Result("")
+
+
+def _model(args: argparse.Namespace) -> CompiledModel:
+    with progress() as say:
+        return compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
 
 
 def _serve(args: argparse.Namespace, engine: Engine, listening: socket) -> None:
@@ -109,6 +121,7 @@ def _serve(args: argparse.Namespace, engine: Engine, listening: socket) -> None:
     import uvicorn
 
     from tpcompile.serving.server.app import Options, Server
+    from tpcompile.serving.server.listening import QuietServer
 
     name = args.name or _short(args.model)
     app = Server(engine, Options(name, args.api_key)).app()
@@ -118,37 +131,38 @@ def _serve(args: argparse.Namespace, engine: Engine, listening: socket) -> None:
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    server = uvicorn.Server(config)
+    server = QuietServer(config)
     listening.listen(_BACKLOG)
     address, port = listening.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
     sys.stderr.write(f"serving {name} on http://{shown}:{port}\n")
     sys.stderr.flush()
-    with _state_shown(engine):
+    with _watched(engine, server):
         server.run(sockets=[listening])
 
 
 @contextmanager
-def _state_shown(engine: Engine) -> Iterator[None]:
-    """Write a line of state per second on a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    over = threading.Event()
+def _watched(engine: Engine, server: uvicorn.Server) -> Iterator[None]:
+    """End the server if the engine fails. Write a line of state per second on a terminal."""
+    over, shown = threading.Event(), sys.stderr.isatty()
 
-    def show() -> None:
+    def watch() -> None:
         while not over.wait(1):
-            sys.stderr.write(f"\r\x1b[K{engine.state()}")
-            sys.stderr.flush()
+            if engine.failure:
+                server.should_exit = True
+            if shown:
+                sys.stderr.write(f"\r\x1b[K{engine.state()}")
+                sys.stderr.flush()
 
-    thread = threading.Thread(target=show, daemon=True)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
-        sys.stderr.write("\n")
+        if shown:
+            sys.stderr.write("\n")
 
 
 def _tokenizer(args: argparse.Namespace) -> Any:

@@ -10,15 +10,13 @@ import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from tpcompile.backends.executor import OnTokens
-from tpcompile.errors import UnsupportedError
+from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.runtime.kv.blocks import BlockPool
 from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import pack
-from tpcompile.runtime.open_calls import OpenCalls
-from tpcompile.runtime.ranks.owner import check_open
+from tpcompile.runtime.leading import Leading
 from tpcompile.runtime.ranks.program import ProgramRanks
-from tpcompile.runtime.ranks.rank import Ranks
 from tpcompile.runtime.ranks.step import Step
 
 
@@ -44,17 +42,14 @@ class Reserved:
         self.pool.free(self.numbers)
 
 
-class Launches:
+class Launches(Leading):
     """Mixin of a compiled model that runs several decode steps in one call of the ranks."""
 
-    _ranks: Ranks
-    _steps: int
     _pool: BlockPool | None
     made_by: Callable[..., Any] | None = None
     """Compiles the model again; None under a launcher."""
     batches: Callable[..., Any] | None = None
-    """Runs `generate_batch`; None under a launcher."""
-    _open_calls: OpenCalls
+    """Runs `generate_batch`; None for simulated stages."""
 
     def steps_ahead(
         self, inputs: Mapping[str, Any], stops: tuple[int, ...] | None, remaining: int
@@ -113,22 +108,29 @@ class Launches:
     def generate_batch(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Continue prompts of any lengths by continuous batching: Hugging Face's `generate_batch`.
 
-        `inputs` are lists of token ids, and `options` fields of a generation configuration.
+        `inputs` are lists of token ids, and `options` fields of a generation configuration. Under
+        a launcher, call it in every process; all of them get the result.
         """
         if self.batches is None:
-            raise UnsupportedError(
-                "generate_batch needs a model that one process calls",
-                got="a model under a launcher, or a simulated stage",
-                hint="Compile in a plain script, which starts the other ranks itself",
-            )
-        return self.batches(self, inputs, *arguments, **options)
+            raise UnsupportedError("generate_batch needs a compiled model", got="a simulated stage")
+        if not self.leads:
+            found, error = self.follow() or self.follow()  # the first one until the engine ends
+        else:
+            found, error = self._batches(inputs, *arguments, **options)
+            self.release_followers((found, error))
+        if error is not None:
+            raise error
+        return found
 
-    def run_step(self, step: Step) -> torch.Tensor:
-        """Run a step of sequences whose blocks the caller manages: see `reserve`."""
-        with self._open_calls.enter():
-            check_open(self._ranks.closed)
-            self._steps += 1
-            return self._ranks.run(step)
+    def _batches(self, *arguments: Any, **options: Any) -> tuple[Any, Exception | None]:
+        """Run `batches`; return its result, or the error that other processes raise too."""
+        assert self.batches is not None
+        try:
+            return self.batches(self, *arguments, **options), None
+        except RankError:
+            raise
+        except Exception as error:
+            return None, error
 
     @property
     def block_size(self) -> int:
@@ -139,11 +141,6 @@ class Launches:
     def closed(self) -> str:
         """The reason why the model cannot run; empty while it can."""
         return self._ranks.closed
-
-    @property
-    def fronts(self) -> int:
-        """The number of processes that call the model: several under a launcher."""
-        return self._ranks.fronts
 
     @property
     def _cache_pool(self) -> BlockPool:

@@ -27,6 +27,8 @@ _SEQUENCES = 16
 _PROMPT_TOKENS = 512
 """The tokens of prompts in a step by default."""
 _CHUNK = 128
+_BEAT_S = 5.0
+"""The time between messages to the other processes under a launcher, if there are no steps."""
 _MOST_LOST = 3
 """The times that a step is tried again, with new ranks."""
 
@@ -62,11 +64,10 @@ class Engine(Closing):
         the longest sequence for each of them, or as many as fit in half of the free memory).
         `tokenizer` makes text of tokens, and tokens of prompts that are text.
         """
-        if model.fronts > 1:
-            raise UnsupportedError(
-                "An engine must be the only caller of its model",
-                got="a model under a launcher",
-                hint="Compile it in a plain script, which starts the other ranks itself",
+        if not model.leads:
+            raise UsageError(
+                "Only the first process under a launcher may have an engine",
+                hint="Call model.follow() in the others, which runs the steps of the engine",
             )
         self.model, self.tokenizer = model, tokenizer
         sequences = max_batch or model.max_batch or _SEQUENCES
@@ -212,19 +213,34 @@ class Engine(Closing):
             self._commands.popleft()()
         self._work.fail(UsageError("The engine is closed"))
         self._runs.release()
+        self.model.release_followers()
         if self.restarts:
             self.model.close()
 
     def _loop(self) -> None:
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: self._closed or self._commands or self._work)
-                if self._closed:
+                ready = self._turn.wait_for(self._has_work, _BEAT_S)
+                if self._closed or self.failure:
                     return
             try:
-                self.step()
+                if ready:
+                    self.step()
+                else:
+                    self._beat()
             except Exception:  # the requests have it, or `failure` says it
                 continue
+
+    def _has_work(self) -> bool:
+        return bool(self._closed or self._commands or self._work)
+
+    def _beat(self) -> None:
+        """Notice while there is nothing to do that another process has died."""
+        try:
+            self.model.keep_followers()
+        except RankError as error:
+            self._give_up(error)
+            raise
 
     def _drive(self) -> bool:
         """Run a step for somebody who waits; return False if a thread does."""

@@ -22,8 +22,9 @@ from tests.runtime.ranks.tiny_ranks import Doubled, modules
 from tpcompile.backends.torch_tp import Storage
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.ir.recipe import Tensor
-from tpcompile.runtime.ranks import joined
-from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
+from tpcompile.runtime.ranks import joined, launched
+from tpcompile.runtime.ranks.joined import JoinedRanks
+from tpcompile.runtime.ranks.launched import find_group
 from tpcompile.runtime.ranks.owner import Owner
 from tpcompile.runtime.ranks.rank import LocalParameter
 
@@ -137,8 +138,9 @@ import torch
 import torch.distributed as dist
 from tests.runtime.ranks.tiny_ranks import Doubled, halves, modules, step
 from tpcompile.errors import CompileError, UsageError
-from tpcompile.runtime.ranks import joined
-from tpcompile.runtime.ranks.joined import JoinedRanks, find_group
+from tpcompile.runtime.ranks import joined, launched
+from tpcompile.runtime.ranks.joined import JoinedRanks
+from tpcompile.runtime.ranks.launched import find_group
 from tpcompile.runtime.ranks.owner import Owner
 
 {before}
@@ -265,10 +267,10 @@ def test_a_fork_leaves_the_group_of_its_parent_alone(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: own + 1)
         joined._rest(owner, group)
-        joined._leave(owner)
+        launched._leave(owner)
         assert not done
     joined._rest(owner, group)
-    joined._leave(owner)
+    launched._leave(owner)
     assert done == ["waited", "left"]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import datetime
 import mmap
 import os
 import weakref
@@ -14,14 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.rendezvous import rendezvous
 
 from tpcompile.backends.executor import OnTokens
 from tpcompile.backends.share import RankShare
 from tpcompile.comm import ProcessGroupRank
-from tpcompile.errors import RankError, UsageError
+from tpcompile.errors import UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.progress import LoadCounter, Loaded
@@ -34,52 +30,6 @@ from tpcompile.runtime.ranks.step import Step, StepCode, digest
 from tpcompile.runtime.ranks.worker import evaluate_all, failure
 from tpcompile.runtime.weights import opened
 from tpcompile.vm.program import Role
-
-_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The environment variables that torch's `env://` reads; torchrun sets them."""
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-
-
-def find_group(
-    tp: int | None,
-    device: torch.device,
-    *,
-    meeting: float = 60.0,
-    timeout: datetime.timedelta = dist.default_pg_timeout,
-) -> Any | None:
-    """Return this process's group of ranks, or None if no launcher started several ranks.
-
-    It is the default group if that is initialised, else one made from torchrun's variables; it
-    must have `tp` ranks. The ranks must connect within `meeting` seconds; `timeout` limits later
-    collectives. For `cuda` without an index, select the GPU of this process.
-    """
-    if not dist.is_initialized():
-        if not all(name in os.environ for name in _TORCHRUN):
-            return None
-        _initialise(tp, device, meeting, timeout)
-    _check_size(dist.get_world_size(), tp)
-    if device.type == "cuda" and device.index is None:
-        torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
-    group = dist.group.WORLD
-    assert group is not None
-    _check_owner(group)
-    try:
-        group._get_backend(device)
-    except RuntimeError:  # a group of the user, for another device type
-        return dist.new_group(backend=_backend(device), timeout=timeout)
-    return group
-
-
-_OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
-"""The process that first used each group."""
-
-
-def _check_owner(group: Any) -> None:
-    """Raise for a group that a fork has inherited: the other ranks would never answer it."""
-    owner = _OWNERS.setdefault(group, Owner(owned="The process group"))
-    if not owner.here:
-        raise UsageError(owner.refusal, hint="Compile in the processes that the launcher started")
-
 
 _KEPT: weakref.WeakSet[Any] = weakref.WeakSet()
 """The groups that forks of this process keep alive."""
@@ -244,37 +194,10 @@ class JoinedRanks:
             raise told from error
 
 
-def _initialise(
-    tp: int | None, device: torch.device, meeting: float, timeout: datetime.timedelta
-) -> None:
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    try:
-        met = rendezvous("env://", timeout=datetime.timedelta(seconds=meeting))
-        store, rank, size = next(met)
-        _check_size(size, tp)
-        dist.init_process_group(
-            _backend(device), store=store, rank=rank, world_size=size, timeout=timeout
-        )
-    except (RuntimeError, OSError) as error:
-        raise RankError(
-            f"The ranks could not connect to each other at {where}",
-            where=f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}",
-            got="the error: " + str(error).split("\n")[0],
-            hint="All ranks must reach the host, and its port must be free: pass another "
-            "--master-port to torchrun, or --rdzv-endpoint HOST:PORT for several hosts",
-        ) from error
-    atexit.register(_leave, Owner())
-
-
 def _rest(owner: Owner, group: ProcessGroupRank) -> None:
     """Wait for the group's threads when the ranks are deleted, and before Python exits."""
     if owner.here:
         group.rest()
-
-
-def _leave(owner: Owner) -> None:
-    if owner.here and dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _keep(group: weakref.ref[Any]) -> None:
@@ -282,19 +205,3 @@ def _keep(group: weakref.ref[Any]) -> None:
     kept = group()
     if kept is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-def _check_size(size: int, tp: int | None) -> None:
-    if tp is not None and size != tp:
-        raise UsageError(
-            f"The number of processes must be tp={tp}",
-            got=str(size),
-            expected="one process per rank",
-            hint=f"Start them with torchrun --nproc-per-node {tp}, or compile with tp={size}",
-        )
-
-
-def _backend(device: torch.device) -> str:
-    if device.type not in _BACKENDS:
-        raise UsageError(f"Ranks on {device} are not supported", expected=" or ".join(_BACKENDS))
-    return _BACKENDS[device.type]

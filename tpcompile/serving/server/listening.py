@@ -1,10 +1,17 @@
-"""The socket that a server listens on."""
+"""The socket that a server listens on, and the signals that end it."""
 
 from __future__ import annotations
 
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
 
 from tpcompile.errors import UsageError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -28,3 +35,20 @@ def bound(host: str, port: int) -> socket.socket:
             hint="Choose another --port, or 0 for a free one, and an address of this machine",
         ) from error
     return found
+
+
+class QuietServer(uvicorn.Server):
+    """A server that returns after SIGINT or SIGTERM, when its requests have ended.
+
+    uvicorn's own would raise the signal again, which ends the process before ranks are told.
+    """
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let both signals end the server; the second one ends it at once."""
+        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
