@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tpcompile.errors import CompileError, UsageError
+from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.runtime.text import encode_chat
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.requests import Completion, Handle
@@ -23,7 +23,7 @@ from tpcompile.serving.server.bodies import Asked, BadRequestError, chat, comple
 from tpcompile.serving.server.metrics import Metrics, Watch
 from tpcompile.serving.server.page import PAGE
 
-_MOST_BODY = 16 << 20
+MOST_BODY = 16 << 20
 _GONE = 499
 """The status of a request whose client went away, in metrics."""
 
@@ -88,11 +88,13 @@ class Server:
                 try:
                     response = await self._answer(request, read)
                 except BadRequestError as error:
-                    response = _error(error.status, error.message, error.param)
+                    response = error_of(error.status, error.message, error.param)
                 except ClientDisconnect:
-                    response = _error(_GONE, "The client went away")
+                    response = error_of(_GONE, "The client went away")
+                except RankError as error:
+                    response = error_of(503, str(error))
                 except CompileError as error:
-                    response = _error(500, str(error))
+                    response = error_of(500, str(error))
             self._metrics.requests.labels(request.url.path, str(response.status_code)).inc()
             return response
 
@@ -106,7 +108,7 @@ class Server:
         given = request.headers.get("authorization", "")
         if hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
             return None
-        return _error(401, "The key is missing or wrong: send `Authorization: Bearer KEY`")
+        return error_of(401, "The key is missing or wrong: send `Authorization: Bearer KEY`")
 
     async def _answer(self, request: Request, read: Read) -> Response:
         body = await _json(request)
@@ -227,8 +229,8 @@ async def _json(request: Request) -> Any:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > _MOST_BODY:
-            raise BadRequestError(f"The body must have at most {_MOST_BODY:,} bytes", status=413)
+        if len(body) > MOST_BODY:
+            raise BadRequestError(f"The body must have at most {MOST_BODY:,} bytes", status=413)
     try:
         return json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
@@ -250,13 +252,14 @@ def _said(status: int, message: str, param: str | None = None) -> dict[str, Any]
     return {"message": message, "type": kind, "param": param, "code": status}
 
 
-def _error(status: int, message: str, param: str | None = None) -> Response:
+def error_of(status: int, message: str, param: str | None = None) -> Response:
+    """Return an answer that says what is wrong, as OpenAI's API does."""
     return JSONResponse({"error": _said(status, message, param)}, status)
 
 
 async def _missing(request: Request, error: Any) -> Response:
-    return _error(error.status_code, f"There is no {request.method} {request.url.path[:100]}")
+    return error_of(error.status_code, f"There is no {request.method} {request.url.path[:100]}")
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return _error(500, f"The server failed: {type(error).__name__}")
+    return error_of(500, f"The server failed: {type(error).__name__}")
