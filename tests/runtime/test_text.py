@@ -66,6 +66,11 @@ def test_a_prompt_without_tokens_is_refused(tokenizer: Any) -> None:
         encode_prompt(tokenizer, "")
 
 
+def test_a_prompt_that_utf_8_cannot_encode(tokenizer: Any) -> None:
+    with pytest.raises(UsageError, match="half of a surrogate pair"):
+        encode_prompt(tokenizer, b"\xff".decode(errors="surrogateescape"))
+
+
 def test_a_prompt_longer_than_the_tokenizer_says_is_not_its_concern(
     tokenizer: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ class Served:
 def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.Thread, str]:
     """Serve on a free port of this machine, in a thread."""
     listening = bound("127.0.0.1", 0)
+    listening.listen()
     app = Server(engine, options).app()
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)

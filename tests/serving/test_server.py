@@ -194,6 +194,8 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "many": ({"prompt": "a", "n": 5}, 400, "n must be at most 4"),
     "deep": ("[" * 100_000, 400, "must be JSON"),
     "bytes": (b"\xff\xfe", 400, "must be JSON"),
+    "half of a surrogate pair": ('{"prompt": "\\ud800"}', 400, "in UTF-8"),
+    "its other half in a name": ('{"\\udfff": 1}', 400, "in UTF-8"),
     "huge": (b" " * (17 << 20), 413, "at most 16,777,216 bytes"),
 }
 

@@ -232,9 +232,11 @@ async def _json(request: Request) -> Any:
         if len(body) > MOST_BODY:
             raise BadRequestError(f"The body must have at most {MOST_BODY:,} bytes", status=413)
     try:
-        return json.loads(bytes(body))
+        found = json.loads(bytes(body))
+        json.dumps(found, ensure_ascii=False).encode()  # not half of a surrogate pair
     except (ValueError, RecursionError) as error:
-        raise BadRequestError("The body must be JSON") from error
+        raise BadRequestError("The body must be JSON, in UTF-8") from error
+    return found
 
 
 async def _disconnected(request: Request) -> None:
