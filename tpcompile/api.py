@@ -99,7 +99,7 @@ def compile(
         graph, stages = run_passes(captured.graph, passes, [fork])
         longest = max_seq_len or captured.config.max_position_embeddings
         programs = chosen.programs(fork, longest, max_batch or 1)
-        described = rank_modules(graph, programs=programs is not None)
+        described = rank_modules(graph, chosen.executor)
         modules = load(described, weights, captured.rotary.fresh)
         ranks = chosen.ranks(modules, programs, captured.rotary.fresh)
         made = CompiledModel(

@@ -17,6 +17,7 @@ from tpcompile.vm.program.abi import VERSION, check_version
 from tpcompile.vm.program.instruction import Probe, StepInstruction
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor")
+TORCH = "tpcompile.backends.torch_tp"
 _Kind = TypeVar("_Kind", bound="type[Executor]")
 T = TypeVar("T")
 OnTokens = Callable[[torch.Tensor], None]
@@ -47,6 +48,8 @@ class Executor(ABC):
     """Whether each rank may run in a process of its own; if not, one process runs all ranks."""
     same_for_ranks: ClassVar[bool] = True
     """Whether results have the same bits for every number of ranks that splits the sizes evenly."""
+    functions: ClassVar[str] = TORCH
+    """The package whose `functions` modules call beside programs of this executor."""
     takes_times: ClassVar[bool] = False
     """Whether the option of `launch` is a tensor that receives the times of instructions."""
 

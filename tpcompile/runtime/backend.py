@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tpcompile.backends.devices import FASTEST
-from tpcompile.backends.executor import EXECUTORS
+from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.errors import CompileError, UnsupportedError, UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.passes.pipeline import DecodeFork
@@ -47,6 +47,11 @@ class BackendChoice:
         """The name of an executor, or "torch" for modules."""
         self._options, self._device = options, device
         self._falls_back = automatic and options == ProgramOptions()
+
+    @property
+    def executor(self) -> type[Executor] | None:
+        """The executor; None if modules run decode steps."""
+        return None if self.name == MODULES else EXECUTORS[self.name]
 
     def programs(self, fork: DecodeFork, longest: int, batch: int) -> StepPrograms | None:
         """Return the programs that the executor runs, or None if modules run decode steps.

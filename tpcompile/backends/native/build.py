@@ -18,6 +18,8 @@ _X86: Mapping[str, tuple[str, ...]] = {
     "avx2": _AVX2,
     "avx512_bf16": _AVX512,
     "amx_bf16": _AMX,
+    "prompts": (),
+    "prompts_avx512_bf16": _AVX512,
 }
 
 

@@ -61,6 +61,7 @@ class Native(Executor):
     """
 
     name: ClassVar[str] = "native"
+    functions: ClassVar[str] = "tpcompile.backends.native"
     takes_times: ClassVar[bool] = True
 
     @classmethod

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from torch import fx
 
+from tpcompile.backends.executor import TORCH
 from tpcompile.backends.torch_tp.expressions import Line, Scope, statements
 from tpcompile.backends.torch_tp.layers import (
     LayerCode,
@@ -30,7 +31,7 @@ _HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile. `group` runs 
 import torch
 from torch.nn import functional as F
 
-from tpcompile.backends.torch_tp import functions as tpc
+from {functions} import functions as tpc
 
 # parameter: (shape on this rank, storage, recipe)
 PARAMETERS = {{
@@ -64,8 +65,14 @@ class _End:
 
 
 @paused_collector()
-def emit_sources(gm: fx.GraphModule, storages: Storages | None = None) -> list[str]:
-    """Return the module of each rank as Python source; `storages` are by default `storages_of`."""
+def emit_sources(
+    gm: fx.GraphModule, storages: Storages | None = None, functions: str = TORCH
+) -> list[str]:
+    """Return the module of each rank as Python source.
+
+    `storages` are by default `storages_of`. `functions` is the package whose functions the source
+    calls.
+    """
     info, graph = info_of(gm), gm.graph
     storages = storages_of(graph) if storages is None else storages
     ends = _ends(graph)
@@ -90,12 +97,14 @@ def emit_sources(gm: fx.GraphModule, storages: Storages | None = None) -> list[s
             body="\n".join(line[rank] for line in forward),
         )
         made = (code.source(name, numbers) for code, (name, numbers) in classes.items())
-        sources.append("".join([_header(gm, rank, storages), *made, module]))
+        header = _header(gm, rank, storages, functions)
+        sources.append("".join([header, *made, module]))
     return sources
 
 
-def _header(gm: fx.GraphModule, rank: int, storages: Storages) -> str:
+def _header(gm: fx.GraphModule, rank: int, storages: Storages, functions: str) -> str:
     return _HEADER.format(
+        functions=functions,
         name=re.sub(r"[^\w .-]", "_", info_of(gm).name),
         rank=rank,
         ranks=info_of(gm).tp,

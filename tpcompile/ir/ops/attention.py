@@ -53,7 +53,7 @@ def attend(
         return torch.cat(
             [
                 attend(q[:, first : last + 1], k[:, head, None], v[:, head, None], scale, window)
-                for head, first, last in _runs(kv_heads)
+                for head, first, last in runs_of(kv_heads)
             ],
             dim=1,
         )
@@ -105,7 +105,7 @@ def _attend_rows(
     return mixed.view(shared, group, new, width).permute(2, 0, 1, 3)
 
 
-def _runs(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
+def runs_of(kv_heads: Sequence[int]) -> list[tuple[int, int, int]]:
     """Group adjacent query heads that read the same KV head, as (KV head, first, last)."""
     runs: list[tuple[int, int, int]] = []
     for place, head in enumerate(kv_heads):

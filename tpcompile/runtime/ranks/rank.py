@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import fx, nn
 
-from tpcompile.backends.executor import OnTokens
+from tpcompile.backends.executor import TORCH, Executor, OnTokens
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.torch_tp import (
     Storage,
@@ -165,12 +165,13 @@ class OneFront:
 
 
 @paused_collector()
-def rank_modules(graph: fx.GraphModule, *, programs: bool = False) -> list[RankModule]:
+def rank_modules(graph: fx.GraphModule, executor: type[Executor] | None = None) -> list[RankModule]:
     """Return the description of each rank of a sharded graph.
 
-    With `programs`, all parameters are stored row by row, so that programs can share them.
+    With an `executor`, all parameters are stored row by row, so that its programs can share them.
     """
-    storages = storages_of(graph.graph, programs=programs)
+    storages = storages_of(graph.graph, programs=executor is not None)
+    functions = TORCH if executor is None else executor.functions
     nodes = list(parameters(graph.graph))
     rotary = [node.args[1:3] for node in graph.graph.nodes if node.target == ROTARY]
     return [
@@ -189,7 +190,7 @@ def rank_modules(graph: fx.GraphModule, *, programs: bool = False) -> list[RankM
             cache_shape(graph, rank),
             tuple(dict.fromkeys(rotary)),
         )
-        for rank, source in enumerate(emit_sources(graph, storages))
+        for rank, source in enumerate(emit_sources(graph, storages, functions))
     ]
 
 

@@ -3,38 +3,15 @@
 // After a parallel region the threads of OpenMP, which torch uses, spin for some milliseconds. On
 // the cores of the workers they would slow down a launch. They do not spin while a region lasts, so
 // the caller of a launch waits inside a region in which all other threads sleep.
-#include <dlfcn.h>
-
 #include <condition_variable>
 #include <mutex>
 
 #include "interface.h"
+#include "open_mp.h"
 
 namespace {
 
-// The functions of the OpenMP library in this process, if there is one.
-struct OpenMp {
-  template <class F>
-  static F* find(const char* name) {
-    return reinterpret_cast<F*>(dlsym(RTLD_DEFAULT, name));
-  }
-
-  void (*parallel)(void (*)(void*), void*, unsigned, unsigned) =
-      find<void(void (*)(void*), void*, unsigned, unsigned)>("GOMP_parallel");
-  int (*thread)() = find<int()>("omp_get_thread_num");
-  int (*threads)() = find<int()>("omp_get_max_threads");
-  int (*inside)() = find<int()>("omp_in_parallel");
-
-  bool usable() const {
-    return parallel != nullptr && thread != nullptr && threads != nullptr && inside != nullptr &&
-           threads() > 1 && !inside();
-  }
-};
-
-const OpenMp& open_mp() {
-  static const OpenMp found;
-  return found;
-}
+using tpc::open_mp;
 
 struct Region {
   void (*const wait)();

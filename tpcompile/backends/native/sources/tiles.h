@@ -4,6 +4,8 @@
 // sequences of a group; each pair of columns is added in order. So a sum does not depend on the
 // batch.
 
+#include "transpose.h"
+
 constexpr int64_t kTileRows = 16, kTileColumns = 32;
 // The numbers of tiles are macros, because the intrinsics paste them into the names of registers.
 #define TPC_SUMS 0
@@ -26,27 +28,6 @@ TPC_INLINE void shape_tiles(int64_t rows, int64_t sequences) {
   shapes.row_bytes[TPC_VALUES] = wide, shapes.rows[TPC_VALUES] = 16;
   complete_writes();
   _tile_loadconfig(&shapes);
-}
-
-// One stage of a transposition: swap lanes between any two vectors whose numbers differ in `kBit`.
-template <int kBit>
-TPC_INLINE void exchange(Lanes* rows) {
-  IntLanes low, high;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    low[lane] = lane & kBit ? kLanes + lane - kBit : lane;
-    high[lane] = lane & kBit ? kLanes + lane : lane + kBit;
-  }
-#pragma GCC unroll 16
-  for (int row = 0; row < kLanes; ++row) {
-    if (row & kBit) continue;
-    const auto a = (__m512)rows[row], b = (__m512)rows[row + kBit];
-    rows[row] = (Lanes)_mm512_permutex2var_ps(a, (__m512i)low, b);
-    rows[row + kBit] = (Lanes)_mm512_permutex2var_ps(a, (__m512i)high, b);
-  }
-}
-
-TPC_INLINE void transpose(Lanes* rows) {
-  exchange<1>(rows), exchange<2>(rows), exchange<4>(rows), exchange<8>(rows);
 }
 
 // Return the columns of some sequences as tiles: pairs of columns, each with all sequences.

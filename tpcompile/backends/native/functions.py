@@ -1,0 +1,97 @@
+"""Functions that emitted modules call if the native backend runs decode steps.
+
+In bf16, kernels of the native library replace torch's for everything except linears. They round
+where the dialect's references do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tpcompile.backends.native import prompts
+from tpcompile.backends.torch_tp import functions as torchs
+from tpcompile.backends.torch_tp.functions import (
+    as_matrix,
+    attention,
+    linear,
+    local_argmax,
+    vocab_embedding,
+)
+from tpcompile.ir.ops.attention import runs_of
+
+__all__ = [
+    "add_rms_norm",
+    "as_matrix",
+    "attention",
+    "linear",
+    "local_argmax",
+    "paged_attention",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "vocab_embedding",
+]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `tpcompile.ir.ops.norm`."""
+    if x.dim() in (2, 3) and prompts.takes(x, weight):
+        return prompts.norm(x, weight, eps)
+    return torchs.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `tpcompile.ir.ops.norm`."""
+    whole = x.dim() == 2 and x.is_contiguous() and residual.is_contiguous()
+    if whole and residual.dtype in (x.dtype, torch.float32) and prompts.takes(x, weight):
+        return prompts.add_norm(x, residual, weight, eps)
+    return torchs.add_rms_norm(x, residual, weight, eps)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """See `tpcompile.ir.ops.elementwise`."""
+    if gate.dim() == 2 and prompts.takes(gate, up):
+        return prompts.swiglu(gate, up)
+    return torchs.swiglu(gate, up)
+
+
+def rope(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """See `tpcompile.ir.ops.rotary`."""
+    whole = cos.is_contiguous() and sin.is_contiguous()
+    if not interleaved and whole and prompts.takes(x, cos, sin):
+        return prompts.rope(x, cos, sin)
+    return torchs.rope(x, cos, sin, interleaved)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    starts: torch.Tensor,
+    slots: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    layer: int,
+    block: int,
+    kv_heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """See `tpcompile.ir.ops.paged_attention`."""
+    if not len(q) or not prompts.takes_heads(q, k, v, cache):
+        return torchs.paged_attention(
+            *(q, k, v, cache, starts, slots, tables, lengths, scale, window, layer, block),
+            kv_heads,
+        )
+    prompts.append(k, v, cache[layer], slots)
+    shared = k.shape[1]
+    group = q.shape[1] // shared
+    runs = runs_of([head // group for head in range(q.shape[1])] if kv_heads is None else kv_heads)
+    return prompts.attention(q, cache[layer], starts, tables, lengths, scale, window, block, runs)

@@ -1,0 +1,210 @@
+"""Operations on many tokens in bf16, by kernels of the native library."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from tpcompile.backends.native.build import library, paths
+
+_PATHS = ("avx512_bf16", "amx_bf16")
+"""The vector paths of CPUs that have the kernels."""
+_NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION = range(6)
+_GRAIN = 1 << 14
+"""The values that one thread computes at a time, at least."""
+_PART = 32
+"""The tokens of a part of a sequence in attention."""
+_COLUMNS = 32
+"""Attention takes heads whose width is a multiple of this."""
+
+
+@functools.cache
+def available() -> bool:
+    """Return whether this CPU has the kernels."""
+    return any(path in _PATHS for path in paths())
+
+
+def takes(*tensors: torch.Tensor) -> bool:
+    """Return whether the kernels take these tensors: bf16 on the CPU, with adjacent values."""
+    return available() and all(
+        one.dtype == torch.bfloat16 and one.device.type == "cpu" and one.stride(-1) == 1
+        for one in tensors
+    )
+
+
+def takes_heads(q: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Return whether attention takes these queries, keys, values and caches."""
+    return takes(q, *others) and q.shape[-1] % _COLUMNS == 0
+
+
+class _Heads(ctypes.Structure):
+    """`tpc::Heads` of the library."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> _Heads:
+        """Describe `values[tokens, width]` or `values[tokens, heads, width]`."""
+        return cls(values.data_ptr(), values.stride(0), values.stride(-2))
+
+
+def _structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
+    return type("_Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+def _each(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+_address, _number, _real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_NormOf = _structure(
+    ("x", _Heads), *_each(_address, "weight", "out"), *_each(_number, "heads", "width"),
+    ("eps", _real),
+)  # fmt: skip
+_AddNormOf = _structure(
+    *_each(_address, "x", "residual"), ("residual_in_fp32", _number),
+    *_each(_address, "weight", "normed", "total"), ("width", _number), ("eps", _real),
+)  # fmt: skip
+_SwigluOf = _structure(*_each(_Heads, "gate", "up"), ("out", _address), ("width", _number))
+_RopeOf = _structure(
+    ("x", _Heads), *_each(_address, "cos", "sin", "out"), *_each(_number, "heads", "width")
+)
+_AppendOf = _structure(
+    *_each(_Heads, "keys", "values", "cached_keys", "cached_values"), ("slots", _address),
+    *_each(_number, "heads", "width"),
+)  # fmt: skip
+_AttentionOf = _structure(
+    *_each(_Heads, "q", "keys", "values"), ("out", _address), *_each(_number, "heads", "width"),
+    *_each(_address, "starts", "lengths", "tables"), *_each(_number, "table_stride", "block"),
+    ("parts", _address), ("part_tokens", _number), ("runs", _address),
+    *_each(_number, "run_count", "window"), ("scale", _real),
+)  # fmt: skip
+
+
+def _run(operation: int, arguments: ctypes.Structure, items: int, values: int) -> None:
+    """Run an operation; each item computes so many values."""
+    library().tpc_many(
+        ctypes.c_int32(operation),
+        ctypes.byref(arguments),
+        ctypes.c_int64(items),
+        ctypes.c_int64(max(1, _GRAIN // max(1, values))),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Compute `rms_norm` of `x[tokens, width]` or `x[tokens, heads, width]`."""
+    heads, width = (x.shape[1] if x.dim() == 3 else 1), x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype)
+    own = _NormOf(_Heads.of(x), weight.data_ptr(), out.data_ptr(), heads, width, eps)
+    _run(_NORM, own, len(x), heads * width)
+    return out
+
+
+def add_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `add_rms_norm` of contiguous `x[tokens, width]` and a residual in bf16 or fp32."""
+    normed, total = torch.empty_like(x), torch.empty_like(x)
+    own = _AddNormOf(
+        *(x.data_ptr(), residual.data_ptr(), residual.dtype == torch.float32),
+        *(weight.data_ptr(), normed.data_ptr(), total.data_ptr(), x.shape[-1], eps),
+    )
+    _run(_ADD_NORM, own, len(x), x.shape[-1])
+    return normed, total
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Compute `swiglu` of `gate[tokens, width]` and `up[tokens, width]`."""
+    out = torch.empty(gate.shape, dtype=gate.dtype)
+    own = _SwigluOf(_Heads.of(gate), _Heads.of(up), out.data_ptr(), gate.shape[-1])
+    _run(_SWIGLU, own, len(gate), gate.shape[-1])
+    return out
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Compute `rope` of `x[tokens, heads, width]` with contiguous tables."""
+    tokens, heads, width = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype)
+    own = _RopeOf(_Heads.of(x), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), heads, width)
+    _run(_ROPE, own, tokens, heads * width)
+    return out
+
+
+def append(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write keys and values of tokens to their slots of one layer's `cache[2, slots, …]`."""
+    if not 0 <= int(slots.min()) <= int(slots.max()) < cache.shape[1]:
+        raise ValueError(f"slots must be in the cache of {cache.shape[1]}, got {slots.tolist()}")
+    sides = map(_Heads.of, (k, v, *cache))
+    _run(_APPEND, _AppendOf(*sides, slots.data_ptr(), *k.shape[1:]), len(k), k[0].numel())
+
+
+def attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    starts: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    block: int,
+    runs: Sequence[tuple[int, int, int]],
+) -> torch.Tensor:
+    """Compute the attention of new tokens to one layer's `cache[2, slots, KV heads, width]`.
+
+    Each of `runs` has a KV head, and the first and last of the query heads that read it.
+    """
+    _check_tables(cache.shape[1], starts, tables, lengths, window, block)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    parts = torch.tensor(
+        [
+            (sequence, first)
+            for sequence, (start, stop) in enumerate(pairwise(starts.tolist()))
+            for first in range(0, stop - start, _PART)
+        ]
+    )
+    each = torch.tensor([(head, first, last + 1 - first) for head, first, last in runs])
+    own = _AttentionOf(
+        *(*map(_Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
+        *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr(), tables.stride(0), block),
+        *(parts.data_ptr(), _PART, each.data_ptr(), len(each), window or 0, scale),
+    )
+    _run(_ATTENTION, own, len(parts) * len(each), _GRAIN)
+    return out
+
+
+def _check_tables(
+    slots: int,
+    starts: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    window: int | None,
+    block: int,
+) -> None:
+    """Refuse tables that lead out of the cache, since kernels do not check what they read."""
+    sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables.tolist(), strict=True)
+    for (start, stop), length, table in sequences:
+        new = stop - start
+        if length < new:
+            raise ValueError(
+                f"a sequence must contain its {new} new tokens, got a length of {length}"
+            )
+        if not new:
+            continue
+        first = 0 if window is None else max(0, length - new + 1 - window)
+        held = table[first // block : -(-length // block)]
+        enough = len(table) * block >= length
+        if not enough or not 0 <= min(held) <= max(held) < slots // block:
+            raise ValueError(
+                f"a sequence's blocks must contain tokens {first} to {length} and be in the cache, "
+                f"got blocks {held} of {block} tokens in a cache of {slots} slots"
+            )

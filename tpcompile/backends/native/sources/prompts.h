@@ -1,0 +1,81 @@
+// Operations on many tokens in bf16, which torch modules call for prompts.
+//
+// The result for a token depends on no other token of the call, except for the keys and values that
+// its attention reads. So it has the same bits however a prompt is cut.
+#pragma once
+
+#include "machine.h"
+
+namespace tpc {
+
+// Values in bf16 of tokens and heads; the values of a head are adjacent.
+struct Heads {
+  const uint16_t* data;
+  int64_t token_stride, head_stride;
+};
+
+// x / rms(x), rounded, times the weight, for each head.
+struct Norm {
+  Heads x;
+  const uint16_t* weight;
+  uint16_t* out;
+  int64_t heads, width;
+  double eps;
+};
+
+// The sum of x and the residual, and its norm. If the residual is in fp32, the norm takes the sum
+// before it is rounded.
+struct AddNorm {
+  const uint16_t* x;
+  const void* residual;
+  int64_t residual_in_fp32;
+  const uint16_t* weight;
+  uint16_t *normed, *total;
+  int64_t width;
+  double eps;
+};
+
+// silu(gate), rounded, times up.
+struct Swiglu {
+  Heads gate, up;
+  uint16_t* out;
+  int64_t width;
+};
+
+// Heads rotated in pairs half a head apart. Both products are rounded before they are added.
+struct Rope {
+  Heads x;
+  const uint16_t *cos, *sin;
+  uint16_t* out;
+  int64_t heads, width;
+};
+
+// Keys and values of tokens, written to their slots of the cache.
+struct Append {
+  Heads keys, values, cached_keys, cached_values;
+  const int64_t* slots;
+  int64_t heads, width;
+};
+
+// Attention to tokens in the cache. An item is a part of a sequence's new tokens, and a run of query
+// heads that read the same KV head.
+struct Attention {
+  Heads q, keys, values;
+  uint16_t* out;
+  int64_t heads, width;
+  const int64_t *starts, *lengths, *tables;
+  int64_t table_stride, block;
+  const int64_t* parts;  // of each part the sequence, and the first of its new tokens
+  int64_t part_tokens;
+  const int64_t* runs;  // of each run the KV head, the first query head and their number
+  int64_t run_count;
+  int64_t window;  // 0 for none
+  double scale;
+};
+
+// Do some items of an operation.
+using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, Scratch&);
+
+extern const ManyKernel many_kernels[];
+
+}  // namespace tpc
