@@ -12,6 +12,8 @@ import torch
 import tpcompile
 from tests.runtime.eager_pair import lively
 from tests.serving.test_engine import greedy, prompt
+from tpcompile.backends.native import functions as native_functions
+from tpcompile.backends.torch_tp import functions as torch_functions
 from tpcompile.serving import Engine, rows
 from tpcompile.serving.plan import Piece, Sequence, groups
 
@@ -68,6 +70,11 @@ def test_prompts_have_the_bits_of_prompts_alone(
         assert max(sizes) == sum(n for n in LENGTHS if n >= 16) - 13 - 1 - 1
 
 
+def replace_linear(monkeypatch: pytest.MonkeyPatch, linear: Any) -> None:
+    for functions in (native_functions, torch_functions):
+        monkeypatch.setattr(functions, "linear", linear)
+
+
 def test_rows_that_depend_on_each_other_are_computed_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,7 +83,7 @@ def test_rows_that_depend_on_each_other_are_computed_alone(
     def dependent(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, weight) * (1 + len(x) * 1e-6)
 
-    monkeypatch.setattr(rows, "linear", dependent)
+    replace_linear(monkeypatch, dependent)
     with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as model:
         assert rows.independent_from(model) is None
         with Engine(model, max_batch=4, chunk=32) as engine:
@@ -91,6 +98,6 @@ def test_kernels_that_differ_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> No
         found = torch.nn.functional.linear(x, weight)
         return found if len(x) > 64 else found * (1 + 1e-6)
 
-    monkeypatch.setattr(rows, "linear", few)
+    replace_linear(monkeypatch, few)
     with tpcompile.compile(lively("tiny-qwen3"), max_seq_len=160) as model:
         assert rows.independent_from(model) == 65

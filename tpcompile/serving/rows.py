@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from tpcompile.backends.torch_tp import as_matrix, linear
+from tpcompile.backends.executor import EXECUTORS, TORCH
+from tpcompile.backends.torch_tp import as_matrix
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import LINEAR
 from tpcompile.runtime.backend import MODULES
@@ -32,10 +35,14 @@ def independent_from(model: CompiledModel) -> int | None:
         _random(min(out, _MOST_OUT), width, model.dtype, model.device)
         for out, width in sorted(_shapes(model))
     ]
+    package = TORCH
     if model.backend == MODULES:
         weights = [as_matrix(weight) for weight in weights]
+    else:
+        package = EXECUTORS[model.backend].functions
+    linear = import_module(f"{package}.functions").linear
     for least in _LEAST:
-        if all(_independent(weight, least) for weight in weights):
+        if all(_independent(linear, weight, least) for weight in weights):
             return least
     return None
 
@@ -48,7 +55,9 @@ def _shapes(model: CompiledModel) -> set[tuple[Any, ...]]:
 
 
 @torch.inference_mode()
-def _independent(weight: torch.Tensor, least: int) -> bool:
+def _independent(
+    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], weight: torch.Tensor, least: int
+) -> bool:
     """Return whether runs of at least so many rows give the bits of one run of all rows."""
     every = _random(least + max(_MORE), weight.shape[1], weight.dtype, weight.device)
     whole = linear(every, weight)

@@ -41,14 +41,18 @@ class Runs:
         self._copies: Many[tuple[int, int]] = ()
 
     def run(self, plan: Plan) -> Iterator[tuple[Many[Piece], list[Found]]]:
-        """Run a plan; yield the pieces of each run, and the sequences that go on after it."""
+        """Run a plan; yield the pieces of each run, and the sequences that go on after it.
+
+        Chunks come first: new requests get their first token sooner, and others wait no longer,
+        since each of their tokens waits for one step's chunks in either order.
+        """
         self._copies = plan.copies
-        if plan.decodes:
-            yield plan.decodes, self._together(plan.decodes, 1)
         for pieces in groups(plan.chunks, self._alone):
             rows = 1 if self._least is None or pieces[0].count == 1 else ROWS
             run = self._described if self._describes(pieces[0]) else self._together
             yield pieces, run(pieces, rows)
+        if plan.decodes:
+            yield plan.decodes, self._together(plan.decodes, 1)
 
     def release(self) -> None:
         """Free the blocks."""

@@ -1,7 +1,7 @@
 """Functions that emitted modules call if the native backend runs decode steps.
 
-In bf16, kernels of the native library replace torch's for everything except linears. They round
-where the dialect's references do.
+In bf16, kernels of the native library replace torch's. They round where the dialect's references
+do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
     as_matrix,
     attention,
-    linear,
     local_argmax,
     vocab_embedding,
 )
@@ -33,6 +32,13 @@ __all__ = [
     "swiglu",
     "vocab_embedding",
 ]
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Apply `torch.nn.functional.linear`."""
+    if len(x) and prompts.takes_product(x, weight, bias):
+        return prompts.linear(x, weight, bias)
+    return torchs.linear(x, weight, bias)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -14,13 +14,15 @@ from tpcompile.backends.native.build import library, paths
 
 _PATHS = ("avx512_bf16", "amx_bf16")
 """The vector paths of CPUs that have the kernels."""
-_NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION = range(6)
+_NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION, _PACK, _LINEAR = range(8)
 _GRAIN = 1 << 14
 """The values that one thread computes at a time, at least."""
 _PART = 32
 """The tokens of a part of a sequence in attention."""
 _COLUMNS = 32
-"""Attention takes heads whose width is a multiple of this."""
+"""Attention takes heads, and products take tokens, whose width is a multiple of this."""
+_PANEL, _ROWS = 64, 48
+"""The tokens of a panel, and the rows of a weight in an item."""
 
 
 @functools.cache
@@ -40,6 +42,19 @@ def takes(*tensors: torch.Tensor) -> bool:
 def takes_heads(q: torch.Tensor, *others: torch.Tensor) -> bool:
     """Return whether attention takes these queries, keys, values and caches."""
     return takes(q, *others) and q.shape[-1] % _COLUMNS == 0
+
+
+@functools.cache
+def _multiplies() -> bool:
+    """Return whether products are faster than torch's: not with AMX, which torch's use."""
+    return paths()[0] == "avx512_bf16"
+
+
+def takes_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Return whether the kernels take this linear."""
+    whole = weight.is_contiguous() and (bias is None or bias.is_contiguous())
+    all_takes = takes(x, weight) and (bias is None or takes(bias))
+    return x.dim() == 2 and x.shape[1] % _COLUMNS == 0 and whole and all_takes and _multiplies()
 
 
 class _Heads(ctypes.Structure):
@@ -90,6 +105,12 @@ _AttentionOf = _structure(
 )  # fmt: skip
 
 
+_LinearOf = _structure(
+    ("x", _Heads), *_each(_address, "weight", "bias", "out", "packed"),
+    *_each(_number, "tokens", "columns", "rows"),
+)  # fmt: skip
+
+
 def _run(operation: int, arguments: ctypes.Structure, items: int, values: int) -> None:
     """Run an operation; each item computes so many values."""
     library().tpc_many(
@@ -137,6 +158,22 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
     own = _RopeOf(_Heads.of(x), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), heads, width)
     _run(_ROPE, own, tokens, heads * width)
+    return out
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Compute the product of `x[tokens, columns]` and `weight[rows, columns]`."""
+    (tokens, columns), rows = x.shape, len(weight)
+    panels = -(-tokens // _PANEL)
+    out = torch.empty(tokens, rows, dtype=x.dtype)
+    packed = torch.empty(panels * _PANEL, columns, dtype=x.dtype)
+    added = None if bias is None else bias.data_ptr()
+    own = _LinearOf(
+        *(_Heads.of(x), weight.data_ptr(), added, out.data_ptr(), packed.data_ptr()),
+        *(tokens, columns, rows),
+    )
+    _run(_PACK, own, panels, _PANEL * columns)
+    _run(_LINEAR, own, -(-rows // _ROWS), _ROWS * tokens * columns)
     return out
 
 

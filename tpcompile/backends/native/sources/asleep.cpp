@@ -11,8 +11,6 @@
 
 namespace {
 
-using tpc::open_mp;
-
 struct Region {
   void (*const wait)();
   std::mutex mutex;

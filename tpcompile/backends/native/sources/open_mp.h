@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-namespace tpc {
+namespace {
 
 // Its functions, if there is one.
 struct OpenMp {
@@ -29,4 +29,4 @@ inline const OpenMp& open_mp() {
   return found;
 }
 
-}  // namespace tpc
+}  // namespace

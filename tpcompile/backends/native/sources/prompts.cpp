@@ -28,9 +28,9 @@ void run(void* work) { static_cast<Work*>(work)->run(); }
 extern "C" void tpc_many(int32_t operation, const void* arguments, int64_t items, int64_t grain,
                          int32_t threads) {
   Work work{tpc::many_kernels[operation], arguments, items, grain};
-  const tpc::OpenMp& open_mp = tpc::open_mp();
-  if (threads > 1 && items > grain && open_mp.usable())
-    open_mp.parallel(run, &work, static_cast<unsigned>(threads), 0);
+  const OpenMp& threads_of = open_mp();
+  if (threads > 1 && items > grain && threads_of.usable())
+    threads_of.parallel(run, &work, static_cast<unsigned>(threads), 0);
   else
     work.run();
 }

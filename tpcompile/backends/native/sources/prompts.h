@@ -73,6 +73,18 @@ struct Attention {
   double scale;
 };
 
+// Products of tokens and the rows of a weight. First the tokens are packed, in panels of 64, of
+// which the last may be narrower: an item is a panel. Then an item is 48 rows of the weight, which
+// are read as they are stored.
+struct Linear {
+  Heads x;
+  const uint16_t* weight;
+  const uint16_t* bias;  // null for none
+  uint16_t* out;
+  uint32_t* packed;
+  int64_t tokens, columns, rows;
+};
+
 // Do some items of an operation.
 using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, Scratch&);
 

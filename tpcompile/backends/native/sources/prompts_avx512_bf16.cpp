@@ -12,6 +12,7 @@ using tpc::AddNorm;
 using tpc::Append;
 using tpc::Attention;
 using tpc::Heads;
+using tpc::Linear;
 using tpc::Norm;
 using tpc::Rope;
 using tpc::Scratch;
@@ -143,9 +144,10 @@ void append(const void* arguments, int64_t first, int64_t last, Scratch&) {
     }
 }
 
-// Attention, over 64 keys at a time. Scores and sums are fp32, probabilities are rounded to bf16.
+// Products, in fp32. Each is a sum over pairs of columns in order, so its bits depend on nothing but
+// its operands.
 
-constexpr int64_t kKeys = 64, kRows = 6;
+constexpr int64_t kPanel = 64, kRows = 6;
 
 // Two adjacent values in bf16.
 using Pair = uint32_t;
@@ -182,6 +184,93 @@ TPC_INLINE void multiply(const Pair* a, int64_t a_stride, const Pair* b, int64_t
       _mm512_storeu_ps(out + row * out_stride + kLanes * v, sums[row][v]);
 }
 
+// Lay out 16 rows as `[pair of columns][row]`, with `stride` between pairs; null stands for zeros.
+TPC_INLINE void pack_rows(const bf16* const* rows, int64_t columns, Pair* packed, int64_t stride) {
+  for (int64_t column = 0; column < columns; column += 2 * kLanes) {
+    Lanes block[kLanes];
+#pragma GCC unroll 16
+    for (int64_t own = 0; own < kLanes; ++own)
+      block[own] = rows[own] ? load_bytes<Lanes>(rows[own] + column) : Lanes{};
+    transpose(block);
+#pragma GCC unroll 16
+    for (int64_t own = 0; own < kLanes; ++own)
+      std::memcpy(packed + (column / 2 + own) * stride, block + own, sizeof(Lanes));
+  }
+}
+
+// The tokens of a panel, in whole vectors.
+TPC_INLINE int64_t panel_width(int64_t left) {
+  return left < kPanel ? (left + kLanes - 1) / kLanes * kLanes : kPanel;
+}
+
+void pack_panels(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Linear*>(arguments);
+  for (int64_t begin = first * kPanel; begin < last * kPanel && begin < a.tokens; begin += kPanel) {
+    const int64_t width = panel_width(a.tokens - begin);
+    for (int64_t token = 0; token < width; token += kLanes) {
+      const bf16* rows[kLanes];
+      for (int64_t own = 0; own < kLanes; ++own) {
+        const int64_t place = begin + token + own;
+        rows[own] = place < a.tokens ? at(a.x, place, 0) : nullptr;
+      }
+      pack_rows(rows, a.columns, a.packed + begin * (a.columns / 2) + token, width);
+    }
+  }
+}
+
+// Multiply some rows of a weight with a panel: `out[row][token]`, 64 tokens apart.
+template <int kVectors>
+void multiply_panel(const Pair* weight, int64_t rows, const Pair* panel, int64_t pairs,
+                    float* out) {
+  for (int64_t row = 0; row < rows; row += kRows)
+    multiply<kVectors, false>(weight + row * pairs, pairs, panel, kLanes * kVectors, pairs,
+                              out + row * kPanel, kPanel);
+}
+
+void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  constexpr void (*kWidths[])(const Pair*, int64_t, const Pair*, int64_t, float*) = {
+      multiply_panel<1>, multiply_panel<2>, multiply_panel<3>, multiply_panel<4>};
+  constexpr int64_t kBlock = 48;
+  const auto& a = *static_cast<const Linear*>(arguments);
+  const int64_t pairs = a.columns / 2;
+  float* sums = scratch.take<float>(kBlock * kPanel);
+  Pair* rest = nullptr;
+  for (int64_t item = first; item < last; ++item) {
+    const int64_t row = item * kBlock;
+    const int64_t rows = a.rows - row < kBlock ? a.rows - row : kBlock;
+    const Pair* weight = reinterpret_cast<const Pair*>(a.weight) + row * pairs;
+    if (rows % kRows) {  // the last rows, followed by zeros
+      rest = scratch.take<Pair>(kBlock * pairs);
+      std::memset(rest, 0, sizeof(Pair) * static_cast<size_t>(kBlock * pairs));
+      std::memcpy(rest, weight, sizeof(Pair) * static_cast<size_t>(rows * pairs));
+      weight = rest;
+    }
+    for (int64_t begin = 0; begin < a.tokens; begin += kPanel) {
+      const int64_t width = panel_width(a.tokens - begin);
+      kWidths[width / kLanes - 1](weight, rows, a.packed + begin * pairs, pairs, sums);
+      for (int64_t token = 0; token < width; token += kLanes) {
+        const int64_t left = a.tokens - begin - token;
+        for (int64_t own = 0; own < rows; own += kLanes) {
+          const int64_t count = rows - own < kLanes ? rows - own : kLanes;
+          const Lanes bias = a.bias ? load_some(from(a.bias) + row + own, count) : Lanes{};
+          Lanes block[kLanes];
+#pragma GCC unroll 16
+          for (int64_t line = 0; line < kLanes; ++line)
+            block[line] = load(sums + (own + line) * kPanel + token);
+          transpose(block);
+          for (int64_t line = 0; line < kLanes && line < left; ++line)
+            put_some(to(a.out, (begin + token + line) * a.rows + row + own), block[line] + bias,
+                     count);
+        }
+      }
+    }
+  }
+}
+
+// Attention, over 64 keys at a time. Scores and sums are fp32, probabilities are rounded to bf16.
+
+constexpr int64_t kKeys = 64;
+
 // Keys from `first` to `last` of a sequence; its other keys are not read.
 struct Seen {
   const Attention& a;
@@ -200,16 +289,7 @@ inline void pack_keys(const Seen& seen, int64_t begin, int64_t width, Pair* pack
     const bf16* rows[kLanes];
     for (int64_t own = 0; own < kLanes; ++own)
       rows[own] = seen.row(seen.a.keys, begin + key + own);
-    for (int64_t column = 0; column < width; column += 2 * kLanes) {
-      Lanes block[kLanes];
-#pragma GCC unroll 16
-      for (int64_t own = 0; own < kLanes; ++own)
-        block[own] = rows[own] ? load_bytes<Lanes>(rows[own] + column) : Lanes{};
-      transpose(block);
-#pragma GCC unroll 16
-      for (int64_t own = 0; own < kLanes; ++own)
-        std::memcpy(packed + (column / 2 + own) * kKeys + key, block + own, sizeof(Lanes));
-    }
+    pack_rows(rows, width, packed + key, kKeys);
   }
 }
 
@@ -349,6 +429,7 @@ void attention(const void* arguments, int64_t first, int64_t last, Scratch& scra
 
 namespace tpc {
 
-const ManyKernel many_kernels[] = {norm, add_norm, swiglu, rope, append, attention};
+const ManyKernel many_kernels[] = {norm,   add_norm,  swiglu,      rope,
+                                     append, attention, pack_panels, linear};
 
 }  // namespace tpc

@@ -1,0 +1,217 @@
+"""Kernels for many tokens: they equal the dialect's references, and cuts of a prompt change no bit.
+
+The references are torch's, which round at the same places. They may add in another order, and
+torch's attention rounds at other places within its sums, so the results are compared within the
+rounding of bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import tpcompile
+from tpcompile.backends.native import functions, prompts
+from tpcompile.backends.torch_tp import functions as torchs
+
+pytestmark = pytest.mark.skipif(not prompts.available(), reason="needs AVX-512 with bf16")
+
+TOKENS = [1, 3, 16, 65, 200]
+BLOCK = 16
+SLOTS = 64 * BLOCK
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, steps: int = 2) -> None:
+    """Assert that results differ by a few units of bf16, of the largest value of the row."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    largest = expected.float().abs().amax(-1, keepdim=True)
+    assert bool(((found.float() - expected.float()).abs() <= steps * 2**-8 * largest).all())
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("width", [16, 24, 100, 1024])
+def test_norms(tokens: int, width: int) -> None:
+    x, weight = random(tokens, width + 8)[:, :width], random(width)
+    near(functions.rms_norm(x, weight, 1e-6), torchs.rms_norm(x, weight, 1e-6))
+    heads = random(tokens, 5 * width).split((2 * width, 3 * width), 1)[1].unflatten(1, (-1, width))
+    near(functions.rms_norm(heads, weight, 1e-6), torchs.rms_norm(heads, weight, 1e-6))
+    whole = x.contiguous()
+    for residual in (random(tokens, width), torch.randn(tokens, width)):
+        found = functions.add_rms_norm(whole, residual, weight, 1e-6)
+        normed, total = torchs.add_rms_norm(whole, residual, weight, 1e-6)
+        near(found[0], normed)
+        assert torch.equal(found[1], total)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("width", [16, 44, 352])
+def test_swiglu_and_rope(tokens: int, width: int) -> None:
+    gate, up = (8 * random(tokens, 2 * width)).split((width, width), 1)
+    near(functions.swiglu(gate, up), torchs.swiglu(gate, up))
+    x = random(tokens, 3 * width).unflatten(1, (-1, width))[:, 1:]
+    cos, sin = random(tokens, width), random(tokens, width)
+    assert torch.equal(functions.rope(x, cos, sin), torchs.rope(x, cos, sin))
+
+
+def test_values_at_the_ends_of_the_range() -> None:
+    gate = torch.tensor([[-3e38, -100.0, -0.0, 0.0, 100.0, 3e38, float("inf"), float("nan")] * 3])
+    gate, up = gate.bfloat16(), torch.ones(1, 24).bfloat16()
+    found, expected = functions.swiglu(gate, up), torchs.swiglu(gate, up)
+    assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("shape", [(1, 32), (47, 64), (100, 96), (352, 224)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linears(
+    tokens: int, shape: tuple[int, int], biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "_multiplies", lambda: True)
+    weight, bias = random(*shape), random(shape[0]) if biased else None
+    x = random(tokens, shape[1] + 32)[:, 32:]
+    assert prompts.takes_product(x, weight, bias)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    found = functions.linear(x, weight, bias)
+    size = x.double().abs() @ weight.double().abs().T
+    allowed = 2**-8 * exact.abs() + 2**-16 * size + (0 if bias is None else 2**-16)
+    assert bool(((found.double() - exact).abs() <= allowed).all())
+    for first in range(0, tokens, 7):  # a token's products do not depend on others
+        assert torch.equal(functions.linear(x[first : first + 7], weight, bias), found[first:][:7])
+
+
+class Case:
+    """New tokens of sequences, in blocks in random order; other blocks contain NaN."""
+
+    def __init__(
+        self, sizes: Sequence[tuple[int, int]], heads: int, shared: int, width: int
+    ) -> None:
+        new = torch.tensor([0, *(own for _, own in sizes)])
+        self.starts = new.cumsum(0)
+        tokens = int(self.starts[-1])
+        self.q = random(tokens, heads * width).unflatten(1, (-1, width))
+        self.k, self.v = random(2, tokens, shared, width)
+        self.cache = torch.full((3, 2, SLOTS, shared, width), torch.nan).bfloat16()
+        self.lengths = torch.tensor([length for length, _ in sizes])
+        order = torch.randperm(SLOTS // BLOCK).tolist()
+        most = max(-(-length // BLOCK) for length, _ in sizes)
+        self.tables = torch.full((len(sizes), most), -1)
+        self.slots = torch.empty(tokens, dtype=torch.long)
+        for row, (length, own) in enumerate(sizes):
+            held = torch.tensor([order.pop() for _ in range(-(-length // BLOCK))])
+            self.tables[row, : len(held)] = held
+            places = torch.arange(length)
+            slots = held[places // BLOCK] * BLOCK + places % BLOCK
+            self.cache[1, :, slots] = random(2, length, shared, width)
+            self.slots[self.starts[row] : self.starts[row + 1]] = slots[length - own :]
+
+    def run(self, how: Any, window: int | None = None, heads: Sequence[int] | None = None) -> Any:
+        """Return the result, and the cache that it leaves."""
+        cache = self.cache.clone()
+        found = how.paged_attention(
+            *(self.q, self.k, self.v, cache, self.starts, self.slots, self.tables, self.lengths),
+            *(0.1, window, 1, BLOCK, heads),
+        )
+        return found, cache
+
+
+SIZES = [[(1, 1)], [(128, 128)], [(70, 70), (65, 1), (200, 131)], [(300, 33), (64, 64), (5, 0)]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("heads", "shared", "width"), [(4, 2, 32), (6, 1, 96), (3, 3, 128)])
+@pytest.mark.parametrize("window", [None, 1, 50])
+def test_attention(
+    sizes: list[tuple[int, int]], heads: int, shared: int, width: int, window: int | None
+) -> None:
+    case = Case(sizes, heads, shared, width)
+    (found, cache), (expected, torchs_cache) = (
+        case.run(one, window) for one in (functions, torchs)
+    )
+    near(found, expected, 3)
+    assert torch.equal(cache.nan_to_num(7), torchs_cache.nan_to_num(7))
+
+
+def test_attention_of_heads_that_are_shared_unevenly() -> None:
+    case, heads = Case([(90, 40), (33, 33)], 5, 3, 64), [0, 0, 0, 1, 2]
+    near(case.run(functions, heads=heads)[0], case.run(torchs, heads=heads)[0], 3)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_does_not_depend_on_cuts_nor_on_neighbours(window: int | None) -> None:
+    case = Case([(200, 170), (90, 90)], 4, 2, 32)
+    whole = case.run(functions, window)[0]
+    parts = []
+    for first, last in ((0, 1), (1, 34), (34, 128), (128, 170)):
+        parts.append(
+            functions.paged_attention(
+                *(case.q[first:last], case.k[first:last], case.v[first:last], case.cache),
+                *(torch.tensor([0, last - first]), case.slots[first:last], case.tables[:1]),
+                *(torch.tensor([30 + last]), 0.1, window, 1, BLOCK),
+            )
+        )
+    assert torch.equal(torch.cat(parts), whole[:170])
+
+
+def wrong_slot(case: Case) -> None:
+    case.slots[3] = SLOTS
+
+
+def wrong_block(case: Case) -> None:
+    case.tables[0, 1] = SLOTS // BLOCK
+
+
+def short_table(case: Case) -> None:
+    case.lengths[0] = 1000
+
+
+def short_sequence(case: Case) -> None:
+    case.lengths[0] = 3
+
+
+@pytest.mark.parametrize("break_it", [wrong_slot, wrong_block, short_table, short_sequence])
+def test_addresses_outside_the_cache_are_refused(break_it: Callable[[Case], None]) -> None:
+    case = Case([(40, 20)], 2, 1, 32)
+    break_it(case)
+    with pytest.raises(ValueError, match=r"slots must be|blocks must contain|must contain its 20"):
+        case.run(functions)
+
+
+def test_other_dtypes_and_widths_are_torchs() -> None:
+    x = torch.randn(4, 2, 16)
+    assert not prompts.takes(x)
+    assert not prompts.takes_heads(x.bfloat16())
+    gate = torch.randn(4, 32)
+    assert torch.equal(functions.swiglu(gate, gate), torchs.swiglu(gate, gate))
+
+
+def test_a_model_uses_them_for_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    for name in ("norm", "add_norm", "swiglu", "rope"):
+        own = getattr(prompts, name)
+        monkeypatch.setattr(
+            prompts, name, lambda *given, own=own, name=name: ran.append(name) or own(*given)
+        )
+    tokens = torch.arange(1, 40)[None]
+    found = []
+    for backend in ("native", "torch"):
+        with tpcompile.compile(
+            "preset:tiny-qwen3", random_weights=1, dtype=torch.bfloat16, backend=backend
+        ) as model:
+            found.append(model(tokens).logits)
+        if backend == "native":
+            used = set(ran)
+            ran.clear()
+    assert used == {"norm", "add_norm", "swiglu", "rope"} and not ran
+    near(*found, steps=8)
