@@ -24,7 +24,8 @@ def test_paths_share_no_code(name: str, tmp_path: Path) -> None:
     made = build.sources().compile_unit(compiler, tmp_path, name)
     listed = ["nm", "--defined-only", str(made)]
     symbols = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
-    assert [line for line in symbols.splitlines() if line.split()[1] in "WV"] == []
+    weak = [line.split()[2] for line in symbols.splitlines() if line.split()[1] in "WV"]
+    assert [name for name in weak if not name.startswith("DW.ref.")] == []  # those are no code
 
 
 @pytest.mark.slow
