@@ -7,11 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from tpcompile.runtime.ranks.owner import Owner
 
 _LAST_S = 10.0
 """The maximum time that the interpreter waits for steps of daemon threads."""
+_BETWEEN_S = 1.0
+"""The time after a call for which a daemon thread is expected to make the next one."""
 
 
 class OpenCalls:
@@ -26,6 +29,8 @@ class OpenCalls:
         self._changed = threading.Condition()
         self._inside: Counter[threading.Thread] = Counter()
         self._sent_away: set[threading.Thread] = set()
+        self._left: WeakKeyDictionary[threading.Thread, float] = WeakKeyDictionary()
+        """When threads last left a call: they may still be inside torch, between two calls."""
         self._ending = False
         self._owner = Owner()
 
@@ -36,6 +41,7 @@ class OpenCalls:
         with self._changed:
             if self._ends_here():
                 self._sent_away.add(me)
+                self._changed.notify_all()
                 raise SystemExit
             self._inside[me] += 1
         try:
@@ -48,6 +54,7 @@ class OpenCalls:
         finally:
             with self._changed:
                 self._inside[me] -= 1
+                self._left[me] = time.monotonic()
                 self._inside += Counter()  # drop threads with no open call
                 self._changed.notify_all()
 
@@ -60,6 +67,16 @@ class OpenCalls:
         with self._changed:
             self._ending = True
             self._changed.wait_for(lambda: not set(self._inside) - {me}, _LAST_S)
+            now = time.monotonic()
+            recent = [
+                one
+                for one, at in self._left.items()
+                if one.daemon and one is not me and now - at < _BETWEEN_S
+            ]
+            self._changed.wait_for(
+                lambda: all(one in self._sent_away or not one.is_alive() for one in recent),
+                _BETWEEN_S,
+            )
             sent_away = self._sent_away - {me}
         for thread in sent_away:
             thread.join(max(0.0, until - time.monotonic()))
