@@ -39,6 +39,22 @@ def test_a_rank_that_never_signals_is_missed() -> None:
         list(share.order(program))
 
 
+def test_a_rank_that_has_ended_is_missed_at_once() -> None:
+    """What it signalled before counts."""
+    program = CASE.program
+    memory = bytearray(SharedLayout.of(program).size)
+    share = RankShare(program, 0, memory, lost=lambda: True)
+    with pytest.raises(RankError, match=r"Another rank has ended. At all_reduce"):
+        list(share.order(program))
+    memory = bytearray(SharedLayout.of(program).size)
+    signalled = RankShare(program, 1, memory).counters
+    for counter, signallers in enumerate(program.signallers):
+        ranks = [program.instructions[number].rank for number in signallers]
+        signalled[1, counter] = ranks.count(1)
+    share = RankShare(program, 0, memory, lost=lambda: True)
+    assert len(list(share.order(program))) == sum(one.rank == 0 for one in program.instructions)
+
+
 def test_each_rank_runs_its_own_instructions() -> None:
     """Each rank runs its instructions in order, and counters reach their final values."""
     program = CASE.program

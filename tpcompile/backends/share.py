@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -55,10 +55,18 @@ class SharedLayout:
 class RankShare:
     """A rank's view of shared memory."""
 
-    def __init__(self, program: Program, rank: int, memory: Any, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        memory: Any,
+        timeout: float = 60.0,
+        lost: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Attach to `memory`, a writable buffer of `SharedLayout.size` bytes, zero at first.
 
-        An instruction that waits longer than `timeout` seconds raises a RankError.
+        An instruction that waits longer than `timeout` seconds raises a RankError, or sooner if
+        `lost` says that another rank has ended.
         """
         layout = SharedLayout.of(program)
         self.rank = rank
@@ -76,7 +84,7 @@ class RankShare:
         rows: Any = self.counters.view(-1).numpy()
         self._counters = memoryview(rows)
         self._row = layout.row // 8
-        self.timeout = timeout
+        self.timeout, self.lost = timeout, lost
         self._steps = 0
 
     def order(self, program: Program) -> Iterator[int]:
@@ -93,26 +101,41 @@ class RankShare:
                 signals = len(program.signallers[wait.counter])
                 reached = wait.until + self._steps * signals
                 if not self._comes(wait.counter, reached):
-                    raise RankError(
-                        f"Rank {self.rank} waited {self.timeout:g} s for other ranks",
-                        where=instruction.label,
-                        got=f"counter {wait.counter} at {self.count(wait.counter)}",
-                        expected=f"at least {reached}",
+                    count = self.count(wait.counter)
+                    raise self.missed(
+                        instruction.label,
+                        f"counter {wait.counter} at {count}",
+                        f"at least {reached}",
                     )
             yield number
             for counter in program.signals[number]:
                 self._counters[self.rank * self._row + counter] += 1
         self._steps += 1
 
+    def missed(self, where: str, got: str = "", expected: str = "") -> RankError:
+        """Return the error of an instruction that has waited in vain."""
+        if self.lost():
+            return RankError(
+                "Another rank has ended",
+                where=where,
+                hint="See the output of the other ranks: one of them failed first",
+            )
+        return RankError(
+            f"Rank {self.rank} waited {self.timeout:g} s for other ranks",
+            where=where,
+            got=got,
+            expected=expected,
+        )
+
     def _comes(self, counter: int, until: int) -> bool:
-        """Wait until a counter reaches a value; return False on a timeout."""
+        """Wait until a counter reaches a value; return False if it never will, or on a timeout."""
         looks, end = 0, time.monotonic() + self.timeout
         while self.count(counter) < until:
             looks += 1
             if looks < _LOOKS:
                 os.sched_yield()
-            elif time.monotonic() > end:
-                return False
+            elif self.lost() or time.monotonic() > end:
+                return self.count(counter) >= until  # a rank that has ended may have signalled
             else:
                 time.sleep(_REST_S)
         return True

@@ -42,6 +42,10 @@ class ProcessGroupRank:
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._held: tuple[torch.Tensor, ...] = ()
 
+    def lost(self) -> bool:
+        """Return whether another rank is known to have ended; only shared memory can tell."""
+        return self._shared is not None and self._shared.lost()
+
     def all_reduce(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the sum of every rank's `x`, in `dtype`."""
         result = dtype or x.dtype

@@ -177,16 +177,20 @@ class SharedExchange:
             sizes = count, found.data_ptr() + first, size, whole
             self._wait(partial(self._gather, self._at, *sizes))
 
+    def lost(self) -> bool:
+        """Return whether another rank has ended."""
+        ended = select.poll()
+        for peer in self._peers:
+            ended.register(peer, select.POLLIN)
+        return bool(ended.poll(0))
+
     def _wait(self, ask: Callable[[], int]) -> None:
         """Ask until the other ranks have come. Between two times Python handles signals."""
         if ask():
             return
         until = time.monotonic() + self._timeout
-        ended = select.poll()
-        for peer in self._peers:
-            ended.register(peer, select.POLLIN)
         while not ask():
-            if ended.poll(0) and not ask():  # a rank that has ended may have posted before
+            if self.lost() and not ask():  # a rank that has ended may have posted before
                 raise PeerError(
                     "The connection to another rank was lost",
                     got="a rank that has ended",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 import tpcompile
+from tests import scripts
 from tpcompile.errors import RankError, UsageError
 
 IDS = torch.tensor([[5, 9, 2, 7]])
@@ -46,3 +48,33 @@ def test_a_rank_killed_in_a_launch(rank: int) -> None:
         with pytest.raises(UsageError):
             model.generate(IDS, max_new_tokens=2)
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
+
+
+_LAUNCHED = """
+import os, signal, sys, torch, tpcompile
+import torch.distributed as dist
+from tests.backends.native.test_killed_ranks import IDS, _Kills
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+model = tpcompile.compile(
+    "preset:tiny-qwen3", tp=2, backend={backend!r}, random_weights=0, max_seq_len=2048
+)
+model.generate(IDS, max_new_tokens=2000, streamer=_Kills(os.getpid()) if rank else None)
+"""
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_rank_of_a_launcher_killed_in_a_launch(tmp_path: Path, backend: str) -> None:
+    """The other rank notices it, and does not wait for as long as a rank may take."""
+    script = tmp_path / "script.py"
+    script.write_text(_LAUNCHED.format(backend=backend))
+    with tempfile.TemporaryFile("w+") as said:
+        ranks = [
+            scripts.start([str(script), str(rank), f"{tmp_path}/met"], said.fileno(), said.fileno())
+            for rank in range(2)
+        ]
+        assert ranks[1].wait(300) == -signal.SIGKILL
+        assert ranks[0].wait(300) == 1
+        said.seek(0)
+        last = said.read().splitlines()[-1]
+    assert "Another rank has ended" in last or "connection to another rank was lost" in last

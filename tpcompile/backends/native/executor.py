@@ -27,7 +27,7 @@ _LOOK_MS = 100
 """The time between two looks for a signal such as Ctrl-C during a launch."""
 _ALL = 2**63 - 1
 """More steps than any launch has."""
-_TIMED_OUT = -1
+_FAILED = -1
 _TIMEOUT_S = 60.0
 T = TypeVar("T")
 
@@ -112,11 +112,13 @@ class Native(Executor):
         check_times(times, self.memory.program)
         self._refresh()
         done = self._run(steps, ctypes.c_void_p(None if times is None else times.data_ptr()))
-        if done == _TIMED_OUT:
+        if done == _FAILED:
+            share = self.memory.share
+            if share is not None:
+                raise share.missed("a step of the native backend")
             raise RankError(
                 f"An instruction waited {self._timeout:g} s for another one",
-                where=f"rank {self.memory.ranks[0]}",
-                hint="Another rank may have ended: compile the model again",
+                hint="Compile the model again",
             )
         return done
 
@@ -137,17 +139,20 @@ class Native(Executor):
         Python raises KeyboardInterrupt between two calls of the library, and not within one.
         """
         done: int
+        share = self.memory.share
         try:
             library().tpc_launch(self._machine, ctypes.c_int64(steps), times)
             wanted = 1 if self.streams else _ALL
             while not self._ended(wanted):
+                if share is not None and share.lost():
+                    library().tpc_give_up(self._machine)
                 if self.streams:
                     done = library().tpc_steps_done(self._machine)
                     self.tell(done)
                     wanted = done + 1
         finally:
             done = library().tpc_end(self._machine)
-            if done == _TIMED_OUT:
+            if done == _FAILED:
                 self._close()
         return done
 

@@ -103,7 +103,7 @@ class JoinedRanks:
         """Load a program, with memory that the processes share. They must be on one machine."""
         with self._working() as rank:
             memory = shared_memory(self._group, self._front, self._tp, code.memory)
-            share = RankShare(code.program, self._front, memory, self._timeout)
+            share = RankShare(code.program, self._front, memory, self._timeout, self._group.lost)
             rank.load_program(code, share)
             each = code.program.one_per_rank(Role.LOGITS)
             self._columns[code.batch] = [code.program.buffers[one].shape[1] for one in each]

@@ -47,8 +47,11 @@ int32_t tpc_wait(void* machine, int64_t milliseconds, int64_t wanted);
 // Return the number of steps of the launch whose tokens are known.
 int64_t tpc_steps_done(void* machine);
 
-// End a launch after its current step. Return the number of its steps, or -1 if an instruction
-// waited longer than the timeout.
+// Fail a launch: instructions that wait do so in vain, because another rank has ended.
+void tpc_give_up(void* machine);
+
+// End a launch after its current step. Return the number of its steps, or -1 if it failed: by
+// `tpc_give_up`, or because an instruction waited longer than the timeout.
 int64_t tpc_end(void* machine);
 
 // Run one instruction in this thread, without waits and signals. No launch may be active.

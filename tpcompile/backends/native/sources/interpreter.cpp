@@ -257,7 +257,9 @@ class Machine {
     return busy_ == 0;
   }
 
-  // End a launch after its current step. Return the number of its steps, or -1 after a timeout.
+  void give_up() { fails_.store(true, std::memory_order_relaxed); }
+
+  // End a launch after its current step. Return the number of its steps, or -1 if it failed.
   int64_t end() {
     stops_.store(true, std::memory_order_relaxed);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -413,7 +415,7 @@ class Machine {
       const int64_t time = now_ns();
       if (deadline == 0) deadline = time + static_cast<int64_t>(program_.timeout * 1e9);
       if (time > deadline) {
-        fails_.store(true, std::memory_order_relaxed);
+        give_up();
         return false;
       }
     }
@@ -476,6 +478,8 @@ int64_t tpc_steps_done(void* machine) {
 void tpc_execute(void* machine, int32_t number) {
   static_cast<const tpc::Machine*>(machine)->execute(number);
 }
+
+void tpc_give_up(void* machine) { static_cast<tpc::Machine*>(machine)->give_up(); }
 
 int64_t tpc_end(void* machine) { return static_cast<tpc::Machine*>(machine)->end(); }
 
