@@ -15,7 +15,8 @@ from tpcompile.api import compile
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.text import tokenizer_of
 from tpcompile.serving.engine import Engine
-from tpcompile.serving.server.app import MOST_BODY, Options, Server, error_of
+from tpcompile.serving.server.app import Options, Server, error_of, read_body
+from tpcompile.serving.server.bodies import BadRequestError
 
 _ATTEMPTS = 3
 """The replicas that a request is sent to, one after another, before it fails."""
@@ -28,7 +29,7 @@ _SCOPE = (
     *("type", "http_version", "method", "scheme", "path", "root_path"),
     *("query_string", "headers"),
 )
-"""What a replica is told of a request."""
+"""The parts of a request's scope that are sent to a replica."""
 _SKIPPED = frozenset((b"content-length", b"transfer-encoding", b"connection", b"date", b"server"))
 """Headers of an answer that the server in front of the replicas writes itself."""
 
@@ -139,15 +140,14 @@ class Front:
         self._replicas = replicas.options(stream=True)
 
     async def __call__(self, request: Request) -> Response:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BODY:
-                return error_of(413, f"The body must have at most {MOST_BODY:,} bytes")
+        try:
+            body = await read_body(request)
+        except BadRequestError as error:
+            return error_of(error.status, error.message)
         scope = {name: request.scope[name] for name in _SCOPE} | {"asgi": {"spec_version": "2.3"}}
         last = "no replica is available"
         for _ in range(_ATTEMPTS):
-            answer = self._replicas.answer.remote(scope, bytes(body))
+            answer = self._replicas.answer.remote(scope, body)
             try:
                 begin, first = await anext(answer), await anext(answer)
             except RayActorError as error:  # it has not begun, so another replica can do it

@@ -18,6 +18,7 @@ from tpcompile.vm.program.instruction import Probe, StepInstruction
 
 EXECUTORS: Registry[type[Executor]] = Registry("executor")
 TORCH = "tpcompile.backends.torch_tp"
+"""The package whose functions emitted modules call unless an executor brings its own."""
 _Kind = TypeVar("_Kind", bound="type[Executor]")
 T = TypeVar("T")
 OnTokens = Callable[[torch.Tensor], None]

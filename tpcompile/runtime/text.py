@@ -55,12 +55,14 @@ def tokenizer_of(model: str) -> Any:
 
 def encode_prompt(tokenizer: Any, prompt: str, chat: bool = False) -> list[int]:
     """Return the prompt's ids; with `chat`, as a user turn followed by the generation prompt."""
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
         raise UsageError(
             "The prompt must be text that UTF-8 can encode",
             got="half of a surrogate pair",
             hint="Bytes of a command line that are not UTF-8 become such characters",
-        )
+        ) from error
     if not chat:
         return _some(tokenizer(prompt, verbose=False)["input_ids"])  # `verbose` warns about lengths
     if not tokenizer.chat_template:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _INCOMPLETE = "\ufffd"
-"""What tokenizers decode the first bytes of a character to."""
+"""The character by which tokenizers decode one that is not complete."""
 
 
 class Words:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tpcompile.backends.native.build import library, paths
+from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 
 _PATHS = ("avx512_bf16", "amx_bf16")
 """The vector paths of CPUs that have the kernels."""
@@ -46,7 +47,7 @@ def takes_heads(q: torch.Tensor, *others: torch.Tensor) -> bool:
 
 @functools.cache
 def _multiplies() -> bool:
-    """Return whether products are faster than torch's: not with AMX, which torch's use."""
+    """Return whether products are faster than torch's, which use AMX where the CPU has it."""
     return paths()[0] == "avx512_bf16"
 
 
@@ -103,8 +104,6 @@ _AttentionOf = _structure(
     ("parts", _address), ("part_tokens", _number), ("runs", _address),
     *_each(_number, "run_count", "window"), ("scale", _real),
 )  # fmt: skip
-
-
 _LinearOf = _structure(
     ("x", _Heads), *_each(_address, "weight", "bias", "out", "packed"),
     *_each(_number, "tokens", "columns", "rows"),
@@ -228,20 +227,8 @@ def _check_tables(
     block: int,
 ) -> None:
     """Refuse tables that lead out of the cache, since kernels do not check what they read."""
-    sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables.tolist(), strict=True)
+    sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables, strict=True)
     for (start, stop), length, table in sequences:
-        new = stop - start
-        if length < new:
-            raise ValueError(
-                f"a sequence must contain its {new} new tokens, got a length of {length}"
-            )
-        if not new:
-            continue
-        first = 0 if window is None else max(0, length - new + 1 - window)
-        held = table[first // block : -(-length // block)]
-        enough = len(table) * block >= length
-        if not enough or not 0 <= min(held) <= max(held) < slots // block:
-            raise ValueError(
-                f"a sequence's blocks must contain tokens {first} to {length} and be in the cache, "
-                f"got blocks {held} of {block} tokens in a cache of {slots} slots"
-            )
+        first = first_seen(stop - start, length, window)
+        if stop > start:
+            held_blocks(table, first, length, block, slots)

@@ -49,20 +49,23 @@ def paged_attention(
     sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables, strict=True)
     for (start, stop), length, table in sequences:
         new, own = stop - start, slice(start, stop)
-        if length < new:
-            raise ValueError(
-                f"a sequence must contain its {new} new tokens, got a length of {length}"
-            )
+        first = first_seen(new, length, window)
         if not new:
             continue
         if length == new:  # no earlier tokens: the cache need not be read
             seen_k, seen_v = k[own], v[own]
         else:
-            first = 0 if window is None else max(0, length - new + 1 - window)
             seen_k = read_tokens(keys, table, first, length, block)
             seen_v = read_tokens(values, table, first, length, block)
         out[own] = attend(q[own], seen_k, seen_v, scale, window, kv_heads)
     return out
+
+
+def first_seen(new: int, length: int, window: int | None) -> int:
+    """Return the first token that any of the last `new` tokens of a sequence sees."""
+    if length < new:
+        raise ValueError(f"a sequence must contain its {new} new tokens, got a length of {length}")
+    return 0 if window is None else max(0, length - new + 1 - window)
 
 
 def read_tokens(
@@ -71,15 +74,10 @@ def read_tokens(
     """Return tokens `first` to `length` of a sequence, as a view if its blocks are consecutive."""
     if first == length:
         return side[:0]
-    held = table[first // block : -(-length // block)]
+    held = held_blocks(table, first, length, block, len(side))
     skipped = first % block
     wanted = length - first
     numbers = held.tolist()
-    if len(numbers) * block < skipped + wanted or not _all_in(numbers, len(side) // block):
-        raise ValueError(
-            f"a sequence's blocks must contain tokens {first} to {length} and be in the cache, "
-            f"got blocks {numbers} of {block} tokens in a cache of {len(side)} slots"
-        )
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         start = numbers[0] * block + skipped
         return side[start : start + wanted]
@@ -87,12 +85,21 @@ def read_tokens(
     return blocks.flatten(0, 1)[skipped : skipped + wanted]
 
 
-def _all_in(numbers: list[int], blocks: int) -> bool:
-    """Return whether all blocks are in the cache.
+def held_blocks(
+    table: torch.Tensor, first: int, length: int, block: int, slots: int
+) -> torch.Tensor:
+    """Return the blocks with tokens `first` to `length`, all of them in a cache of `slots` slots.
 
     Slicing would not fail: it clips blocks beyond the end, and counts negative ones from the end.
     """
-    return min(numbers) >= 0 and max(numbers) < blocks
+    held = table[first // block : -(-length // block)]
+    enough = (first // block + len(held)) * block >= length
+    if not enough or not 0 <= int(held.min()) <= int(held.max()) < slots // block:
+        raise ValueError(
+            f"a sequence's blocks must contain tokens {first} to {length} and be in the cache, "
+            f"got blocks {held.tolist()} of {block} tokens in a cache of {slots} slots"
+        )
+    return held
 
 
 def _rule(

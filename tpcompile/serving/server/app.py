@@ -23,7 +23,7 @@ from tpcompile.serving.server.bodies import Asked, BadRequestError, chat, comple
 from tpcompile.serving.server.metrics import Metrics, Watch
 from tpcompile.serving.server.page import PAGE
 
-MOST_BODY = 16 << 20
+_MOST_BODY = 16 << 20
 _GONE = 499
 """The status of a request whose client went away, in metrics."""
 
@@ -224,15 +224,21 @@ def _abort(handles: Sequence[Handle]) -> None:
             handle.abort()
 
 
-async def _json(request: Request) -> Any:
-    """Read a body of limited size as JSON."""
+async def read_body(request: Request) -> bytes:
+    """Return a body of limited size."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BODY:
-            raise BadRequestError(f"The body must have at most {MOST_BODY:,} bytes", status=413)
+        if len(body) > _MOST_BODY:
+            raise BadRequestError(f"The body must have at most {_MOST_BODY:,} bytes", status=413)
+    return bytes(body)
+
+
+async def _json(request: Request) -> Any:
+    """Return a body of JSON."""
+    body = await read_body(request)
     try:
-        found = json.loads(bytes(body))
+        found = json.loads(body)
         json.dumps(found, ensure_ascii=False).encode()  # not half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise BadRequestError("The body must be JSON, in UTF-8") from error

@@ -9,6 +9,9 @@
 
 #include "machine.h"
 #include "numbers.h"
+#if defined(__AMX_BF16__)
+#include "transpose.h"
+#endif
 
 namespace {
 

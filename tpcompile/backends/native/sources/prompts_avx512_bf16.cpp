@@ -430,6 +430,6 @@ void attention(const void* arguments, int64_t first, int64_t last, Scratch& scra
 namespace tpc {
 
 const ManyKernel many_kernels[] = {norm,   add_norm,  swiglu,      rope,
-                                     append, attention, pack_panels, linear};
+                                   append, attention, pack_panels, linear};
 
 }  // namespace tpc

@@ -4,8 +4,6 @@
 // sequences of a group; each pair of columns is added in order. So a sum does not depend on the
 // batch.
 
-#include "transpose.h"
-
 constexpr int64_t kTileRows = 16, kTileColumns = 32;
 // The numbers of tiles are macros, because the intrinsics paste them into the names of registers.
 #define TPC_SUMS 0
