@@ -68,6 +68,9 @@ def test_a_recipe_gives_what_torch_gives(recipe: Recipe) -> None:
     expected = meaning(recipe, tensors)
     assert shape_of(recipe) == tuple(expected.shape)
     assert torch.equal(evaluate(recipe, reader(tensors)), expected)
+    into = torch.zeros(expected.shape, dtype=torch.float64)
+    assert evaluate(recipe, reader(tensors), into) is into
+    assert torch.equal(into, expected.double())
 
 
 @EXAMPLES

@@ -84,14 +84,14 @@ def test_other_backends_record_no_times(backend: str) -> None:
 def test_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import torch, tpcompile\n"
+        "import sys, torch, tpcompile\n"
         "with tpcompile.compile('preset:tiny-qwen3', backend='native', random_weights=0,\n"
         "                       max_seq_len=64) as model:\n"
         "    model.time_steps()\n"
         "    model.generate(torch.tensor([[5, 9]]), max_new_tokens=3, do_sample=False)\n"
         "    trace = model.trace()\n"
         "    assert len(trace.measured.last.begins) == len(trace.program.instructions)\n"
-        "    print('ranks', trace.program.ranks)\n"
+        "    sys.stdout.write(f'ranks {trace.program.ranks}' + chr(10))\n"
     )
     ran = scripts.run([str(script)], ranks=2)
     assert ran.returncode == 0, ran.stderr

@@ -72,8 +72,12 @@ def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) ->
     return tuple(found)
 
 
-def evaluate(recipe: Recipe, read: Read) -> torch.Tensor:
-    """Evaluate a recipe to a tensor that owns its memory."""
+def evaluate(recipe: Recipe, read: Read, into: torch.Tensor | None = None) -> torch.Tensor:
+    """Evaluate a recipe to a tensor that owns its memory, or to `into`, which must be zero."""
+    if into is not None:
+        for piece in pieces(recipe):
+            into[tuple(slice(*box) for box in piece.target)] = _read(piece, read).detach()
+        return into
     parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]
     shape = shape_of(recipe)
     if not parts:

@@ -9,6 +9,7 @@ import torch
 
 from tpcompile.backends.native.build import library, paths
 from tpcompile.cores import cores
+from tpcompile.huge_pages import zeros
 
 
 class ReadLoop:
@@ -16,11 +17,7 @@ class ReadLoop:
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        # Shared memory, the default, would not be in huge pages.
-        self._memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8).fill_(1)
+        self._bytes = torch.frombuffer(zeros(self.size), dtype=torch.uint8).fill_(1)
 
     def bandwidth(self, threads: int | None = None) -> float:
         """Read all bytes once; return the bytes per second. The default is a thread per core."""

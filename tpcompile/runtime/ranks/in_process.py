@@ -16,7 +16,8 @@ from tpcompile.ir.pieces import Read
 from tpcompile.runtime.progress import Loaded
 from tpcompile.runtime.ranks.executors import StepExecutors
 from tpcompile.runtime.ranks.owner import Owner, check_open
-from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule, make_parameter
+from tpcompile.runtime.ranks.parameters import Parameters
+from tpcompile.runtime.ranks.rank import OneFront, Rank, RankModule
 from tpcompile.runtime.ranks.step import Step, StepCode
 
 
@@ -33,11 +34,12 @@ class InProcessRanks(OneFront):
     ) -> None:
         self._owner = Owner()  # a fork would deadlock on torch's threads or on a held lock
         self._group = SimulatedGroup(len(modules))
+        memory = [Parameters(module, device) for module in modules]
         weights: list[dict[str, torch.Tensor]] = [{} for _ in modules]
         names = list(modules[0].parameters)
         for number, name in enumerate(names):  # name by name, so that all ranks share one read
-            for module, own in zip(modules, weights, strict=True):
-                own[name] = make_parameter(module, name, read, device)
+            for parameters, own in zip(memory, weights, strict=True):
+                own[name] = parameters.evaluate(name, read)
             loaded(number + 1, len(names))
         self._ranks = [
             Rank(module, own, rotary(), self._group.rank(module.rank), device)

@@ -23,11 +23,12 @@ from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.progress import LoadCounter, Loaded
 from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
+from tpcompile.runtime.ranks.parameters import evaluate_all
 from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_memory import shared_memory
 from tpcompile.runtime.ranks.shared_sum import agreed
 from tpcompile.runtime.ranks.step import Step, StepCode, digest
-from tpcompile.runtime.ranks.worker import evaluate_all, failure
+from tpcompile.runtime.ranks.worker import failure
 from tpcompile.runtime.weights import opened
 from tpcompile.vm.program import Role
 

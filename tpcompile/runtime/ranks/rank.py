@@ -13,7 +13,6 @@ from tpcompile.backends.executor import TORCH, Executor, OnTokens
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.torch_tp import (
     Storage,
-    as_matrix,
     emit_sources,
     load_rank,
     plain,
@@ -23,7 +22,6 @@ from tpcompile.comm import Group
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
 from tpcompile.ir.ops import ROTARY
-from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Recipe
 from tpcompile.passes.cache_kv import CACHE, block_size
 from tpcompile.pause import paused_collector
@@ -206,17 +204,6 @@ def cache_shape(graph: fx.GraphModule, rank: int) -> CacheShape | None:
 
 _READ_BY_HOST = ("starts", "tables", "lengths")
 """Inputs that the host reads for addresses: on a GPU, each layer would copy them back."""
-
-
-def make_parameter(module: RankModule, name: str, read: Read, device: torch.device) -> torch.Tensor:
-    """Evaluate one parameter of a rank from the checkpoint's tensors."""
-    parameter = module.parameters[name]
-    return laid_out(parameter, evaluate(parameter.recipe, read).to(device, parameter.dtype))
-
-
-def laid_out(parameter: LocalParameter, value: torch.Tensor) -> torch.Tensor:
-    """Return the value of a parameter in its storage order."""
-    return as_matrix(value) if parameter.storage is Storage.MATRIX else value
 
 
 class Rank:

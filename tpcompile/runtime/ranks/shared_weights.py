@@ -1,11 +1,10 @@
-"""Parameters in unnamed shared memory, written by one process and used by another."""
+"""Parameters in unnamed shared memory, written by one process and copied by another."""
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,62 +12,41 @@ import torch
 
 from tpcompile.errors import RankError
 from tpcompile.ir.pieces import Read, evaluate
-from tpcompile.ir.recipe import shape_of
 from tpcompile.runtime.ranks.channel import tensor_bytes
 from tpcompile.runtime.ranks.descriptors import memory_file
-from tpcompile.runtime.ranks.rank import RankModule, laid_out
+from tpcompile.runtime.ranks.parameters import Parameters, Places
+from tpcompile.runtime.ranks.rank import RankModule
 
-_ALIGN = mmap.PAGESIZE
-"""Each parameter has its own pages, so that they can be freed."""
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class SharedWeights:
-    """The place of each parameter of a rank in a file: start, shape and dtype."""
+    """The parameters of a rank in a file of memory."""
 
-    places: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]
-    size: int
+    places: Places
 
-    def attach(self, memory: mmap.mmap, module: RankModule) -> dict[str, torch.Tensor]:
-        """Return the parameters as views; the memory stays mapped as long as one of them exists.
-
-        A parameter that is reordered is copied, and its pages are freed.
-        """
-        found = {}
-        for name, (start, shape, dtype) in self.places.items():
-            count = math.prod(shape)
-            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
-            found[name] = laid_out(module.parameters[name], flat.view(shape))
-            if found[name].is_mkldnn and hasattr(mmap, "MADV_REMOVE"):
-                memory.madvise(mmap.MADV_REMOVE, start, _whole_pages(flat.nbytes))
+    def copied(self, file: int, module: RankModule) -> dict[str, torch.Tensor]:
+        """Return the parameters in memory of this process; free that of the file as they come."""
+        memory = mmap.mmap(file, self.places.size)
+        parameters, found = Parameters(module, _CPU), {}
+        for name in self.places.each:
+            found[name] = parameters.copy(name, self.places.view(memory, name))
+            if hasattr(mmap, "MADV_REMOVE"):
+                self.places.free(memory, name, mmap.MADV_REMOVE)
         return found
 
 
-def _whole_pages(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
-
-
-def places_of(module: RankModule) -> SharedWeights:
-    """Assign each parameter of a rank a place in a file."""
-    places = {}
-    size = 0
-    for name, (recipe, dtype, _) in module.parameters.items():
-        shape = shape_of(recipe)
-        places[name] = (size, shape, dtype)
-        size += _whole_pages(math.prod(shape) * dtype.itemsize)
-    return SharedWeights(places, max(size, 1))
-
-
-def fill(module: RankModule, shared: SharedWeights, read: Read, loaded: Callable[[], None]) -> int:
+def fill(module: RankModule, places: Places, read: Read, loaded: Callable[[], None]) -> int:
     """Write the parameters to an unnamed file and return it; evaluate one parameter at a time."""
     file = memory_file("tpcompile-weights")
     try:
-        with _room(module.rank, shared.size):
-            os.truncate(file, shared.size)
+        with _room(module.rank, places.size):
+            os.truncate(file, places.size)
         for name, (recipe, dtype, _) in module.parameters.items():
             value = evaluate(recipe, read).detach().to("cpu", dtype).contiguous()
-            with _room(module.rank, shared.size):
-                _write(file, tensor_bytes(value), shared.places[name][0])
+            with _room(module.rank, places.size):
+                _write(file, tensor_bytes(value), places.each[name][0])
             loaded()
     except BaseException:
         os.close(file)

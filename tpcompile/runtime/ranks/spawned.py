@@ -21,9 +21,10 @@ from tpcompile.runtime.ranks.channel import encode
 from tpcompile.runtime.ranks.descriptors import allocated_file
 from tpcompile.runtime.ranks.later import Later
 from tpcompile.runtime.ranks.owner import Owner, check_open
+from tpcompile.runtime.ranks.parameters import Places
 from tpcompile.runtime.ranks.rank import OneFront, RankModule
 from tpcompile.runtime.ranks.shared_sum import offered
-from tpcompile.runtime.ranks.shared_weights import fill, places_of
+from tpcompile.runtime.ranks.shared_weights import SharedWeights, fill
 from tpcompile.runtime.ranks.step import Step, StepCode
 from tpcompile.runtime.ranks.worker import (
     Done,
@@ -186,10 +187,10 @@ class SpawnedRanks(OneFront):
             self._workers.check_alive()
             loaded()
 
-        shared = places_of(module)
-        file = fill(module, shared, weights, filled)
+        places = Places.of(module)
+        file = fill(module, places, weights, filled)
         try:
-            self._workers.send(module.rank, encode(load(shared)))
+            self._workers.send(module.rank, encode(load(SharedWeights(places))))
             self._workers.send_file(module.rank, file)
         finally:
             os.close(file)

@@ -7,7 +7,7 @@ import mmap
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from tpcompile.backends.share import RankShare
 from tpcompile.comm import Neighbours, PeerError, ProcessGroupRank, SharedExchange
 from tpcompile.errors import CompileError, RankError, UsageError
-from tpcompile.ir.pieces import Read
 from tpcompile.plugins import load_plugins
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.memory import returned_at_once
 from tpcompile.runtime.ranks.channel import Channel, ChannelClosed
-from tpcompile.runtime.ranks.rank import Rank, RankModule, make_parameter
+from tpcompile.runtime.ranks.parameters import evaluate_all
+from tpcompile.runtime.ranks.rank import Rank, RankModule
 from tpcompile.runtime.ranks.shared_sum import attached
 from tpcompile.runtime.ranks.shared_weights import SharedWeights
 from tpcompile.runtime.ranks.step import EncodedCode, Step
@@ -229,7 +229,7 @@ class Worker:
         if isinstance(source, SharedWeights):
             file = self._channel.receive_file()
             try:
-                return source.attach(mmap.mmap(file, source.size), module)
+                return source.copied(file, module)
             finally:
                 os.close(file)
         with opened(source) as read:
@@ -238,17 +238,6 @@ class Worker:
     def progress(self, tokens: torch.Tensor | None = None) -> None:
         """Report progress to the parent."""
         self._channel.send(Progress(tokens))
-
-
-def evaluate_all(
-    module: RankModule, read: Read, loaded: Callable[[], None], device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Evaluate the parameters of one rank; call `loaded` after each."""
-    found = {}
-    for name in module.parameters:
-        found[name] = make_parameter(module, name, read, device)
-        loaded()
-    return found
 
 
 def serve(rank: int, connection: int, threads: int) -> None:

@@ -1,0 +1,106 @@
+"""The parameters of a rank in memory: where each is, and how it gets there."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tpcompile.backends.torch_tp import Storage, as_matrix
+from tpcompile.huge_pages import zeros
+from tpcompile.ir.pieces import Read, evaluate
+from tpcompile.ir.recipe import shape_of
+from tpcompile.runtime.ranks.rank import LocalParameter, RankModule
+
+_ALIGN = mmap.PAGESIZE
+"""Each parameter has its own pages, so that they can be freed."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The place of each parameter of a rank in memory: start, shape and dtype."""
+
+    each: Mapping[str, tuple[int, tuple[int, ...], torch.dtype]]
+    size: int
+
+    @classmethod
+    def of(cls, module: RankModule) -> Places:
+        """Assign each parameter of a rank a place."""
+        each, size = {}, 0
+        for name, (recipe, dtype, _) in module.parameters.items():
+            shape = shape_of(recipe)
+            each[name] = (size, shape, dtype)
+            size += _whole_pages(math.prod(shape) * dtype.itemsize)
+        return cls(each, max(size, 1))
+
+    def view(self, memory: mmap.mmap, name: str) -> torch.Tensor:
+        """Return a parameter's place; the memory stays mapped as long as a view exists."""
+        start, shape, dtype = self.each[name]
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+
+    def free(self, memory: mmap.mmap, name: str, advice: int) -> None:
+        """Give the pages of a parameter back to the system."""
+        start, shape, dtype = self.each[name]
+        if size := _whole_pages(math.prod(shape) * dtype.itemsize):
+            memory.madvise(advice, start, size)
+
+
+class Parameters:
+    """Memory for the parameters of a rank. On the CPU it is in huge pages.
+
+    There a step reads 1.0 to 1.4 times as fast, depending on the bandwidth of the machine.
+    """
+
+    def __init__(self, module: RankModule, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._places = Places.of(module)
+        self._memory = zeros(self._places.size) if device.type == "cpu" else None
+
+    def evaluate(self, name: str, read: Read) -> torch.Tensor:
+        """Evaluate a parameter from the checkpoint's tensors."""
+        own = self._module.parameters[name]
+        if self._memory is None:
+            return _laid_out(own, evaluate(own.recipe, read).to(self._device, own.dtype))
+        place = self._places.view(self._memory, name)
+        evaluate(own.recipe, read, place)
+        return self._kept(name, place)
+
+    def copy(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Copy the value of a parameter, which must be for the CPU."""
+        assert self._memory is not None
+        place = self._places.view(self._memory, name)
+        return self._kept(name, place.copy_(value))
+
+    def _kept(self, name: str, place: torch.Tensor) -> torch.Tensor:
+        """Return a parameter in its storage order. If that is a copy, free the place."""
+        found = _laid_out(self._module.parameters[name], place)
+        if found.is_mkldnn and hasattr(mmap, "MADV_DONTNEED"):
+            assert self._memory is not None
+            self._places.free(self._memory, name, mmap.MADV_DONTNEED)
+        return found
+
+
+def evaluate_all(
+    module: RankModule, read: Read, loaded: Callable[[], None], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Evaluate the parameters of one rank; call `loaded` after each."""
+    parameters, found = Parameters(module, device), {}
+    for name in module.parameters:
+        found[name] = parameters.evaluate(name, read)
+        loaded()
+    return found
+
+
+def _laid_out(parameter: LocalParameter, value: torch.Tensor) -> torch.Tensor:
+    """Return the value of a parameter in its storage order."""
+    return as_matrix(value) if parameter.storage is Storage.MATRIX else value
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
