@@ -40,6 +40,15 @@ def test_groups_keep_the_order_of_a_sequence() -> None:
     assert list(groups(chunks, lambda own: True)) == [[own] for own in chunks]
 
 
+def test_a_run_has_few_enough_tokens() -> None:
+    """The first tokens of some requests do not wait for the prompts of all others in a step."""
+    chunks = [piece(number, 0, 128) for number in range(9)]
+    found = list(groups(chunks, lambda own: False))
+    assert found == [chunks[:4], chunks[4:8], chunks[8:]]
+    large = piece(0, 0, 600)
+    assert list(groups([large], lambda own: False)) == [[large]]
+
+
 def counted(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the tokens of each run of modules from now on."""
     found: list[int] = []

@@ -67,7 +67,7 @@ def _add_arguments(parser: Parser) -> None:
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
     add("--max-tokens-per-step", metavar="T", type=number(1, "the number of tokens"),
-        help="tokens of a step, new ones and those of prompts; default: 512 of prompts besides "
+        help="tokens of a step, new ones and those of prompts; default: 1,024 of prompts besides "
         "one of each request")  # fmt: skip
     add("--max-seq-len", metavar="L", type=number(1, "the length"),
         help="tokens of a prompt and its continuation; default: the configuration's")  # fmt: skip

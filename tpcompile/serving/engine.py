@@ -24,8 +24,8 @@ from tpcompile.serving.runs import Runs
 from tpcompile.serving.scheduler import Scheduler
 
 _SEQUENCES = 16
-_PROMPT_TOKENS = 512
-"""The tokens of prompts in a step by default."""
+_PROMPT_TOKENS = 1024
+"""The tokens of prompts in a step by default: with fewer, more steps have few new tokens."""
 _CHUNK = 128
 _BEAT_S = 5.0
 """The time between messages to the other processes under a launcher, if there are no steps."""
@@ -59,7 +59,7 @@ class Engine(Closing):
         """Reserve the KV cache.
 
         `max_batch` is the number of requests that run at the same time (default: the model's limit,
-        else 16), `max_tokens_per_step` the tokens that a step computes (default: 512 of prompts
+        else 16), `max_tokens_per_step` the tokens that a step computes (default: 1,024 of prompts
         besides one of each request), and `kv_tokens` the tokens of all requests together (default:
         the longest sequence for each of them, or as many as fit in half of the free memory).
         `tokenizer` makes text of tokens, and tokens of prompts that are text.

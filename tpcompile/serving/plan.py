@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from tpcompile.errors import UsageError
 
+_RUN_TOKENS = 512
+"""The most tokens of chunks that share a run. Requests get their first tokens after each run."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -113,13 +116,20 @@ class Plan:
 
 def groups(chunks: Iterable[Piece], alone: Callable[[Piece], bool]) -> Iterator[list[Piece]]:
     """Yield the chunks that share a run. Those of one sequence stay in order."""
-    shared: list[Piece] = []
+    shared: list[list[Piece]] = []
     later: list[Piece] = []
+    room = 0
     for piece in chunks:
         follows = any(other.sequence is piece.sequence for other in later)
-        (later if follows or alone(piece) else shared).append(piece)
-    if shared:
-        yield shared
+        if follows or alone(piece):
+            later.append(piece)
+            continue
+        if piece.count > room:
+            shared.append([])
+            room = _RUN_TOKENS
+        shared[-1].append(piece)
+        room -= piece.count
+    yield from shared
     for piece in later:
         yield [piece]
 
