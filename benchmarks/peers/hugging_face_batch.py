@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from benchmarks.peers.kinds import Continued, Loaded, Settings
+from benchmarks.peers.kinds import STEP_TOKENS, Continued, Loaded, Settings
 
 _PAGE = 256
 """The tokens of a block: the manager's default."""
@@ -28,7 +28,7 @@ def load(settings: Settings) -> Loaded:
         GenerationConfig(do_sample=False, eos_token_id=_NO_END),
         ContinuousBatchingConfig(
             num_blocks=settings.largest_batch * -(-settings.longest // _PAGE),
-            max_batch_tokens=512,
+            max_batch_tokens=STEP_TOKENS,
             max_requests_per_batch=settings.largest_batch,
         ),
     )

@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+STEP_TOKENS = 1024
+"""The tokens of prompts that servers may compute in a step: the engine's default."""
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -11,7 +11,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from benchmarks.peers.kinds import Continued, Loaded, Settings
+from benchmarks.peers.kinds import STEP_TOKENS, Continued, Loaded, Settings
 from benchmarks.peers.openvino_model import exported, precision_of
 
 
@@ -20,7 +20,7 @@ def load(settings: Settings) -> Loaded:
     directory = exported(settings)
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = settings.largest_batch
-    scheduler.max_num_batched_tokens = 512
+    scheduler.max_num_batched_tokens = STEP_TOKENS
     scheduler.cache_size = 4
     scheduler.enable_prefix_caching = True
     precision = precision_of(settings)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.kinds import Continued, Loaded, Settings
+from benchmarks.peers.kinds import STEP_TOKENS, Continued, Loaded, Settings
 from benchmarks.peers.words import tokens_of, words_of
 
 _LIMIT_S = 600.0
@@ -50,7 +50,7 @@ def transformers(settings: Settings) -> Loaded:
             *(sys.executable, "-m", "transformers.cli.transformers", "serve", settings.directory),
             *("--continuous-batching", "--device=cpu", f"--port={port}", f"--host={_HOST}"),
             f"--cb-num-blocks={settings.largest_batch * _rounded(settings.longest) // _GRANULE}",
-            "--cb-max-batch-tokens=512",
+            f"--cb-max-batch-tokens={STEP_TOKENS}",
         ],
         "/v1/completions",
         lambda prompt, new: _greedy(words_of(prompt), new) | {"model": settings.directory},
@@ -70,7 +70,7 @@ def llama(settings: Settings) -> Loaded:
             *(program, "--model", str(file), "--port", str(port), "--host", _HOST, "--no-webui"),
             *("--parallel", str(slots), "--ctx-size", str(slots * _rounded(settings.longest))),
             *("--threads", str(settings.threads), "--threads-batch", str(settings.threads)),
-            *("--cont-batching", "--batch-size", "512", "--flash-attn", "on"),
+            *("--cont-batching", "--batch-size", str(STEP_TOKENS), "--flash-attn", "on"),
         ],
         "/completion",
         lambda prompt, new: {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.runtime.ranks.tiny_ranks import modules
 from tpcompile.backends.torch_tp import Storage, as_matrix
+from tpcompile.errors import RankError
 from tpcompile.ir.recipe import Tensor
+from tpcompile.runtime.ranks import parameters
 from tpcompile.runtime.ranks.parameters import Parameters, Places
 from tpcompile.runtime.ranks.rank import LocalParameter, RankModule
 
@@ -25,8 +30,8 @@ VALUES = {name: torch.randn(kind[0].shape) for name, kind in KINDS.items()}
 
 def _module() -> RankModule:
     (module,) = modules(1, "return x")
-    parameters = {name: LocalParameter(*kind) for name, kind in KINDS.items()}
-    return replace(module, parameters=parameters)
+    kinds = {name: LocalParameter(*kind) for name, kind in KINDS.items()}
+    return replace(module, parameters=kinds)
 
 
 def test_places_are_apart() -> None:
@@ -40,13 +45,13 @@ def test_places_are_apart() -> None:
 def test_parameters_have_the_values_of_their_recipes() -> None:
     module = _module()
     for how in ("evaluated", "copied"):
-        parameters = Parameters(module, CPU)
+        memory = Parameters(module, CPU)
         for name, (_, dtype, storage) in KINDS.items():
             value = VALUES[name].to(dtype)
             found = (
-                parameters.copy(name, value)
+                memory.copy(name, value)
                 if how == "copied"
-                else parameters.evaluate(name, lambda name, index: VALUES[name][index])
+                else memory.evaluate(name, lambda name, index: VALUES[name][index])
             )
             assert found.dtype == dtype
             if storage is Storage.MATRIX:
@@ -57,11 +62,20 @@ def test_parameters_have_the_values_of_their_recipes() -> None:
 
 def test_a_parameter_with_another_order_is_not_kept_twice() -> None:
     """Its pages are freed; those of the others are not."""
-    parameters = Parameters(_module(), CPU)
+    memory = Parameters(_module(), CPU)
     before = _resident()
-    found = parameters.evaluate("matrix", lambda name, index: VALUES[name][index])
+    found = memory.evaluate("matrix", lambda name, index: VALUES[name][index])
     size = VALUES["matrix"].numel() * 2
     assert _resident() - before < (1.5 * size if found.is_mkldnn else 2.5 * size)
+
+
+def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(size: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(parameters, "zeros", refuse)
+    with pytest.raises(RankError, match=r"not enough memory for the weights. At rank 0. .*34 MB"):
+        Parameters(_module(), CPU)
 
 
 def _resident() -> int:

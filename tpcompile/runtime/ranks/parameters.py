@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from tpcompile.backends.torch_tp import Storage, as_matrix
+from tpcompile.errors import RankError
 from tpcompile.huge_pages import zeros
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import shape_of
@@ -54,13 +56,17 @@ class Places:
 class Parameters:
     """Memory for the parameters of a rank. On the CPU it is in huge pages.
 
-    There a step reads 1.0 to 1.4 times as fast, depending on the bandwidth of the machine.
+    This took a decode step of one sequence from 39 to 26 ms on a machine that reads 50 GB/s, and
+    changed nothing on one that reads 30 GB/s.
     """
 
     def __init__(self, module: RankModule, device: torch.device) -> None:
         self._module, self._device = module, device
         self._places = Places.of(module)
-        self._memory = zeros(self._places.size) if device.type == "cpu" else None
+        self._memory: mmap.mmap | None = None
+        if device.type == "cpu":
+            with enough_memory(module.rank, self._places.size, "for the weights"):
+                self._memory = zeros(self._places.size)
 
     def evaluate(self, name: str, read: Read) -> torch.Tensor:
         """Evaluate a parameter from the checkpoint's tensors."""
@@ -84,6 +90,20 @@ class Parameters:
             assert self._memory is not None
             self._places.free(self._memory, name, mmap.MADV_DONTNEED)
         return found
+
+
+@contextmanager
+def enough_memory(rank: int, size: int, purpose: str) -> Iterator[None]:
+    """Raise a RankError instead of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise RankError(
+            f"There is not enough memory {purpose}",
+            where=f"rank {rank}",
+            got=f"the error: {error.strerror or error}",
+            expected=f"{size / 1e6:,.0f} MB of free memory, or of free space for temporary files",
+        ) from error
 
 
 def evaluate_all(

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from tpcompile.errors import RankError
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.runtime.ranks.channel import tensor_bytes
 from tpcompile.runtime.ranks.descriptors import memory_file
-from tpcompile.runtime.ranks.parameters import Parameters, Places
+from tpcompile.runtime.ranks.parameters import Parameters, Places, enough_memory
 from tpcompile.runtime.ranks.rank import RankModule
 
 _CPU = torch.device("cpu")
+_PURPOSE = "to send the weights to a worker"
 
 
 @dataclass(frozen=True)
@@ -41,30 +40,17 @@ def fill(module: RankModule, places: Places, read: Read, loaded: Callable[[], No
     """Write the parameters to an unnamed file and return it; evaluate one parameter at a time."""
     file = memory_file("tpcompile-weights")
     try:
-        with _room(module.rank, places.size):
+        with enough_memory(module.rank, places.size, _PURPOSE):
             os.truncate(file, places.size)
         for name, (recipe, dtype, _) in module.parameters.items():
             value = evaluate(recipe, read).detach().to("cpu", dtype).contiguous()
-            with _room(module.rank, places.size):
+            with enough_memory(module.rank, places.size, _PURPOSE):
                 _write(file, tensor_bytes(value), places.each[name][0])
             loaded()
     except BaseException:
         os.close(file)
         raise
     return file
-
-
-@contextmanager
-def _room(rank: int, size: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RankError(
-            "There is not enough memory to send the weights to a worker",
-            where=f"rank {rank}",
-            got=f"the error: {error.strerror or error}",
-            expected=f"{size / 1e6:,.0f} MB of free memory, or of free space for temporary files",
-        ) from error
 
 
 def _write(file: int, data: memoryview, start: int) -> None:
