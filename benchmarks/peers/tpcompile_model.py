@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -32,7 +34,7 @@ def engine(settings: Settings) -> Loaded:
         max_batch=settings.largest_batch,
         max_seq_len=settings.longest,
     )
-    made = tpcompile.Engine(model)
+    made = tpcompile.Engine(model).start()
     processes = list(model.processes) if settings.tp > 1 else [os.getpid()]
 
     def close() -> None:
@@ -43,7 +45,7 @@ def engine(settings: Settings) -> Loaded:
 
 
 class EngineService:
-    """An engine whose steps this process runs."""
+    """An engine that runs in a thread. Each request has another one, as in a server."""
 
     def __init__(self, engine: tpcompile.Engine) -> None:
         self._engine = engine
@@ -53,16 +55,16 @@ class EngineService:
         params = tpcompile.SamplingParams(max_tokens=new, ignore_eos=True)
         begun = time.perf_counter()
         handles = [self._engine.add(list(prompt), params) for prompt in prompts]
-        found: list[Continued] = [([], []) for _ in handles]
-        while any(not handle.ended for handle in handles):
-            self._engine.step()
-            now = time.perf_counter() - begun
-            for handle, (tokens, times) in zip(handles, found, strict=True):
-                for event in handle.ready():
-                    if event.chosen is not None:
-                        tokens.append(event.chosen.token)
-                        times.append(now)
-        return found
+        with ThreadPoolExecutor(len(handles)) as pool:
+            return list(pool.map(lambda handle: self._follow(handle, begun), handles))
+
+    def _follow(self, handle: Any, begun: float) -> Continued:
+        tokens, times = [], []
+        for event in handle:
+            if event.chosen is not None:
+                tokens.append(event.chosen.token)
+                times.append(time.perf_counter() - begun)
+        return tokens, times
 
 
 def _load(settings: Settings, backend: str) -> Loaded:
