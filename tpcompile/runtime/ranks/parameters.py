@@ -15,7 +15,7 @@ from tpcompile.errors import RankError
 from tpcompile.huge_pages import zeros
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import shape_of
-from tpcompile.runtime.ranks.rank import LocalParameter, RankModule
+from tpcompile.runtime.ranks.rank import RankModule
 
 _ALIGN = mmap.PAGESIZE
 """Each parameter has its own pages, so that they can be freed."""
@@ -46,11 +46,12 @@ class Places:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
 
-    def free(self, memory: mmap.mmap, name: str, advice: int) -> None:
-        """Give the pages of a parameter back to the system."""
+    def free(self, memory: mmap.mmap, name: str) -> None:
+        """Free the pages of a parameter in shared memory, if the system can."""
         start, shape, dtype = self.each[name]
-        if size := _whole_pages(math.prod(shape) * dtype.itemsize):
-            memory.madvise(advice, start, size)
+        size = _whole_pages(math.prod(shape) * dtype.itemsize)
+        if size and hasattr(mmap, "MADV_REMOVE"):
+            memory.madvise(mmap.MADV_REMOVE, start, size)
 
 
 class Parameters:
@@ -71,25 +72,17 @@ class Parameters:
     def evaluate(self, name: str, read: Read) -> torch.Tensor:
         """Evaluate a parameter from the checkpoint's tensors."""
         own = self._module.parameters[name]
-        if self._memory is None:
-            return _laid_out(own, evaluate(own.recipe, read).to(self._device, own.dtype))
-        place = self._places.view(self._memory, name)
-        evaluate(own.recipe, read, place)
-        return self._kept(name, place)
+        if self._memory is None or own.storage is Storage.MATRIX:
+            return self.copy(name, evaluate(own.recipe, read).to(self._device, own.dtype))
+        return evaluate(own.recipe, read, self._places.view(self._memory, name))
 
     def copy(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Copy the value of a parameter, which must be for the CPU."""
-        assert self._memory is not None
-        place = self._places.view(self._memory, name)
-        return self._kept(name, place.copy_(value))
-
-    def _kept(self, name: str, place: torch.Tensor) -> torch.Tensor:
-        """Return a parameter in its storage order. If that is a copy, free the place."""
-        found = _laid_out(self._module.parameters[name], place)
-        if found.is_mkldnn and hasattr(mmap, "MADV_DONTNEED"):
-            assert self._memory is not None
-            self._places.free(self._memory, name, mmap.MADV_DONTNEED)
-        return found
+        """Return a parameter with this value, in its storage order."""
+        if self._module.parameters[name].storage is Storage.MATRIX:
+            reordered = as_matrix(value)
+            if reordered is not value:  # it has memory of its own
+                return reordered
+        return value if self._memory is None else self._places.view(self._memory, name).copy_(value)
 
 
 @contextmanager
@@ -115,11 +108,6 @@ def evaluate_all(
         found[name] = parameters.evaluate(name, read)
         loaded()
     return found
-
-
-def _laid_out(parameter: LocalParameter, value: torch.Tensor) -> torch.Tensor:
-    """Return the value of a parameter in its storage order."""
-    return as_matrix(value) if parameter.storage is Storage.MATRIX else value
 
 
 def _whole_pages(size: int) -> int:

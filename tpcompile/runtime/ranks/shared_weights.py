@@ -31,8 +31,7 @@ class SharedWeights:
         parameters, found = Parameters(module, _CPU), {}
         for name in self.places.each:
             found[name] = parameters.copy(name, self.places.view(memory, name))
-            if hasattr(mmap, "MADV_REMOVE"):
-                self.places.free(memory, name, mmap.MADV_REMOVE)
+            self.places.free(memory, name)
         return found
 
 
