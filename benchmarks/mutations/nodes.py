@@ -20,6 +20,7 @@ from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import Parameter, operand, parameter_of, set_parameter, value_type
 from tpcompile.ir.ops import (
     ALL_REDUCE,
+    LINEAR,
     REDUCE_SCATTER,
     RMS_NORM,
     SWIGLU,
@@ -128,8 +129,9 @@ def partial_into_swiglu(draft: Draft) -> str:
 def partial_into_attention(draft: Draft) -> str:
     """Omit the sum before attention."""
     node = draft.pick(draft.attentions(), "attention")
-    (flat,) = node.users
-    (output,) = flat.users
+    output = node
+    while output.target is not LINEAR:
+        (output,) = output.users
     return _feed_partial(draft, node, list(dict.fromkeys(linears_behind(node))), output)
 
 

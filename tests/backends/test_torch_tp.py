@@ -108,7 +108,7 @@ def test_a_result_that_the_other_is_made_of_is_computed_once() -> None:
     """On one rank the tokens are computed from the logits without a second linear."""
     _, _, gm = _modules("tiny-qwen3", default_pipeline(1))
     source = emit_sources(gm)[0]
-    assert len([line for line in source.splitlines() if "linear(normed_selected, " in line]) == 1
+    assert len([line for line in source.splitlines() if "linear(normed, " in line]) == 1
 
 
 def test_any_stage_behind_the_collectives_can_be_emitted() -> None:

@@ -25,7 +25,7 @@ def test_print_after() -> None:
     gm = lowered(2, PrintAfter(format_graph, written.append, frozenset({"cache-kv"})))
     (text,) = written
     header, _, graph = text.partition("\n")
-    assert header == "# after cache-kv: 2 matches, 90 → 94 nodes"
+    assert header == "# after cache-kv: 2 matches, 91 → 95 nodes"
     assert graph == format_graph(gm)
 
 

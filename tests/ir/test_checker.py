@@ -310,7 +310,7 @@ def result_split(gm: fx.GraphModule) -> None:
 
 def result_of_another_shape(gm: fx.GraphModule) -> None:
     output = named(gm, "output")
-    output.args = (named(gm, "normed_selected"),)
+    output.args = (named(gm, "l1_post_attention_normed"),)
 
 
 EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] = {

@@ -51,6 +51,7 @@ STANDARD = [
     "fuse-qkv",
     "fuse-gate-up",
     "fuse-add-norm",
+    "select-rows",
     "greedy-head",
     "cache-kv",
 ]
@@ -76,11 +77,10 @@ class Step:
     def matches(self) -> int:
         return self.after.stats.matches
 
-    def diff(self) -> str:
-        """Return what the pass changed in layer 0 and outside of the layers, without origins."""
-        lines = difflib.unified_diff(
-            _one_layer(self.before.text()), _one_layer(self.after.text()), lineterm="", n=1
-        )
+    def diff(self, hidden: str = "layer 1") -> str:
+        """Return what the pass changed in all layers but the hidden one, without origins."""
+        before, after = (_shown(stage.text(), hidden) for stage in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, lineterm="", n=1)
         changed = list(lines)[2:]
         return "\n".join("…" if line.startswith("@@") else line for line in changed) + "\n"
 
@@ -115,15 +115,15 @@ class Step:
         return report
 
 
-def _one_layer(text: str) -> list[str]:
-    return [line.partition("  # ")[0] for line in _without_layer_1(text.splitlines())]
+def _shown(text: str, hidden: str) -> list[str]:
+    return [line.partition("  # ")[0] for line in _without(text.splitlines(), hidden)]
 
 
-def _without_layer_1(lines: Sequence[str]) -> Iterator[str]:
+def _without(lines: Sequence[str], hidden: str) -> Iterator[str]:
     shown = True
     for line in lines:
         if not line.startswith("  "):
-            shown = line != "layer 1"
+            shown = line != hidden
         if shown:
             yield line
 

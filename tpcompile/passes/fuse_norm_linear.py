@@ -38,6 +38,8 @@ def _fuse(graph: fx.Graph, linear: fx.Node) -> None:
     picked = source if source.target is aten.index_select.default else None
     norm = operand(source) if picked else source
     check(norm.target is RMS_NORM, linear, f"its input %{norm.name} is not an RMS norm", 1)
+    role = value_type(weight_of(linear)).role
+    check(role is None, linear, f"its weight must have no role, got {role}", 1)
     check_absorbed([norm, picked] if picked else [norm], linear)
     x, scale, eps = norm.args
     bias = bias_of(linear)

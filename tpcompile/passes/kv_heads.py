@@ -32,6 +32,7 @@ class KvHeads:
     before: ClassVar[tuple[str, ...]] = (
         "fuse-qkv",
         "fuse-gate-up",
+        "select-rows",
         "cache-kv",
         "fuse-norm-qkv",
         "fuse-norm-gate-up",

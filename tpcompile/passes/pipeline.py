@@ -33,6 +33,7 @@ from tpcompile.passes.raise_attention import RaiseAttention
 from tpcompile.passes.raise_norm import RaiseNorm
 from tpcompile.passes.raise_rope import RaiseRope
 from tpcompile.passes.raise_swiglu import RaiseSwiglu
+from tpcompile.passes.select_rows import SelectRows
 from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.passes.split_attention import SplitAttention
@@ -64,6 +65,7 @@ _STANDARD: tuple[type[Pass], ...] = (
     FuseQkv,  # after sharding: weights are split first, then joined on each rank
     FuseGateUp,
     FuseAddNorm,  # after insert-collectives: it needs the reduced sums
+    SelectRows,  # after fuse-add-norm, which takes no sum of which rows are selected first
     GreedyHead,  # after insert-collectives: it reads the logits before they are gathered
     CacheKv,  # last: it replaces the attention that other passes look for
 )
@@ -75,7 +77,8 @@ _STEP: tuple[type[Pass], ...] = (
     FuseResidual,
 )
 _DECODE: tuple[type[Pass], ...] = (
-    *(kind for kind in _STANDARD if kind is not FuseAddNorm),  # each norm is fused into its reader
+    # Each norm is fused into its reader, and the logits of every row are wanted.
+    *(kind for kind in _STANDARD if kind not in (FuseAddNorm, SelectRows)),
     *_STEP,
 )
 _OPTIONAL: tuple[type[Pass], ...] = (SequenceParallel, InterleaveRotary, *_STEP)
@@ -164,7 +167,7 @@ def decode_pipeline(
 
 def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
     """Return the decode pipeline that gives the same weights, layouts and KV cache as `passes`."""
-    kept = [p for p in passes if type(p) not in (FuseAddNorm, SequenceParallel, *_STEP)]
+    kept = [p for p in passes if type(p) not in (FuseAddNorm, SelectRows, SequenceParallel, *_STEP)]
     return [*kept, *_made(_STEP, False, SplitAttention(spans))]
 
 

@@ -37,6 +37,7 @@ class ShardLinears:
     before: ClassVar[tuple[str, ...]] = (
         "fuse-qkv",
         "fuse-gate-up",
+        "select-rows",
         "cache-kv",
         "fuse-norm-qkv",
         "fuse-norm-gate-up",
