@@ -188,6 +188,21 @@ def test_addresses_outside_the_cache_are_refused(break_it: Callable[[Case], None
         case.run(functions)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_argmax(dtype: torch.dtype) -> None:
+    """Among equal logits the first wins, and NaN wins over any number, as in torch."""
+    logits = torch.randint(-9, 9, (7, 300)).to(dtype)
+    logits[0], logits[1, 4:] = -torch.inf, torch.inf
+    logits[2, (5, 8)] = torch.nan
+    values, ids = functions.local_argmax(logits, 1000)
+    expected = torchs.local_argmax(logits, 1000)
+    assert torch.equal(functions.argmax(logits), expected[1] - 1000)
+    assert torch.equal(ids, expected[1])
+    assert torch.equal(values.nan_to_num(7), expected[0].nan_to_num(7))
+    empty = functions.local_argmax(logits[:, :0], 5)
+    assert torch.equal(empty[1], torchs.local_argmax(logits[:, :0], 5)[1])
+
+
 def test_other_dtypes_and_widths_are_torchs() -> None:
     x = torch.randn(4, 2, 16)
     assert not prompts.takes(x)

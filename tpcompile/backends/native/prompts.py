@@ -100,9 +100,9 @@ _AppendOf = _structure(
 )  # fmt: skip
 _AttentionOf = _structure(
     *_each(_Heads, "q", "keys", "values"), ("out", _address), *_each(_number, "heads", "width"),
-    *_each(_address, "starts", "lengths", "tables"), *_each(_number, "table_stride", "block"),
-    ("parts", _address), ("part_tokens", _number), ("runs", _address),
-    *_each(_number, "run_count", "window"), ("scale", _real),
+    *_each(_address, "starts", "lengths", "tables"),
+    *_each(_number, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
+    ("runs", _address), *_each(_number, "run_count", "window"), ("scale", _real),
 )  # fmt: skip
 _LinearOf = _structure(
     ("x", _Heads), *_each(_address, "weight", "bias", "out", "packed"),
@@ -178,8 +178,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """Write keys and values of tokens to their slots of one layer's `cache[2, slots, …]`."""
-    if not 0 <= int(slots.min()) <= int(slots.max()) < cache.shape[1]:
-        raise ValueError(f"slots must be in the cache of {cache.shape[1]}, got {slots.tolist()}")
+    held = cache.shape[1]
+    written = ctypes.c_void_p(slots.data_ptr()), ctypes.c_int64(len(slots)), ctypes.c_int64(held)
+    if not library().tpc_writes_cache(*written):
+        raise ValueError(f"slots must be in the cache of {held}, got {slots.tolist()}")
     sides = map(_Heads.of, (k, v, *cache))
     _run(_APPEND, _AppendOf(*sides, slots.data_ptr(), *k.shape[1:]), len(k), k[0].numel())
 
@@ -199,36 +201,36 @@ def attention(
 
     Each of `runs` has a KV head, and the first and last of the query heads that read it.
     """
-    _check_tables(cache.shape[1], starts, tables, lengths, window, block)
     out = torch.empty(q.shape, dtype=q.dtype)
-    parts = torch.tensor(
-        [
-            (sequence, first)
-            for sequence, (start, stop) in enumerate(pairwise(starts.tolist()))
-            for first in range(0, stop - start, _PART)
-        ]
-    )
     each = torch.tensor([(head, first, last + 1 - first) for head, first, last in runs])
     own = _AttentionOf(
         *(*map(_Heads.of, (q, *cache)), out.data_ptr(), *q.shape[1:]),
-        *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr(), tables.stride(0), block),
-        *(parts.data_ptr(), _PART, each.data_ptr(), len(each), window or 0, scale),
+        *(starts.data_ptr(), lengths.data_ptr(), tables.data_ptr()),
+        *(*tables.shape, tables.stride(0), cache.shape[1], block, _PART),
+        *(each.data_ptr(), len(each), window or 0, scale),
     )
-    _run(_ATTENTION, own, len(parts) * len(each), _GRAIN)
+    if not library().tpc_reads_cache(ctypes.byref(own)):
+        raise _outside(cache.shape[1], starts, tables, lengths, window, block)
+    parts = sum(-(-(stop - start) // _PART) for start, stop in pairwise(starts.tolist()))
+    _run(_ATTENTION, own, parts * len(each), _GRAIN)
     return out
 
 
-def _check_tables(
+def _outside(
     slots: int,
     starts: torch.Tensor,
     tables: torch.Tensor,
     lengths: torch.Tensor,
     window: int | None,
     block: int,
-) -> None:
-    """Refuse tables that lead out of the cache, since kernels do not check what they read."""
+) -> ValueError:
+    """Return the error of tables that lead out of the cache."""
     sequences = zip(pairwise(starts.tolist()), lengths.tolist(), tables, strict=True)
-    for (start, stop), length, table in sequences:
-        first = first_seen(stop - start, length, window)
-        if stop > start:
-            held_blocks(table, first, length, block, slots)
+    try:
+        for (start, stop), length, table in sequences:
+            first = first_seen(stop - start, length, window)
+            if stop > start:
+                held_blocks(table, first, length, block, slots)
+    except ValueError as error:
+        return error
+    return ValueError(f"the tokens of sequences must be in order, got starts {starts.tolist()}")

@@ -192,7 +192,7 @@ def _write_gather(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
 
 def _write_argmax(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     if value_type(operand(node)).layout_of(-1) is None:
-        return f"{args['logits']}.argmax(-1)"
+        return f"tpc.argmax({args['logits']})"
     return f"self.group.argmax(*tpc.local_argmax({args['logits']}, {args['first']}))"
 
 

@@ -1,7 +1,7 @@
 """Functions that emitted modules call besides torch: the dialect's references, and linears."""
 
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
-from tpcompile.ir.ops.argmax import local_argmax
+from tpcompile.ir.ops.argmax import argmax, local_argmax
 from tpcompile.ir.ops.attention import attention
 from tpcompile.ir.ops.elementwise import swiglu
 from tpcompile.ir.ops.embedding import vocab_embedding
@@ -11,6 +11,7 @@ from tpcompile.ir.ops.rotary import rope
 
 __all__ = [
     "add_rms_norm",
+    "argmax",
     "as_matrix",
     "attention",
     "linear",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,7 +14,16 @@ PAIR_BYTES = 16
 """The bytes that a rank sends per row: a value and an id, each in 64 bits."""
 
 
-def local_argmax(logits: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """Return the id of the greatest logit of each row; among equal logits the lowest id wins."""
+    return logits.argmax(-1)
+
+
+def local_argmax(
+    logits: torch.Tensor,
+    first: int = 0,
+    argmax: Callable[[torch.Tensor], torch.Tensor] = argmax,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the greatest logit of each row and its id, where the first column has the id `first`.
 
     Among equal logits the lowest id wins. A rank without columns loses to every other rank.
@@ -23,7 +32,7 @@ def local_argmax(logits: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, to
         rows = logits.shape[:-1]
         no_id = torch.iinfo(torch.long).max
         return logits.new_full(rows, -torch.inf), logits.new_full(rows, no_id, dtype=torch.long)
-    ids = logits.argmax(-1)
+    ids = argmax(logits)
     return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1), ids + first
 
 
@@ -73,7 +82,7 @@ def _across(
     values: Sequence[torch.Tensor], kind: ValueType, result: ValueType
 ) -> list[torch.Tensor]:
     if kind.layout_of(-1) is None:
-        return [value.argmax(-1) for value in values]
+        return [argmax(value) for value in values]
     pairs = [local_argmax(value, first_column(kind, rank)) for rank, value in enumerate(values)]
     found = best_of(*(torch.stack(each) for each in zip(*pairs, strict=True)))
     return [found.clone() for _ in values]
@@ -92,7 +101,7 @@ def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
 
 ARGMAX = define(
     "argmax(Tensor logits) -> Tensor",
-    reference=lambda logits: logits.argmax(-1),
+    reference=argmax,
     fake=lambda logits: logits.new_empty(logits.shape[:-1], dtype=torch.long),
     rule=_rule,
     cost=_cost,

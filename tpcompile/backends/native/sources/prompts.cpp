@@ -23,7 +23,35 @@ struct Work {
 
 void run(void* work) { static_cast<Work*>(work)->run(); }
 
+// Whether the blocks of a sequence contain the tokens that its new ones see, and are in the cache.
+bool in_cache(const tpc::Attention& a, int64_t sequence) {
+  const int64_t count = a.starts[sequence + 1] - a.starts[sequence];
+  const int64_t length = a.lengths[sequence], oldest = length - count + 1 - a.window;
+  if (count == 0) return true;
+  if (count < 0 || length < count || length > a.columns * a.block) return false;
+  const int64_t* table = a.tables + sequence * a.table_stride;
+  const int64_t first = a.window > 0 && oldest > 0 ? oldest / a.block : 0;
+  for (int64_t place = first; place * a.block < length; ++place)
+    if (table[place] < 0 || table[place] >= a.slots / a.block) return false;
+  return true;
+}
+
 }  // namespace
+
+// Return whether all blocks that attention reads are in the cache.
+extern "C" int32_t tpc_reads_cache(const void* arguments) {
+  const auto& a = *static_cast<const tpc::Attention*>(arguments);
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence)
+    if (!in_cache(a, sequence)) return 0;
+  return 1;
+}
+
+// Return whether all slots that are written are among the first `slots`.
+extern "C" int32_t tpc_writes_cache(const int64_t* written, int64_t count, int64_t slots) {
+  for (int64_t place = 0; place < count; ++place)
+    if (written[place] < 0 || written[place] >= slots) return 0;
+  return 1;
+}
 
 extern "C" void tpc_many(int32_t operation, const void* arguments, int64_t items, int64_t grain,
                          int32_t threads) {

@@ -64,8 +64,7 @@ struct Attention {
   uint16_t* out;
   int64_t heads, width;
   const int64_t *starts, *lengths, *tables;
-  int64_t table_stride, block;
-  const int64_t* parts;  // of each part the sequence, and the first of its new tokens
+  int64_t sequences, columns, table_stride, slots, block;
   int64_t part_tokens;
   const int64_t* runs;  // of each run the KV head, the first query head and their number
   int64_t run_count;

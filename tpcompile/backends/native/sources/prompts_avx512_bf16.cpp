@@ -283,9 +283,9 @@ struct Seen {
   }
 };
 
-// Lay out 64 keys as `[pair of columns][key]`; those that are not seen are zero.
-inline void pack_keys(const Seen& seen, int64_t begin, int64_t width, Pair* packed) {
-  for (int64_t key = 0; key < kKeys; key += kLanes) {
+// Lay out keys as `[pair of columns][key]`, 64 apart; those that are not seen are zero.
+inline void pack_keys(const Seen& seen, int64_t begin, int64_t count, int64_t width, Pair* packed) {
+  for (int64_t key = 0; key < count; key += kLanes) {
     const bf16* rows[kLanes];
     for (int64_t own = 0; own < kLanes; ++own)
       rows[own] = seen.row(seen.a.keys, begin + key + own);
@@ -293,15 +293,16 @@ inline void pack_keys(const Seen& seen, int64_t begin, int64_t width, Pair* pack
   }
 }
 
-// Lay out the values of 64 keys as `[pair of keys][column]`; those that are not seen are zero.
-inline void pack_values(const Seen& seen, int64_t begin, int64_t width, Pair* packed) {
+// Lay out values as `[pair of keys][column]`; those of keys that are not seen are zero.
+inline void pack_values(const Seen& seen, int64_t begin, int64_t pairs, int64_t width,
+                        Pair* packed) {
   alignas(64) uint16_t low[2 * kLanes], high[2 * kLanes];
   for (int own = 0; own < 2 * kLanes; ++own) {
     low[own] = static_cast<uint16_t>(own / 2 + (own % 2) * 2 * kLanes);
     high[own] = static_cast<uint16_t>(low[own] + kLanes);
   }
   const __m512i first = _mm512_load_si512(low), second = _mm512_load_si512(high);
-  for (int64_t pair = 0; pair < kKeys / 2; ++pair) {
+  for (int64_t pair = 0; pair < pairs; ++pair) {
     const bf16* even = seen.row(seen.a.values, begin + 2 * pair);
     const bf16* odd = seen.row(seen.a.values, begin + 2 * pair + 1);
     for (int64_t column = 0; column < width; column += 2 * kLanes) {
@@ -352,8 +353,17 @@ TPC_INLINE float soften(const float* scores, int64_t first, int64_t last, float 
   return factor;
 }
 
+// The parts of a sequence's new tokens.
+TPC_INLINE int64_t parts_of(const Attention& a, int64_t sequence) {
+  return (a.starts[sequence + 1] - a.starts[sequence] + a.part_tokens - 1) / a.part_tokens;
+}
+
 void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
-  const int64_t sequence = a.parts[2 * part], offset = a.parts[2 * part + 1];
+  constexpr decltype(&multiply<1, false>) kScores[] = {multiply<1, false>, multiply<2, false>,
+                                                       multiply<3, false>, multiply<4, false>};
+  int64_t sequence = 0, offset = part * a.part_tokens;
+  for (int64_t parts; (parts = parts_of(a, sequence)) * a.part_tokens <= offset; ++sequence)
+    offset -= parts * a.part_tokens;
   const int64_t start = a.starts[sequence], count = a.starts[sequence + 1] - start;
   const int64_t tokens = count - offset < a.part_tokens ? count - offset : a.part_tokens;
   const int64_t position = a.lengths[sequence] - count + offset, last = position + tokens;
@@ -381,11 +391,11 @@ void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
   }
   for (int64_t begin = first / kKeys * kKeys; begin < last; begin += kKeys) {
     const int64_t here = last - begin < kKeys ? last - begin : kKeys;
-    pack_keys(seen, begin, a.width, keys);
-    pack_values(seen, begin, a.width, values);
+    const int64_t vectors = (here + kLanes - 1) / kLanes;
+    pack_keys(seen, begin, vectors * kLanes, a.width, keys);
+    pack_values(seen, begin, (here + 1) / 2, a.width, values);
     for (int64_t row = 0; row < held; row += kRows)
-      multiply<kKeys / kLanes, false>(q + row * pairs, pairs, keys, kKeys, pairs,
-                                      scores + row * kKeys, kKeys);
+      kScores[vectors - 1](q + row * pairs, pairs, keys, kKeys, pairs, scores + row * kKeys, kKeys);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t own = position + row % tokens - begin;  // the place of its own key
       const int64_t from = a.window > 0 ? own + 1 - a.window : 0;
