@@ -72,8 +72,8 @@ def _add_arguments(parser: Parser) -> None:
     add("--max-seq-len", metavar="L", type=number(1, "the length"),
         help="tokens of a prompt and its continuation; default: the configuration's")  # fmt: skip
     add("--kv-tokens", metavar="T", type=number(1, "the number of tokens"),
-        help="tokens in the KV cache, of all requests together; default: as many as the longest "
-        "sequences need, or as fit in half of the free memory")  # fmt: skip
+        help="tokens in the KV cache, of all requests together, allocated at the start; default: "
+        "as many as the longest sequences need, or as fit in half of the free memory")  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> Result:

@@ -152,9 +152,25 @@ class Launches(Leading):
         return self._pool
 
     def reserve(self, blocks: int) -> Reserved:
-        """Take blocks of the KV cache for steps that `run_step` runs, until they are released."""
+        """Take blocks of the KV cache for steps that `run_step` runs, until they are released.
+
+        The ranks allocate them now: a step computes a token without logits in the first block.
+        """
         pool = self._cache_pool
-        return Reserved(pool.take(blocks), pool)
+        reserved = Reserved(pool.take(blocks), pool)
+        first = reserved.numbers[0]
+        inputs = {
+            "input_ids": [0],
+            "positions": [0],
+            "starts": [0, 1],
+            "logit_rows": [],
+            "slots": [first * pool.block],
+            "lengths": [1],
+            "tables": [[first]],
+        }
+        made = {name: torch.tensor(value, dtype=torch.long) for name, value in inputs.items()}
+        self.run_step(Step(made, "logits", reserved.in_all))
+        return reserved
 
     def time_steps(self, timed: bool = True) -> None:
         """Record the times of instructions in steps that a program runs from now on."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Sequence
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationConfig
 
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
-from tpcompile.serving.engine import Engine
+from tpcompile.serving.engine import SEQUENCES, Engine
+from tpcompile.serving.memory import tokens_that_fit
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.requests import Completion
 
@@ -66,8 +69,9 @@ def generate_batch(
     _check(config)
     begun = time.perf_counter()
     found: dict[str, GenerationOutput] = {}
-    with Engine(model) as engine:
-        handles = [engine.add(prompt, _params(config, len(prompt))) for prompt in prompts]
+    requests = [(prompt, _params(config, len(prompt))) for prompt in prompts]
+    with Engine(model, kv_tokens=_kv_tokens(model, requests)) as engine:
+        handles = [engine.add(prompt, params) for prompt, params in requests]
         for number, handle in enumerate(handles):
             results = [Completion(index) for index in range(handle.params.n)]
             times: list[list[float]] = [[] for _ in results]
@@ -87,6 +91,20 @@ def generate_batch(
                     timestamps=times[one.index] if record_timestamps else None,
                 )
     return found
+
+
+def _kv_tokens(
+    model: CompiledModel, requests: Sequence[tuple[Sequence[int], SamplingParams]]
+) -> int:
+    """Return the tokens of the longest requests that may run together, as far as memory allows."""
+    block = model.block_size
+    each = (
+        blocks_for(min(model.max_seq_len, len(prompt) + (params.max_tokens or 0)), block) * block
+        for prompt, params in requests
+        for _ in range(params.n)
+    )
+    together = nlargest(model.max_batch or SEQUENCES, each)
+    return max(block, min(sum(together), tokens_that_fit(model)))
 
 
 def _params(config: GenerationConfig, prompt: int) -> SamplingParams:

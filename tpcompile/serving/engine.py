@@ -16,14 +16,15 @@ from tpcompile.runtime.kv.blocks import blocks_for
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.text import encode_prompt
 from tpcompile.serving.continuations import Continuations, end_tokens
-from tpcompile.serving.memory import tokens_that_fit
+from tpcompile.serving.memory import check_fits, tokens_that_fit
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Limits
 from tpcompile.serving.requests import Handle
 from tpcompile.serving.runs import Runs
 from tpcompile.serving.scheduler import Scheduler
 
-_SEQUENCES = 16
+SEQUENCES = 16
+"""The requests that run at the same time by default."""
 _PROMPT_TOKENS = 1024
 """The tokens of prompts in a step by default: with fewer, more steps have few new tokens."""
 _CHUNK = 128
@@ -56,7 +57,7 @@ class Engine(Closing):
         kv_tokens: int | None = None,
         chunk: int = _CHUNK,
     ) -> None:
-        """Reserve the KV cache.
+        """Allocate the KV cache.
 
         `max_batch` is the number of requests that run at the same time (default: the model's limit,
         else 16), `max_tokens_per_step` the tokens that a step computes (default: 1,024 of prompts
@@ -70,7 +71,9 @@ class Engine(Closing):
                 hint="Call model.follow() in the others, which runs the steps of the engine",
             )
         self.model, self.tokenizer = model, tokenizer
-        sequences = max_batch or model.max_batch or _SEQUENCES
+        sequences = max_batch or model.max_batch or SEQUENCES
+        if kv_tokens is not None:
+            check_fits(model, kv_tokens)
         tokens = kv_tokens or min(sequences * model.max_seq_len, tokens_that_fit(model))
         size = model.block_size
         count, whole = blocks_for(tokens, size), blocks_for(chunk, size) * size

@@ -205,7 +205,7 @@ def _prefilled(
     for rank in range(info_of(gm).tp):
         shape = cache_shape(gm, rank)
         assert shape is not None and shape.block == BLOCK
-        caches.append(shape.empty(blocks, torch.device("cpu")).fill_(torch.nan))
+        caches.append(shape.allocate(blocks, torch.device("cpu")).fill_(torch.nan))
     inputs = _prompt(model, lengths)
     if len(inputs["input_ids"]):
         weights = materialise(gm, pair.read) | {str(node.target): caches}

@@ -35,8 +35,8 @@ class Module:
         for rank in range(info_of(self._gm).tp):
             shape = cache_shape(self._gm, rank)
             assert shape is not None
-            empty = shape.empty(texts.slots // shape.block, torch.device("cpu"))
-            self.caches.append(empty.fill_(torch.nan))
+            cache = shape.allocate(texts.slots // shape.block, torch.device("cpu"))
+            self.caches.append(cache.fill_(torch.nan))
         node.op = "get_attr"  # each rank holds its own cache, like a weight
         self.weights[str(node.target)] = self.caches
         before = texts.before()

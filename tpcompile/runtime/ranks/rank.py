@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +21,7 @@ from tpcompile.backends.torch_tp import (
     storages_of,
 )
 from tpcompile.comm import Group
+from tpcompile.huge_pages import zeros
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import OUTPUTS, parameter_of, parameters, value_type
 from tpcompile.ir.ops import ROTARY
@@ -64,10 +67,19 @@ class CacheShape:
     dtype: torch.dtype
     block: int
 
-    def empty(self, blocks: int, device: torch.device) -> torch.Tensor:
-        """Allocate an uninitialised cache of `blocks` blocks."""
+    def allocate(self, blocks: int, device: torch.device) -> torch.Tensor:
+        """Allocate a cache of `blocks` blocks; on the CPU it is zero, and in huge pages.
+
+        All pages are there from the start. So steps do not wait for them, and the memory that was
+        free when the cache was allocated cannot be missing later.
+        """
         shape = (self.layers, 2, self.heads, blocks * self.block, self.width)
-        return torch.empty(shape, dtype=self.dtype, device=device).transpose(2, 3)
+        size = math.prod(shape) * self.dtype.itemsize
+        if device.type != "cpu" or not size:
+            return torch.empty(shape, dtype=self.dtype, device=device).transpose(2, 3)
+        memory = torch.frombuffer(zeros(size), dtype=torch.uint8)
+        memory[:: mmap.PAGESIZE] = 0
+        return memory.view(self.dtype).view(shape).transpose(2, 3)
 
 
 class Ranks(Protocol):
@@ -221,7 +233,7 @@ class Rank:
         self._loaded = load_rank(module.source, module.rank, weights, rotary, group)
         self._weights = weights
         self._device = device
-        self._cache = module.cache.empty(0, device) if module.cache else None
+        self._cache = module.cache.allocate(0, device) if module.cache else None
         self._executors = StepExecutors(lambda rank, name: self.parameter(name))
 
     def run(self, step: Step) -> torch.Tensor:
@@ -267,7 +279,7 @@ class Rank:
         slots = blocks * self.module.cache.block
         if slots <= self._cache.shape[2]:
             return
-        grown = self.module.cache.empty(blocks, self._device)
+        grown = self.module.cache.allocate(blocks, self._device)
         grown[:, :, : self._cache.shape[2]] = self._cache
         self._cache = grown
 
