@@ -123,6 +123,35 @@ def test_log_probabilities_and_echo(served: Served) -> None:
         assert found.choices[0].text.startswith(served.tokenizer.decode(ids))
 
 
+def test_only_the_prompt_is_wanted(served: Served) -> None:
+    """Nothing is added to the prompt, in one piece and in a stream."""
+    asked: dict[str, Any] = {"prompt": PROMPT, "logprobs": 1, **GREEDY, "max_tokens": 0}
+    found = client(served).completions.create(echo=True, **asked)
+    assert found.choices[0].text == PROMPT and found.choices[0].finish_reason == "length"
+    assert found.usage is not None and found.usage.completion_tokens == 0
+    stream = client(served).completions.create(
+        echo=True, stream=True, stream_options={"include_usage": True}, **asked
+    )
+    *pieces, last = stream
+    assert "".join(piece.choices[0].text for piece in pieces) == PROMPT
+    assert pieces[-1].choices[0].finish_reason == "length"
+    assert last.usage is not None and last.usage.completion_tokens == 0
+    assert client(served).completions.create(**asked).choices[0].text == ""
+
+
+def test_a_stream_has_the_log_probabilities_of_the_whole(served: Served) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "logprobs": 2, "echo": True, "n": 2, **GREEDY}
+    whole = client(served).completions.create(**asked).choices
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    found: dict[tuple[int, str], list[Any]] = {(i, name): [] for i in range(2) for name in names}
+    for piece in client(served).completions.create(stream=True, **asked):
+        (choice,) = piece.choices
+        for name in names if choice.logprobs else ():
+            found[choice.index, name] += getattr(choice.logprobs, name)
+    for (index, name), values in found.items():
+        assert values == getattr(whole[index].logprobs, name)
+
+
 def test_chat_log_probabilities(served: Served) -> None:
     found = client(served).chat.completions.create(
         messages=[{"role": "user", "content": PROMPT}], logprobs=True, top_logprobs=2, **GREEDY
@@ -188,6 +217,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "long": ({"prompt": [1] * 1_000_000}, 400, "at most 127 tokens"),
     "unknown": ({"prompt": "a", "tools": []}, 400, "'tools' is not supported"),
     "type": ({"prompt": "a", "max_tokens": "7"}, 400, "max_tokens must be an integer"),
+    "less than none": ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens must be"),
     "flag": ({"prompt": "a", "stream": 1}, 400, "stream must be true or false"),
     "range": ({"prompt": "a", "temperature": 1e9}, 400, "temperature must be"),
     "nan": ('{"prompt": "a", "temperature": NaN}', 400, "temperature must be"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,16 @@ class Answer:
     tokenizer: Any
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Of each choice the characters of the tokens that were described."""
 
     @property
     def chats(self) -> bool:
         return self.asked.messages is not None
+
+    @property
+    def _describes(self) -> bool:
+        return self.asked.params.logprobs is not None
 
     def whole(self, handles: Sequence[Handle], results: Sequence[Sequence[Completion]]) -> Any:
         """Return the answer as a whole."""
@@ -36,6 +43,12 @@ class Answer:
         new = [len(one.chosen) for completions in results for one in completions]
         return self._frame("", choices) | {"usage": usage(handles, sum(new))}
 
+    def seen(self, event: Event) -> Event:
+        """Return what the client sees of an event."""
+        if self.asked.new:
+            return event
+        return Event(event.index, None, finish="length" if event.finish == "stop" else event.finish)
+
     def begin(self, handle: Handle, index: int) -> Any | None:
         """Return the first piece of a choice's stream; None if the stream starts with a token."""
         if self.chats:
@@ -44,7 +57,7 @@ class Answer:
         if not self.asked.echo:
             return None
         text, chosen = self._prompt(handle), [Chosen(handle.prompt[0]), *handle.prompt_chosen]
-        logprobs = self._logprobs(chosen) if handle.prompt_chosen else None
+        logprobs = self._logprobs(chosen, index) if self._describes else None
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         return self._frame("", [choice])
 
@@ -52,8 +65,8 @@ class Answer:
         """Return a piece of a stream."""
         chosen = [] if event.chosen is None else [event.chosen]
         logprobs = None
-        if self.asked.params.logprobs is not None and chosen:
-            logprobs = self._chat_logprobs(chosen) if self.chats else self._logprobs(chosen)
+        if self._describes and chosen:
+            logprobs = self._chat_logprobs(chosen) if self.chats else self._logprobs(chosen, index)
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs}
         if self.chats:
             choice["delta"] = {"content": event.text} if event.text else {}
@@ -75,17 +88,16 @@ class Answer:
         }
 
     def _choice(self, handle: Handle, one: Completion, index: int) -> dict[str, Any]:
-        wants = self.asked.params.logprobs is not None
         if self.chats:
             message = {"role": "assistant", "content": one.text}
             found: dict[str, Any] = {"index": index, "message": message}
-            logprobs = self._chat_logprobs(one.chosen) if wants else None
+            logprobs = self._chat_logprobs(one.chosen) if self._describes else None
             return found | {"logprobs": logprobs, "finish_reason": one.finish}
         text, chosen = one.text, one.chosen
         if self.asked.echo:
             text = self._prompt(handle) + text
             chosen = [Chosen(handle.prompt[0]), *handle.prompt_chosen, *chosen]
-        logprobs = self._logprobs(chosen) if wants else None
+        logprobs = self._logprobs(chosen, index) if self._describes else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": one.finish}
 
     def _prompt(self, handle: Handle) -> str:
@@ -94,22 +106,21 @@ class Answer:
         text: str = self.tokenizer.decode(handle.prompt)
         return text
 
-    def _logprobs(self, chosen: Iterable[Chosen]) -> dict[str, Any]:
+    def _logprobs(self, chosen: Iterable[Chosen], index: int) -> dict[str, Any]:
         """Return log-probabilities as `/v1/completions` has them."""
         found: dict[str, list[Any]] = {
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
-        offset = 0
         for one in chosen:
             text = self._word(one.token)
             found["tokens"].append(text)
             found["token_logprobs"].append(one.logprob)
-            found["text_offset"].append(offset)
+            found["text_offset"].append(self.lengths[index])
             top: dict[str, float] = {}
             for token, logprob in one.top:
                 top.setdefault(self._word(token), logprob)
             found["top_logprobs"].append(top if one.logprob is not None else None)
-            offset += len(text)
+            self.lengths[index] += len(text)
         return found
 
     def _chat_logprobs(self, chosen: Iterable[Chosen]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Server:
         if asked.stream:
             stream = self._stream(answer, handles)
             return StreamingResponse(stream, media_type="text/event-stream")
-        gathering = asyncio.ensure_future(self._collect(handles))
+        gathering = asyncio.ensure_future(self._collect(answer, handles))
         leaving = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait((gathering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -155,14 +155,14 @@ class Server:
         except Exception as error:  # templates raise what they like
             raise BadRequestError(f"The chat template refuses the messages: {error}") from error
 
-    async def _collect(self, handles: Sequence[Handle]) -> list[list[Completion]]:
-        return [await self._completions(handle) for handle in handles]
+    async def _collect(self, answer: Answer, handles: Sequence[Handle]) -> list[list[Completion]]:
+        return [await self._completions(answer, handle) for handle in handles]
 
-    async def _completions(self, handle: Handle) -> list[Completion]:
+    async def _completions(self, answer: Answer, handle: Handle) -> list[Completion]:
         found = [Completion(index) for index in range(handle.params.n)]
         watches = [Watch(self._metrics) for _ in found]
         async for event in handle:
-            found[event.index].add(event)
+            found[event.index].add(answer.seen(event))
             if event.chosen is not None:
                 watches[event.index].token()
         self._metrics.shared.inc(handle.shared)
@@ -209,8 +209,9 @@ class Server:
                         pieces.put_nowait(piece)
                 if event.chosen is not None:
                     watches[event.index].token()
-                    new += 1
-                pieces.put_nowait(answer.piece(event, first + event.index))
+                seen = answer.seen(event)
+                new += seen.chosen is not None
+                pieces.put_nowait(answer.piece(seen, first + event.index))
             self._metrics.shared.inc(handle.shared)
             pieces.put_nowait(new)
         except Exception as error:  # the client gets it

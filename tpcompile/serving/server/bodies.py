@@ -34,6 +34,8 @@ class Asked:
     """Whether a stream ends with the numbers of tokens."""
     echo: bool = False
     """Whether the prompt is part of the text."""
+    new: bool = True
+    """Whether new tokens are: one is computed even if none is asked for, and not returned."""
     messages: list[dict[str, Any]] | None = None
 
 
@@ -48,9 +50,8 @@ def completion(body: Any, most: int) -> Asked:
         options["logprobs"] = best
         if echo:
             options["prompt_logprobs"] = best
-    # With echo, no new token may be asked for; one is computed, and not returned.
-    options["max_tokens"] = max(1, wanted)
-    return _asked(given, prompts, options, echo=echo)
+    options["max_tokens"] = 1 if wanted == 0 else wanted
+    return _asked(given, prompts, options, echo=echo, new=wanted != 0)
 
 
 def chat(body: Any, most: int) -> Asked:

@@ -6,12 +6,14 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>tpcompile</title>
+<link rel="icon" href="data:,">
 <style>
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
 textarea { width: 100%; min-height: 6rem; font: inherit; box-sizing: border-box; }
 output { display: block; white-space: pre-wrap; min-height: 4rem; margin-top: 1rem; }
-label { margin-right: 1rem; } input { width: 5rem; font: inherit; }
+label { display: inline-block; margin: 0 1rem 0.5rem 0; }
+input { width: 5rem; } input, button { font: inherit; }
 </style>
 </head>
 <body>
