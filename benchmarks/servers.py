@@ -95,6 +95,7 @@ class Sides:
         self._found, self._stack, self._progress = found, stack, progress
         self._sides: dict[str, Side] = {}
         self._read = ReadLoop(_READ)
+        self._turned = True
 
     def start(self, spec: SideSpec, directory: Path) -> None:
         """Start a side, and stop its processes until it is its turn."""
@@ -113,16 +114,18 @@ class Sides:
         return self._read.bandwidth()
 
     def serve(self, prompts: Sequence[Sequence[int]], new: int) -> dict[str, list[Continued]]:
-        """Let each side continue all prompts."""
+        """Let each side continue all prompts, every other time in the opposite order."""
         found = {}
-        for name, side in list(self._sides.items()):
+        self._turned = not self._turned
+        order = reversed(self._sides.items()) if self._turned else self._sides.items()
+        for name, side in list(order):
             side.resume()
             try:
                 found[name] = side.serve(prompts, new)
                 side.pause()
             except SideError as error:
                 self._lose(name, self._sides.pop(name), error)
-        return found
+        return {name: found[name] for name in self._sides}
 
     def share(self, dice: Random, vocabulary: int) -> None:
         """Send two prompts with the same prefix, one after the other."""

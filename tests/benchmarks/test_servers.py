@@ -39,7 +39,7 @@ def test_targets() -> None:
         engine=continued(1.0, 4.0), server=continued(1.0, 5.0), openvino=continued(0.9, 4.0),
         llama=continued(3.0, 6.5),
     )  # fmt: skip
-    met = {name: ok for name, _, ok in found.targets()}
+    met = {one.target: one.ok for one in found.targets()}
     assert met == {
         f"{SERVER} over {LLAMA}, at least 1.2": True,
         f"first token of {SERVER} over {LLAMA}, 95 %, at most 1": True,
@@ -47,6 +47,15 @@ def test_targets() -> None:
         f"first token of {ENGINE} over {OPENVINO}, 95 %, at most 1": False,
     }
     assert not found.ok
+
+
+def test_targets_are_medians_of_the_ratios_of_rounds() -> None:
+    """A machine that becomes slower changes no ratio."""
+    found = measured(engine=continued(1.0, 4.0), openvino=continued(1.0, 5.0))
+    slow = measured(engine=continued(3.0, 12.0), openvino=continued(3.0, 15.0))
+    found.rounds = [found.rounds[0], *slow.rounds]
+    speed, first = found.targets()
+    assert (speed.ratios, first.ratios) == (pytest.approx([1.25] * 3), (1.0, 1.0, 1.0))
 
 
 def test_a_side_that_is_wrong_or_short_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,8 +71,8 @@ def test_the_gain_of_a_prefix() -> None:
     found = measured(engine=continued(1.0, 4.0))
     found.prefixes[ENGINE] = ([6.0, 5.0, 4.0], [1.0, 1.25, 2.0])
     assert found.prefix_gain(ENGINE) == 4.0
-    ((_, gain, met),) = found.targets()
-    assert (gain, met) == (4.0, False)
+    (gain,) = found.targets()
+    assert (gain.ratio, gain.ok) == (4.0, False)
 
 
 def test_a_run(capsys: pytest.CaptureFixture[str]) -> None:
