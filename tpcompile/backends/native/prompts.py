@@ -20,6 +20,8 @@ _GRAIN = 1 << 14
 """The values that one thread computes at a time, at least."""
 _PART = 32
 """The tokens of a part of a sequence in attention."""
+_TOKENS = 128
+"""The tokens of an item of a product: whole panels. All threads have items until the end."""
 _COLUMNS = 32
 """Attention takes heads, and products take tokens, whose width is a multiple of this."""
 _PANEL, _ROWS = 64, 48
@@ -106,7 +108,7 @@ _AttentionOf = _structure(
 )  # fmt: skip
 _LinearOf = _structure(
     ("x", _Heads), *_each(_address, "weight", "bias", "out", "packed"),
-    *_each(_number, "tokens", "columns", "rows"),
+    *_each(_number, "tokens", "columns", "rows", "part_tokens"),
 )  # fmt: skip
 
 
@@ -169,10 +171,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     added = None if bias is None else bias.data_ptr()
     own = _LinearOf(
         *(_Heads.of(x), weight.data_ptr(), added, out.data_ptr(), packed.data_ptr()),
-        *(tokens, columns, rows),
+        *(tokens, columns, rows, _TOKENS),
     )
     _run(_PACK, own, panels, _PANEL * columns)
-    _run(_LINEAR, own, -(-rows // _ROWS), _ROWS * tokens * columns)
+    _run(_LINEAR, own, -(-rows // _ROWS) * -(-tokens // _TOKENS), _ROWS * _TOKENS * columns)
     return out
 
 

@@ -91,7 +91,11 @@ TPC_INLINE Register load_register(const f16* from) {
 }
 
 TPC_INLINE Register load_register(const bf16* from) {
+#if defined(__AVX512F__)  // GCC widens halves of a register, and joins them
+  const auto wide = (BitRegister)_mm512_cvtepu16_epi32(load_bytes<__m256i>(from));
+#else
   const BitRegister wide = __builtin_convertvector(load_bytes<HalfBits>(from), BitRegister);
+#endif
   return (Register)(wide << 16);
 }
 

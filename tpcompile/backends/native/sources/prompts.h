@@ -74,7 +74,7 @@ struct Attention {
 
 // Products of tokens and the rows of a weight. First the tokens are packed, in panels of 64, of
 // which the last may be narrower: an item is a panel. Then an item is 48 rows of the weight, which
-// are read as they are stored.
+// are read as they are stored, and some panels.
 struct Linear {
   Heads x;
   const uint16_t* weight;
@@ -82,6 +82,7 @@ struct Linear {
   uint16_t* out;
   uint32_t* packed;
   int64_t tokens, columns, rows;
+  int64_t part_tokens;
 };
 
 // Do some items of an operation.
