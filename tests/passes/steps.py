@@ -116,7 +116,8 @@ class Step:
 
 
 def _shown(text: str, hidden: str) -> list[str]:
-    return [line.partition("  # ")[0] for line in _without(text.splitlines(), hidden)]
+    lines = [line.partition("  # ")[0] for line in _without(text.splitlines(), hidden)]
+    return [line for line in lines if not line.startswith("rotary ")]
 
 
 def _without(lines: Sequence[str], hidden: str) -> Iterator[str]:

@@ -12,17 +12,19 @@ from torch import fx, nn
 from tpcompile.frontend.build import Builder, UnlikeLayersError
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
-from tpcompile.frontend.rotary import RotaryTables, rotary_modules
+from tpcompile.frontend.rotary import RotaryTables, SavedTables, rotary_modules, source_of
 from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
 from tpcompile.frontend.watch import watch_layers
+from tpcompile.ir import parse
 from tpcompile.ir.check_biases import captured_biases
 from tpcompile.ir.checker import infer_types
-from tpcompile.ir.info import GraphInfo
+from tpcompile.ir.info import GraphInfo, info_of
+from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.recipe import Tensor
 from tpcompile.pause import paused_collector
 
-__all__ = ["INPUTS", "Captured", "capture", "config_of"]
+__all__ = ["INPUTS", "Captured", "capture", "config_of", "parse_graph"]
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +77,21 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
         outputs=(result,),
         model=name,
         biases=captured_biases(gm.graph),
+        rotary=source_of(source, module.config),
     )
     own = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), f"{name}.{layers.path}")
     return Captured(gm, module.config, rotary, tensors, aliases, packs, own)
+
+
+def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:
+    """Parse a graph from its text form and check it; it runs with the rotary tables of its model.
+
+    With `check=False`, an invalid graph is returned too, for inspection.
+    """
+    gm = parse.parse_graph(text, check=check)
+    gm.add_submodule(ROTARY, SavedTables(info_of(gm).rotary))
+    return gm
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

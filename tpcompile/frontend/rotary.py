@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import json
+import re
 from typing import Any
 
 import torch
 from torch import nn
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.info import RotarySource
 
 _FREQUENCIES = "inv_freq"
 
@@ -84,3 +90,54 @@ class RotaryTables(nn.Module):
             made: nn.Module = type(source)(config=getattr(source, "config", self._config))
             return made
         return copy.deepcopy(self._source[0])
+
+
+_OWN = re.compile(r"transformers\.models\.[a-z0-9_.]+\.[A-Za-z0-9_]*RotaryEmbedding")
+_VOLATILE = ("transformers_version", "_name_or_path", "architectures", "dtype", "layer_types")
+"""Settings that differ between versions or directories, or that grow with the number of layers."""
+
+
+def source_of(module: nn.Module, config: Any) -> RotarySource | None:
+    """Return what makes a rotary module again, or None if its class is not part of transformers."""
+    path = f"{type(module).__module__}.{type(module).__qualname__}"
+    if not _OWN.fullmatch(path):
+        return None
+    own = getattr(module, "config", config)
+    settings = {k: v for k, v in own.to_diff_dict().items() if k not in _VOLATILE}
+    return RotarySource(path, json.dumps(settings, sort_keys=True))
+
+
+class SavedTables(nn.Module):
+    """The rotary tables of a graph that was read from text."""
+
+    def __init__(self, source: RotarySource | None) -> None:
+        super().__init__()
+        self._source = source
+        self._own: RotaryTables | None = None
+
+    def forward(self, *args: Any) -> Any:
+        if self._own is None:
+            self._own = self._made()
+        return self._own(*args)
+
+    def _made(self) -> RotaryTables:
+        source = self._source
+        if source is None or not _OWN.fullmatch(source.path):
+            raise UnsupportedError(
+                "The rotary tables of this graph cannot be computed",
+                got=source.path if source else "text without a line `rotary`",
+                expected="the rotary class of a model in transformers",
+            )
+        from transformers import AutoConfig
+
+        place, _, name = source.path.rpartition(".")
+        try:
+            kind = getattr(importlib.import_module(place), name)
+            config = AutoConfig.for_model(**json.loads(source.config))
+            return RotaryTables(kind(config=config), config)
+        except Exception as error:  # Hugging Face's code may raise anything
+            raise UnsupportedError(
+                "The rotary tables of this graph cannot be computed",
+                where=source.path,
+                got=f"{type(error).__name__}: {error}",
+            ) from error

@@ -226,7 +226,12 @@ def shared_tensors(owners: Mapping[str, Sequence[fx.Node]]) -> Iterator[tuple[fx
 
 def _rows_of(name: str, parameter: Parameter) -> list[Interval]:
     found = [piece for piece in pieces(parameter.whole) if piece.tensor == name]
-    return [(i, i + 1) for piece in found for run in piece.source[0] for i in run]
+    runs = (run for piece in found for run in piece.source[0])
+    return [
+        box
+        for run in runs
+        for box in ([(run.start, run.stop)] if run.step == 1 else ((i, i + 1) for i in run))
+    ]
 
 
 def _count(ranges: list[Interval]) -> int:

@@ -10,6 +10,14 @@ from tpcompile.ir.plan import Plan
 from tpcompile.ir.types import ValueType
 
 
+@dataclass(frozen=True)
+class RotarySource:
+    """The class of transformers that computes the rotary tables, and its configuration as JSON."""
+
+    path: str
+    config: str
+
+
 @dataclass
 class GraphInfo:
     """The model of a graph, its ranks and its results."""
@@ -23,6 +31,8 @@ class GraphInfo:
     """The (bias, weight) pairs of tensor names in the captured model."""
     model: str = "the model"
     """The class name of the captured model, for messages."""
+    rotary: RotarySource | None = None
+    """What makes the rotary tables again; None if their class is not part of transformers."""
 
 
 def info_of(gm: fx.GraphModule) -> GraphInfo:

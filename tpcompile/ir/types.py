@@ -136,5 +136,8 @@ _DTYPE_NAMES = {
 }
 
 
+DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))

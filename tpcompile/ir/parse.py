@@ -1,0 +1,51 @@
+"""Graphs from text, checked: errors cite the lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import fx
+
+from tpcompile.errors import VerifyError
+from tpcompile.ir.checker import Checker, Problem
+from tpcompile.ir.text import GraphText, format_node, format_type, read_graph
+
+
+def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:
+    """Parse a graph from its text form, and check it.
+
+    With `check=False`, an invalid graph is returned too, for inspection.
+    """
+    found = read_graph(text)
+    if check:
+        verify_text(found)
+    return found.graph
+
+
+def text_problems(found: GraphText) -> list[Problem]:
+    """Check a graph, and that the types in its text are those of its values."""
+    problems = Checker().check(found.graph)
+    wrong = {problem.node for problem in problems}
+    for node in found.graph.graph.nodes:
+        written = found.types.get(node.name)
+        if written is not None and node.name not in wrong and node.meta["type"] != written:
+            got, right = format_type(written), format_type(node.meta["type"])
+            line = format_node(node)
+            hint = "correct the type in the text, or the operands"
+            problems.append(Problem(node.name, "", "type", got, right, hint, line))
+    problems.sort(key=lambda problem: found.lines.get(problem.node, 0))
+    return [replace(p, source=f"line {found.lines.get(p.node, 0)}") for p in problems]
+
+
+def verify_text(found: GraphText) -> None:
+    """Raise `VerifyError` with the first problem of a graph, if there is any."""
+    problems = text_problems(found)
+    if problems:
+        first = problems[0]
+        raise VerifyError(
+            f"The graph violates the rule {first.rule} ({len(problems)} problems in all)",
+            where=f"{first.source}, %{first.node}",
+            got=first.got,
+            expected=first.expected,
+            hint=first.hint,
+        )

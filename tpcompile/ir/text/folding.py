@@ -1,0 +1,51 @@
+"""Lists of names in the text of a graph, in which a number may stand for many: `%l{0..3,5}_q`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+
+MOST_NAMES = 1 << 16
+"""The maximum number of names of one range, so that a damaged number does not fill the memory."""
+
+_NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,8})(?![0-9])")
+_FOLDED = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.\.(0|[1-9][0-9]{0,8}))?")
+
+
+def folded(names: Iterable[str]) -> list[str]:
+    """Fold names that differ only in their first number, such as that of a layer."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for name in names:
+        found = _NUMBER.search(name)
+        ends = (name[: found.start()], name[found.end() :]) if found else (name, "")
+        groups.setdefault(ends, []).extend([int(found.group())] if found else [])
+    return [f"{first}{_numbers(found)}{last}" for (first, last), found in groups.items()]
+
+
+def _numbers(found: list[int]) -> str:
+    if len(found) < 2:
+        return "".join(map(str, found))
+    spans = []
+    for _, group in groupby(enumerate(sorted(found)), lambda item: item[1] - item[0]):
+        run = [number for _, number in group]
+        spans.append(f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]))
+    return "{" + ",".join(spans) + "}"
+
+
+def unfolded(text: str) -> list[str]:
+    """Return the names that a folded name stands for. Raise ValueError if it is not valid."""
+    found = _FOLDED.search(text)
+    if found is None:
+        return [text]
+    numbers: list[int] = []
+    for part in found.group(1).split(","):
+        span = _RANGE.fullmatch(part)
+        if span is None:
+            raise ValueError("numbers such as {0..3,5}")
+        first, last = int(span.group(1)), int(span.group(2) or span.group(1))
+        if last - first >= MOST_NAMES:
+            raise ValueError(f"at most {MOST_NAMES:,} names")
+        numbers += range(first, last + 1)
+    return [f"{text[: found.start()]}{number}{text[found.end() :]}" for number in numbers]

@@ -1,0 +1,107 @@
+"""A scanner of one line of a graph's text. Its errors cite the line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tpcompile.errors import UsageError
+from tpcompile.ir.text.words import BARE, QUOTED
+
+MOST_DIGITS = 10
+"""The maximum number of digits of an extent or a count."""
+
+_INTEGER = re.compile(r"0|[1-9][0-9]*")
+_SIGNED = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_SHOWN = 60
+"""The maximum number of characters of a line in an error."""
+
+
+class Scanner:
+    """The text of a line, read from left to right."""
+
+    def __init__(self, number: int, text: str, indented: bool = False) -> None:
+        self.number = number
+        self.text = text
+        self.indented = indented
+        self.place = 0
+
+    def refusal(self, message: str, expected: str = "", hint: str = "") -> UsageError:
+        """Return an error that shows the text from here on."""
+        rest = self.text[self.place :]
+        shown = rest if len(rest) <= _SHOWN else rest[:_SHOWN] + "…"
+        where = f"line {self.number}, column {self.place + 1}"
+        got = repr(shown) if rest else "the end of the line"
+        return UsageError(message, where=where, got=got, expected=expected, hint=hint)
+
+    def at_end(self) -> bool:
+        return self.place == len(self.text)
+
+    def sees(self, word: str) -> bool:
+        return self.text.startswith(word, self.place)
+
+    def accept(self, word: str) -> bool:
+        """Skip a word if it comes next."""
+        found = self.sees(word)
+        self.place += len(word) if found else 0
+        return found
+
+    def expect(self, word: str) -> None:
+        if not self.accept(word):
+            raise self.refusal("The line is not valid", expected=repr(word))
+
+    def expect_end(self) -> None:
+        if not self.at_end():
+            raise self.refusal("The line has unexpected text", expected="the end of the line")
+
+    def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
+        """Read what a pattern describes."""
+        found = pattern.match(self.text, self.place)
+        if found is None:
+            raise self.refusal("The line is not valid", expected=expected)
+        self.place = found.end()
+        return found
+
+    def rest(self) -> str:
+        """Read the rest of the line."""
+        found = self.text[self.place :]
+        self.place = len(self.text)
+        return found
+
+    def integer(self, what: str) -> int:
+        """Read an integer of at least 0."""
+        return self._int(_INTEGER, what)
+
+    def signed(self, what: str) -> int:
+        return self._int(_SIGNED, what)
+
+    def _int(self, pattern: re.Pattern[str], what: str) -> int:
+        start = self.place
+        found = self.match(pattern, what).group()
+        if len(found.lstrip("-")) > MOST_DIGITS:
+            self.place = start
+            raise self.refusal(f"A number must have at most {MOST_DIGITS} digits", what)
+        return int(found)
+
+    def name(self, what: str) -> str:
+        """Read a name, which may be quoted."""
+        if not self.sees('"'):
+            return self.match(BARE, what).group()
+        start = self.place
+        found = self.match(QUOTED, what).group()
+        try:
+            name: str = json.loads(found)
+        except ValueError as error:
+            self.place = start
+            raise self.refusal("A quoted name is not valid", "a string as in JSON") from error
+        return name
+
+    def integers(self, close: str, what: str) -> tuple[int, ...]:
+        """Read integers between commas up to a closing word."""
+        if self.accept(close):
+            return ()
+        found = [self.integer(what)]
+        while not self.accept(close):
+            self.expect(", ")
+            found.append(self.integer(what))
+        return tuple(found)
