@@ -16,6 +16,7 @@ from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, 
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.plugins import load_plugins
+from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.backend import BackendChoice
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
@@ -96,7 +97,7 @@ def compile(
         captured = captured_of(model, dtype=dtype_of(dtype))
         weights = weights_of(captured, model, random_weights)
         fork = DecodeFork(passes)
-        graph, stages = run_passes(captured.graph, passes, [fork])
+        graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
         longest = max_seq_len or captured.config.max_position_embeddings
         programs = chosen.programs(fork, longest, max_batch or 1)
         described = rank_modules(graph, chosen.executor)

@@ -26,6 +26,7 @@ from tpcompile.inspect.trace import write_trace
 from tpcompile.passes import Pass, decode_pipeline, run_passes
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.plugins import load_plugins
+from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
@@ -243,7 +244,8 @@ def schedule(
         interleaved=interleaved,
         pipeline=pipeline,
     )
-    graph, _ = run_passes(capture(model, dtype=dtype_of(dtype)).graph, choices.passes)
+    captured = capture(model, dtype=dtype_of(dtype)).graph
+    graph, _ = run_passes(captured, choices.passes, on_failure=write_reproducer)
     found = scheduled(graph, choices.target, choices.plan, choices.policy)
     _ = found.proved  # raises if it has faults
     return ScheduledStep(ScheduleReport(choices.asked(_named(model), tp), found))

@@ -15,8 +15,10 @@ from tpcompile.cli import (
     dump,
     generate,
     make_demo,
+    opt,
     passes,
     plan,
+    reduce,
     schedule,
     serve,
 )
@@ -33,6 +35,8 @@ from tpcompile.plugins import load_plugins
 
 COMMANDS: dict[str, Command] = {
     "dump": dump.COMMAND,
+    "opt": opt.COMMAND,
+    "reduce": reduce.COMMAND,
     "passes": passes.COMMAND,
     "plan": plan.COMMAND,
     "check": check.COMMAND,

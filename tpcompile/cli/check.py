@@ -105,7 +105,7 @@ def _run_checked(
 
     log = found.logs[name] = PassLog()
     try:
-        return run_pipeline(args, captured, passes, [log], say)
+        return run_pipeline(args, captured.graph, passes, [log], say)
     except FailedError as error:
         found.failed, found.problems = error.name, error.problems
         log.failed(error.name, error.stats)

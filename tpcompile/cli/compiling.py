@@ -79,7 +79,7 @@ def lower_model(
 
     With `--timing` or on a terminal, a summary of the times goes to stderr.
     """
-    return run_pipeline(args, capture_model(args, say), passes, instruments, say)
+    return run_pipeline(args, capture_model(args, say).graph, passes, instruments, say)
 
 
 def capture_model(args: argparse.Namespace, say: Say) -> Captured:
@@ -97,24 +97,29 @@ def capture_model(args: argparse.Namespace, say: Say) -> Captured:
 
 def run_pipeline(
     args: argparse.Namespace,
-    captured: Captured,
+    graph: fx.GraphModule,
     passes: Sequence[Pass],
     instruments: Sequence[Instrument],
     say: Say,
 ) -> fx.GraphModule:
-    """Run the passes and return the final graph.
+    """Run the passes on a graph and return the final one.
 
     With `--timing` or on a terminal, a summary of the times goes to stderr.
     """
     from tpcompile.inspect.instruments import PassLog
     from tpcompile.rewriting.manager import FailedPassError, run_passes
+    from tpcompile.rewriting.reproducer import write_reproducer
 
     def follow(name: str, gm: fx.GraphModule, stats: object) -> None:
         say(f"finished {name}")
 
+    def reproduce(text: str) -> str:
+        sys.stderr.write(f"{write_reproducer(text)}\n")
+        return ""
+
     log = PassLog()
     try:
-        graph, _ = run_passes(captured.graph, passes, [log, follow, *instruments])
+        graph, _ = run_passes(graph, passes, [log, follow, *instruments], on_failure=reproduce)
     except FailedPassError as error:
         raise FailedError(error) from error
     if args.timing:
@@ -122,8 +127,7 @@ def run_pipeline(
     if args.timing or sys.stderr.isatty():
         spent = sum(row.ms + row.check_ms for row in log.rows)
         sys.stderr.write(f"passes and checks took {spent:.0f} ms\n")
-    result: fx.GraphModule = graph
-    return result
+    return graph
 
 
 @contextlib.contextmanager

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,22 +14,27 @@ from tpcompile.cli.command import (
     Result,
     add_model_arguments,
     choice,
-    json_text,
     number,
 )
 from tpcompile.cli.compiling import lower_model, passes_of, progress, warn_unsharded
-from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.cli.printing import (
+    CAPTURE,
+    SUFFIXES,
+    add_output_option,
+    check_diff,
+    check_output,
+    check_stage,
+    finished,
+    printer_of,
+    renderer,
+    shown_names,
+)
+from tpcompile.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from tpcompile.inspect.instruments import Render, Stats
     from tpcompile.passes import Instrument, Pass
-
-_SUFFIXES = {"text": "txt", "json": "json", "dot": "dot"}
-_CAPTURE = "capture"
-"""The name of the stage before the first pass."""
-_ALL = "all"
 
 _EXAMPLES = """\
   tpcompile dump preset:tiny-qwen3 --tp 2
@@ -38,6 +42,8 @@ _EXAMPLES = """\
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff          the diff of each pass
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff --print-ir-after fuse-qkv
   tpcompile dump preset:tiny-qwen3 --tp 2 --stop-after capture     the raw graph
+  tpcompile dump preset:tiny-qwen3 --tp 2 --print-ir-before fuse-qkv -o before.txt
+  tpcompile dump preset:tiny-qwen3 --tp 2 --layer 0 --no-origin    short lines of one layer
   tpcompile dump preset:tiny-qwen3 --tp 2 --dump-dir D    one file per stage
   tpcompile dump preset:tiny-qwen3 --tp 2 --format dot | dot -Tsvg > graph.svg
   tpcompile dump ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"
@@ -60,7 +66,19 @@ def _add_arguments(parser: Parser) -> None:
         metavar="all|NAME",
         help="show the graph after this pass, after every pass (all), or as captured (capture)",
     )
+    which.add_argument(
+        "--print-ir-before", metavar="NAME", help="show the graph before this pass, and stop there"
+    )
     which.add_argument("--stop-after", metavar="NAME", help="stop after this pass")
+    parser.add_argument(
+        "--layer",
+        metavar="N",
+        type=number(0, "the layer"),
+        help="show only the lines of this layer",
+    )
+    parser.add_argument(
+        "--no-origin", action="store_true", help="leave out the place in the model of each line"
+    )
     parser.add_argument(
         "--kernel",
         metavar="TARGET",
@@ -77,7 +95,7 @@ def _add_arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--format",
-        type=choice(*_SUFFIXES),
+        type=choice(*SUFFIXES),
         metavar="F",
         default="text",
         help="text, json or dot (Graphviz); default: text",
@@ -89,33 +107,35 @@ def _add_arguments(parser: Parser) -> None:
         const="json",
         help="same as --format json",
     )
+    add_output_option(parser)
 
 
 def _run(args: argparse.Namespace) -> Result:
     _check_options(args)
     if args.kernel:
-        return Result(_kernel(args))
+        return finished(args, [_kernel(args)])
     with progress() as say:
         pipeline = passes_of(args)
-        passes = _stopped(pipeline, args.stop_after)
-        names = _names(args, passes)
+        passes = _stopped(pipeline, args)
+        names = shown_names(args.print_ir_after, passes)
         from tpcompile.inspect.files import write_stages
         from tpcompile.inspect.instruments import KeepStages
 
-        render = _renderer(args.format, args.rank)
+        render = renderer(args.format, args.rank, args.layer, not args.no_origin)
         files = KeepStages(render)
         shown: list[str] = []
         instruments: list[Instrument] = [files] if args.dump_dir else []
         if args.diff or args.print_ir_after:
-            instruments.append(_printer(args, render, names, shown))
+            instruments.append(printer_of(args, render, names, shown))
         graph = lower_model(args, passes, instruments, say)
+        _check_layer(graph, args.layer)
         warn_unsharded(args, pipeline)
         if args.dump_dir:
-            written = write_stages(args.dump_dir, files.stages, _SUFFIXES[args.format])
+            written = write_stages(args.dump_dir, files.stages, SUFFIXES[args.format])
             sys.stderr.write(f"wrote {len(written)} files to {args.dump_dir}\n")
         if not (args.diff or args.print_ir_after):
-            return Result(render(graph))
-        return Result(_joined(args.format, shown))
+            shown.append(render(graph))
+        return finished(args, shown)
 
 
 def _kernel(args: argparse.Namespace) -> str:
@@ -137,83 +157,40 @@ def _check_options(args: argparse.Namespace) -> None:
             f"--rank must be less than --tp, got {args.rank} and {args.tp}",
             expected=f"--rank 0 to {args.tp - 1}",
         )
-    if args.diff and args.format != "text":
+    if args.diff:
+        check_diff(args.format, args.stop_after, args.print_ir_after)
+    if args.layer is not None and args.format == "dot":
         raise UsageError(
-            f"--diff requires --format text, got {args.format}", hint="Leave out --diff or --format"
+            "--layer requires --format text or json, got dot", hint="Leave out --layer or --format"
         )
-    if args.diff and _CAPTURE in (args.stop_after, args.print_ir_after):
-        raise UsageError(
-            "--diff cannot show capture, because there is no stage before capture",
-            hint="Name a pass, or leave out --diff",
-        )
+    check_output(args.output)
     if args.dump_dir:
         from tpcompile.inspect.files import check_directory
 
         check_directory(args.dump_dir)
 
 
-def _stopped(passes: Sequence[Pass], name: str | None) -> Sequence[Pass]:
-    """Return the passes up to and including the first one with this name."""
-    if name is None:
-        return passes
-    stages = [_CAPTURE, *(current.name for current in passes)]
-    _check_stage("--stop-after", name, stages)
-    return passes[: stages.index(name)]
+def _check_layer(graph: fx.GraphModule, layer: int | None) -> None:
+    from tpcompile.ir.meta import origin_of
 
-
-def _names(args: argparse.Namespace, passes: Sequence[Pass]) -> frozenset[str] | None:
-    """Return the names of the stages to show, or None for all."""
-    name = args.print_ir_after
-    if name in (None, _ALL):
-        return None
-    _check_stage("--print-ir-after", name, [_ALL, _CAPTURE, *(p.name for p in passes)])
-    return frozenset({name})
-
-
-def _check_stage(option: str, name: str, stages: Sequence[str]) -> None:
-    if name not in stages:
+    layers = {origin_of(node).layer for node in graph.graph.nodes} - {None}
+    if layer is not None and layer not in layers:
         raise UsageError(
-            f"{option} must name a pass of the pipeline, got {name!r}",
-            hint=did_you_mean(name, stages),
+            f"The model has no layer {layer}", expected=f"a layer from 0 to {len(layers) - 1}"
         )
 
 
-def _renderer(form: str, rank: int | None) -> Render:
-    from tpcompile.inspect.dot import graph_dot
-    from tpcompile.inspect.dump import graph_json
-    from tpcompile.ir.info import info_of
-    from tpcompile.ir.text import format_graph
-
-    forms: dict[str, Callable[[fx.GraphModule, int | None], str]] = {
-        "text": format_graph,
-        "json": lambda gm, rank: json_text(graph_json(gm, rank)),
-        "dot": graph_dot,
-    }
-    # Before plan-sharding, the graph is not split and has only one rank.
-    return lambda gm: forms[form](gm, rank if info_of(gm).tp > 1 else None)
-
-
-def _printer(
-    args: argparse.Namespace, render: Render, names: frozenset[str] | None, shown: list[str]
-) -> Instrument:
-    from tpcompile.inspect.instruments import PrintAfter, PrintDiff
-
-    if args.diff:
-        return PrintDiff(render, shown.append, names)
-    if args.format != "json":
-        return PrintAfter(render, shown.append, names)
-
-    def keep_json(name: str, gm: fx.GraphModule, stats: Stats) -> None:
-        if names is None or name in names:
-            shown.append(f'{{"stage": {json.dumps(name)}, "graph": {render(gm).rstrip()}}}')
-
-    return keep_json
-
-
-def _joined(form: str, shown: Sequence[str]) -> str:
-    if form == "json":
-        return '{"stages": [\n' + ",\n".join(shown) + "\n]}\n"
-    return "\n".join(shown)
+def _stopped(passes: Sequence[Pass], args: argparse.Namespace) -> Sequence[Pass]:
+    """Return the passes to run: all, or those up to the one that an option names."""
+    names = [current.name for current in passes]
+    if args.print_ir_before is not None:
+        check_stage("--print-ir-before", args.print_ir_before, names)
+        return passes[: names.index(args.print_ir_before)]
+    if args.stop_after is None:
+        return passes
+    stages = [CAPTURE, *names]
+    check_stage("--stop-after", args.stop_after, stages)
+    return passes[: stages.index(args.stop_after)]
 
 
 COMMAND = Command(

@@ -11,7 +11,7 @@ from torch import fx
 
 from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
-from tpcompile.ir.meta import origin_of, parameter_of, parameters
+from tpcompile.ir.meta import origin_of, parameter_of
 from tpcompile.ir.ops import op_name, spec_of
 from tpcompile.ir.pieces import Piece, pieces
 from tpcompile.ir.types import AnyType, Placement, Shard, SymbolType, dtype_name
@@ -19,16 +19,22 @@ from tpcompile.ir.types import AnyType, Placement, Shard, SymbolType, dtype_name
 _OPS = {"placeholder": "input", "get_attr": "param", "output": "return"}
 
 
-def graph_json(gm: fx.GraphModule, rank: int | None = None) -> dict[str, Any]:
-    """Return the graph as data for `json.dumps`, with shapes and recipes of one rank or of all."""
+def graph_json(
+    gm: fx.GraphModule, rank: int | None = None, layer: int | None = None
+) -> dict[str, Any]:
+    """Return the graph as data for `json.dumps`, with shapes and recipes of one rank or of all.
+
+    `layer` selects the nodes of one layer.
+    """
     info = info_of(gm)
     ranks = list(range(info.tp)) if rank is None else [rank]
+    nodes = [n for n in gm.graph.nodes if layer is None or origin_of(n).layer == layer]
     return {
         "name": info.name,
         "tp": info.tp,
         "ranks": ranks,
-        "nodes": [_node(node, ranks) for node in gm.graph.nodes],
-        "parameters": [_parameter(node, ranks) for node in parameters(gm.graph)],
+        "nodes": [_node(node, ranks) for node in nodes],
+        "parameters": [_parameter(node, ranks) for node in nodes if node.op == "get_attr"],
     }
 
 

@@ -26,6 +26,7 @@ from tpcompile.ir.text import format_graph
 from tpcompile.pause import paused_collector
 from tpcompile.registry import Registry
 from tpcompile.rewriting.order import order_refusal
+from tpcompile.rewriting.reproducer import OnFailure, is_worth_reproducing, reproducer_of
 from tpcompile.rewriting.rewrite import Report
 
 
@@ -154,10 +155,12 @@ def run_passes(
     passes: Sequence[Pass],
     instruments: Sequence[Instrument] = (),
     done: Sequence[Pass] = (),
+    on_failure: OnFailure | None = None,
 ) -> tuple[fx.GraphModule, list[Stage]]:
     """Return the graph after all passes, and one stage for the captured graph and for each pass.
 
     To resume from a later graph than the captured one, pass it with the passes already `done`.
+    If a pass fails, `on_failure` receives a reproducer; what it returns is added to the error.
     """
     checker = Checker()
     gm = clone(captured)
@@ -165,11 +168,25 @@ def run_passes(
     for instrument in instruments:
         instrument("capture", gm, stages[0].stats)
     for count, current in enumerate(passes, 1):
-        stats = _run_one(current, gm, checker, [*done, *passes[: count - 1]])
+        try:
+            stats = _run_one(current, gm, checker, [*done, *passes[: count - 1]])
+        except Exception as error:
+            if on_failure is not None and is_worth_reproducing(error):
+                before = format_graph(stages[-1].graph)
+                left = ",".join(map(describe, passes[count - 1 :]))
+                _add_sentence(error, on_failure(reproducer_of(before, left, error)))
+            raise
         stages.append(_stage(current.name, describe(current), stats, captured, passes[:count]))
         for instrument in instruments:
             instrument(current.name, gm, stats)
     return gm, stages
+
+
+def _add_sentence(error: Exception, sentence: str) -> None:
+    if isinstance(error, CompileError):
+        error.args = (f"{error} {sentence}".rstrip(),)
+    elif sentence:
+        error.add_note(sentence)
 
 
 def _run_one(current: Pass, gm: fx.GraphModule, checker: Checker, done: Sequence[Pass]) -> Stats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,25 +25,37 @@ INPUTS, RESULT, OUTSIDE = "inputs", "result", "outside of the layers"
 """The names of sections; those of layers are numbered."""
 
 
-def format_graph(gm: fx.GraphModule, rank: int | None = None, *, origins: bool = True) -> str:
-    """Format a graph with one line per node, grouped by layer; for one rank if `rank` is given.
+def format_graph(
+    gm: fx.GraphModule,
+    rank: int | None = None,
+    *,
+    layer: int | None = None,
+    origins: bool = True,
+) -> str:
+    """Format a graph with one line per node, grouped by layer.
 
-    The text of all ranks can be parsed.
+    The text of all ranks and layers can be parsed. `rank` and `layer` select parts to look at.
     """
     info = info_of(gm)
-    if rank is not None:
-        lines = _lines(gm.graph, Printer(rank=rank, origins=origins))
-        return "\n".join([f"graph {quoted(info.name)} (rank {rank} of {info.tp})", *lines]) + "\n"
+    if rank is not None or layer is not None:
+        nodes = [n for n in gm.graph.nodes if layer is None or _is_in(n, layer)]
+        whose = f"tp={info.tp}" if rank is None else f"rank {rank} of {info.tp}"
+        lines = _lines(nodes, Printer(rank=rank, origins=origins))
+        return "\n".join([f"graph {quoted(info.name)} ({whose})", *lines]) + "\n"
     kinds = [node.meta["type"] for node in gm.graph.nodes if "type" in node.meta]
     names = names_of_layouts(info, [*kinds, *info.outputs])
-    lines = _lines(gm.graph, Printer(names=names, origins=origins))
+    lines = _lines(gm.graph.nodes, Printer(names=names, origins=origins))
     results = ", ".join(format_type(kind, names=names) for kind in info.outputs)
     return "\n".join([*header_lines(info, names), *lines]) + f" : {results}\n"
 
 
-def _lines(graph: fx.Graph, printer: Printer) -> Iterator[str]:
+def _is_in(node: fx.Node, layer: int) -> bool:
+    return node.op not in ("placeholder", "output") and origin_of(node).layer == layer
+
+
+def _lines(nodes: Iterable[fx.Node], printer: Printer) -> Iterator[str]:
     section = ""
-    for node in graph.nodes:
+    for node in nodes:
         found = section_of(node)
         if found != section:
             section = found

@@ -1,0 +1,67 @@
+"""Reproducers: the graph before a pass that failed, with the passes that were left, as text.
+
+`tpcompile opt FILE` runs the passes again, and `tpcompile reduce FILE` shrinks the graph.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from tpcompile.errors import CompileError, ShardingError, UnsupportedError, UsageError
+
+OnFailure = Callable[[str], str]
+"""Callback that receives a reproducer, and returns a sentence for the error."""
+
+_PACKAGES = ("tpcompile", "torch", "transformers")
+_PIPELINE = re.compile(r"^# pipeline: (.*)$", re.MULTILINE)
+_SHOWN = 300
+"""The maximum number of characters of the error."""
+
+
+def is_worth_reproducing(error: Exception) -> bool:
+    """Return whether an error may be a mistake of a pass, and is not a refusal of the input."""
+    return not isinstance(error, UsageError | ShardingError | UnsupportedError)
+
+
+def reproducer_of(graph: str, pipeline: str, error: Exception) -> str:
+    """Return a reproducer: comments with the pipeline, and the text of the graph before it."""
+    kind = "" if isinstance(error, CompileError) else f"{type(error).__name__}: "
+    said = " ".join(f"{kind}{error}".split())
+    shown = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"
+    return (
+        f"# Run `tpcompile opt FILE` to see the error again.\n"
+        f"# pipeline: {pipeline}\n# error: {shown}\n# versions: {_versions()}\n{graph}"
+    )
+
+
+def pipeline_of(text: str) -> str | None:
+    """Return the pipeline of a reproducer, or None for other text."""
+    header = re.split(r"^graph ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    found = _PIPELINE.search(header)
+    return found.group(1) if found else None
+
+
+def _versions() -> str:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} without metadata")
+    return ", ".join([*found, f"Python {platform.python_version()}"])
+
+
+def write_reproducer(text: str) -> str:
+    """Write a reproducer to a temporary file, and return a sentence that says how to run it."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="tpcompile-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+    except OSError as error:
+        return f"A reproducer cannot be written: {error}."
+    return f"To reproduce: `tpcompile opt {file.name}`."
