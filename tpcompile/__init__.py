@@ -1,8 +1,8 @@
 """A graph rewriting compiler for Hugging Face Qwen models.
 
 `tpcompile.compile(model, tp=2)` returns a model that runs, `tpcompile.schedule(model)` the program
-of a decode step, and `tpcompile.capture(model)` the raw graph. Heavy modules such as torch and
-transformers are imported on first use.
+of a decode step, `tpcompile.capture(model)` the raw graph, and `tpcompile.parse_graph(text)` a
+graph from its text form. Heavy modules such as torch and transformers are imported on first use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tpcompile.errors import (
 
 if TYPE_CHECKING:
     from tpcompile.api import capture, compile
-    from tpcompile.frontend import Captured
+    from tpcompile.frontend import Captured, parse_graph
     from tpcompile.rewriting.manager import Stage
     from tpcompile.runtime.model import CompiledModel
     from tpcompile.scheduling import ScheduledStep, schedule
@@ -36,6 +36,7 @@ _LAZY = {
     "compile": "tpcompile.api",
     "capture": "tpcompile.api",
     "Captured": "tpcompile.frontend",
+    "parse_graph": "tpcompile.frontend",
     "CompiledModel": "tpcompile.runtime.model",
     "Engine": "tpcompile.serving",
     "SamplingParams": "tpcompile.serving",
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "capture",
     "compile",
+    "parse_graph",
     "schedule",
 ]
 

@@ -96,7 +96,7 @@ def compile(
     with starting(tp, group, place, inside=inside, timeout=rank_timeout) as load:
         captured = captured_of(model, dtype=dtype_of(dtype))
         weights = weights_of(captured, model, random_weights)
-        fork = DecodeFork(passes)
+        fork = DecodeFork(passes, write_reproducer)
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
         longest = max_seq_len or captured.config.max_position_embeddings
         programs = chosen.programs(fork, longest, max_batch or 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,7 @@ def _run_checked(
     except FailedError as error:
         found.failed, found.problems = error.name, error.problems
         log.failed(error.name, error.stats)
+        sys.stderr.write(f"{error.reproducer}\n")
         return None
 
 

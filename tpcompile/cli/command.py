@@ -31,6 +31,7 @@ class FailedError(Exception):
     def __init__(self, error: FailedPassError) -> None:
         super().__init__(str(error))
         self.name, self.stats, self.problems = error.name, error.stats, error.problems
+        self.reproducer = error.reproducer
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,9 @@ def run_pipeline(
     passes: Sequence[Pass],
     instruments: Sequence[Instrument],
     say: Say,
+    **more: Any,
 ) -> fx.GraphModule:
-    """Run the passes on a graph and return the final one.
+    """Run the passes on a graph and return the final one; `more` are options of `run_passes`.
 
     With `--timing` or on a terminal, a summary of the times goes to stderr.
     """
@@ -113,13 +114,10 @@ def run_pipeline(
     def follow(name: str, gm: fx.GraphModule, stats: object) -> None:
         say(f"finished {name}")
 
-    def reproduce(text: str) -> str:
-        sys.stderr.write(f"{write_reproducer(text)}\n")
-        return ""
-
     log = PassLog()
+    how = {"on_failure": write_reproducer, **more}
     try:
-        graph, _ = run_passes(graph, passes, [log, follow, *instruments], on_failure=reproduce)
+        graph, _ = run_passes(graph, passes, [log, follow, *instruments], **how)
     except FailedPassError as error:
         raise FailedError(error) from error
     if args.timing:

@@ -33,22 +33,29 @@ def read_graph_file(args: argparse.Namespace) -> tuple[GraphText, str]:
     from tpcompile.ir.text import read_graph
     from tpcompile.rewriting.reproducer import pipeline_of
 
+    name = name_of(args.file)
     try:
         found = read_graph(text)
     except UsageError as error:
-        raise error.at(f"{args.file}, {error.where}" if error.where else str(args.file)) from error
+        raise error.at(f"{name}, {error.where}" if error.where else name) from error
     pipeline = pipeline_of(text) if args.pipeline is None else args.pipeline
     return found, pipeline or ""
 
 
+def name_of(file: Path) -> str:
+    """Return the name of a file in messages."""
+    return "stdin" if str(file) == "-" else str(file)
+
+
 def _text_of(file: Path) -> str:
+    name = name_of(file)
     try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        return data.decode("utf-8")
+        data = sys.stdin.buffer.read() if name == "stdin" else file.read_bytes()
+        return data.decode("utf-8-sig")  # editors of Windows begin with a mark
     except OSError as error:
-        raise UsageError(f"{file} cannot be read", got=error.strerror or str(error)) from error
+        raise UsageError(f"{name} cannot be read", got=error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{file} is not text in UTF-8", got=f"the byte {error.object[error.start]:#04x}",
+            f"{name} is not text in UTF-8", got=f"the byte {error.object[error.start]:#04x}",
             expected="the text of a graph, as `tpcompile dump` prints it",
         ) from error  # fmt: skip

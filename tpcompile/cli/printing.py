@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"text": "txt", "json": "json", "dot": "dot"}
 CAPTURE = "capture"
-"""The name of the stage before the first pass."""
+"""The name of the stage before the first pass on a model."""
+INPUT = "input"
+"""The name of the stage before the first pass on the text of a graph."""
 ALL = "all"
 
 
@@ -60,19 +62,22 @@ def check_diff(form: str, *stages: str | None) -> None:
         raise UsageError(
             f"--diff requires --format text, got {form}", hint="Leave out --diff or --format"
         )
-    if CAPTURE in stages:
+    first = next((stage for stage in stages if stage in (CAPTURE, INPUT)), None)
+    if first is not None:
         raise UsageError(
-            "--diff cannot show capture, because there is no stage before capture",
+            f"--diff cannot show {first}, because there is no stage before {first}",
             hint="Name a pass, or leave out --diff",
         )
 
 
-def shown_names(name: str | None, passes: Sequence[Pass]) -> frozenset[str] | None:
+def shown_names(
+    name: str | None, passes: Sequence[Pass], first: str = CAPTURE
+) -> frozenset[str] | None:
     """Return the names of the stages to show after their passes, or None for all."""
     if name in (None, ALL):
         return None
     assert name is not None
-    check_stage("--print-ir-after", name, [ALL, CAPTURE, *(p.name for p in passes)])
+    check_stage("--print-ir-after", name, [ALL, first, *(p.name for p in passes)])
     return frozenset({name})
 
 

@@ -59,6 +59,7 @@ def _run(args: argparse.Namespace) -> Result:
         from tpcompile.ir.text import format_graph
         from tpcompile.passes import for_ranks, parse_pipeline
         from tpcompile.rewriting.reduce import Reducer
+        from tpcompile.rewriting.reproducer import with_pipeline
 
         verify_text(found)
         passes = parse_pipeline(pipeline) if pipeline else []
@@ -68,50 +69,62 @@ def _run(args: argparse.Namespace) -> Result:
         def follow(nodes: int, tries: int) -> None:
             say(f"{before} → {nodes} nodes, {tries} graphs tried")
 
-        reducer = Reducer(_error_of(args, found.graph, passes), not args.numbers, follow)
+        error_of = _error_of(args, found.graph, passes, pipeline)
+        reducer = Reducer(error_of, not args.numbers, follow)
         graph = reducer.reduce(found.graph)
-        text = (f"# pipeline: {pipeline}\n" if pipeline else "") + format_graph(graph)
-    sys.stderr.write(f"{before} → {len(graph.graph.nodes)} nodes, {reducer.tries} graphs tried\n")
+        text = with_pipeline(format_graph(graph), pipeline)
+    sys.stderr.write(
+        f"{before} → {len(graph.graph.nodes)} nodes, {reducer.tries} graphs tried, "
+        f"all with the error: {reducer.error}\n"
+    )
     if args.output is None:
         return Result(text)
     write_file(args.output, lambda file: file.write(text))
     return Result("")
 
 
-def _error_of(args: argparse.Namespace, graph: fx.GraphModule, passes: list[Pass]) -> ErrorOf:
-    if args.command:
-        return _status_of(args.command)
+def _error_of(
+    args: argparse.Namespace, graph: fx.GraphModule, passes: list[Pass], pipeline: str
+) -> ErrorOf:
+    if args.command is not None:
+        return _status_of(args.command, pipeline)
     if not passes:
         raise UsageError(
             "There is nothing that may fail",
             expected="passes (-p), a reproducer that names them, or a --command",
         )
-    from tpcompile.rewriting.failures import error_of_numbers, error_of_passes
+    from tpcompile.rewriting.failures import check_inputs, error_of_numbers, error_of_passes
 
     if not args.numbers:
         return error_of_passes(passes)
     from tpcompile.frontend.rotary import SavedTables
     from tpcompile.ir.info import info_of
 
+    check_inputs(graph)
     return error_of_numbers(passes, SavedTables(info_of(graph).rotary), _TOLERANCE)
 
 
-def _status_of(command: str) -> Callable[[fx.GraphModule], str]:
+def _status_of(command: str, pipeline: str) -> Callable[[fx.GraphModule], str]:
     """Return a function that runs a command on a graph; its status is the error."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError("--command is not valid", got=f"{command!r}: {error}") from error
     if not words:
         raise UsageError("--command must not be empty")
 
     def error_of(gm: fx.GraphModule) -> str:
         from tpcompile.ir.text import format_graph
+        from tpcompile.rewriting.reproducer import with_pipeline
 
         with tempfile.TemporaryDirectory(prefix="tpcompile-") as directory:
             file = Path(directory) / "graph.txt"
-            file.write_text(format_graph(gm), encoding="utf-8")
+            file.write_text(with_pipeline(format_graph(gm), pipeline), encoding="utf-8")
             try:
                 ran = subprocess.run([*words, str(file)], capture_output=True, check=False)
             except OSError as error:
-                raise UsageError(f"{words[0]} cannot be run", got=str(error)) from error
+                said = error.strerror or str(error)
+                raise UsageError(f"{words[0]} cannot be run", got=said) from error
         return f"status {ran.returncode}" if ran.returncode else ""
 
     return error_of

@@ -24,6 +24,7 @@ from tpcompile.frontend import Captured, capture
 from tpcompile.ir.info import info_of
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
+from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.rank import rank_modules
@@ -52,7 +53,7 @@ def compare_with_eager(
     """
     captured = capture(model, dtype=dtype)
     weights = weights_of(captured, model, random_weights)
-    graph, stages = run_passes(captured.graph, passes)
+    graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
     packed, ids, mask = _tokens(captured, lengths, seed)
     tp = info_of(graph).tp
     ranks = starting(

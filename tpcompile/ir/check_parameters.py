@@ -151,7 +151,7 @@ def _runs_of(tensors: list[Tensor], kind: ValueType) -> list[tuple[Tensor, tuple
 def _rows_in_order(tensor: Tensor, found: tuple[Piece, ...], run: tuple[int, int] | None) -> Recipe:
     """Return a recipe of the rows that are read from a tensor, in their correct order."""
     mine = [piece.source[0] for piece in found if piece.tensor == tensor.name]
-    first = min((min(rows) for runs in mine for rows in runs), default=0)
+    first = min((min(rows[0], rows[-1]) for runs in mine for rows in runs if rows), default=0)
     count = sum(len(rows) for runs in mine for rows in runs)
     if not 0 < count <= tensor.shape[0] - first:
         raise _DisorderError(f"{count} rows from row {first} of {tensor.name} {list(tensor.shape)}")

@@ -50,6 +50,7 @@ from tpcompile.rewriting.manager import (
     graph_pass,
     run_passes,
 )
+from tpcompile.rewriting.reproducer import OnFailure
 
 _STANDARD: tuple[type[Pass], ...] = (
     Canonicalize,
@@ -174,7 +175,8 @@ def decoding(passes: Sequence[Pass], spans: int = 1) -> list[Pass]:
 class DecodeFork:
     """An instrument of a prompt pipeline that keeps the graph from which decode passes differ."""
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
+    def __init__(self, passes: Sequence[Pass], on_failure: OnFailure | None = None) -> None:
+        self._on_failure = on_failure
         self.passes = passes
         """The passes of the prompt pipeline."""
         pairs = zip(passes, decoding(passes), strict=False)
@@ -193,7 +195,7 @@ class DecodeFork:
         assert self._graph is not None, "the prompt pipeline has not run"
         passes = decoding(self.passes, spans)
         rest, done = passes[self._shared :], passes[: self._shared]
-        return run_passes(self._graph, rest, instruments, done)[0]
+        return run_passes(self._graph, rest, instruments, done, self._on_failure)[0]
 
 
 def for_ranks(passes: Sequence[Pass], tp: int) -> list[Pass]:

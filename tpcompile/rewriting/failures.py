@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tpcompile.errors import CompileError
+from tpcompile.errors import CompileError, UsageError
 from tpcompile.ir.meta import parameter_of, parameters, value_type
 from tpcompile.ir.ops import DECODE_OPS
 from tpcompile.ir.recipe import tensors_of
@@ -19,6 +19,10 @@ from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.rewriting.manager import FailedPassError, Pass, run_passes
 
 _NAMES = re.compile(r"%\w+|\d+")
+_INPUTS = (
+    *("input_ids", "positions", "starts", "logit_rows"),
+    *("cache", "slots", "tables", "lengths"),
+)
 _STARTS = (0, 3, 5)
 """The starts of two sequences of three and two tokens."""
 
@@ -27,19 +31,30 @@ def error_of_passes(passes: Sequence[Pass]) -> Callable[[fx.GraphModule], str]:
     """Return a function that runs passes, and returns the first error without its names."""
 
     def error_of(gm: fx.GraphModule) -> str:
-        for current in passes:
-            try:
-                gm, _ = run_passes(gm, [current])
-            except FailedPassError as error:
-                return f"{current.name}: {error.problems[0].rule}"
-            except CompileError as error:
-                return f"{current.name}: {type(error).__name__} {_NAMES.sub('', error.message)}"
-            except Exception as error:
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                return f"{current.name}: {type(error).__name__} {place.name}"
-        return ""
+        return _run(gm, passes)[1]
 
     return error_of
+
+
+def _run(gm: fx.GraphModule, passes: Sequence[Pass]) -> tuple[fx.GraphModule, str]:
+    """Return the graph before the first pass that fails, and its error; "" if none fails."""
+    for current in passes:
+        try:
+            gm, _ = run_passes(gm, [current])
+        except FailedPassError as error:
+            return gm, f"{current.name}: {error.problems[0].rule}"
+        except CompileError as error:
+            said = _NAMES.sub("", error.message)
+            return gm, f"{current.name}: {type(error).__name__} {said}"
+        except Exception as error:
+            return gm, f"{current.name}: {_place_of(error)}"
+    return gm, ""
+
+
+def _place_of(error: Exception) -> str:
+    """Return the class of an error and the function that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {place.name}"
 
 
 def error_of_numbers(
@@ -51,13 +66,29 @@ def error_of_numbers(
     """
 
     def error_of(gm: fx.GraphModule) -> str:
-        after, _ = run_passes(gm, passes)
+        after, failed = _run(gm, passes)
+        if failed:
+            return failed
         one_by_one = any(node.target in DECODE_OPS for node in after.graph.nodes)
-        wanted, found = (_result(graph, one_by_one, tables) for graph in (gm, after))
-        error = (found - wanted).abs().max() / wanted.abs().max()
-        return "" if bool(error <= tolerance) else "wrong numbers"
+        try:
+            wanted, found = (_result(graph, one_by_one, tables) for graph in (gm, after))
+        except Exception as error:
+            return f"cannot be run: {_place_of(error)}"
+        difference = (found - wanted).abs().max()
+        return "" if bool(difference <= tolerance * wanted.abs().max()) else "wrong numbers"
 
     return error_of
+
+
+def check_inputs(gm: fx.GraphModule) -> None:
+    """Refuse a graph with inputs that have no numbers, such as values that became inputs."""
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    for name in names:
+        if name not in _INPUTS:
+            raise UsageError(
+                f"There are no numbers for the input %{name}",
+                expected=f"inputs of a captured model: {', '.join(_INPUTS)}",
+            )
 
 
 def _result(gm: fx.GraphModule, one_by_one: bool, tables: Callable[..., Any]) -> torch.Tensor:

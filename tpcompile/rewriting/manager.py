@@ -141,6 +141,8 @@ class FailedPassError(PassError, VerifyError):
 
     def __init__(self, name: str, message: str, stats: Stats, problems: Sequence[Problem]) -> None:
         super().__init__(message)
+        self.reproducer = ""
+        """The sentence that says how to run the pass again, if there is one."""
         first = problems[0]
         self.where = f"%{first.node} {first.source}"
         self.got, self.expected, self.hint = first.got, first.expected, first.hint
@@ -156,17 +158,19 @@ def run_passes(
     instruments: Sequence[Instrument] = (),
     done: Sequence[Pass] = (),
     on_failure: OnFailure | None = None,
+    first: str = "capture",
 ) -> tuple[fx.GraphModule, list[Stage]]:
     """Return the graph after all passes, and one stage for the captured graph and for each pass.
 
     To resume from a later graph than the captured one, pass it with the passes already `done`.
     If a pass fails, `on_failure` receives a reproducer; what it returns is added to the error.
+    `first` is the name of the stage before the first pass.
     """
     checker = Checker()
     gm = clone(captured)
-    stages = [_stage("capture", "", Stats(0.0, 0.0, 0, 0, len(gm.graph.nodes)), captured, ())]
+    stages = [_stage(first, "", Stats(0.0, 0.0, 0, 0, len(gm.graph.nodes)), captured, ())]
     for instrument in instruments:
-        instrument("capture", gm, stages[0].stats)
+        instrument(first, gm, stages[0].stats)
     for count, current in enumerate(passes, 1):
         try:
             stats = _run_one(current, gm, checker, [*done, *passes[: count - 1]])
@@ -183,8 +187,12 @@ def run_passes(
 
 
 def _add_sentence(error: Exception, sentence: str) -> None:
+    if isinstance(error, FailedPassError):
+        error.reproducer = sentence
     if isinstance(error, CompileError):
-        error.args = (f"{error} {sentence}".rstrip(),)
+        said = str(error)
+        space = "\n" if "\n" in said else " "
+        error.args = (f"{said}{space}{sentence}".rstrip(),)
     elif sentence:
         error.add_note(sentence)
 

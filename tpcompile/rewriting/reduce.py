@@ -11,6 +11,8 @@ from tpcompile.errors import UsageError
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import made_of, parameters, type_of
+from tpcompile.ir.ops import ROTARY
+from tpcompile.ir.plan import Plan
 from tpcompile.ir.types import REPLICATE, ValueType
 from tpcompile.rewriting.manager import clone
 from tpcompile.rewriting.rewrite import drop_dead, drop_unused_parameters
@@ -29,17 +31,17 @@ class Reducer:
     """Whether values may become inputs of the graph."""
     follow: Callable[[int, int], None] = lambda nodes, tries: None
     """Callback with the number of nodes of the smallest graph, and of graphs tried."""
-    tries: int = 0
-    _wanted: str = field(default="", init=False)
+    tries: int = field(default=0, init=False)
+    error: str = field(default="", init=False)
+    """The error that every smaller graph has."""
 
     def reduce(self, gm: fx.GraphModule) -> fx.GraphModule:
         """Return the smallest graph found. Raise UsageError if there is no error."""
-        self._wanted = self.error_of(clone(gm))
-        if not self._wanted:
+        self.error = self.error_of(clone(gm))
+        if not self.error:
             raise UsageError(
                 "There is no error to reduce",
-                got="passes that run, and a valid graph after each",
-                hint="Give the pipeline that fails with -p, or a --command",
+                hint="Give the pipeline that fails with -p, or a --command that fails",
             )
         best = gm
         while True:
@@ -91,7 +93,7 @@ class Reducer:
         if len(smaller.graph.nodes) >= len(gm.graph.nodes) or check_graph(smaller):
             return None
         self.tries += 1
-        if self.error_of(clone(smaller)) != self._wanted:
+        if self.error_of(clone(smaller)) != self.error:
             return None
         self.follow(len(smaller.graph.nodes), self.tries)
         return smaller
@@ -149,7 +151,7 @@ def _first_result(gm: fx.GraphModule) -> None:
 
 
 def _clean(gm: fx.GraphModule) -> None:
-    """Drop unread nodes, inputs and parameters, and the biases of weights that are gone."""
+    """Drop unread nodes, inputs and parameters, and what the graph says about dropped nodes."""
     drop_dead(gm.graph)
     for node in list(gm.graph.nodes):
         if node.op == "placeholder" and not node.users:
@@ -158,4 +160,14 @@ def _clean(gm: fx.GraphModule) -> None:
     info = info_of(gm)
     kept = {tensor.name for node in parameters(gm.graph) for tensor in made_of(node)}
     biases = frozenset(pair for pair in info.biases if kept.issuperset(pair))
-    gm.meta["tpcompile"] = replace(info, biases=biases)
+    rotary = info.rotary if any(node.target == ROTARY for node in gm.graph.nodes) else None
+    plan = info.plan and _plan_of(gm, info.plan)
+    gm.meta["tpcompile"] = replace(info, biases=biases, rotary=rotary, plan=plan)
+
+
+def _plan_of(gm: fx.GraphModule, plan: Plan) -> Plan:
+    """Return the part of a plan that concerns nodes of the graph."""
+    names = {node.name for node in gm.graph.nodes}
+    heads = {name: layouts for name, layouts in plan.heads.items() if name in names}
+    ffn = {name: layout for name, layout in plan.ffn.items() if name in names}
+    return replace(plan, heads=heads, ffn=ffn)

@@ -33,8 +33,8 @@ def reproducer_of(graph: str, pipeline: str, error: Exception) -> str:
     said = " ".join(f"{kind}{error}".split())
     shown = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"
     return (
-        f"# Run `tpcompile opt FILE` to see the error again.\n"
-        f"# pipeline: {pipeline}\n# error: {shown}\n# versions: {_versions()}\n{graph}"
+        "# `tpcompile opt FILE` shows the error again, `tpcompile reduce FILE` shrinks the graph.\n"
+        f"# error: {shown}\n# versions: {_versions()}\n{with_pipeline(graph, pipeline)}"
     )
 
 
@@ -42,7 +42,12 @@ def pipeline_of(text: str) -> str | None:
     """Return the pipeline of a reproducer, or None for other text."""
     header = re.split(r"^graph ", text, maxsplit=1, flags=re.MULTILINE)[0]
     found = _PIPELINE.search(header)
-    return found.group(1) if found else None
+    return found.group(1).strip() if found else None
+
+
+def with_pipeline(graph: str, pipeline: str) -> str:
+    """Return the text of a graph after a comment with the pipeline to run on it, if any."""
+    return f"# pipeline: {pipeline}\n{graph}" if pipeline else graph
 
 
 def _versions() -> str:

@@ -30,6 +30,7 @@ from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CacheKv
+from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.weights import opened, weights_of
 from tpcompile.vm.program import Program
 
@@ -121,7 +122,7 @@ def prepare(
     captured = capture(model, dtype=dtype)
     _check_room(batch, captured.config.max_position_embeddings)
     weights = weights_of(captured, model, random_weights)
-    graph, stages = run_passes(captured.graph, passes)
+    graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
     sharded = _before_fusion(stages)
     structure = structure_of(sharded, _spans(graph))
     with opened(weights) as read:

@@ -16,12 +16,14 @@ from tpcompile.ir.text.header import usual_weight
 from tpcompile.ir.text.scanner import Scanner
 from tpcompile.ir.text.types import TypeParser
 
-MOST_RANKS = 4096
+MOST_RANKS = 512
 _MOST_UNITS = 1 << 22
 _LAYOUT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:#[0-9]+)?")
 _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _FOLDED = re.compile(r"[A-Za-z0-9_.{},@/-]+")
 _USER = re.compile(r"%([A-Za-z0-9_{}.,]*[A-Za-z0-9_}])")
+_PART = re.compile(r" \((rank|layer) ")
+"""The beginning of what the text of a part says about itself."""
 _TITLES = ("layouts", "plan", "biases")
 
 
@@ -44,7 +46,7 @@ class Head:
         head = Head(_first(lines[0]), count=1)
         section = ""
         for line in lines[1:]:
-            if line.indented and section:
+            if line.indent and section:
                 head._in_section(section, line)
             elif line.text in _TITLES:
                 section = line.text
@@ -115,10 +117,10 @@ def _first(line: Scanner) -> GraphInfo:
     if not line.accept("graph "):
         raise line.refusal("This is not the text of a graph", "a line such as `graph x (tp=1)`")
     name = line.name("the name of the graph")
-    if line.sees(" (rank "):
+    if part := _PART.match(line.text, line.place):
         raise line.refusal(
-            "The text of one rank cannot be parsed",
-            hint="Print the graph of all ranks, without --rank",
+            f"The text of one {part.group(1)} cannot be parsed",
+            hint="Print the whole graph, without --rank and --layer",
         )
     line.expect(" (tp=")
     tp = line.integer("the number of ranks")

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import operator
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from torch import fx, nn
 
-from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.errors import UsageError
 from tpcompile.ir.meta import Origin, Parameter, new_parameter
 from tpcompile.ir.module import StageModule
 from tpcompile.ir.names import is_name
-from tpcompile.ir.ops import ROTARY, SPECS, OpSpec
+from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.recipe import Recipe, shape_of
 from tpcompile.ir.text.head import Head
+from tpcompile.ir.text.operands import VALUE, OperandParser
 from tpcompile.ir.text.printer import INPUTS, OUTSIDE, RESULT, shards_of
 from tpcompile.ir.text.recipes import RecipeParser, fits
 from tpcompile.ir.text.scanner import Scanner
-from tpcompile.ir.text.types import TypeParser, read_dtype
+from tpcompile.ir.text.types import TypeParser
 from tpcompile.ir.types import AnyType, ValueType
 
-_VALUE = re.compile(r"%([A-Za-z_][A-Za-z0-9_]*)")
-_OP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_.]+")
-_OPTION = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
-_NUMBER = re.compile(r"-?(?:inf|nan|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")
+_UP_TO_TYPE = re.compile(r'(?:[^")]+|"(?:[^"\\]|\\.)*"|\)(?! : ))*')
 _LAYER = re.compile(r"layer (0|[1-9][0-9]{0,5})")
 _PLACE = re.compile(r"(\S+):(0|[1-9][0-9]{0,8})")
-_WORDS = {"None": None, "True": True, "False": False, "max": sys.maxsize}
-_DEEPEST = 8
 
 
 @dataclass
@@ -48,7 +43,7 @@ def read_graph(text: str) -> GraphText:
     if not isinstance(text, str):
         raise UsageError("parse_graph takes text", got=f"a {type(text).__name__}", expected="a str")
     lines = [
-        Scanner(number, line.strip(), line.startswith(" "))
+        Scanner(number, line)
         for number, line in enumerate(text.split("\n"), 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
@@ -63,11 +58,11 @@ class _Parser:
         self._head = head
         self._ranks = head.info.tp
         self._types = TypeParser(head.layouts, self._ranks)
-        self._ops = {spec.name: spec for spec in SPECS.values()} | {"tpc.rotary": SPECS[ROTARY]}
         self._root = nn.Module()
         self._root.add_module(ROTARY, NoTables())
         self._graph = fx.Graph()
         self._values: dict[str, fx.Node] = {}
+        self._operands = OperandParser(self._values)
         self._layer: int | None = None
         self._section = ""
 
@@ -77,7 +72,10 @@ class _Parser:
         outputs: tuple[ValueType, ...] | None = None
         for line in lines:
             if outputs is not None:
-                raise line.refusal("The text goes on after the result")
+                raise line.refusal(
+                    "The text goes on after the result",
+                    hint="Give one graph, such as a file of dump --dump-dir",
+                )
             if self._begins(line):
                 continue
             if line.accept("return "):
@@ -111,7 +109,7 @@ class _Parser:
     def _node(self, line: Scanner) -> tuple[fx.Node, AnyType]:
         """Read a line that defines a value."""
         start = line.place
-        name = line.match(_VALUE, "a value such as %x, a section, or `return`").group(1)
+        name = line.match(VALUE, "a value such as %x, a section, or `return`").group(1)
         if name in self._values:
             line.place = start
             raise line.refusal(f"%{name} is defined twice")
@@ -136,16 +134,15 @@ class _Parser:
         if line.accept("param("):
             return self._parameter(line, name)
         if line.sees("%"):
-            source = self._operand(line)
+            source = self._operands.value(line)
             line.expect("[")
             index = line.integer("the number of a result")
             line.expect("]")
             return lambda kind, origin: self._called(
                 name, operator.getitem, (source, index), {}, origin
             )
-        spec = self._op(line)
-        args, kwargs = self._arguments(line, spec)
-        return lambda kind, origin: self._called(name, spec.target, args, kwargs, origin)
+        target, args, kwargs = self._operands.call(line)
+        return lambda kind, origin: self._called(name, target, args, kwargs, origin)
 
     def _placeholder(self, name: str) -> fx.Node:
         return self._graph.placeholder(name)
@@ -161,10 +158,9 @@ class _Parser:
     def _parameter(self, line: Scanner, name: str) -> Callable[[AnyType, Origin], fx.Node]:
         """Read the recipes of a parameter. Their tensors need its type, which comes after them."""
         start = line.place
-        after = line.text.find(") : ", start)
-        if after < 0:
+        line.match(_UP_TO_TYPE, "a recipe")
+        if not line.accept(") : "):
             raise line.refusal("The parameter has no type", "`) : ` and a type after the recipe")
-        line.place = after + len(") : ")
         kind = self._types.any(line)
         if not isinstance(kind, ValueType) or not fits(_whole(kind)):
             raise line.refusal("A parameter must have the type of a tensor", "known extents")
@@ -194,70 +190,9 @@ class _Parser:
         whole = replace(parameter, shards=(parameter.whole,) * self._ranks)
         return replace(whole, shards=shards_of(whole))
 
-    def _op(self, line: Scanner) -> OpSpec:
-        start = line.place
-        name = line.match(_OP, "an op, `input`, `param` or a value").group()
-        if name not in self._ops:
-            line.place = start
-            raise line.refusal(f"There is no op {name}", hint=did_you_mean(name, self._ops))
-        return self._ops[name]
-
-    def _arguments(self, line: Scanner, spec: OpSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        line.expect("(")
-        while not line.accept(")"):
-            if args or kwargs:
-                line.expect(", ")
-            option = _OPTION.match(line.text, line.place)
-            place = len(args)
-            if option and option.group(1) not in spec.argument_names[place:]:
-                names = ", ".join(spec.argument_names)
-                raise line.refusal(f"{spec.name} takes no such argument here", f"({names})")
-            if not option and (kwargs or place >= len(spec.argument_names)):
-                raise line.refusal(f"{spec.name} has no argument at this place")
-            line.place = option.end() if option else line.place
-            value = self._value(line)
-            if option and option.group(1) != spec.argument_names[place]:
-                kwargs[option.group(1)] = value
-            else:
-                args.append(value)
-        return tuple(args), kwargs
-
-    def _value(self, line: Scanner, depth: int = 0) -> Any:
-        if line.sees("%"):
-            return self._operand(line)
-        if line.accept("["):
-            if depth > _DEEPEST:
-                raise line.refusal("The list is nested too deeply")
-            found: list[Any] = []
-            while not line.accept("]"):
-                if found:
-                    line.expect(", ")
-                found.append(self._value(line, depth + 1))
-            return found
-        for word, value in _WORDS.items():
-            if line.accept(word):
-                return value
-        number = _NUMBER.match(line.text, line.place)
-        if number is None:
-            return read_dtype(line)
-        line.place = number.end()
-        text = number.group()
-        return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else float(text)
-
-    def _operand(self, line: Scanner) -> fx.Node:
-        start = line.place
-        name = line.match(_VALUE, "a value such as %x").group(1)
-        if name not in self._values:
-            line.place = start
-            hint = did_you_mean(name, self._values) if self._values else ""
-            raise line.refusal(f"%{name} is not defined before this line", hint=hint)
-        return self._values[name]
-
     def _result(self, line: Scanner) -> tuple[ValueType, ...]:
         """Read the line with the results; add the output node and return the expected types."""
-        result = self._value(line)
+        result = self._operands.any(line)
         values = result if isinstance(result, list) else [result]
         if not values or not all(isinstance(value, fx.Node) for value in values):
             raise line.refusal("The result must be a value, or a list of values")
@@ -284,7 +219,8 @@ def _origin(line: Scanner) -> Origin:
     if line.at_end():
         return Origin()
     line.expect("  # ")
-    text = line.rest()
+    text = line.name("the origin") if line.sees('"') else line.rest()
+    line.expect_end()
     module, _, last = text.rpartition(" ")
     place = _PLACE.fullmatch(last)
     if place is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from tpcompile.ir.ops import op_name, spec_of
 from tpcompile.ir.text.header import header_lines, names_of_layouts
 from tpcompile.ir.text.layouts import LayoutNames
 from tpcompile.ir.text.recipes import written_recipe
-from tpcompile.ir.text.words import quoted
+from tpcompile.ir.text.words import one_line, quoted
 from tpcompile.ir.types import AnyType, Shard, SymbolType, ValueType, dtype_name
 
 INPUTS, RESULT, OUTSIDE = "inputs", "result", "outside of the layers"
@@ -39,7 +40,8 @@ def format_graph(
     info = info_of(gm)
     if rank is not None or layer is not None:
         nodes = [n for n in gm.graph.nodes if layer is None or _is_in(n, layer)]
-        whose = f"tp={info.tp}" if rank is None else f"rank {rank} of {info.tp}"
+        part = f"rank {rank} of {info.tp}" if rank is not None else f"layer {layer}, tp={info.tp}"
+        whose = part if rank is None or layer is None else f"{part}, layer {layer}"
         lines = _lines(nodes, Printer(rank=rank, origins=origins))
         return "\n".join([f"graph {quoted(info.name)} ({whose})", *lines]) + "\n"
     kinds = [node.meta["type"] for node in gm.graph.nodes if "type" in node.meta]
@@ -95,7 +97,7 @@ class Printer:
             return f"return {_operand(node.args[0])}"
         if node.op == "get_attr":
             return f"%{node.name} = param({self._recipe(node)}) : {kind}"
-        origin = str(origin_of(node)) if self.origins else ""
+        origin = one_line(str(origin_of(node))) if self.origins else ""
         comment = f"  # {origin}" if origin else ""
         return f"%{node.name} = {_expression(node)} : {kind}{comment}"
 
@@ -186,6 +188,8 @@ def _operand(arg: Any) -> str:
         return "[" + ", ".join(map(_operand, arg)) + "]"
     if isinstance(arg, torch.dtype):
         return dtype_name(arg)
+    if isinstance(arg, str):
+        return json.dumps(arg)
     if arg == sys.maxsize:  # the end of an open-ended slice
         return "max"
     return str(arg)

@@ -20,17 +20,17 @@ _SHOWN = 60
 class Scanner:
     """The text of a line, read from left to right."""
 
-    def __init__(self, number: int, text: str, indented: bool = False) -> None:
+    def __init__(self, number: int, line: str) -> None:
         self.number = number
-        self.text = text
-        self.indented = indented
+        self.text = line.strip()
+        self.indent = len(line) - len(line.lstrip())
         self.place = 0
 
     def refusal(self, message: str, expected: str = "", hint: str = "") -> UsageError:
         """Return an error that shows the text from here on."""
         rest = self.text[self.place :]
         shown = rest if len(rest) <= _SHOWN else rest[:_SHOWN] + "…"
-        where = f"line {self.number}, column {self.place + 1}"
+        where = f"line {self.number}, column {self.indent + self.place + 1}"
         got = repr(shown) if rest else "the end of the line"
         return UsageError(message, where=where, got=got, expected=expected, hint=hint)
 

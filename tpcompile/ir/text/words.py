@@ -11,6 +11,12 @@ QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 KEYWORDS = ("permute", "pad")
 
 
+def one_line(text: str) -> str:
+    """Quote text that could not be read back from the end of a line."""
+    plain = text.isprintable() and text == text.strip() and not text.startswith('"')
+    return text if plain else json.dumps(text)
+
+
 def quoted(name: str) -> str:
     bare = BARE.fullmatch(name) and name not in KEYWORDS
     return name if bare else json.dumps(name)
