@@ -16,6 +16,7 @@ from torch import fx
 
 import tpcompile
 from tests.models import TOLERANCE, padded, preset_pair, relative_error
+from tpcompile.api import dtype_of
 from tpcompile.passes import default_pipeline
 from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.ranks import start
@@ -54,6 +55,22 @@ def test_a_model_in_memory_and_positions() -> None:
 def test_dtype() -> None:
     with _compiled(tp=2, dtype="bfloat16") as model:
         assert model(torch.tensor([[1, 2, 3]])).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bf16", torch.bfloat16),
+        ("FP16", torch.float16),
+        ("fp32", torch.float32),
+        ("Float32", torch.float32),
+        ("auto", None),
+        (None, None),
+        (torch.float16, torch.float16),
+    ],
+)
+def test_names_of_dtypes(name: Any, expected: torch.dtype | None) -> None:
+    assert dtype_of(name) == expected
 
 
 def test_stages_plan_and_source() -> None:

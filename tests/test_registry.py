@@ -28,8 +28,19 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         _colours()["turqois"]
 
 
+def test_names_are_found_in_any_case() -> None:
+    colours = _colours()
+    assert colours["Turquoise"] == 2
+    assert "RED" in colours and 3 not in colours
+    assert colours.spelling("RED") == "red"
+    with pytest.raises(UsageError, match=r"Did you mean turquoise\?"):
+        colours["TURQOIS"]
+
+
 def test_a_name_is_taken_once() -> None:
     colours = _colours()
     colours.add("red", colours["red"])
     with pytest.raises(UsageError, match=r"two entries for the colour 'red'.*3 and 1"):
         colours.add("red", 3)
+    with pytest.raises(UsageError, match=r"two entries for the colour 'Red'.*3 and 1"):
+        colours.add("Red", 3)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.frontend import capture as captured_of
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
@@ -164,7 +165,7 @@ def device_of(device: torch.device | str | None) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(
             f"device={str(device)!r} needs a GPU, but torch finds no GPU",
-            hint="Omit device to run on the CPU",
+            hint="Omit it to run on the CPU",
         )
     if found.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"device={str(device)!r} is not supported", expected="cpu or cuda")
@@ -187,7 +188,7 @@ def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
             raise UsageError(
                 f"The pipeline plans for {current.tp} ranks",
                 expected=f"{tp}, the requested tp",
-                hint=f"Remove tp={current.tp} from the pipeline",
+                hint=f"Remove the option from plan-sharding{{tp={current.tp}}}",
             )
     return passes
 
@@ -213,11 +214,13 @@ def shards(passes: Sequence[Pass]) -> bool:
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the floating-point dtype of this name in torch, or None for None."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found is None and dtype is None:
+    """Return the floating-point dtype of this name, in any case, or None for "auto" and None."""
+    if dtype is None or (isinstance(dtype, str) and dtype.lower() == AUTO_DTYPE):
         return None
+    found: Any = dtype
+    if isinstance(dtype, str):
+        found = getattr(torch, DTYPE_NAMES.get(dtype.lower(), dtype.lower()), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        hint = did_you_mean(str(dtype), ("float32", "bfloat16", "float16"))
+        hint = did_you_mean(str(dtype), (*DTYPES, AUTO_DTYPE))
         raise UsageError(f"{dtype!r} is not a supported dtype", hint=hint)
     return found

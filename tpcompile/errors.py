@@ -73,10 +73,18 @@ class UsageError(CompileError, ValueError):
     """An invalid name, option or pipeline text."""
 
 
+def spelled(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that equals `name` but for upper and lower case, or None."""
+    names = list(known)
+    if name in names:
+        return name
+    return next((one for one in names if one.lower() == name.lower()), None)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a sentence that suggests the nearest names, or lists all of them."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    names = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     if near:
-        return "Did you mean " + " or ".join(near) + "?"
-    return "Known: " + ", ".join(names) + "."
+        return "Did you mean " + " or ".join(names[one] for one in near) + "?"
+    return "Known: " + ", ".join(names.values()) + "."

@@ -6,7 +6,7 @@ import copy
 import os
 from typing import Any
 
-from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.errors import UsageError, did_you_mean, spelled
 
 _QWEN25 = {
     "model_type": "qwen2",
@@ -92,10 +92,11 @@ PRESETS = _presets()
 
 
 def preset(name: str) -> dict[str, Any]:
-    """Return the configuration of a preset, `model_type` included."""
-    if name not in PRESETS:
+    """Return the configuration of a preset, `model_type` included. The name is in any case."""
+    found = spelled(name, PRESETS)
+    if found is None:
         raise UsageError(f"There is no preset {name!r}", hint=did_you_mean(name, PRESETS))
-    return copy.deepcopy(PRESETS[name])
+    return copy.deepcopy(PRESETS[found])
 
 
 def check_model_name(model: str) -> None:
@@ -104,9 +105,10 @@ def check_model_name(model: str) -> None:
         preset(model.removeprefix("preset:"))
     elif os.path.exists(model):  # Path.exists raises if a name is too long
         return
-    elif model in PRESETS:
+    elif spelled(model, PRESETS):
         raise UsageError(
-            f"There is no directory {model}", hint=f"To use the preset, write preset:{model}"
+            f"There is no directory {model}",
+            hint=f"To use the preset, write preset:{model.lower()}",
         )
     elif model.startswith((".", "/", "~")):
         raise UsageError(

@@ -89,8 +89,7 @@ def choose(
     for name, limit in (("spans", spans), ("context", context), ("max_seq_len", max_seq_len)):
         check_limit(name, limit)
     machine = target_of(target, workers)
-    policy = DEFAULT_POLICY if policy is None else policy
-    _ = POLICIES[policy]  # raises for an unknown name
+    policy = DEFAULT_POLICY if policy is None else POLICIES.spelling(policy)
     longest = max_seq_len or max(context or 0, _CONTEXT)
     context = context or min(longest, _CONTEXT)
     if context > longest:

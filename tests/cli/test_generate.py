@@ -136,6 +136,8 @@ def test_a_temperature_draws_and_near_zero_it_takes_the_best(cli: Cli) -> None:
     best = _sampled(cli, "")
     assert _sampled(cli, "--temperature 5 --top-k 900 --top-p 1") != best
     assert _sampled(cli, "--temperature 1e-6") == best
+    assert _sampled(cli, "--temperature 0") == best
+    assert _sampled(cli, "--temperature 0 --sample --top-k 900") == best
     assert _sampled(cli, "--top-k 1") == best
     assert _sampled(cli, "--top-p 1e-9") == best
 
@@ -185,8 +187,7 @@ BAD = {
     "{0}/torn --prompt x": "cannot be read. Found JSONDecodeError",
     "preset:tiny-qwen4 --prompt x": "Did you mean tiny-qwen3",
     f"{TINY} --prompt x": "has no tokenizer. Pass the prompt as token ids: --prompt-ids",
-    "preset:tiny-qwen3 --prompt-ids 1": "no weights",
-    TINY: "One of the arguments --prompt --prompt-ids is required",
+    "preset:tiny-qwen3 --prompt-ids 1": "without weights. Pass a checkpoint, or --random-weights",
     f"{TINY} --prompt x --prompt-ids 1": "not allowed with",
     f"{TINY} --prompt ''": "The prompt is empty",
     f"{TINY} --prompt-ids 1,x": "each token id must be an integer of at least 0, got 'x'",
@@ -196,16 +197,17 @@ BAD = {
     f"{TINY} --prompt-ids 1,2 --max-new-tokens 511": "Give --max-new-tokens 510 or less",
     f"{TINY} --prompt-ids 1,2,3 --max-seq-len 3": "Shorten the prompt",
     f"{TINY} --prompt-ids 1 --max-new-tokens 0": "must be an integer of at least 1, got '0'",
-    f"{TINY} --prompt-ids 1 --temperature 0": "must be a finite number above 0, got '0'",
+    f"{TINY} --prompt-ids 1 --temperature -1": "must be a finite number of at least 0, got '-1'",
     f"{TINY} --prompt-ids 1 --top-p 1.5": "must be more than 0 and at most 1, got '1.5'",
     f"{TINY} --prompt-ids 1 --beams 0": "the number of beams must be an integer of at least 1",
     f"{TINY} --prompt-ids 1 --tp 7": "6 query heads",
     f"{TINY} --prompt-ids 1 --trace a.json": "Found --backend auto. Expected --backend native",
     f"{TINY} --prompt-ids 1 --backend native --trace none/a.json": "There is no directory none",
     f"{TINY} --prompt-ids 1 --backend tourch": "Did you mean torch",
-    f"{TINY} --prompt-ids 1 --device tpu9": "device must be cpu or cuda, got 'tpu9'",
+    f"{TINY} --prompt-ids 1 --device tpu9": "--device must be cpu or cuda, got 'tpu9'",
+    f"{TINY} --prompt-ids 1 --device cuda": "--device cuda needs a GPU, but torch finds no GPU",
     f"{TINY} --prompt-ids 1 -p canonicalize": "without a KV cache",
-    f"{TINY} --prompt-ids 1 --tp 2 -p canonicalize": "does not shard the graph",
+    f"{TINY} --prompt-ids 1 --tp 2 -p canonicalize": "does not shard the graph, which --tp 2",
 }
 
 

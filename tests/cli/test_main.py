@@ -91,7 +91,7 @@ def test_python_m_and_closed_pipe() -> None:
 BAD = {
     "--hlp": "Did you mean --help",
     "dmp": "Did you mean dump",
-    "dump": "following arguments are required: MODEL, --tp",
+    "dump": "following arguments are required: MODEL",
     f"dump {TINY} --tpp 2": "Did you mean --tp",
     f"dump {TINY} --tp 2 --dif": "Did you mean --diff",
     f"dump {TINY} --tp 2 other": "Unrecognized arguments: other",
@@ -103,9 +103,12 @@ BAD = {
     f"dump {TINY} --tp 2 --rank -1": "the rank must be an integer of at least 0, got '-1'",
     "dump preset:tiny-qwen --tp 2": "Did you mean tiny-qwen3",
     "plan tiny-qwen3 --tp 2": "write preset:tiny-qwen3",
+    "plan Qwen3-0.6B --tp 2": "write preset:qwen3-0.6b",
+    "plan preset:TINY-QWEN --tp 2": "Did you mean tiny-qwen3",
     "dump ./nowhere --tp 2": "There is no directory ./nowhere",
     f"dump {TINY} --tp 2 --format jsn": "Did you mean json",
     f"dump {TINY} --tp 2 --dtype float8": "Did you mean float",
+    f"dump {TINY} --tp 2 --random-weights 0": "Unknown option --random-weights",
     f"dump {TINY} --tp 2 --diff --json": "Leave out --diff or --format",
     f"dump {TINY} --tp 2 --diff --stop-after capture": "no stage before capture",
     f"dump {TINY} --tp 2 --stop-after fuse-kv": "Did you mean fuse-qkv",
@@ -114,7 +117,7 @@ BAD = {
     f"dump {TINY} --tp 2 -p raise-nrm": "Unknown pass 'raise-nrm'",
     f"dump {TINY} --tp 2 -p plan-sharding{{tpp=2}}": "Did you mean tp",
     f"dump {TINY} --tp 2 -p plan-sharding{{ffn_grain=x}}": "Invalid value 'x'",
-    f"dump {TINY} --tp 2 -p plan-sharding{{tp=4}}": "The pipeline plans for 4 ranks",
+    f"dump {TINY} --tp 2 -p plan-sharding{{tp=4}}": "Remove the option from plan-sharding{tp=4}",
     f"dump {TINY} --tp 2 -p canonicalize,,raise-norm": "Invalid pipeline: ",
     f"dump {TINY} --tp 2 -p canonicalize{{": "Invalid pipeline: ",
     f"check {TINY} --tp 2 -p canonicalize,shard-linears": "Put plan-sharding before",
@@ -131,6 +134,26 @@ def test_bad_input(cli: Cli, tmp_path: Path, line: str) -> None:
     assert ran.err.count("\n") == 1
     assert BAD[line] in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+SAME = {
+    "plan preset:tiny-qwen3": "plan preset:tiny-qwen3 --tp 1",
+    "plan preset:Tiny-Qwen3 --tp 2 --dtype BF16": "plan preset:tiny-qwen3 --tp 2 --dtype bfloat16",
+    "plan preset:tiny-qwen3 --dtype fp32": "plan preset:tiny-qwen3 --dtype auto",
+    "dump preset:Tiny-Qwen3 --format TEXT": "dump preset:tiny-qwen3 --tp 1",
+    "schedule preset:tiny-qwen3 --target H200 --policy Zigzag --text": (
+        "schedule preset:tiny-qwen3 --target h200 --policy zigzag --text"
+    ),
+    "schedule preset:tiny-qwen3 --target CPU --text": (
+        "schedule preset:tiny-qwen3 --target cpu --text --tp 1"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", SAME)
+def test_names_in_any_case_and_defaults(cli: Cli, line: str) -> None:
+    ran, plain = cli(line), cli(SAME[line])
+    assert (ran.status, ran.out) == (0, plain.out)
 
 
 @pytest.mark.parametrize("unsupported", UNSUPPORTED, indirect=True)

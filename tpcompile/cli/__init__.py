@@ -30,6 +30,7 @@ from tpcompile.cli.command import (
     printable,
     refuse_unknown,
 )
+from tpcompile.cli.wording import with_options
 from tpcompile.errors import CompileError, RankError
 from tpcompile.plugins import load_plugins
 
@@ -64,20 +65,27 @@ MODEL is a directory with a config.json, a hub id, or preset:NAME.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        result = _run(list(sys.argv[1:] if argv is None else argv))
+        result = _run(words)
     except SystemExit as shown:  # argparse exits after printing help or the version
         result = Result("", int(shown.code or 0))
     except (FailedError, RankError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {_worded(error, words)}\n")
         return FAILED
     except CompileError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {_worded(error, words)}\n")
         return BAD_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
     return _write(result)
+
+
+def _worded(error: Exception, words: list[str]) -> str:
+    """Return the message of an error, with the options of the command that raised it."""
+    command = COMMANDS.get(words[0]) if words else None
+    return str(error) if command is None else with_options(str(error), command.parser("").options())
 
 
 def _run(argv: list[str]) -> Result:
@@ -93,6 +101,7 @@ def _run(argv: list[str]) -> Result:
     load_plugins()  # before the parser is built: plugins add choices
     command = COMMANDS[name]
     args = command.parser(f"tpcompile {name}").parse(rest)
+    args.words = argv  # for errors that repeat the command
     args.stdout = sys.stdout  # for streamed results
     with contextlib.redirect_stdout(sys.stderr):
         return command.run(args)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES
+from tpcompile.errors import UsageError, did_you_mean, spelled
 
 if TYPE_CHECKING:
     from tpcompile.rewriting.manager import FailedPassError
 
-DTYPES = ("float32", "bfloat16", "float16")
+BACKENDS = ("auto", "torch", "native", "triton", "reference")
+"""The built-in backends."""
+MODEL_HELP = "a directory with a config.json, a hub id, or preset:NAME"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Command:
             epilog="examples:\n" + self.examples,
         )
         self.add_arguments(parser)
+        parser.usage = parser.short_usage()
         return parser
 
 
@@ -69,6 +73,18 @@ class Parser(argparse.ArgumentParser):
                 refuse_unknown("option", option.group(), known, f"See {self.prog} --help")
         return self.parse_args(argv)
 
+    def short_usage(self) -> str:
+        """Return the usage with the required arguments only: the list of options follows it."""
+        wanted = [action for action in self._actions if action.required]
+        shown = [" ".join([*one.option_strings[-1:], str(one.metavar)]) for one in wanted]
+        return " ".join(
+            [self.prog, *sorted(shown, key=lambda text: text[0] == "-"), "[OPTION ...]"]
+        )
+
+    def options(self) -> tuple[str, ...]:
+        """Return the names of the optional arguments, as Python names."""
+        return tuple(action.dest for action in self._actions if action.option_strings)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message[0].upper() + message[1:], hint=f"See {self.prog} --help")
 
@@ -78,27 +94,39 @@ def refuse_unknown(kind: str, name: str, known: Collection[str], help: str) -> N
         raise UsageError(f"Unknown {kind} {name}", hint=f"{did_you_mean(name, known)} {help}")
 
 
-def choice(*known: str) -> Callable[[str], str]:
-    """Return an argument type that accepts one of these words."""
+@dataclass(frozen=True)
+class Choice:
+    """An argument type that accepts one of these words, in any case."""
 
-    def read(text: str) -> str:
-        if text not in known:
+    known: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        found = spelled(text, self.known)
+        if found is None:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not a valid value. {did_you_mean(text, known)}"
+                f"{text!r} is not a valid value. {did_you_mean(text, self.known)}"
             )
-        return text
+        return found
 
-    return read
+
+def choice(*known: str) -> Choice:
+    return Choice(known)
+
+
+def dtype_name(text: str) -> str:
+    """Parse the name of a dtype, which may be short."""
+    found = choice(*DTYPES, *DTYPE_NAMES, AUTO_DTYPE)(text)
+    return DTYPE_NAMES.get(found, found)
 
 
 def backend_name(text: str) -> str:
     """Parse the name of a backend. Executors are imported only for names that are not built in."""
-    own = ("auto", "torch", "native", "triton", "reference")
-    if text in own:
-        return text
+    found = spelled(text, BACKENDS)
+    if found:
+        return found
     from tpcompile.backends.executor import EXECUTORS
 
-    return choice(*dict.fromkeys((*own, *EXECUTORS)))(text)
+    return choice(*dict.fromkeys((*BACKENDS, *EXECUTORS)))(text)
 
 
 def number(least: int, what: str) -> Callable[[str], int]:
@@ -116,23 +144,25 @@ def number(least: int, what: str) -> Callable[[str], int]:
 
 def add_model_arguments(
     parser: Parser,
-    tp_required: bool = True,
     timing: bool = True,
     *,
-    tp_default: str = "1, or the number of processes under torchrun",
+    launched: bool = False,
+    weights: bool = False,
     pipeline_default: str = "the standard pipeline",
 ) -> None:
-    """Add the arguments shared by all commands that compile a model."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="a directory with a config.json, a hub id, or preset:NAME"
-    )
+    """Add the arguments shared by all commands that compile a model.
+
+    Commands that run the model may be `launched` by torchrun, and those that read `weights` can
+    make random ones.
+    """
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--tp",
         metavar="N",
-        required=tp_required,
+        default=None if launched else 1,
         type=number(1, "the number of ranks"),
-        help="number of ranks, from 1 to the model's number of query heads"
-        + ("" if tp_required else f"; default: {tp_default}"),
+        help="number of ranks, from 1 to the model's number of query heads; default: 1"
+        + (", or the number of processes under torchrun" if launched else ""),
     )
     parser.add_argument(
         "-p",
@@ -143,16 +173,19 @@ def add_model_arguments(
     )
     parser.add_argument(
         "--dtype",
-        type=choice(*DTYPES),
+        type=dtype_name,
         metavar="D",
-        help=f"{', '.join(DTYPES)}; default: that of the configuration",
+        default=AUTO_DTYPE,
+        help="float32, bfloat16, float16 (or fp32, bf16, fp16), or auto: that of the "
+        "configuration; default: auto",
     )
-    parser.add_argument(
-        "--random-weights",
-        metavar="SEED",
-        type=number(0, "the seed"),
-        help="generate random weights from this seed, for commands that run the model",
-    )
+    if weights:
+        parser.add_argument(
+            "--random-weights",
+            metavar="SEED",
+            type=number(0, "the seed"),
+            help="run the model with random weights from this seed, for a MODEL without weights",
+        )
     if timing:
         parser.add_argument(
             "--timing", action="store_true", help="print a table of pass times to stderr"

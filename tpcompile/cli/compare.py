@@ -15,7 +15,7 @@ from tpcompile.cli.command import (
     json_text,
     number,
 )
-from tpcompile.cli.compiling import passes_of, progress
+from tpcompile.cli.compiling import check_runnable, passes_of, progress
 from tpcompile.cli.numbers import lengths, relative_error
 from tpcompile.errors import UsageError
 
@@ -46,7 +46,7 @@ The exit status is 0 if all values agree, 1 if one does not, 2 for bad input."""
 
 
 def _add_arguments(parser: Parser) -> None:
-    add_model_arguments(parser, timing=False)
+    add_model_arguments(parser, timing=False, weights=True)
     parser.add_argument(
         "--against",
         metavar="A",
@@ -59,8 +59,8 @@ def _add_arguments(parser: Parser) -> None:
         metavar="B",
         type=backend_name,
         default="auto",
-        help="torch: one module per rank; reference: also the program, on the reference machine; "
-        "native: also on native threads; triton: also as a Triton kernel; default: torch",
+        help="auto, torch: one module per rank; reference: also the program, on the reference "
+        "machine; native: also on native threads; triton: also as a Triton kernel; default: auto",
     )
     parser.add_argument(
         "--simulate",
@@ -105,6 +105,7 @@ def _add_program_arguments(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace) -> Result:
+    check_runnable(args)
     modules = args.backend in ("auto", "torch")
     if modules:
         for name in ("steps", "workers", "lowering"):

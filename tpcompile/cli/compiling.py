@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.cli.command import FailedError
+from tpcompile.cli.wording import with_options
+from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
@@ -24,15 +26,25 @@ Say = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def plain_warnings() -> Iterator[None]:
+def plain_warnings(args: argparse.Namespace) -> Iterator[None]:
     """Show the warnings of the body without the place in the code, which users do not know."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        sys.stderr.write(f"warning: {message}\n")
+        sys.stderr.write(f"warning: {with_options(str(message), tuple(vars(args)))}\n")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+def check_runnable(args: argparse.Namespace) -> None:
+    """Refuse an invalid model name, and a preset without random weights."""
+    check_model_name(args.model)
+    if args.random_weights is None and args.model.startswith("preset:"):
+        raise UsageError(
+            f"{args.model} is a configuration without weights",
+            hint="Pass a checkpoint, or --random-weights SEED for random weights",
+        )
 
 
 def passes_of(args: argparse.Namespace) -> list[Pass]:
@@ -58,7 +70,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
     say(f"compiling {args.model}")
     from tpcompile.api import compile
 
-    with plain_warnings():
+    with plain_warnings(args):
         return compile(
             args.model,
             tp=args.tp,

@@ -42,8 +42,8 @@ _EXAMPLES = """\
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff          the diff of each pass
   tpcompile dump preset:tiny-qwen3 --tp 2 --diff --print-ir-after fuse-qkv
   tpcompile dump preset:tiny-qwen3 --tp 2 --stop-after capture     the raw graph
-  tpcompile dump preset:tiny-qwen3 --tp 2 --print-ir-before fuse-qkv -o before.txt
-  tpcompile dump preset:tiny-qwen3 --tp 2 --layer 0 --no-origin    short lines of one layer
+  tpcompile dump preset:tiny-qwen3 --tp 2 --print-ir-before fuse-qkv -o a.txt
+  tpcompile dump preset:tiny-qwen3 --tp 2 --layer 0 --no-origin  short lines
   tpcompile dump preset:tiny-qwen3 --tp 2 --dump-dir D    one file per stage
   tpcompile dump preset:tiny-qwen3 --tp 2 --format dot | dot -Tsvg > graph.svg
   tpcompile dump ./my-checkpoint --tp 2 -p "canonicalize,raise-norm"

@@ -17,10 +17,10 @@ from tpcompile.cli.command import (
     number,
     printable,
 )
-from tpcompile.cli.compiling import compile_model, progress
-from tpcompile.cli.numbers import fraction, positive, token_ids
+from tpcompile.cli.compiling import check_runnable, compile_model, progress
+from tpcompile.cli.prompts import add_prompt_arguments, prompt_of
+from tpcompile.cli.sampling import GREEDY, add_sampling_arguments, sampling_of
 from tpcompile.errors import UsageError
-from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
     from tpcompile.inspect.step_trace import StepTrace
@@ -34,6 +34,7 @@ _TIMED = ("native", "triton")
 _EXAMPLES = """\
   tpcompile generate ./my-checkpoint --tp 2 --prompt "Once upon a time"
   tpcompile generate ./my-checkpoint --prompt "Why?" --chat --sample --seed 1
+  echo "Once upon a time" | tpcompile generate ./my-checkpoint
   tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
   tpcompile generate ./my-checkpoint --backend native --prompt Hi --trace a.json
   torchrun --nproc-per-node 2 -m tpcompile generate ./my-checkpoint --prompt Hi
@@ -45,22 +46,18 @@ The exit status is 0 on success, 1 if a rank failed, 2 for bad input."""
 
 
 def _add_arguments(parser: Parser) -> None:
-    add_model_arguments(parser, tp_required=False, timing=False)
+    add_model_arguments(parser, timing=False, launched=True, weights=True)
     parser.add_argument(
         "--backend",
         metavar="B",
         type=backend_name,
         default="auto",
-        help="torch, native (decodes on CPU threads), triton or reference (both interpret the "
-        "program slowly), or the name of a plugin's executor; default: native on the CPU if it "
-        "can run the model, else torch",
+        help="auto: native on a CPU and triton on a GPU, or torch if that cannot run the model; "
+        "torch: one module per rank; native: programs on CPU threads; triton: one GPU kernel; "
+        "reference: an interpreter, slow; or a plugin's executor; default: auto",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt")
-    prompt.add_argument(
-        "--prompt-ids", metavar="IDS", type=token_ids, help="the prompt as token ids, e.g. 1,2,3"
-    )
+    add_prompt_arguments(parser)
     parser.add_argument(
         "--chat",
         action="store_true",
@@ -96,20 +93,10 @@ def _add_choosing(parser: Parser) -> None:
     parser.add_argument(
         "--sample",
         action="store_true",
-        help="sample, using the checkpoint's generation config; the next three options imply it",
+        help="sample, using the checkpoint's generation config; the next three options imply it "
+        "unless the temperature is 0",
     )
-    parser.add_argument("--temperature", metavar="X", type=positive, help="sampling temperature")
-    parser.add_argument(
-        "--top-k", metavar="K", type=number(1, "top-k"), help="sample from the K likeliest tokens"
-    )
-    parser.add_argument(
-        "--top-p",
-        metavar="P",
-        type=fraction,
-        help="sample from the likeliest tokens, up to a total probability of P",
-    )
-    parser.add_argument("--seed", metavar="S", type=number(0, "the seed"), default=0,
-                        help="seed of the sampling; default: 0")  # fmt: skip
+    add_sampling_arguments(parser)
     parser.add_argument(
         "--beams",
         metavar="N",
@@ -120,12 +107,12 @@ def _add_choosing(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace) -> Result:
-    _check(args)
+    prompt = _check(args)
     with progress() as say:
         from tpcompile.runtime import text
 
         tokenizer = _tokenizer(args)
-        ids = args.prompt_ids or text.encode_prompt(tokenizer, args.prompt, args.chat)
+        ids = args.prompt_ids or text.encode_prompt(tokenizer, prompt or "", args.chat)
         room = _room(args, len(ids))
         import torch
 
@@ -148,11 +135,9 @@ def _run(args: argparse.Namespace) -> Result:
     return Result(_json(found, said) if args.json else "" if streamed else said + "\n")
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Refuse invalid options before torch is imported."""
-    check_model_name(args.model)
-    if args.prompt is not None and not args.prompt.strip():
-        raise UsageError("The prompt is empty", hint='Give some text: --prompt "Once upon a time"')
+def _check(args: argparse.Namespace) -> str | None:
+    """Refuse invalid options before torch is imported. Return the prompt, unless it is ids."""
+    check_runnable(args)
     if args.chat and args.prompt_ids:
         raise UsageError(
             "--chat requires a prompt in text",
@@ -169,6 +154,7 @@ def _check(args: argparse.Namespace) -> None:
                 expected=" or ".join(f"--backend {name}" for name in _TIMED),
             )
         check_file(args.trace)
+    return prompt_of(args)
 
 
 def _written(path: Path, trace: StepTrace | None) -> str:
@@ -214,16 +200,8 @@ def _room(args: argparse.Namespace, prompt: int) -> int:
 
 
 def _choosing(args: argparse.Namespace) -> dict[str, Any]:
-    given = {
-        name: getattr(args, name)
-        for name in ("temperature", "top_k", "top_p")
-        if getattr(args, name) is not None
-    }
-    if args.sample or given:
-        return {"do_sample": True, "num_beams": args.beams, **given}
-    # Greedy decoding ignores these, but warns if a checkpoint changes Hugging Face's defaults.
-    plain = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    return {"do_sample": False, "num_beams": args.beams, **plain}
+    chosen = sampling_of(args) or ({"do_sample": True} if args.sample else GREEDY)
+    return {"num_beams": args.beams, **chosen}
 
 
 def _streams(args: argparse.Namespace) -> bool:

@@ -28,11 +28,13 @@ def fraction(text: str) -> float:
     return value
 
 
-def positive(text: str) -> float:
-    """Parse a finite number above 0."""
+def temperature(text: str) -> float:
+    """Parse a sampling temperature: a finite number of at least 0."""
     value = _float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"the value must be a finite number above 0, got {text!r}")
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"the temperature must be a finite number of at least 0, got {text!r}"
+        )
     return value
 
 

@@ -46,9 +46,7 @@ _ROTARY = ("half", "interleaved")
 
 
 def _add_arguments(parser: Parser) -> None:
-    add_model_arguments(
-        parser, tp_required=False, tp_default="1", pipeline_default="the decode pipeline"
-    )
+    add_model_arguments(parser, pipeline_default="the decode pipeline")
     parser.add_argument(
         "--target",
         metavar="T",
@@ -118,7 +116,6 @@ def _add_sizes(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace) -> Result:
-    args.tp = args.tp or 1
     check_model_name(args.model)
     _check_files(args)
     with progress() as say:
@@ -199,7 +196,10 @@ def _check_files(args: argparse.Namespace) -> None:
 def _choices(args: argparse.Namespace) -> Choices:
     """Resolve the options. Refuse invalid ones before the model is captured."""
     from tpcompile.scheduling import choose
+    from tpcompile.vm.targets import TARGETS
 
+    if args.target in TARGETS:
+        args.target = TARGETS.spelling(args.target)
     if args.measured:
         _check_measured(args)
     if args.aot is not None:

@@ -21,9 +21,8 @@ from tpcompile.cli.command import (
     backend_name,
     number,
 )
-from tpcompile.cli.compiling import compile_model, progress
+from tpcompile.cli.compiling import check_runnable, compile_model, progress
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
-from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
     import uvicorn
@@ -52,10 +51,11 @@ _LOCAL = "127.0.0.1"
 
 
 def _add_arguments(parser: Parser) -> None:
-    add_model_arguments(parser, tp_required=False, timing=False)
+    add_model_arguments(parser, timing=False, launched=True, weights=True)
     add = parser.add_argument
     add("--backend", metavar="B", type=backend_name, default="auto",
-        help="what runs decode steps: native, triton or torch; default: the fastest")  # fmt: skip
+        help="what runs decode steps: auto (the fastest), native, triton or torch; "
+        "default: auto")  # fmt: skip
     add("--device", metavar="D", help="cpu or cuda; default: cpu")
     add("--isolate", action="store_true",
         help="run even a single rank in a worker, so that the server survives it")  # fmt: skip
@@ -77,7 +77,7 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace) -> Result:
-    check_model_name(args.model)
+    check_runnable(args)
     if args.port > 65535:
         raise UsageError("The port must be at most 65535", got=str(args.port))
     _check_installed()

@@ -38,7 +38,9 @@ def module_of(model: Any, dtype: torch.dtype | None) -> Any:
 
 def name_of(model: Any) -> str:
     if isinstance(model, str | Path):
-        text = str(model).removeprefix("preset:")
+        text = str(model)
+        if text.startswith("preset:"):
+            return text.removeprefix("preset:").lower()
         return text.rstrip("/").rpartition("/")[2] if os.path.exists(text) else text
     return str(getattr(model, "model_type", type(model).__name__))
 

@@ -73,9 +73,9 @@ class StepPrograms:
             machine_of(device, tp) if options.target is None else target_of(options.target)
         )
         self._longest = max_seq_len
-        self._policy = DEFAULT_POLICY if options.policy is None else options.policy
+        policy = DEFAULT_POLICY if options.policy is None else options.policy
+        self._policy = POLICIES.spelling(policy)
         self._lowering = AUTO if options.lowering is None else options.lowering
-        _ = POLICIES[self._policy]  # raises for an unknown name
         self.batch = self.batch_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""
         block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)

@@ -70,7 +70,7 @@ def add_target(target: Target) -> Target:
 
 
 def target_of(name: str | Target, workers: int | None = None) -> Target:
-    """Return the target of this name or JSON file. `workers` overrides its number of workers.
+    """Return the target of this name, in any case, or JSON file. `workers` overrides its workers.
 
     `cpu` has one worker per core by default. Fields that a file omits are those of `cpu`. A target
     is returned as it is, but for its workers.
@@ -79,7 +79,7 @@ def target_of(name: str | Target, workers: int | None = None) -> Target:
         found = name
     else:
         found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
-    if workers is None and name == "cpu":
+    if workers is None and isinstance(name, str) and found is TARGETS["cpu"]:
         workers = cores()
     if workers is not None:
         found = replace(found, workers=workers)

@@ -22,10 +22,11 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 def launched_rank() -> int:
     """Return the rank that torchrun gives to this process; 0 without torchrun."""
-    return int(os.environ["RANK"]) if _has_launcher() else 0
+    return int(os.environ["RANK"]) if has_launcher() else 0
 
 
-def _has_launcher() -> bool:
+def has_launcher() -> bool:
+    """Return whether torchrun, or a launcher like it, started this process."""
     return all(name in os.environ for name in _TORCHRUN)
 
 
@@ -43,7 +44,7 @@ def find_group(
     collectives. For `cuda` without an index, select the GPU of this process.
     """
     if not dist.is_initialized():
-        if not _has_launcher():
+        if not has_launcher():
             return None
         _initialise(tp, device, meeting, timeout)
     _check_size(dist.get_world_size(), tp)

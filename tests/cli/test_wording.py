@@ -1,0 +1,38 @@
+"""Tests of messages that name options instead of Python arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpcompile.cli.wording import with_options
+
+ARGUMENTS = ("tp", "backend", "device", "random_weights", "max_seq_len", "simulate", "spans")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("or random_weights=SEED.", "or --random-weights SEED."),
+        ('Choose backend="auto".', "Choose --backend auto."),
+        ("device='cuda:1' needs a GPU", "--device cuda:1 needs a GPU"),
+        ("tp=7 is more than", "--tp 7 is more than"),
+        ("compile with tp=2.", "compile with --tp 2."),
+        ("Pass simulate=True to", "Pass --simulate to"),
+        ("device must be cpu or cuda, got 'x'", "--device must be cpu or cuda, got 'x'"),
+        ("Raise max_seq_len, or", "Raise --max-seq-len, or"),
+        ("max_seq_len must be", "--max-seq-len must be"),
+        ("spans=3 exceeds", "--spans 3 exceeds"),
+        ("plan-sharding{tp=4,spans=2}", "plan-sharding{tp=4,spans=2}"),
+        ("graph x (tp=1)", "graph x (tp=1)"),
+        ("%y = tpc.split(%x, spans=4)", "%y = tpc.split(%x, spans=4)"),
+        ("Compile with max_batch=4", "Compile with max_batch=4"),
+        ("The device must be there", "The device must be there"),
+        ("http=tp=x", "http=tp=x"),
+    ],
+)
+def test_arguments_become_options(said: str, shown: str) -> None:
+    assert with_options(said, ARGUMENTS) == shown
+
+
+def test_a_command_without_arguments() -> None:
+    assert with_options("tp=2", ()) == "tp=2"
