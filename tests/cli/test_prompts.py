@@ -50,7 +50,7 @@ def test_a_dash_reads_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_terminal_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", _Stdin(b"a\n", terminal=True))
-    with pytest.raises(UsageError, match="There is no prompt. Expected --prompt, --prompt-file"):
+    with pytest.raises(UsageError, match=r"There is no prompt\. Expected --prompt, --prompt-file"):
         prompt_of(_args())
 
 

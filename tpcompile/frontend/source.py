@@ -12,6 +12,7 @@ from torch import nn
 
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError, UsageError
 from tpcompile.frontend.features import refuse_features
+from tpcompile.hub import unreachable
 from tpcompile.json_files import read_object, shortened
 from tpcompile.presets import check_model_name, preset
 
@@ -64,14 +65,21 @@ def config_of(model: Any) -> Any:
     file = Path(text) / "config.json"
     if os.path.exists(text) and not file.is_file():
         raise UsageError(f"{text} contains no model", expected="a directory with a config.json")
+    local = os.path.exists(text)
+    offline = "" if local else unreachable(text)
+    cached = {"local_files_only": bool(offline)}
     try:
-        local = os.path.exists(text)
-        values = read_object(file) if local else PreTrainedConfig.get_config_dict(text)[0]
+        values = read_object(file) if local else PreTrainedConfig.get_config_dict(text, **cached)[0]
         _refuse_code(text, values)
-        return AutoConfig.from_pretrained(text, trust_remote_code=False)
+        return AutoConfig.from_pretrained(text, trust_remote_code=False, **cached)
     except CompileError:
         raise
     except Exception as error:  # reading, parsing and validating raise different errors
+        if offline:
+            raise CaptureError(
+                f"There is no directory '{shortened(text)}', the cache of the hub does not hold "
+                f"it, and {offline}"
+            ) from error
         raise CaptureError(
             f"The configuration of '{shortened(text)}' could not be read",
             got=_first_line(error),

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from transformers import AutoTokenizer, StoppingCriteria, TextStreamer
 
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
+from tpcompile.hub import is_cached, unreachable
 from tpcompile.json_files import read_object, shortened
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -31,12 +32,18 @@ def tokenizer_of(model: str) -> Any:
             expected=" or ".join(_TOKENIZER_FILES),
             hint=f"Copy the tokenizer's files next to the weights. {_WITHOUT}",
         )
+    offline = "" if directory.is_dir() else unreachable(model)
+    if offline and not any(is_cached(model, name) for name in _TOKENIZER_FILES):
+        raise CheckpointError(
+            f"The cache of the hub holds no tokenizer of {model}, and {offline}",
+            hint=_WITHOUT,
+        )
     load: Any = AutoTokenizer.from_pretrained
     settings = directory / "tokenizer_config.json"
     names_code = False
     try:
         names_code = settings.is_file() and "auto_map" in read_object(settings)
-        return load(model, trust_remote_code=False)
+        return load(model, trust_remote_code=False, local_files_only=bool(offline))
     except Exception as error:  # reading and parsing raise different errors
         if names_code:
             raise UnsupportedError(

@@ -13,12 +13,13 @@ import torch
 from torch import fx, nn
 
 from tpcompile.errors import CheckpointError, UsageError
+from tpcompile.hub import is_cached, unreachable
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.checkpoint_files import ADAPTER
+from tpcompile.runtime.checkpoint_files import ADAPTER, INDEX, SINGLE
 
 if TYPE_CHECKING:  # workers need no frontend, and start faster without it
     from tpcompile.frontend import Captured
@@ -165,11 +166,20 @@ def directory_of(model: str | Path) -> Path:
     """Return the directory of a checkpoint; for a hub id, download the files or use the cache."""
     if Path(model).is_dir():
         return Path(model)
+    model = str(model)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    offline = unreachable(model)
+    if offline and not any(is_cached(model, name) for name in (SINGLE, INDEX)):
+        raise CheckpointError(
+            f"The cache of the hub holds no weights of {model}, and {offline}",
+            hint="Pass the directory of the checkpoint, or random_weights=SEED",
+        )
     try:
-        return Path(snapshot_download(str(model), allow_patterns=list(_FILES)))
+        cached_only = bool(offline)
+        files = list(_FILES)
+        return Path(snapshot_download(model, allow_patterns=files, local_files_only=cached_only))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"The checkpoint {model} cannot be downloaded",
