@@ -25,6 +25,8 @@ COMMANDS = (
     "calibrate",
     "compare",
     "generate",
+    "serve",
+    "presets",
     "make-demo",
 )
 

@@ -18,6 +18,7 @@ from tpcompile.cli import (
     opt,
     passes,
     plan,
+    presets,
     reduce,
     schedule,
     serve,
@@ -30,6 +31,7 @@ from tpcompile.cli.command import (
     printable,
     refuse_unknown,
 )
+from tpcompile.cli.logs import logged
 from tpcompile.cli.wording import with_options
 from tpcompile.errors import CompileError, RankError
 from tpcompile.plugins import load_plugins
@@ -39,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "opt": opt.COMMAND,
     "reduce": reduce.COMMAND,
     "passes": passes.COMMAND,
+    "presets": presets.COMMAND,
     "plan": plan.COMMAND,
     "check": check.COMMAND,
     "schedule": schedule.COMMAND,
@@ -103,7 +106,7 @@ def _run(argv: list[str]) -> Result:
     args = command.parser(f"tpcompile {name}").parse(rest)
     args.words = argv  # for errors that repeat the command
     args.stdout = sys.stdout  # for streamed results
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), logged(args.verbose):
         return command.run(args)
 
 

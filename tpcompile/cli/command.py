@@ -53,6 +53,13 @@ class Command:
             epilog="examples:\n" + self.examples,
         )
         self.add_arguments(parser)
+        parser.add_argument(
+            "-v",
+            "--verbose",
+            action="count",
+            default=0,
+            help="log passes and programs to stderr; -vv: steps too",
+        )
         parser.usage = parser.short_usage()
         return parser
 

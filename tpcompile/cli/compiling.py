@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 import time
 import warnings
@@ -70,6 +71,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
     say(f"compiling {args.model}")
     from tpcompile.api import compile
 
+    _refuse_gpus_without_torchrun(args)
     with plain_warnings(args):
         return compile(
             args.model,
@@ -82,6 +84,20 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             random_weights=args.random_weights,
             **more,
         )
+
+
+def _refuse_gpus_without_torchrun(args: argparse.Namespace) -> None:
+    """Refuse several ranks on GPUs without a launcher, and say how to start them."""
+    from tpcompile.api import device_of
+    from tpcompile.runtime.ranks.launched import has_launcher
+
+    if args.tp in (None, 1) or has_launcher() or device_of(args.device).type == "cpu":
+        return
+    command = shlex.join(["-m", "tpcompile", *args.words])
+    raise UsageError(
+        f"On GPUs each of the {args.tp} ranks needs a process that torchrun starts",
+        hint=f"Run: torchrun --nproc-per-node {args.tp} {command}",
+    )
 
 
 def lower_model(

@@ -79,6 +79,7 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
         biases=captured_biases(gm.graph),
         rotary=source_of(source, module.config),
     )
+    log.info("captured %s: %d nodes", name, len(gm.graph.nodes))
     own = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), f"{name}.{layers.path}")
     return Captured(gm, module.config, rotary, tensors, aliases, packs, own)

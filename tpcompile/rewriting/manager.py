@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from tpcompile.registry import Registry
 from tpcompile.rewriting.order import order_refusal
 from tpcompile.rewriting.reproducer import OnFailure, is_worth_reproducing, reproducer_of
 from tpcompile.rewriting.rewrite import Report
+
+log = logging.getLogger(__name__)
 
 
 class Pass(Protocol):
@@ -181,6 +184,14 @@ def run_passes(
                 _add_sentence(error, on_failure(reproducer_of(before, left, error)))
             raise
         stages.append(_stage(current.name, describe(current), stats, captured, passes[:count]))
+        log.info(
+            "%s: %d matches, %d → %d nodes, %.1f ms",
+            describe(current),
+            stats.matches,
+            stats.nodes_before,
+            stats.nodes_after,
+            stats.ms + stats.check_ms,
+        )
         for instrument in instruments:
             instrument(current.name, gm, stats)
     return gm, stages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,8 @@ from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,14 @@ class StepPrograms:
     def _make(self, batch: int) -> StepProgram:
         target = self._target
         found = scheduled(self._graph, target, self._plan(batch), self._policy)
+        log.info(
+            "program for a batch of %d: %d instructions on %d workers per rank of %s, policy %s",
+            batch,
+            len(found.program.instructions),
+            target.workers,
+            target.name,
+            self._policy,
+        )
         asked = {
             "model": info_of(self._graph).name,
             "target": target.name,

@@ -49,7 +49,7 @@ def find_group(
         _initialise(tp, device, meeting, timeout)
     _check_size(dist.get_world_size(), tp)
     if device.type == "cuda" and device.index is None:
-        torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
+        torch.cuda.set_device(_own_gpu())
     group = dist.group.WORLD
     assert group is not None
     _check_owner(group)
@@ -58,6 +58,18 @@ def find_group(
     except RuntimeError:  # a group of the user, for another device type
         return dist.new_group(backend=_backend(device), timeout=timeout)
     return group
+
+
+def _own_gpu() -> int:
+    """Return the index of the GPU of this process, or raise if there are more ranks than GPUs."""
+    place, gpus = dist.get_node_local_rank(fallback_rank=0), torch.cuda.device_count()
+    if place >= gpus:
+        raise UsageError(
+            "Each rank needs a GPU of its own",
+            got=f"{gpus} GPUs on this machine for rank {place} of its processes",
+            hint=f"Start at most {gpus} processes: torchrun --nproc-per-node {gpus}",
+        )
+    return place
 
 
 _OWNERS: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from tpcompile.runtime.programs import StepPrograms
 from tpcompile.runtime.ranks.owner import check_open
 from tpcompile.runtime.ranks.rank import ModuleRanks
 from tpcompile.runtime.ranks.step import Step, StepCode
+
+log = logging.getLogger(__name__)
 
 
 class ProgramRanks:
@@ -43,6 +46,7 @@ class ProgramRanks:
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
         if not decodes(step):
+            log.debug("modules: a step of %d tokens", len(step.inputs["input_ids"]))
             return self._modules.run(step)
         found = self.launch(step)
         return found[0] if step.output == "tokens" else found
@@ -70,6 +74,7 @@ class ProgramRanks:
             lambda: self._modules.run_program(batch, asked, each)
         )
         steps = len(found) if step.output == "tokens" else 1
+        log.debug("program: %d steps of %d sequences", steps, len(step.inputs["lengths"]))
         self.programs.steps += steps
         if self.timed:
             tokens = float(step.inputs["lengths"].float().mean())

@@ -42,7 +42,7 @@ def starting(
         raise UnsupportedError(
             f"Without a launcher, tp={tp} ranks must be on the CPU",
             got=str(device),
-            hint=f"Start the script with torchrun --nproc-per-node {tp}",
+            hint=f"Each GPU needs a process: torchrun --nproc-per-node {tp} SCRIPT",
         )
     else:
         ranks = SpawnedRanks(tp, timeout=timeout)
