@@ -34,7 +34,7 @@ def test_tables_and_predictions(cli: Cli, tmp_path: Path) -> None:
     for text in (
         "bytes_per_us",
         "error of the fit",
-        "PartialAttention",
+        "partial_attention",
         "ms per step",
         "tiny-qwen2",
     ):

@@ -66,7 +66,7 @@ def test_json(cli: Cli, policy: str, tp: int) -> None:
     assert found["makespan_us"] * 3 * tp * (1 - found["idle"]) == pytest.approx(work, rel=1e-3)
     assert len(found["idle_us"]) == 3 * tp
     assert 1 < len(found["critical_path"]["labels"]) <= min(50, found["critical_path"]["count"])
-    assert ("AllReduce" in [kind["kind"] for kind in found["kinds"]]) == (tp > 1)
+    assert ("all_reduce" in [kind["kind"] for kind in found["kinds"]]) == (tp > 1)
 
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
@@ -84,8 +84,8 @@ def test_lowerings_and_rotary_layouts(cli: Cli, model: str, lowering: str, rotar
     assert found["verified"]
     assert (found["lowering"], found["batch"], found["spans"]) == (lowering, 2, 2)
     kinds = [kind["kind"] for kind in found["kinds"]]
-    assert ("NormQkvRows" in kinds) == (lowering == "rows")
-    assert ("NormQkvRopeAppend" in kinds) == (lowering == "heads")
+    assert ("norm_qkv_rows" in kinds) == (lowering == "rows")
+    assert ("norm_qkv_rope_append" in kinds) == (lowering == "heads")
 
 
 def test_table(cli: Cli) -> None:
@@ -145,7 +145,7 @@ def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
     assert last == pytest.approx(found["makespan_us"], abs=0.01)
     words = {text.text for text in ElementTree.parse(picture).iter() if text.text}
     title = "preset:tiny-qwen3, tp=2, batch 1, 1,024 tokens, on cpu: critical-path"
-    assert {title, "rank 0", "rank 1", "worker 2", "AllReduce"} <= words
+    assert {title, "rank 0", "rank 1", "worker 2", "all_reduce"} <= words
     before = picture.read_bytes()
     assert cli(CPU + " --tp 2", *files).status == 0
     assert picture.read_bytes() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.vm.program import Buffer, Region
@@ -14,6 +15,8 @@ from tpcompile.vm.schedule.clock import timing
 @dataclass(frozen=True)
 class Step:
     """Instruction with a label, a layer, accesses and a cost."""
+
+    name: ClassVar[str] = "step"
 
     label: str
     layer: int = -1
@@ -27,21 +30,31 @@ class Step:
 class Embed(Step):
     """The first instruction of the step."""
 
+    name = "embed"
 
-class NormQkv(Step):
+
+class NormQkvRows(Step):
     """Instruction with one instance per head."""
+
+    name = "norm_qkv_rows"
 
 
 class PartialAttention(Step):
     """Instruction with one instance per head."""
 
+    name = "partial_attention"
+
 
 class LinearResidual(Step):
     """Instruction with one instance per block of rows."""
 
+    name = "linear_residual"
+
 
 class Argmax(Step):
     """The last instruction of the step."""
+
+    name = "argmax"
 
 
 HEADS, BLOCKS = 4, 6
@@ -63,7 +76,7 @@ def steps(layers: int) -> tuple[Step, ...]:
     for layer in range(layers):
         for h in range(HEADS):
             name = f"layer {layer} qkv <{h}>"
-            found.append(NormQkv(name, layer, _all(_X), _part(_QKV, h), 2.0))
+            found.append(NormQkvRows(name, layer, _all(_X), _part(_QKV, h), 2.0))
         for h in range(HEADS):
             name = f'layer {layer} attention & "{h}"'
             reads, writes = _part(_QKV, h), _part(_ATTENDED, h)
@@ -98,7 +111,7 @@ def many_kinds() -> Timeline:
     """Return a timeline with more instruction kinds than fit into a line of the legend."""
     timeline = step_timeline(2, 3)
     steps = tuple(
-        type(f"AKindOfInstruction{place}", (Step,), {})(instruction.label)
+        type("Kind", (Step,), {"name": f"a_kind_of_instruction_{place}"})(instruction.label)
         for place, instruction in enumerate(timeline.program.instructions)
     )
     return Timeline(dataclasses.replace(timeline.program, instructions=steps), timeline.timing)

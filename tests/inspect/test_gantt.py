@@ -10,7 +10,7 @@ import pytest
 from tests.inspect.schedules import CUT, LONG, SHORT, many_kinds
 from tpcompile.inspect import svg
 from tpcompile.inspect.gantt import gantt_svg
-from tpcompile.inspect.timeline import Timeline, kind_of
+from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.window import MOST_SLICES, SLICES_A_ROW, window_of
 
 Element = ElementTree.Element
@@ -72,12 +72,12 @@ def test_every_instruction_is_drawn_where_and_when_it_runs(timeline: Timeline) -
 def test_colours_are_those_of_the_legend() -> None:
     timeline = SHORT[0]
     root = drawn(timeline)
-    kinds = dict.fromkeys(map(kind_of, timeline.program.instructions))
+    kinds = dict.fromkeys(one.name for one in timeline.program.instructions)
     paint = svg.colours(kinds)
     found = slices(root)
     groups = {group.attrib.get("fill"): set(group) for group in root.iter(f"{_SVG}g")}
     for instruction in timeline.program.instructions:
-        assert found[instruction.label] in groups[paint[kind_of(instruction)]]
+        assert found[instruction.label] in groups[paint[instruction.name]]
     words = [text.text for text in root.iter(f"{_SVG}text")]
     assert set(kinds) <= set(words)
 

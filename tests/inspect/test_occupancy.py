@@ -6,12 +6,11 @@ import pytest
 
 from tests.inspect.schedules import step_timeline
 from tpcompile.inspect.occupancy import busy_shares
-from tpcompile.inspect.timeline import kind_of
 
 
 def test_the_overview_shows_how_many_are_busy() -> None:
     timeline = step_timeline(5, 4)
-    kinds = list(dict.fromkeys(map(kind_of, timeline.program.instructions)))
+    kinds = list(dict.fromkeys(one.name for one in timeline.program.instructions))
     shares = busy_shares(timeline, range(4), kinds)
     assert list(shares) == kinds
     for parts in zip(*shares.values(), strict=True):
@@ -20,6 +19,6 @@ def test_the_overview_shows_how_many_are_busy() -> None:
         took = sum(
             timeline.timing.finishes[n] - timeline.timing.starts[n]
             for n, i in enumerate(timeline.program.instructions)
-            if kind_of(i) == kind
+            if i.name == kind
         )
         assert sum(share) / len(share) == pytest.approx(took / timeline.timing.makespan / 4)

@@ -26,11 +26,11 @@ def report(*faults: Fault) -> ScheduleReport:
 def test_kinds_are_counted_and_added_up() -> None:
     found = report().to_json()
     assert found["kinds"] == [
-        {"kind": "Embed", "count": 1, "us": 0.5},
-        {"kind": "NormQkv", "count": 8, "us": 16.0},
-        {"kind": "PartialAttention", "count": 8, "us": 22.0},
-        {"kind": "LinearResidual", "count": 12, "us": 18.0},
-        {"kind": "Argmax", "count": 1, "us": 0.75},
+        {"kind": "embed", "count": 1, "us": 0.5},
+        {"kind": "norm_qkv_rows", "count": 8, "us": 16.0},
+        {"kind": "partial_attention", "count": 8, "us": 22.0},
+        {"kind": "linear_residual", "count": 12, "us": 18.0},
+        {"kind": "argmax", "count": 1, "us": 0.75},
     ]
     busy = sum(kind["us"] for kind in found["kinds"])
     assert found["idle"] == pytest.approx(1 - busy / (3 * found["makespan_us"]), abs=1e-6)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tests.inspect.schedules import step_timeline
-from tpcompile.inspect.timeline import Timeline, Track, kind_of, layer_of
+from tpcompile.inspect.timeline import Timeline, Track, layer_of
 from tpcompile.vm.program import Program, Wait
 from tpcompile.vm.schedule.clock import Timing
 from tpcompile.vm.schedule.policies import POLICIES
@@ -81,5 +81,5 @@ def test_an_empty_program_has_a_timeline() -> None:
 
 def test_kinds_and_layers() -> None:
     first, second = step_timeline(1).program.instructions[:2]
-    assert (kind_of(first), layer_of(first)) == ("Embed", None)
-    assert (kind_of(second), layer_of(second)) == ("NormQkv", 0)
+    assert (first.name, layer_of(first)) == ("embed", None)
+    assert (second.name, layer_of(second)) == ("norm_qkv_rows", 0)

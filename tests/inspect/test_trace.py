@@ -116,7 +116,7 @@ def test_what_a_slice_tells() -> None:
     assert timeline.program.instructions[number].label == event["name"]
     waits, signals = timeline.program.waits[number], timeline.program.signals[number]
     assert event["args"] == {
-        "kind": "PartialAttention",
+        "kind": "partial_attention",
         "layer": 1,
         "cost_us": 3.25,
         "reads": "q<k>&v[2:3]",
@@ -124,7 +124,7 @@ def test_what_a_slice_tells() -> None:
         "waits": ", ".join(f"counter {w.counter} ≥ {w.until}" for w in waits),
         "signals": ", ".join(f"counter {counter}" for counter in signals),
     }
-    assert (event["cat"], event["dur"]) == ("PartialAttention", 3.25)
+    assert (event["cat"], event["dur"]) == ("partial_attention", 3.25)
 
 
 def test_the_arrow_comes_from_who_released_it() -> None:

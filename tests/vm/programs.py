@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -33,6 +33,7 @@ class Touch:
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
     label: str = "touch"
+    name: ClassVar[str] = "touch"
     rank: int = 0
     joins: tuple[Join, ...] = ()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpcompile.inspect import svg
 from tpcompile.inspect.occupancy import occupancy
-from tpcompile.inspect.timeline import Timeline, kind_of, layer_of
+from tpcompile.inspect.timeline import Timeline, layer_of
 from tpcompile.inspect.window import Window, window_of
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1400, 96, 44, 36
@@ -46,7 +46,7 @@ def gantt_svg(timeline: Timeline, title: str, critical: float, memory: str = "")
     line about the bandwidth.
     """
     window = window_of(timeline)
-    kinds = dict.fromkeys(map(kind_of, timeline.program.instructions))
+    kinds = dict.fromkeys(one.name for one in timeline.program.instructions)
     paint = svg.colours(kinds)
     head, y = _head(timeline, title, critical, memory)
     legend, y = _legend(timeline, window, paint, y)
@@ -207,7 +207,7 @@ def _slices(
         for number in timeline.rows[row.track]:
             if starts[number] >= window.stop:
                 continue
-            kind = kind_of(timeline.program.instructions[number])
+            kind = timeline.program.instructions[number].name
             x, end = scale.x(starts[number]), scale.x(timeline.timing.finishes[number])
             wide, high = max(end - x, _SMALLEST), row.height - gap
             tooltip = _tooltip(timeline, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tpcompile.inspect import svg
-from tpcompile.inspect.timeline import Timeline, kind_of
+from tpcompile.inspect.timeline import Timeline
 
 _BINS = 600
 
@@ -41,7 +41,7 @@ def busy_shares(
         return shares
     unit = 1 / (piece * len(tracks))
     for number in (number for track in tracks for number in timeline.rows[track]):
-        share = shares[kind_of(timeline.program.instructions[number])]
+        share = shares[timeline.program.instructions[number].name]
         start, finish = timing.starts[number], timing.finishes[number]
         last = min(int(finish / piece), _BINS - 1)
         for place in range(min(int(start / piece), last), last + 1):

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpcompile.inspect.bandwidth import Bandwidth, bandwidth_of
 from tpcompile.inspect.tables import table_text
-from tpcompile.inspect.timeline import Timeline, kind_of
+from tpcompile.inspect.timeline import Timeline
 from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.schedule.clock import Timing
 from tpcompile.vm.schedule.scheduled import Scheduled
@@ -100,8 +100,8 @@ class ScheduleReport:
         """Return each kind with its count and total time, in program order."""
         found: dict[str, tuple[int, float]] = {}
         for instruction, cost in zip(self.found.program.instructions, self._costs, strict=True):
-            count, us = found.get(kind_of(instruction), (0, 0.0))
-            found[kind_of(instruction)] = count + 1, us + cost
+            count, us = found.get(instruction.name, (0, 0.0))
+            found[instruction.name] = count + 1, us + cost
         return [(kind, count, us) for kind, (count, us) in found.items()]
 
     @property

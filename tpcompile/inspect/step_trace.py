@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from tpcompile.inspect.tables import table_text
-from tpcompile.inspect.timeline import Timeline, kind_of
+from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.trace import write_trace
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.clock import Timing
@@ -63,7 +63,7 @@ class StepTrace:
         predicted, measured = self.simulated.costs, last.timing.costs
         for number, one in enumerate(self.program.instructions):
             wait = last.timing.starts[number] - last.begins[number]
-            yield kind_of(one), predicted[number], measured[number], wait
+            yield one.name, predicted[number], measured[number], wait
 
     def write(self, file: TextIO) -> None:
         """Write a Perfetto trace: the simulated step, and the last measured one."""

@@ -89,10 +89,6 @@ class Timeline:
         return sum(self.timing.idle) / whole if whole else 0.0
 
 
-def kind_of(instruction: Instruction) -> str:
-    return type(instruction).__name__
-
-
 def layer_of(instruction: Instruction) -> int | None:
     """Return the layer of an instruction, or None before the first and after the last layer."""
     layer = getattr(instruction, "layer", None)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from tpcompile.inspect.timeline import Timeline, Track, kind_of, layer_of
+from tpcompile.inspect.timeline import Timeline, Track, layer_of
 from tpcompile.vm.program import Program, Region
 from tpcompile.vm.program.region import box_text
 from tpcompile.vm.schedule.measured import MeasuredStep
@@ -74,7 +74,7 @@ def _slice(timeline: Timeline, number: int, tracks: Sequence[Track]) -> Event:
     track = tracks[timeline.timing.workers[number]]
     return {
         "name": instruction.label,
-        "cat": kind_of(instruction),
+        "cat": instruction.name,
         "ph": "X",
         "ts": start / 1000,
         "dur": (finish - start) / 1000,
@@ -111,7 +111,7 @@ def _arguments(timeline: Timeline, number: int) -> Event:
     instruction = program.instructions[number]
     return {
         "instruction": number,
-        "kind": kind_of(instruction),
+        "kind": instruction.name,
         "layer": layer_of(instruction),
         "cost_us": round(timing.finishes[number] - timing.starts[number], 3),
         "reads": ", ".join(_said(program, region) for region in instruction.reads),

@@ -247,7 +247,7 @@ def test_a_path_that_is_not_here() -> None:
 
 def test_an_instruction_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_OPCODES", range(1, 8))
-    with pytest.raises(UnsupportedError, match="no kernel for AllReduce"):
+    with pytest.raises(UnsupportedError, match="no kernel for all_reduce"):
         Native(CASE.memory())
 
 

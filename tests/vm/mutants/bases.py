@@ -92,6 +92,10 @@ class Described:
         return self.true.rank
 
     @property
+    def name(self) -> str:
+        return self.true.name
+
+    @property
     def label(self) -> str:
         return self.true.label
 

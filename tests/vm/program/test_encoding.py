@@ -60,7 +60,7 @@ def test_an_empty_program() -> None:
 
 
 def test_what_cannot_be_encoded() -> None:
-    with pytest.raises(UnsupportedError, match=r"Touch has no opcode.*At touch 3"):
+    with pytest.raises(UnsupportedError, match=r"touch has no opcode.*At touch 3"):
         program_words([Touch(label="touch 3")])
     fine = step_program(CASES[0]).instructions[0]
     assert isinstance(fine, StepInstruction)

@@ -134,7 +134,7 @@ def test_what_nobody_runs_is_shown_too() -> None:
 
 def test_what_has_no_text() -> None:
     program = Program((), (Touch(),), ((0,),), ((),), ((),))
-    with pytest.raises(UsageError, match="Touch has no text form"):
+    with pytest.raises(UsageError, match="touch has no text form"):
         format_program(program)
     for buffer, said in ((Buffer("b", (1,), torch.complex64), "complex64"),):
         with pytest.raises(UsageError, match=said):

@@ -31,7 +31,7 @@ def check_kernels(program: Program) -> None:
     for one in program.instructions:
         if not isinstance(one, StepInstruction) or one.opcode not in _OPCODES:
             raise UnsupportedError(
-                f"The native backend has no kernel for {type(one).__name__}",
+                f"The native backend has no kernel for {one.name}",
                 where=one.label,
                 hint='Compile with backend="reference" or backend="torch"',
             )

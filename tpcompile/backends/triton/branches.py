@@ -47,7 +47,7 @@ def branch_of(program: Program, one: Any) -> Branch:
     found = _TILES.get(type(one))
     if found is None:
         raise UnsupportedError(
-            f"The triton backend has no kernel for {type(one).__name__}",
+            f"The triton backend has no kernel for {one.name}",
             where=one.label,
             hint='Compile with backend="reference" or backend="torch"',
         )

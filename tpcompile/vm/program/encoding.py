@@ -114,7 +114,7 @@ def _encodable(instruction: Instruction) -> StepInstruction:
     if isinstance(instruction, StepInstruction) and type(instruction) in INSTRUCTIONS.values():
         return instruction
     raise UnsupportedError(
-        f"{type(instruction).__name__} has no opcode",
+        f"{instruction.name} has no opcode",
         where=instruction.label,
         expected=f"one of the instructions {', '.join(INSTRUCTIONS)}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from tpcompile.vm.program.instruction import (
     words_of,
 )
 
+_SNAKE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _Kind = TypeVar("_Kind", bound=type[StepInstruction])
 
 
@@ -34,6 +36,11 @@ class InstructionSet(Registry[type[StepInstruction]]):
         return (self.by_opcode[opcode].name for opcode in sorted(self.by_opcode))
 
     def add(self, name: str, entry: type[StepInstruction]) -> None:
+        if not _SNAKE.fullmatch(name):
+            raise UsageError(
+                f"The name of an instruction must be in snake case, got {name!r}",
+                hint="Text, reports, C headers and kernels use this one spelling",
+            )
         taken = self.by_opcode.get(entry.opcode, entry)
         if entry.opcode < 1 or taken is not entry:
             raise UsageError(

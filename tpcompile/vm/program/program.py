@@ -13,7 +13,11 @@ from tpcompile.vm.program.region import Join, Region
 
 
 class Instruction(Protocol):
-    """The interface of instructions: the regions that they touch, and a label for messages."""
+    """The interface of instructions: their kind, the regions they touch, and a label."""
+
+    @property
+    def name(self) -> str:
+        """The kind of instruction, in snake case: its one spelling in all output."""
 
     @property
     def rank(self) -> int: ...

@@ -11,7 +11,7 @@ from tpcompile.errors import UsageError
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.program.buffer import Buffer
 from tpcompile.vm.program.instruction import StepInstruction, own_fields
-from tpcompile.vm.program.program import Program, queue_by_instruction
+from tpcompile.vm.program.program import Instruction, Program, queue_by_instruction
 from tpcompile.vm.program.region import Join, Region, box_text
 from tpcompile.vm.program.text.values import (
     DTYPES,
@@ -171,11 +171,11 @@ class _Lines:
         return f"{buffer.name}{of}{box_text(region.box)}"
 
 
-def _written(instruction: Any) -> StepInstruction:
+def _written(instruction: Instruction) -> StepInstruction:
     if isinstance(instruction, StepInstruction) and is_dataclass(instruction.at):
         return instruction
     raise UsageError(
-        f"{type(instruction).__name__} has no text form",
+        f"{instruction.name} has no text form",
         expected="an instruction of tpcompile.vm.groups",
     )
 
