@@ -17,8 +17,8 @@ from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.backends.triton.emit import emit
 from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
-from tpcompile.inspect.bandwidth import bandwidth_of
 from tpcompile.inspect.gantt import gantt_svg
+from tpcompile.inspect.losses import losses_of
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.inspect.timeline import Timeline
@@ -30,6 +30,7 @@ from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.text import format_program
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.schedule.scheduled import scheduled
@@ -161,12 +162,18 @@ class ScheduledStep:
         """Return the source of the Triton kernel that runs the program."""
         return emit(self.report.found.proved).source
 
-    def svg(self) -> str:
-        """Return a picture of the workers over time."""
+    def svg(self, layers: tuple[int, int] | None = None) -> str:
+        """Return a picture of the workers over time.
+
+        A long program is shown as an overview and some layers in detail: from the first to before
+        the second of `layers`, or the first ones that fit.
+        """
         found, timeline = self.report.found, self._timeline
-        memory = bandwidth_of(found.program, found.target)
-        line = f"bandwidth limit {memory.text(timeline.timing.makespan)}; {memory.sharing}"
-        return gantt_svg(timeline, self.title, found.critical_us, line)
+        spent = losses_of(found.program, timeline.timing, found.target)
+        limit = f"bandwidth limit {spent.limit.text(spent.makespan)}; {spent.limit.sharing}"
+        notes = (limit, f"where the time goes: {spent.text()}")
+        shown = None if layers is None else Range(*layers)
+        return gantt_svg(timeline, self.title, found.critical_us, notes, shown)
 
     def trace(self) -> str:
         """Return a trace in Chrome's format, which Perfetto opens."""

@@ -21,6 +21,7 @@ from tests import scripts
 from tests.cli.conftest import Cli
 from tests.cli.test_main import HEAVY, python
 from tests.inspect.test_step_trace import check_both
+from tests.inspect.trace_format import read_trace
 from tests.models import preset_pair
 from tpcompile import api
 from tpcompile.demo import make_demo
@@ -230,7 +231,7 @@ def test_a_trace_of_the_last_step(cli: Cli, tmp_path: Path, tp: int) -> None:
     assert (ran.status, ran.out) == (0, plain.out)
     assert "µs, predicted and measured" in ran.err
     assert ran.err.endswith(f"wrote {trace}\n")
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    events = read_trace(trace.read_text(encoding="utf-8"))
     check_both(events, len({e["args"]["instruction"] for e in events if e["ph"] == "X"}), tp)
 
 
@@ -239,7 +240,7 @@ def test_a_trace_of_the_triton_kernel(cli: Cli, tmp_path: Path) -> None:
     line = f"generate {TINY} --prompt-ids 1,2,3 --max-seq-len 64 --backend triton"
     ran = cli(f"{line} --max-new-tokens 2 --trace", str(trace))
     assert ran.status == 0 and "µs, predicted and measured" in ran.err
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    events = read_trace(trace.read_text(encoding="utf-8"))
     check_both(events, len({e["args"]["instruction"] for e in events if e["ph"] == "X"}))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.inspect.test_step_trace import check_both
-from tests.inspect.test_trace import check_trace
+from tests.inspect.trace_format import read_trace
 from tpcompile.vm.program.text import parse_program
 from tpcompile.vm.schedule import scheduled as scheduling
 from tpcompile.vm.schedule.assemble import Assembled, assemble
@@ -96,6 +96,7 @@ def test_table(cli: Cli) -> None:
     figures = {row[0]: row[1] for row in rows if len(row) == 2}
     found = as_json(cli, f"{CPU} --tp 2 --policy zigzag")
     assert figures["policy"] == "zigzag"
+    assert figures["lowering"] == f"{found['lowering']}, chosen by auto"
     assert figures["verified"] == "yes"
     assert figures["makespan"] == f"{found['makespan_us']:,.1f} µs"
     assert figures["critical path"] == f"{found['critical_path_us']:,.1f} µs"
@@ -136,11 +137,10 @@ def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
     ran = cli(f"{CPU} --tp 2 --json", *files)
     assert (ran.status, ran.err) == (0, f"wrote {trace}\nwrote {picture}\n")
     found = json.loads(ran.out)
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    check_trace(events)
-    slices = [event for event in events if event["ph"] == "X"]
+    events = read_trace(trace.read_text(encoding="utf-8"))
+    slices = [event for event in events if event.get("cat") == "instruction"]
     assert len(slices) == found["instructions"]
-    assert {(e["pid"], e["tid"]) for e in slices} == {(r, w) for r in (0, 1) for w in (0, 1, 2)}
+    assert {(e["pid"], e["tid"]) for e in slices} == {(1 + t // 3 * 3, 1 + t) for t in range(6)}
     last = max(event["ts"] + event["dur"] for event in slices)
     assert last == pytest.approx(found["makespan_us"], abs=0.01)
     words = {text.text for text in ElementTree.parse(picture).iter() if text.text}
@@ -150,6 +150,26 @@ def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
     assert cli(CPU + " --tp 2", *files).status == 0
     assert picture.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.svg"]
+
+
+def test_the_layers_of_a_picture(cli: Cli, tmp_path: Path) -> None:
+    picture = tmp_path / "a.svg"
+    ran = cli(f"{CPU} --svg-layers 1:2 --svg", str(picture))
+    assert (ran.status, ran.err) == (0, f"wrote {picture}\n")
+    words = {text.text for text in ElementTree.parse(picture).iter() if text.text}
+    assert "Shown below: layer 1 of 2" in words
+    assert any(text.startswith("where the time goes: ") for text in words)
+
+
+@pytest.mark.parametrize(
+    ("workers", "tp", "chosen"), [(3, 1, "heads"), (24, 1, "rows"), (5, 4, "heads and rows")]
+)
+def test_the_lowering_that_was_chosen(cli: Cli, workers: int, tp: int, chosen: str) -> None:
+    """Rows if a rank has fewer heads than workers; ranks may differ."""
+    line = f"schedule preset:tiny-qwen3 --target cpu --workers {workers} --tp {tp}"
+    found = as_json(cli, line)
+    assert found["lowering"] == chosen
+    assert as_json(cli, f"{line} --lowering rows")["lowering"] == "rows"
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -165,8 +185,7 @@ def test_measured_steps(cli: Cli, tmp_path: Path, tp: int) -> None:
     assert measured["measured_us"] > 0
     counts = [(kind["kind"], kind["count"]) for kind in measured["kinds"]]
     assert counts == [(kind["kind"], kind["count"]) for kind in found["kinds"]]
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    check_both(events, found["instructions"], tp)
+    check_both(read_trace(trace.read_text(encoding="utf-8")), found["instructions"], tp)
 
 
 def test_measured_tables(cli: Cli) -> None:
@@ -268,6 +287,11 @@ REFUSED = {
     "--target cpu --svg none/a.svg": "There is no directory none for a.svg",
     "--target cpu --svg . --trace a.json": ". is a directory",
     "--target cpu --svg a --trace a": "the same file",
+    "--target cpu --svg a.svg --svg-layers 2": "the layers must be A:B with A less than B",
+    "--target cpu --svg a.svg --svg-layers 1:1": "such as 0:2, got '1:1'",
+    "--target cpu --svg a.svg --svg-layers 1:3": "must be a part of 0:2, got 1:3",
+    "--target cpu --svg a.svg --trace a.json --svg-layers 2:3": "a part of 0:2",
+    "--target cpu --svg-layers 0:1": "Add --svg F.svg",
     "--target cpu --text --json": "not allowed with",
     "--target cpu -p decode --spans 2": "options of the default pipeline",
     "--target cpu -p standard": "is not part of any decode instruction",

@@ -8,8 +8,10 @@ from typing import ClassVar
 
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.vm.program import Buffer, Region
+from tpcompile.vm.program.instruction import Parts
 from tpcompile.vm.schedule.assemble import assemble
 from tpcompile.vm.schedule.clock import timing
+from tpcompile.vm.targets import Target
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,12 @@ class Step:
     cost: float = 1.0
     rank: int = 0
     joins: tuple[()] = ()
+    traffic: int = 0
+    values: int = 0
+
+    def parts(self, target: Target) -> Parts:
+        """Return the cost as a fixed time, and the traffic."""
+        return Parts(self.cost, self.traffic, 0.0)
 
 
 class Embed(Step):

@@ -7,11 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.inspect.schedules import CUT, LONG, SHORT, many_kinds
+from tests.inspect.schedules import CUT, LONG, SHORT, many_kinds, step_timeline
 from tpcompile.inspect import svg
+from tpcompile.inspect.colours import colour_of
 from tpcompile.inspect.gantt import gantt_svg
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.window import MOST_SLICES, SLICES_A_ROW, window_of
+from tpcompile.vm.program.instruction import Range
 
 Element = ElementTree.Element
 Box = tuple[float, float, float, float]
@@ -20,8 +22,9 @@ Box = tuple[float, float, float, float]
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(timeline: Timeline, title: str = "a title") -> Element:
-    return ElementTree.fromstring(gantt_svg(timeline, title, 12.5))
+def drawn(timeline: Timeline, title: str = "a title", layers: Range | None = None) -> Element:
+    notes = ("a note", "another note " + "that is long " * 30)
+    return ElementTree.fromstring(gantt_svg(timeline, title, 12.5, notes, layers))
 
 
 def slices(root: Element) -> dict[str, Element]:
@@ -73,11 +76,10 @@ def test_colours_are_those_of_the_legend() -> None:
     timeline = SHORT[0]
     root = drawn(timeline)
     kinds = dict.fromkeys(one.name for one in timeline.program.instructions)
-    paint = svg.colours(kinds)
     found = slices(root)
     groups = {group.attrib.get("fill"): set(group) for group in root.iter(f"{_SVG}g")}
     for instruction in timeline.program.instructions:
-        assert found[instruction.label] in groups[paint[instruction.name]]
+        assert found[instruction.label] in groups[colour_of(instruction.name)]
     words = [text.text for text in root.iter(f"{_SVG}text")]
     assert set(kinds) <= set(words)
 
@@ -96,10 +98,16 @@ def test_what_the_end_waited_for_is_outlined() -> None:
         assert any(o == pytest.approx(inner, abs=0.2) for o in outlines)
 
 
-@pytest.mark.parametrize("timeline", [*SHORT, *LONG, many_kinds(), CUT])
+@pytest.mark.parametrize(
+    ("timeline", "layers"),
+    [
+        *((timeline, None) for timeline in (*SHORT, *LONG, many_kinds(), CUT)),
+        *((timeline, Range(1, 2)) for timeline in (*SHORT, *LONG)),
+    ],
+)
 @pytest.mark.parametrize("title", ["a title", "preset:tiny <long> & " * 20])
-def test_words_stand_clear(timeline: Timeline, title: str) -> None:
-    root = drawn(timeline, title)
+def test_words_stand_clear(timeline: Timeline, layers: Range | None, title: str) -> None:
+    root = drawn(timeline, title, layers)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     boxes = [(text.text, text_box(text)) for text in root.iter(f"{_SVG}text")]
     for said, (left, top, right, bottom) in boxes:
@@ -127,6 +135,55 @@ def test_figures() -> None:
     ):
         assert figure in words[1].split(" · ")
     assert {"worker 0", "worker 1", "worker 2", "0 µs", "5 µs", "20 µs"} <= set(words)
+
+
+@pytest.mark.parametrize("workers", [3, 20, 60, 132])
+def test_every_worker_has_a_name(workers: int) -> None:
+    """Each name is beside its row, and only there."""
+    timeline = step_timeline(2, workers, "round-robin")
+    root = drawn(timeline)
+    names = {
+        text.text: text_box(text)
+        for text in root.iter(f"{_SVG}text")
+        if (text.text or "").startswith("worker ")
+    }
+    assert list(names) == [f"worker {number}" for number in range(workers)]
+    found = slices(root)
+    for row, (_, top, _, bottom) in zip(timeline.rows, names.values(), strict=True):
+        for number in row:
+            box = box_of(found[timeline.program.instructions[number].label])
+            assert box[1] - 1 <= top and bottom <= box[3] + 2
+
+
+@pytest.mark.parametrize("timeline", [SHORT[0], LONG[0], LONG[2]])
+def test_chosen_layers(timeline: Timeline) -> None:
+    """The slices are those of the time of the layers, cut off where it begins and ends."""
+    root = drawn(timeline, layers=Range(1, 3) if timeline is not SHORT[0] else Range(1, 2))
+    window = window_of(timeline, Range(1, 3) if timeline is not SHORT[0] else Range(1, 2))
+    starts, finishes = timeline.timing.starts, timeline.timing.finishes
+    instructions = timeline.program.instructions
+    shown = {n for row in timeline.rows[: window.rows] for n in row}
+    inside = {n for n in shown if starts[n] < window.stop and finishes[n] > window.start}
+    found = slices(root)
+    assert found.keys() == {instructions[n].label for n in inside}
+    left = min(box_of(rect)[0] for rect in found.values())
+    right = max(box_of(rect)[2] for rect in found.values())
+    scale = (right - left) / (window.stop - window.start)
+    for n in inside:
+        x, _, end, _ = box_of(found[instructions[n].label])
+        assert x == pytest.approx(left + scale * max(starts[n] - window.start, 0), abs=0.3)
+        assert end == pytest.approx(
+            left + scale * (min(finishes[n], window.stop) - window.start), abs=0.5
+        )
+    words = [text.text or "" for text in root.iter(f"{_SVG}text")]
+    assert f"Shown below: {window.said}" in words
+    assert "layer 1" in words and "layer 0" not in words
+
+
+def test_notes_are_below_the_figures() -> None:
+    words = [text.text or "" for text in drawn(SHORT[0]).iter(f"{_SVG}text")]
+    assert words[2] == "a note"
+    assert words[3].startswith("another note") and words[3].endswith("…")
 
 
 def test_a_tooltip_tells_when_and_after_what() -> None:

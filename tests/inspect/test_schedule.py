@@ -37,6 +37,9 @@ def test_kinds_are_counted_and_added_up() -> None:
     assert found["idle_us"] == [round(us, 3) for us in step_timeline(2, 3).timing.idle]
     assert sum(found["idle_us"]) == pytest.approx(3 * found["makespan_us"] - busy, abs=0.01)
     assert found["seconds"] == {"verify": 0.5}
+    bandwidth = found["bandwidth"]
+    spent = bandwidth["floor_us"] + sum(bandwidth["lost_us"].values())
+    assert spent == pytest.approx(found["makespan_us"], abs=0.01)
 
 
 def test_the_chain_that_the_end_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +55,7 @@ def test_a_program_with_faults_has_no_time() -> None:
     data = found.to_json()
     assert (data["verified"], data["makespan_us"], data["idle"]) == (False, None, None)
     assert (data["idle_us"], data["critical_path"]) == (None, None)
+    assert data["bandwidth"]["lost_us"] is None
     assert data["errors"] == [{"rule": "order", "got": "a can come before b"}]
     table = found.table()
     assert "NO: 1 fault" in table and "  order: a can come before b\n" in table
@@ -60,7 +64,7 @@ def test_a_program_with_faults_has_no_time() -> None:
 
 def test_the_table_of_a_good_one() -> None:
     table = report().table()
-    for words in ("max seq len", "4,096", "9.2 µs", "yes", "22.0", "38.4%"):
+    for words in ("max seq len", "4,096", "9.2 µs", "yes", "22.0", "38.4%", "where the time goes"):
         assert words in table
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from tests.inspect.schedules import step_timeline
-from tests.inspect.test_trace import check_trace
+from tests.inspect.trace_format import check_trace, read_trace
 from tests.vm.schedule.test_measured import times_of
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.vm.schedule.clock import timing
@@ -29,35 +28,36 @@ def made(policy: str = "critical-path") -> StepTrace:
 def events_of(trace: StepTrace) -> list[dict[str, Any]]:
     file = io.StringIO()
     trace.write(file)
-    found = json.loads(file.getvalue())
-    assert found["otherData"] == {"title": "a <title>"}
-    events: list[dict[str, Any]] = found["traceEvents"]
-    return events
+    return read_trace(file.getvalue())
 
 
 def check_both(events: list[dict[str, Any]], instructions: int, ranks: int = 1) -> None:
     """Both tracks have every instruction; measured ones begin, wait and end in this order."""
     check_trace(events)
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    sides = ("simulated", "measured")
+    threads = next(pid for pid, name in names.items() if name == "critical path, simulated") - 1
+    workers = threads // ranks
     assert names == {
-        side * ranks + rank: f"rank {rank}, {sides[side]}"
-        for side in (0, 1)
-        for rank in range(ranks)
+        first + pid: f"{name}, {side}"
+        for first, side in ((1, "simulated"), (2 + threads, "measured"))
+        for pid, name in [
+            *((workers * rank, f"rank {rank}") for rank in range(ranks)),
+            (threads, "critical path"),
+        ]
     }
-    slices = [e for e in events if e["ph"] == "X" and e["cat"] != "wait"]
-    sides_of = Counter(e["pid"] >= ranks for e in slices)
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] == "instruction"]
+    sides_of = Counter(e["pid"] > 1 + threads for e in slices)
     assert sides_of == {False: instructions, True: instructions}
     for event in slices:
         own = event["args"]
-        assert ("begin_us" in own) == (event["pid"] >= ranks)
-        if event["pid"] >= ranks:
+        assert ("begin_us" in own) == (event["pid"] > 1 + threads)
+        if event["pid"] > 1 + threads:
             ready = own["begin_us"] + own["wait_us"]
             assert 0 <= own["begin_us"] <= ready <= own["end_us"]
             assert ready == pytest.approx(event["ts"], abs=2e-3)
             assert own["end_us"] == pytest.approx(event["ts"] + event["dur"], abs=2e-3)
     waits = [e for e in events if e["ph"] == "X" and e["cat"] == "wait"]
-    assert all(e["pid"] >= ranks for e in waits)
+    assert all(e["pid"] > 1 + threads for e in waits)
     ends = {(e["pid"], e["args"]["instruction"]): e["ts"] for e in slices}
     for event in waits:
         ready = ends[event["pid"], event["args"]["instruction"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
@@ -39,35 +38,9 @@ def test_whatever_a_name_holds_is_xml() -> None:
     assert [e.text for e in root.iter() if e.text and e.text.strip()] == [expected] * 3
 
 
-def test_ten_colours_that_black_can_be_read_on() -> None:
-    found = list(svg.colours("abcdefghij").values())
-    assert len(set(found)) == 10
-    for colour in found:
-        assert contrast(colour, svg.INK) > 5
-    for one, other in combinations(found, 2):
-        assert sum(abs(a - b) for a, b in zip(channels(one), channels(other), strict=True)) > 60
-    assert svg.colours("abcdefghijk")["k"] == found[0]
-
-
 def test_what_is_too_long_is_shortened() -> None:
     assert svg.shortened("short", 10, 100) == "short"
     found = svg.shortened("a name that goes on and on", 10, 100)
     assert found.startswith("a name") and found.endswith("…")
     assert svg.text_width(found, 10) <= 100
     assert svg.shortened("none", 10, 0) == "…"
-
-
-def channels(colour: str) -> list[int]:
-    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio as defined by the Web Content Accessibility Guidelines."""
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts = [value / 255 for value in channels(colour)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.inspect.schedules import CUT, LONG, SHORT, ranked
+from tpcompile.errors import UsageError
 from tpcompile.inspect.window import window_of
+from tpcompile.vm.program.instruction import Range
 
 
 def test_what_a_window_says() -> None:
@@ -21,3 +25,28 @@ def test_without_layers_the_first_instructions() -> None:
     assert window.said == "the first 120 instructions"
     across = zip(CUT.timing.starts, CUT.timing.finishes, strict=True)
     assert any(start < window.stop < finish for start, finish in across), "some must be cut"
+
+
+def test_chosen_layers() -> None:
+    window = window_of(LONG[0], Range(5, 7))
+    assert window.said == "layers 5 to 6 of 60" and not window.whole
+    assert window_of(LONG[2], Range(39, 40)).said == "layer 39 of 40, ranks 0 to 7 of 16"
+    timing = LONG[0].timing
+    own = [n for n, one in enumerate(LONG[0].program.instructions) if one.layer in (5, 6)]  # type: ignore[attr-defined]
+    assert window.start == min(timing.starts[n] for n in own)
+    assert window.stop == max(timing.finishes[n] for n in own)
+
+
+@pytest.mark.parametrize("layers", [Range(0, 61), Range(60, 61), Range(2, 2), Range(-1, 2)])
+def test_layers_that_are_not_there(layers: Range) -> None:
+    with pytest.raises(UsageError, match=r"must be a part of 0:60"):
+        window_of(LONG[0], layers)
+
+
+def test_what_is_shown() -> None:
+    """Instructions that touch the time, those without a duration at its start among them."""
+    window = window_of(LONG[0], Range(5, 7))
+    assert window.shows(window.start - 1, window.start + 1)
+    assert window.shows(window.start, window.start)
+    assert not window.shows(window.start - 1, window.start)
+    assert not window.shows(window.stop, window.stop + 1)

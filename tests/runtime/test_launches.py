@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 import tpcompile
 from tests import scripts
 from tests.inspect.test_step_trace import check_both
+from tests.inspect.trace_format import read_trace
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
 
@@ -29,8 +29,7 @@ def _compiled(backend: str = "native", **options: Any) -> CompiledModel:
 def _events(model: CompiledModel) -> list[dict[str, Any]]:
     file = io.StringIO()
     model.trace().write(file)
-    events: list[dict[str, Any]] = json.loads(file.getvalue())["traceEvents"]
-    return events
+    return read_trace(file.getvalue())
 
 
 @pytest.mark.parametrize(("tp", "simulate"), [(1, False), (2, True), (2, False)])

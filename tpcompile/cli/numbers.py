@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 
 from tpcompile.cli.command import number
 
@@ -46,6 +47,16 @@ def lengths(text: str) -> tuple[int, ...]:
 def token_ids(text: str) -> tuple[int, ...]:
     """Parse non-negative integers separated by commas."""
     return _all(text, 0, "each token id")
+
+
+def layer_range(text: str) -> tuple[int, int]:
+    """Parse a range of layers A:B, which has at least one layer and ends before B."""
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise argparse.ArgumentTypeError(
+            f"the layers must be A:B with A less than B, such as 0:2, got {text!r}"
+        )
+    return int(found[1]), int(found[2])
 
 
 def _all(text: str, least: int, what: str) -> tuple[int, ...]:

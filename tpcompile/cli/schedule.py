@@ -18,6 +18,7 @@ from tpcompile.cli.command import (
     number,
 )
 from tpcompile.cli.compiling import Say, lower_model, progress
+from tpcompile.cli.numbers import layer_range
 from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
@@ -31,16 +32,17 @@ _EXAMPLES = """\
   tpcompile schedule preset:qwen3-8b --target h200
   tpcompile schedule preset:qwen3-0.6b --target cpu --workers 8 --policy zigzag
   tpcompile schedule preset:qwen3-8b --target h200 --svg a.svg --trace a.json
+  tpcompile schedule preset:qwen3-8b --target h200 --svg a.svg --svg-layers 8:10
   tpcompile schedule preset:tiny-qwen3 --target cpu --tp 2 --json
   tpcompile schedule preset:tiny-qwen3 --target cpu --workers 2 --text
   tpcompile schedule preset:tiny-qwen3 --target h200 --kernel
   tpcompile schedule preset:qwen3-0.6b --target cpu --measured --trace a.json
   tpcompile schedule preset:qwen3-0.6b --target h200 --aot sm_90
 
-Open the trace in https://ui.perfetto.dev. A target may be a JSON file with any
-fields of tpcompile.vm.targets.Target; missing fields have the values of cpu.
-The exit status is 0 if the program is proved free of races and deadlocks, 1 if
-it is not, 2 for bad input."""
+Open the trace in https://ui.perfetto.dev or chrome://tracing. A target may be a
+JSON file with any fields of tpcompile.vm.targets.Target; missing fields have
+the values of cpu. The exit status is 0 if the program is proved free of races
+and deadlocks, 1 if it is not, 2 for bad input."""
 
 _ROTARY = ("half", "interleaved")
 
@@ -95,6 +97,13 @@ def _add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda, for --measured; default: cpu")
     parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture of the schedule")
+    parser.add_argument(
+        "--svg-layers",
+        metavar="A:B",
+        type=layer_range,
+        help="layers that the picture shows in detail, from A to B-1; default: all, or the first "
+        "ones of a long program",
+    )
     parser.add_argument(
         "--aot",
         metavar="ARCH",
@@ -191,6 +200,8 @@ def _check_files(args: argparse.Namespace) -> None:
     for path in (args.trace, args.svg):
         if path is not None:
             check_file(path)
+    if args.svg_layers and not args.svg:
+        raise UsageError("--svg-layers chooses the layers of a picture", hint="Add --svg F.svg")
 
 
 def _choices(args: argparse.Namespace) -> Choices:
@@ -263,10 +274,10 @@ def _write_files(
             sys.stderr.write(f"warning: {path} is not written: the program is not valid\n")
         return
     step = ScheduledStep(report)
+    picture = step.svg(args.svg_layers) if args.svg else ""  # before a file is written
     if args.trace:
         write_file(args.trace, step.write_trace if measured is None else measured.write)
     if args.svg:
-        picture = step.svg()
         write_file(args.svg, lambda file: file.write(picture))
     for path in wanted:
         sys.stderr.write(f"wrote {path}\n")

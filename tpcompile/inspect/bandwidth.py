@@ -47,10 +47,21 @@ class Bandwidth:
 
 def bandwidth_of(program: Program, target: Target) -> Bandwidth:
     """Return the bound for a program."""
+    return Bandwidth(max(rank_loads(program), default=0), target)
+
+
+def rank_loads(program: Program) -> list[int]:
+    """Return the bytes that each rank loads."""
     loaded = [0] * program.ranks
     for one in program.instructions:
-        loaded[one.rank] += getattr(one, "traffic", 0)
-    return Bandwidth(max(loaded, default=0), target)
+        loaded[one.rank] += traffic_of(one)
+    return loaded
+
+
+def traffic_of(instruction: Any) -> int:
+    """Return the bytes of weights and cache that an instruction loads."""
+    traffic: int = instruction.traffic
+    return traffic
 
 
 def _rate(target: Target) -> str:

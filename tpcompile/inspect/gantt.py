@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tpcompile.inspect import svg
+from tpcompile.inspect.colours import colour_of
 from tpcompile.inspect.occupancy import occupancy
 from tpcompile.inspect.timeline import Timeline, layer_of
 from tpcompile.inspect.window import Window, window_of
+from tpcompile.vm.program.instruction import Range
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1400, 96, 44, 36
 _TICKS, _TICK_ROOM, _LAYER_ROOM = 10, 24, 14
@@ -23,10 +25,12 @@ _SMALLEST = 0.4
 class _Scale:
     """The horizontal scale: converts times to pixels."""
 
+    start: float
     stop: float
 
     def x(self, moment: float) -> float:
-        part = min(moment / self.stop, 1.0) if self.stop else 0.0
+        extent = self.stop - self.start
+        part = min(max((moment - self.start) / extent, 0.0), 1.0) if extent else 0.0
         return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
 
 
@@ -39,37 +43,44 @@ class _Row:
     height: float
 
 
-def gantt_svg(timeline: Timeline, title: str, critical: float, memory: str = "") -> str:
-    """Draw the picture. For a long program, draw an overview and below it the first layers.
+def gantt_svg(
+    timeline: Timeline,
+    title: str,
+    critical: float,
+    notes: Sequence[str] = (),
+    layers: Range | None = None,
+) -> str:
+    """Draw the picture. For a long program, draw an overview and below it some layers.
 
-    `critical` is the time that the program takes with an unlimited number of workers. `memory` is a
-    line about the bandwidth.
+    `critical` is the time that the program takes with an unlimited number of workers. `notes` are
+    lines below the figures. `layers` are those to show in detail; by default the first ones.
     """
-    window = window_of(timeline)
-    kinds = dict.fromkeys(one.name for one in timeline.program.instructions)
-    paint = svg.colours(kinds)
-    head, y = _head(timeline, title, critical, memory)
-    legend, y = _legend(timeline, window, paint, y)
+    window = window_of(timeline, layers)
+    kinds = list(dict.fromkeys(one.name for one in timeline.program.instructions))
+    head, y = _head(timeline, title, critical, notes)
+    legend, y = _legend(timeline, window, kinds, y)
     head += legend
     overview: list[str] = []
     if not window.whole:
-        overview, y = _overview(timeline, window, paint, y + 8)
+        overview, y = _overview(timeline, window, kinds, y + 8)
         overview.append(svg.words(_LEFT, y + 20, f"Shown below: {window.said}", 13, bold=True))
         y += 28
     top = y + _TICK_ROOM + _LAYER_ROOM
     rows = _rows(timeline, window, top)
     bottom = rows[-1].top + rows[-1].height if rows else top
-    scale = _Scale(window.stop)
+    scale = _Scale(window.start, window.stop)
     body = [
         *_axis(scale, y + _TICK_ROOM - 6, bottom),
         *_layers(timeline, scale, top - 4),
         *_names(timeline, rows),
-        *_slices(timeline, window, rows, paint),
+        *_slices(timeline, window, rows),
     ]
     return svg.document(_WIDTH, bottom + 24, title, [*head, *overview, *body])
 
 
-def _head(timeline: Timeline, title: str, critical: float, memory: str) -> tuple[list[str], float]:
+def _head(
+    timeline: Timeline, title: str, critical: float, notes: Sequence[str]
+) -> tuple[list[str], float]:
     """Draw the title and the figures, and return the y position below them."""
     program, y = timeline.program, float(_TOP)
     figures = (
@@ -86,25 +97,29 @@ def _head(timeline: Timeline, title: str, critical: float, memory: str) -> tuple
         svg.words(_LEFT, y, svg.shortened(title, 18, room), 18, bold=True),
         svg.words(_LEFT, y + 22, " · ".join(figures), 13, fill=svg.QUIET),
     ]
-    if not memory:
-        return parts, y + 46
-    parts.append(svg.words(_LEFT, y + 42, svg.shortened(memory, 13, room), 13, fill=svg.QUIET))
-    return parts, y + 66
+    y += 22
+    for note in notes:
+        y += 20
+        parts.append(svg.words(_LEFT, y, svg.shortened(note, 13, room), 13, fill=svg.QUIET))
+    return parts, y + 24
 
 
 def _legend(
-    timeline: Timeline, window: Window, paint: dict[str, str], y: float
+    timeline: Timeline, window: Window, kinds: Sequence[str], y: float
 ) -> tuple[list[str], float]:
     """Draw the legend of colours and outlines, and return the y position below it."""
     parts: list[str] = []
     x = float(_LEFT)
-    starts, workers = timeline.timing.starts, timeline.timing.workers
-    shown = sum(workers[n] < window.rows and starts[n] < window.stop for n in timeline.chain)
+    timing = timeline.timing
+    shown = sum(
+        timing.workers[n] < window.rows and window.shows(timing.starts[n], timing.finishes[n])
+        for n in timeline.chain
+    )
     count = f"{len(timeline.chain):,} instructions"
     if not window.whole:
         count += f", {shown:,} of them shown below"
     chain = f"outlined: the critical path ({count})"
-    for name, colour in [*paint.items(), (chain, "")]:
+    for name, colour in [*((kind, colour_of(kind)) for kind in kinds), (chain, "")]:
         wide = 18 + svg.text_width(name, 12) + 18
         if x > _LEFT and x + wide > _WIDTH - _RIGHT:
             x, y = _LEFT, y + 20
@@ -116,10 +131,10 @@ def _legend(
 
 
 def _overview(
-    timeline: Timeline, window: Window, paint: dict[str, str], y: float
+    timeline: Timeline, window: Window, kinds: Sequence[str], y: float
 ) -> tuple[list[str], float]:
     """Draw the busy workers by kind over the whole duration, one strip per rank."""
-    scale = _Scale(timeline.timing.makespan)
+    scale = _Scale(0.0, timeline.timing.makespan)
     parts = [svg.words(_LEFT, y + 12, "The whole program: busy workers", 13, bold=True)]
     top = y + 12 + _TICK_ROOM + 4
     each = len(timeline.tracks) // timeline.program.ranks
@@ -130,20 +145,21 @@ def _overview(
         place = top + rank * (_STRIP + _STRIP_GAP)
         tracks = range(rank * each, (rank + 1) * each)
         shape = (scale.x(0), place, scale.x(scale.stop) - scale.x(0), float(_STRIP))
-        parts += occupancy(timeline, tracks, paint, shape)
+        parts += occupancy(timeline, tracks, kinds, shape)
         name = f"rank {rank}" if ranks > 1 else f"{each} workers"
         parts.append(_label(place + _STRIP / 2 + 4, name))
     shown = top + window.rows // each * (_STRIP + _STRIP_GAP) - _STRIP_GAP
     high = max(shown, top + _STRIP) - top
     outline = f'fill="none" stroke="{svg.INK}" stroke-width="1.5" stroke-dasharray="5 3"'
-    wide = scale.x(window.stop) - scale.x(0)
-    parts.append(svg.box(_LEFT - 2, top - 2, wide + 4, high + 4, outline))
+    x = scale.x(window.start)
+    wide = scale.x(window.stop) - x
+    parts.append(svg.box(x - 2, top - 2, wide + 4, high + 4, outline))
     return parts, bottom + 12
 
 
 def _axis(scale: _Scale, top: float, bottom: float) -> Iterator[str]:
     """Draw ticks above the rows, and vertical lines through the rows."""
-    for moment in svg.ticks(0.0, scale.stop, _TICKS):
+    for moment in svg.ticks(scale.start, scale.stop, _TICKS):
         x = scale.x(moment)
         yield svg.line(x, top, bottom)
         yield svg.words(x, top - 4, f"{moment:,.10g} µs", 11, anchor="middle", fill=svg.QUIET)
@@ -161,14 +177,14 @@ def _layers(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
     for layer, start in sorted(begins.items()):
         name = f"layer {layer}"
         x, wide = scale.x(start), svg.text_width(name, 10)
-        if start < scale.stop and x >= free and x + wide <= _WIDTH - _RIGHT:
+        if scale.start <= start < scale.stop and x >= free and x + wide <= _WIDTH - _RIGHT:
             yield svg.line(x, y - 9, y + 3, svg.QUIET)
             yield svg.words(x + 3, y, name, 10, fill=svg.QUIET)
             free = x + wide + 12
 
 
 def _rows(timeline: Timeline, window: Window, y: float) -> list[_Row]:
-    height = 26.0 if window.rows <= 16 else 14.0 if window.rows <= 48 else 7.0
+    height = 26.0 if window.rows <= 16 else 14.0 if window.rows <= 48 else 10.0
     found: list[_Row] = []
     for number in range(window.rows):
         track = timeline.tracks[number]
@@ -180,46 +196,47 @@ def _rows(timeline: Timeline, window: Window, y: float) -> list[_Row]:
 
 
 def _names(timeline: Timeline, rows: Sequence[_Row]) -> Iterator[str]:
-    """Draw the name of every worker, or of every fourth in narrow rows."""
+    """Draw the name of every worker, smaller in narrow rows."""
     for row in rows:
         track = timeline.tracks[row.track]
         if track.worker == 0 and timeline.program.ranks > 1:
             yield svg.words(_LEFT, row.top - 6, f"rank {track.rank}", 12, bold=True)
-        every = 1 if row.height >= 12 else 4
-        if track.worker % every == 0:
-            yield _label(row.top + row.height / 2 + 4, f"worker {track.worker}")
+        size = min(11.0, row.height - 1)
+        yield _label(row.top + row.height / 2 + 0.36 * size, f"worker {track.worker}", size)
 
 
-def _label(y: float, text: str) -> str:
-    return svg.words(_LEFT - 8, y, text, 11, anchor="end", fill=svg.QUIET)
+def _label(y: float, text: str, size: float = 11) -> str:
+    return svg.words(_LEFT - 8, y, text, size, anchor="end", fill=svg.QUIET)
 
 
-def _slices(
-    timeline: Timeline, window: Window, rows: Sequence[_Row], paint: dict[str, str]
-) -> Iterator[str]:
+def _slices(timeline: Timeline, window: Window, rows: Sequence[_Row]) -> Iterator[str]:
     """Draw the slices kind by kind, then the outlines, then the labels."""
-    scale, starts = _Scale(window.stop), timeline.timing.starts
+    scale = _Scale(window.start, window.stop)
+    starts, finishes = timeline.timing.starts, timeline.timing.finishes
     chain, drawn = set(timeline.chain), dict[str, list[str]]()
     outlined: list[str] = []
     written: list[str] = []
     for row in rows:
         gap = 2.0 if row.height >= 12 else 1.0
         for number in timeline.rows[row.track]:
-            if starts[number] >= window.stop:
+            if not window.shows(starts[number], finishes[number]):
                 continue
-            kind = timeline.program.instructions[number].name
-            x, end = scale.x(starts[number]), scale.x(timeline.timing.finishes[number])
+            instruction = timeline.program.instructions[number]
+            x, end = scale.x(starts[number]), scale.x(finishes[number])
             wide, high = max(end - x, _SMALLEST), row.height - gap
             tooltip = _tooltip(timeline, number)
-            drawn.setdefault(kind, []).append(svg.box(x, row.top, wide, high, tooltip=tooltip))
+            drawn.setdefault(instruction.name, []).append(
+                svg.box(x, row.top, wide, high, tooltip=tooltip)
+            )
             if number in chain:
                 outlined.append(svg.box(x + 0.6, row.top + 0.6, max(wide - 1.2, 0.1), high - 1.2))
-            label = timeline.program.instructions[number].label
-            if high >= 12 and svg.text_width(label, 10) + 8 <= wide:
+            words = (instruction.label, instruction.name) if high >= 12 else ()
+            fitting = (each for each in words if svg.text_width(each, 10) + 8 <= wide)
+            if label := next(fitting, ""):
                 written.append(svg.words(x + 4, row.top + high / 2 + 3.5, label, 10))
     edges = f'stroke="{svg.PAPER}" stroke-width="0.5"'
     for kind, boxes in drawn.items():
-        yield svg.group(f'fill="{paint[kind]}" {edges}', boxes)
+        yield svg.group(f'fill="{colour_of(kind)}" {edges}', boxes)
     yield svg.group(f'{_CHAIN} pointer-events="none"', outlined)
     yield svg.group('pointer-events="none"', written)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from tpcompile.inspect import svg
+from tpcompile.inspect.colours import colour_of
 from tpcompile.inspect.timeline import Timeline
 
 _BINS = 600
@@ -14,40 +16,58 @@ Strip = tuple[float, float, float, float]
 
 
 def occupancy(
-    timeline: Timeline, tracks: Sequence[int], paint: dict[str, str], strip: Strip
+    timeline: Timeline, tracks: Sequence[int], kinds: Iterable[str], strip: Strip
 ) -> Iterator[str]:
     """Yield stacked areas, one per kind of instruction. White space is idle time."""
     left, top, width, height = strip
     yield svg.box(left, top, width, height, f'stroke="{svg.GRID}"', fill="none")
-    shares = busy_shares(timeline, tracks, list(paint))
+    shares = busy_shares(timeline, tracks, kinds)
     stacked = [0.0] * _BINS
     areas: list[str] = []
     for kind, share in shares.items():
         stacked = [below + own for below, own in zip(stacked, share, strict=True)]
         if any(share):
             heights = [min(part, 1.0) * height for part in stacked]
-            areas.append(_area(heights, left, top + height, width / _BINS, paint[kind]))
+            areas.append(_area(heights, left, top + height, width / _BINS, colour_of(kind)))
     yield from reversed(areas)  # tallest first: each area is drawn over the taller ones
 
 
 def busy_shares(
-    timeline: Timeline, tracks: Sequence[int], kinds: Sequence[str]
+    timeline: Timeline, tracks: Sequence[int], kinds: Iterable[str]
 ) -> dict[str, list[float]]:
     """Return the share of these workers' time that each kind takes, per interval of time."""
     timing = timeline.timing
     piece = timing.makespan / _BINS
-    shares = {kind: [0.0] * _BINS for kind in kinds}
-    if not piece or not tracks:
-        return shares
-    unit = 1 / (piece * len(tracks))
-    for number in (number for track in tracks for number in timeline.rows[track]):
-        share = shares[timeline.program.instructions[number].name]
-        start, finish = timing.starts[number], timing.finishes[number]
-        last = min(int(finish / piece), _BINS - 1)
-        for place in range(min(int(start / piece), last), last + 1):
-            inside = min(finish, (place + 1) * piece) - max(start, place * piece)
-            share[place] += max(inside, 0.0) * unit
-    return shares
+    shares = {kind: Means(piece, _BINS) for kind in kinds}
+    if piece and tracks:
+        for number in (number for track in tracks for number in timeline.rows[track]):
+            share = shares[timeline.program.instructions[number].name]
+            share.add(timing.starts[number], timing.finishes[number], 1 / len(tracks))
+    return {kind: share.values for kind, share in shares.items()}
+
+
+class Means:
+    """The means of a sum of rates over `count` intervals, each of the length `piece`."""
+
+    def __init__(self, piece: float, count: int) -> None:
+        self._piece, self._count = piece, count
+        self._steps, self._rests = [0.0] * (count + 1), [0.0] * count
+
+    def add(self, start: float, finish: float, rate: float) -> None:
+        """Add a rate from `start` to `finish`, which are in the intervals."""
+        for moment, change in ((start, rate), (finish, -rate)):
+            place = min(int(moment / self._piece), self._count - 1)
+            self._rests[place] += change * ((place + 1) * self._piece - moment)
+            self._steps[place + 1] += change
+
+    @property
+    def values(self) -> list[float]:
+        """The mean over each interval."""
+        levels = accumulate(self._steps[: self._count])
+        return [
+            level + rest / self._piece if rest else level
+            for level, rest in zip(levels, self._rests, strict=True)
+        ]
 
 
 def _area(heights: Sequence[float], left: float, bottom: float, step: float, colour: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.inspect.bandwidth import Bandwidth, bandwidth_of
+from tpcompile.inspect.losses import Losses, losses_of
 from tpcompile.inspect.tables import table_text
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.vm.proof.fault import Fault
@@ -30,11 +31,13 @@ class ScheduleReport:
         found, clock = self.found, self.found.timing
         return {
             **self.asked,
+            "lowering": self.found.lowering or self.asked.get("lowering"),
             "instructions": len(found.program.instructions),
             "counters": found.program.counters,
             "makespan_us": None if clock is None else round(clock.makespan, 3),
             "critical_path_us": round(found.critical_us, 3),
-            "bandwidth": bandwidth_of(found.program, found.target).to_json(),
+            "bandwidth": self._bandwidth.to_json()
+            | {"lost_us": None if clock is None else self._losses(clock).to_json()},
             "idle": None if clock is None else round(self._idle(clock), 6),
             "idle_us": None if clock is None else [round(us, 3) for us in clock.idle],
             "critical_path": None if clock is None else self._chain(clock),
@@ -69,13 +72,14 @@ class ScheduleReport:
     def _figures(self) -> list[tuple[str, str]]:
         asked = [
             (name, f"{value:,}" if isinstance(value, int) else str(value))
-            for name, value in self.asked.items()
+            for name, value in (self.asked | self._lowering).items()
         ]
         clock = []
         if self.found.timing is not None:
             clock = [
                 ("makespan", f"{self.found.timing.makespan:,.1f} µs"),
                 ("idle", f"{self._idle(self.found.timing):.1%}"),
+                ("where the time goes", self._losses(self.found.timing).text()),
             ]
         return [
             *((name.replace("_", " "), value) for name, value in asked),
@@ -89,8 +93,17 @@ class ScheduleReport:
         ]
 
     @property
+    def _lowering(self) -> dict[str, str]:
+        """The lowering of the program, and who chose it if the caller did not."""
+        made, asked = self.found.lowering, self.asked.get("lowering")
+        return {"lowering": made if made == asked else f"{made}, chosen by {asked}"} if made else {}
+
+    @property
     def _bandwidth(self) -> Bandwidth:
         return bandwidth_of(self.found.program, self.found.target)
+
+    def _losses(self, timing: Timing) -> Losses:
+        return losses_of(self.found.program, timing, self.found.target)
 
     def _limit(self) -> str:
         clock = self.found.timing

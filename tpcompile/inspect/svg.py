@@ -8,26 +8,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 INK, QUIET, PAPER, GRID = "#1a1a1a", "#5f6368", "#ffffff", "#d9dce1"
 
-_COLOURS = (
-    # the Tol "light" palette: safe for colour-blind readers, and black text stays legible on it
-    "#dddddd",
-    "#77aadd",
-    "#eedd88",
-    "#aaaa00",
-    "#ee8866",
-    "#44bb99",
-    "#ffaabb",
-    "#99ddff",
-    "#bbcc33",
-    "#c8a27c",
-)
 _CHARACTER, _NARROW = 0.66, 0.4
 """The width of a character as a fraction of the font size; overestimated to be safe."""
-
-
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """Assign a colour to each name. The colours repeat after the tenth."""
-    return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}
 
 
 def text_width(text: str, size: float) -> float:

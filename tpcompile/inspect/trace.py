@@ -1,17 +1,27 @@
-"""A timed program as a Perfetto trace: tracks for workers, slices for instructions, and arrows."""
+"""A timed program as a trace in Chrome's format: tracks for workers, slices for instructions.
+
+Each rank is a process and each worker a thread, with ids as on Linux: a process has the id of its
+first thread, and no two threads have the same id. Id 0 is not used, because viewers take it for the
+idle process.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TextIO
 
-from tpcompile.inspect.timeline import Timeline, Track, layer_of
+from tpcompile.inspect.rates import rates_of
+from tpcompile.inspect.timeline import Timeline, layer_of
 from tpcompile.vm.program import Program, Region
 from tpcompile.vm.program.region import box_text
 from tpcompile.vm.schedule.measured import MeasuredStep
 
 Event = dict[str, Any]
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def write_trace(
@@ -24,73 +34,158 @@ def write_trace(
     heading = json.dumps({"title": title}, ensure_ascii=False)
     file.write(f'{{"displayTimeUnit": "ns", "otherData": {heading}, "traceEvents": [')
     for number, event in enumerate(trace_events(timeline, measured)):
-        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-        file.write(",\n" + text if number else "\n" + text)
+        file.write((",\n" if number else "\n") + _JSON.encode(event))
     file.write("\n]}\n")
 
 
 def trace_events(timeline: Timeline, measured: MeasuredStep | None = None) -> Iterator[Event]:
-    """Yield names, then slices, then arrows. A viewer needs the slices before their arrows."""
-    count = len(timeline.program.instructions)
-    yield from _names(timeline.tracks, "" if measured is None else ", simulated")
+    """Yield names, counters, slices, then arrows. A viewer needs the slices before their arrows."""
+    simulated = _Side(timeline, 1, "" if measured is None else ", simulated")
+    sides = [simulated]
     if measured is not None:
         own = Timeline(timeline.program, measured.timing)
-        places = [Track(track.rank + own.program.ranks, track.worker) for track in own.tracks]
-        yield from _names(places, ", measured", own.program.ranks)
-    for number in range(count):
-        yield _slice(timeline, number, timeline.tracks)
+        sides.append(_Side(own, simulated.chain_id + 1, ", measured"))
+    for side in sides:
+        yield from side.names()
+    for side in sides:
+        yield from side.counters()
+        yield from side.chain()
+    for number in range(len(timeline.program.instructions)):
+        yield simulated.slice(number)
     if measured is not None:
-        for number in range(count):
-            yield from _measured_slices(own, measured, number, places)
-    for number, early in enumerate(timeline.released_by):
+        for number in range(len(timeline.program.instructions)):
+            yield from _measured_slices(sides[-1], measured, number)
+    for late, early in enumerate(timeline.released_by):
         if early is not None:
-            yield from _arrow(timeline, early, number)
+            yield from simulated.arrow(early, late)
 
 
-def _names(tracks: Sequence[Track], suffix: str, first: int = 0) -> Iterator[Event]:
-    """Yield the names of tracks, whose processes are numbered from `first`."""
+@dataclass(frozen=True)
+class _Side:
+    """The processes of one step, simulated or measured."""
 
-    def named(kind: str, key: str, value: str | int, track: Track, worker: int) -> Event:
+    timeline: Timeline
+    first: int
+    """The first id."""
+    suffix: str
+    """What follows the names of processes."""
+
+    @property
+    def each(self) -> int:
+        """The number of workers per rank."""
+        return len(self.timeline.tracks) // self.timeline.program.ranks
+
+    @property
+    def chain_id(self) -> int:
+        """The id of the critical path's process and thread, the last one of the side."""
+        return self.first + len(self.timeline.tracks)
+
+    @cached_property
+    def ids(self) -> Sequence[tuple[int, int]]:
+        """The process and the thread of each track."""
+        return [
+            (self.first + track.rank * self.each, self.first + number)
+            for number, track in enumerate(self.timeline.tracks)
+        ]
+
+    def names(self) -> Iterator[Event]:
+        """Name the processes and threads, and put the critical path first."""
+        path = f"critical path{self.suffix}"
+        yield from _named("process", path, self.first - 1, self.chain_id, self.chain_id)
+        yield from _named("thread", path, 0, self.chain_id, self.chain_id)
+        for track, (process, thread) in zip(self.timeline.tracks, self.ids, strict=True):
+            if track.worker == 0:
+                name = f"rank {track.rank}{self.suffix}"
+                yield from _named("process", name, process, process, thread)
+            yield from _named("thread", f"worker {track.worker}", track.worker, process, thread)
+
+    def counters(self) -> Iterator[Event]:
+        """Yield the loads and the busy workers of each rank, whenever they change."""
+        for rank in range(self.timeline.program.ranks):
+            tracks = range(rank * self.each, (rank + 1) * self.each)
+            if not tracks:
+                continue
+            rates = rates_of(self.timeline, tracks)
+            process = self.ids[tracks[0]][0]
+            for name, unit, digits, values in (
+                ("loads", "bytes per µs", None, rates.bytes_per_us),
+                ("workers", "busy", 3, rates.busy),
+            ):
+                past: float | None = None
+                for place, value in enumerate([*values, 0]):
+                    shown = round(value, digits) + 0  # never -0.0
+                    moment = round(place * rates.piece_us * 1000)
+                    if shown != past:
+                        yield _event(name, "C", moment, process, process, args={unit: shown})
+                        past = shown
+
+    def chain(self) -> Iterator[Event]:
+        """Yield the instructions of the critical path. If two overlap, cut off the later one."""
+        free = 0
+        for number in self.timeline.chain:
+            start, finish = _nanoseconds(self.timeline, number)
+            start = max(start, free)
+            free = max(finish, start)
+            instruction = self.timeline.program.instructions[number]
+            args = {"instruction": number, "label": instruction.label}
+            yield {
+                **_event(instruction.name, "X", start, self.chain_id, self.chain_id, args=args),
+                "cat": "critical path",
+                "dur": (free - start) / 1000,
+            }
+
+    def slice(self, number: int) -> Event:
+        start, finish = _nanoseconds(self.timeline, number)
+        process, thread = self.ids[self.timeline.timing.workers[number]]
         return {
-            "name": kind,
-            "ph": "M",
-            "ts": 0,
-            "pid": track.rank,
-            "tid": worker,
-            "args": {key: value},
+            "name": self.timeline.program.instructions[number].name,
+            "cat": "instruction",
+            "ph": "X",
+            "ts": start / 1000,
+            "dur": (finish - start) / 1000,
+            "pid": process,
+            "tid": thread,
+            "args": _arguments(self.timeline, number),
         }
 
-    for track in tracks:
-        if track.worker == 0:
-            yield named("process_name", "name", f"rank {track.rank - first}{suffix}", track, 0)
-            yield named("process_sort_index", "sort_index", track.rank, track, 0)
-        yield named("thread_name", "name", f"worker {track.worker}", track, track.worker)
-        yield named("thread_sort_index", "sort_index", track.worker, track, track.worker)
+    def arrow(self, early: int, late: int) -> Iterator[Event]:
+        """Yield an arrow from the last moment in the early slice to the start of the late one."""
+        start, finish = _nanoseconds(self.timeline, early)
+        ends = (
+            (early, "s", max(start, finish - 1)),
+            (late, "f", _nanoseconds(self.timeline, late)[0]),
+        )
+        for number, phase, moment in ends:
+            process, thread = self.ids[self.timeline.timing.workers[number]]
+            event = {
+                "name": "wait",
+                "cat": "wait",
+                "ph": phase,
+                "id": late + 1,
+                "ts": moment / 1000,
+                "pid": process,
+                "tid": thread,
+            }
+            if phase == "f":
+                event["bp"] = "e"  # the enclosing slice, not the next one
+            yield event
 
 
-def _slice(timeline: Timeline, number: int, tracks: Sequence[Track]) -> Event:
-    instruction = timeline.program.instructions[number]
-    start, finish = _nanoseconds(timeline, number)
-    track = tracks[timeline.timing.workers[number]]
-    return {
-        "name": instruction.label,
-        "cat": instruction.name,
-        "ph": "X",
-        "ts": start / 1000,
-        "dur": (finish - start) / 1000,
-        "pid": track.rank,
-        "tid": track.worker,
-        "args": _arguments(timeline, number),
-    }
+def _event(name: str, phase: str, moment: int, process: int, thread: int, **more: Any) -> Event:
+    return {"name": name, "ph": phase, "ts": moment / 1000, "pid": process, "tid": thread, **more}
 
 
-def _measured_slices(
-    timeline: Timeline, measured: MeasuredStep, number: int, tracks: Sequence[Track]
-) -> Iterator[Event]:
+def _named(kind: str, name: str, order: int, process: int, thread: int) -> Iterator[Event]:
+    """Yield the name of a process or thread, and its place among the others."""
+    yield _event(f"{kind}_name", "M", 0, process, thread, args={"name": name})
+    yield _event(f"{kind}_sort_index", "M", 0, process, thread, args={"sort_index": order})
+
+
+def _measured_slices(side: _Side, measured: MeasuredStep, number: int) -> Iterator[Event]:
     """Yield the wait of an instruction, if there was one, and its execution."""
-    begin = measured.begins[number]
-    ready, end = (moments[number] for moments in (timeline.timing.starts, timeline.timing.finishes))
-    found = _slice(timeline, number, tracks)
+    timing = side.timeline.timing
+    begin, ready, end = measured.begins[number], timing.starts[number], timing.finishes[number]
+    found = side.slice(number)
     first = round(begin * 1000)
     if first < round(ready * 1000):
         yield {
@@ -111,7 +206,7 @@ def _arguments(timeline: Timeline, number: int) -> Event:
     instruction = program.instructions[number]
     return {
         "instruction": number,
-        "kind": instruction.name,
+        "label": instruction.label,
         "layer": layer_of(instruction),
         "cost_us": round(timing.finishes[number] - timing.starts[number], 3),
         "reads": ", ".join(_said(program, region) for region in instruction.reads),
@@ -123,24 +218,6 @@ def _arguments(timeline: Timeline, number: int) -> Event:
 
 def _said(program: Program, region: Region) -> str:
     return program.buffers[region.buffer].name + box_text(region.box)
-
-
-def _arrow(timeline: Timeline, early: int, late: int) -> Iterator[Event]:
-    """Yield an arrow from the last moment inside the early slice to the start of the late one."""
-    start, finish = _nanoseconds(timeline, early)
-    ends = ((early, "s", max(start, finish - 1)), (late, "f", _nanoseconds(timeline, late)[0]))
-    for number, end, moment in ends:
-        track = timeline.tracks[timeline.timing.workers[number]]
-        event = {
-            "name": "wait",
-            "cat": "wait",
-            "ph": end,
-            "id": late,
-            "ts": moment / 1000,
-            "pid": track.rank,
-            "tid": track.worker,
-        }
-        yield event if end == "s" else {**event, "bp": "e"}  # the enclosing slice, not the next
 
 
 def _nanoseconds(timeline: Timeline, number: int) -> tuple[int, int]:

@@ -1,46 +1,80 @@
-"""The part of a long program that a picture shows: whole ranks, and the first layers."""
+"""The part of a long program that a picture shows: whole ranks, and some layers."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from tpcompile.errors import UsageError
 from tpcompile.inspect.timeline import Timeline, layer_of
+from tpcompile.vm.program.instruction import Range
 
 MOST_ROWS, MOST_SLICES, SLICES_A_ROW = 160, 3000, 40
 
 
 @dataclass(frozen=True)
 class Window:
-    """The first `rows` tracks, from the start to the time `stop`."""
+    """The first `rows` tracks, from the time `start` to the time `stop`."""
 
     rows: int
+    start: float
     stop: float
     whole: bool
     said: str
     """A description of the part that is shown, such as "layers 0 to 5 of 28"."""
 
+    def shows(self, start: float, finish: float) -> bool:
+        """Return whether some of this time is in the window."""
+        return start < self.stop and (finish > self.start or start >= self.start)
 
-def window_of(timeline: Timeline) -> Window:
-    """Choose a part that is legible and keeps the file small."""
+
+def window_of(timeline: Timeline, layers: Range | None = None) -> Window:
+    """Return the time of some layers, or of the first ones that are legible in a small file."""
     rows = _rows(timeline)
+    return _first_layers(timeline, rows) if layers is None else _chosen(timeline, rows, layers)
+
+
+def _chosen(timeline: Timeline, rows: int, layers: Range) -> Window:
+    count = _layers(timeline)
+    if not 0 <= layers.start < layers.stop <= count:
+        raise UsageError(
+            f"The layers of a picture must be a part of 0:{count}, "
+            f"got {layers.start}:{layers.stop}",
+            hint="A:B are the layers from A to B-1",
+        )
+    own = [
+        number
+        for number, instruction in enumerate(timeline.program.instructions)
+        if (layer := layer_of(instruction)) is not None and layers.start <= layer < layers.stop
+    ]
+    start = min(timeline.timing.starts[number] for number in own)
+    stop = max(timeline.timing.finishes[number] for number in own)
+    said = _said(layers.start, layers.stop - 1, count) + _who(timeline, rows)
+    return Window(rows, start, stop, False, said)
+
+
+def _first_layers(timeline: Timeline, rows: int) -> Window:
     shown = [number for row in timeline.rows[:rows] for number in row]
     starts = sorted(timeline.timing.starts[number] for number in shown)
     most = min(MOST_SLICES, SLICES_A_ROW * rows)
     end = timeline.timing.makespan
     who = _who(timeline, rows)
     if len(starts) <= most:
-        return Window(rows, end, not who, f"the whole duration{who}" if who else "")
+        return Window(rows, 0.0, end, not who, f"the whole duration{who}" if who else "")
     fitting = [
         (layer, stop)
         for layer, stop in _layer_ends(timeline)
         if bisect_left(starts, stop) <= most and stop < end
     ]
     if not fitting:
-        return Window(rows, starts[most], False, f"the first {most:,} instructions{who}")
+        return Window(rows, 0.0, starts[most], False, f"the first {most:,} instructions{who}")
     layer, stop = fitting[-1]
-    layers = "layer 0" if layer == 0 else f"layers 0 to {layer}"
-    return Window(rows, stop, False, f"{layers} of {_layers(timeline)}{who}")
+    return Window(rows, 0.0, stop, False, _said(0, layer, _layers(timeline)) + who)
+
+
+def _said(first: int, last: int, count: int) -> str:
+    shown = f"layer {first}" if first == last else f"layers {first} to {last}"
+    return f"{shown} of {count}"
 
 
 def _rows(timeline: Timeline) -> int:

@@ -7,9 +7,10 @@ stores the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import torch
@@ -189,6 +190,12 @@ def _qkv_operands(
         dtype=DType.of(value_type(bound["weight"]).dtype),
         **places(to, bound["block"], rank),
     )
+
+
+LOWERING_OF: Mapping[str, str] = MappingProxyType(
+    {NormQkvRopeAppend.name: "heads", NormQkvRows.name: "rows"}
+)
+"""The lowering that makes each of these instructions, by name."""
 
 
 def _heads(

@@ -215,9 +215,13 @@ class WeightInstruction(StepInstruction):
 
 def own_fields(instruction: StepInstruction) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each operand that the instruction does not share."""
-    for field in fields(instruction):
-        if field.name != "at":
-            yield field.name, getattr(instruction, field.name)
+    for name in _own_names(type(instruction)):
+        yield name, getattr(instruction, name)
+
+
+@cache
+def _own_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != "at")
 
 
 def _shown(value: Any) -> str:

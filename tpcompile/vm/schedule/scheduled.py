@@ -11,6 +11,7 @@ from torch import fx
 
 from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
 from tpcompile.pause import paused_collector
+from tpcompile.vm.groups.qkv import LOWERING_OF
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Parts
@@ -38,6 +39,12 @@ class Scheduled:
     seconds: dict[str, float]
     """The time that each phase took on this machine."""
     target: Target
+
+    @property
+    def lowering(self) -> str:
+        """The lowering of heads in the program; "heads and rows" if ranks or layers differ."""
+        kinds = {one.name for one in self.program.instructions}
+        return " and ".join(own for kind, own in LOWERING_OF.items() if kind in kinds)
 
     @property
     def proved(self) -> Program:
