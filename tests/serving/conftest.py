@@ -44,7 +44,7 @@ def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.T
     return server, thread, f"http://{host}:{port}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("demo") / "demo"
     make_demo(directory, 3, 10)
