@@ -20,9 +20,9 @@ from benchmarks.gpu.limits import limits_of
 from benchmarks.gpu.peers import Compiled, Eager
 from benchmarks.gpu.report import RESULTS, Report, Row
 from benchmarks.report import write_json
-from tpcompile.api import device_of
 from tpcompile.backends.measuring import RandomMemory
 from tpcompile.errors import CompileError
+from tpcompile.options import device_of
 from tpcompile.presets import preset
 
 MODELS = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-8b")

@@ -16,7 +16,7 @@ from torch import fx
 
 import tpcompile
 from tests.models import TOLERANCE, padded, preset_pair, relative_error
-from tpcompile.api import dtype_of
+from tpcompile.options import dtype_of
 from tpcompile.passes import default_pipeline
 from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.ranks import start

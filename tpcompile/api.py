@@ -5,17 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES
-from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import capture as captured_of
-from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline, run_passes
+from tpcompile.options import check_limit, check_shards, device_of, dtype_of, passes_for
+from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.pipeline import DecodeFork
-from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.plugins import load_plugins
 from tpcompile.rewriting.reproducer import write_reproducer
 from tpcompile.runtime.backend import BackendChoice
@@ -115,10 +115,16 @@ def compile(
             max_batch=max_batch,
             device=place,
         )
-    made.batches = generate_batch
+    made.batches, made.explorer = generate_batch, _explore
     if group is None:
         made.made_by = Recipe(asked)
     return made
+
+
+def _explore(model: CompiledModel, path: str | Path, **options: Any) -> None:
+    from tpcompile.exploring import explore_compiled  # imports much that other models do not need
+
+    explore_compiled(model, path, **options)
 
 
 class Recipe:
@@ -140,13 +146,6 @@ class Recipe:
         return compile(model, **{**self._asked, **changes})
 
 
-def check_limit(name: str, limit: int | None) -> None:
-    """Raise unless an optional limit is a positive int."""
-    whole = isinstance(limit, int) and not isinstance(limit, bool)
-    if limit is not None and (not whole or limit < 1):
-        raise UsageError(f"{name} must be a positive int, got {limit!r}")
-
-
 def _check_seconds(rank_timeout: float) -> None:
     number = isinstance(rank_timeout, int | float) and not isinstance(rank_timeout, bool)
     if not number or not 0 < rank_timeout <= _LONGEST_S:
@@ -154,73 +153,3 @@ def _check_seconds(rank_timeout: float) -> None:
             f"rank_timeout must be a number of seconds above 0 and at most {_LONGEST_S:,}, "
             f"got {rank_timeout!r}"
         )
-
-
-def device_of(device: torch.device | str | None) -> torch.device:
-    """Return a device by name, the CPU by default. Raise unless it is there and supported."""
-    try:
-        found = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"device must be cpu or cuda, got {device!r}") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(
-            f"device={str(device)!r} needs a GPU, but torch finds no GPU",
-            hint="Omit it to run on the CPU",
-        )
-    if found.type not in ("cpu", "cuda"):
-        raise UnsupportedError(f"device={str(device)!r} is not supported", expected="cpu or cuda")
-    return found
-
-
-def passes_for(pipeline: str | Sequence[Pass] | None, tp: int) -> list[Pass]:
-    """Return the passes of `pipeline` (default: the standard pipeline) for `tp` ranks."""
-    check_tp(tp)
-    if pipeline is None:
-        return default_pipeline(tp)
-    if not isinstance(pipeline, str | Sequence):
-        raise UsageError(
-            f"pipeline must be text or a sequence of passes, got {type(pipeline).__name__}"
-        )
-    named = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
-    passes = for_ranks(named, tp)
-    for current in passes:
-        if isinstance(current, PlanSharding) and current.tp != tp:
-            raise UsageError(
-                f"The pipeline plans for {current.tp} ranks",
-                expected=f"{tp}, the requested tp",
-                hint=f"Remove the option from plan-sharding{{tp={current.tp}}}",
-            )
-    return passes
-
-
-def check_tp(tp: int) -> None:
-    """Raise unless the number of ranks is a positive int."""
-    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-        raise UsageError(f"tp must be a positive int, got {tp!r}")
-
-
-def check_shards(passes: Sequence[Pass], tp: int) -> None:
-    """Raise if the passes do not shard the graph, but there are several ranks."""
-    if tp > 1 and not shards(passes):
-        raise UsageError(
-            f"The pipeline does not shard the graph, which tp={tp} requires",
-            hint="Add plan-sharding and the passes after it to the pipeline, or use the default",
-        )
-
-
-def shards(passes: Sequence[Pass]) -> bool:
-    """Return whether the passes shard the graph."""
-    return any(isinstance(current, PlanSharding) for current in passes)
-
-
-def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the floating-point dtype of this name, in any case, or None for "auto" and None."""
-    if dtype is None or (isinstance(dtype, str) and dtype.lower() == AUTO_DTYPE):
-        return None
-    found: Any = dtype
-    if isinstance(dtype, str):
-        found = getattr(torch, DTYPE_NAMES.get(dtype.lower(), dtype.lower()), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        hint = did_you_mean(str(dtype), (*DTYPES, AUTO_DTYPE))
-        raise UsageError(f"{dtype!r} is not a supported dtype", hint=hint)
-    return found

@@ -10,7 +10,6 @@ from typing import Any, TextIO
 
 import torch
 
-from tpcompile.api import check_limit, check_shards, check_tp, dtype_of, passes_for
 from tpcompile.backends.measuring import REPEATS, RandomMemory, measure
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
@@ -19,10 +18,12 @@ from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
 from tpcompile.inspect.gantt import gantt_svg
 from tpcompile.inspect.losses import losses_of
+from tpcompile.inspect.notebook import table_html
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.trace import write_trace
+from tpcompile.options import check_limit, check_shards, check_tp, dtype_of, passes_for
 from tpcompile.passes import Pass, decode_pipeline, run_passes
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.plugins import load_plugins
@@ -45,6 +46,7 @@ _CONTEXT = 1024
 class Choices:
     """The machine, the division of work and the passes of a schedule."""
 
+    tp: int
     target: Target
     plan: StepPlan
     passes: Sequence[Pass]
@@ -55,11 +57,11 @@ class Choices:
         """The number of attention spans."""
         return _most(self.passes, "spans")
 
-    def asked(self, model: str, tp: int) -> dict[str, Any]:
+    def asked(self, model: str) -> dict[str, Any]:
         """Return the choices by name, for reports."""
         return {
             "model": model,
-            "tp": tp,
+            "tp": self.tp,
             "target": self.target.name,
             "workers": self.plan.workers,
             "policy": self.policy,
@@ -117,7 +119,7 @@ def choose(
     else:
         passes = passes_for(pipeline, tp)
         check_shards(passes, tp)
-    found = Choices(machine, plan, passes, policy)
+    found = Choices(tp, machine, plan, passes, policy)
     block = _most(passes, "block")
     plan.check_room(block)
     plan.check_spans(found.spans, block)
@@ -174,6 +176,10 @@ class ScheduledStep:
         notes = (limit, f"where the time goes: {spent.text()}")
         shown = None if layers is None else Range(*layers)
         return gantt_svg(timeline, self.title, found.critical_us, notes, shown)
+
+    def _repr_html_(self) -> str:
+        """Show the figures and the picture in a notebook."""
+        return table_html(self.title, (), self.report.figures) + self.svg()
 
     def trace(self) -> str:
         """Return a trace in Chrome's format, which Perfetto opens."""
@@ -254,7 +260,7 @@ def schedule(
     graph, _ = run_passes(captured, choices.passes, on_failure=write_reproducer)
     found = scheduled(graph, choices.target, choices.plan, choices.policy)
     _ = found.proved  # raises if it has faults
-    return ScheduledStep(ScheduleReport(choices.asked(_named(model), tp), found))
+    return ScheduledStep(ScheduleReport(choices.asked(_named(model)), found))
 
 
 def _named(model: Any) -> str:

@@ -13,6 +13,7 @@ from tpcompile.cli import (
     check,
     compare,
     dump,
+    explore,
     generate,
     make_demo,
     opt,
@@ -38,6 +39,7 @@ from tpcompile.plugins import load_plugins
 
 COMMANDS: dict[str, Command] = {
     "dump": dump.COMMAND,
+    "explore": explore.COMMAND,
     "opt": opt.COMMAND,
     "reduce": reduce.COMMAND,
     "passes": passes.COMMAND,

@@ -76,8 +76,8 @@ def _run(args: argparse.Namespace) -> Result:
         raise UsageError("The target file must end in .json", got=str(args.output))
     check_file(args.output)
     with progress() as say:
-        from tpcompile.api import device_of
         from tpcompile.calibration import calibrate, cases_of, verify
+        from tpcompile.options import device_of
         from tpcompile.vm.targets import target_text
 
         device = device_of(args.device)

@@ -122,7 +122,7 @@ def _run(args: argparse.Namespace) -> Result:
         args.pipeline = _PROGRAM
     with progress() as say:
         passes = passes_of(args)
-        from tpcompile.api import check_shards
+        from tpcompile.options import check_shards
 
         check_shards(passes, args.tp)
         say(f"comparing {args.model}")
@@ -132,8 +132,8 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
-    from tpcompile.api import dtype_of
     from tpcompile.compare.model import compare_with_eager
+    from tpcompile.options import dtype_of
 
     return compare_with_eager(
         args.model,
@@ -148,8 +148,8 @@ def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
 
 
 def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
-    from tpcompile.api import dtype_of
     from tpcompile.compare.program import Batch, compare_program
+    from tpcompile.options import dtype_of
 
     return compare_program(
         args.model,

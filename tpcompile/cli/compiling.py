@@ -51,14 +51,14 @@ def check_runnable(args: argparse.Namespace) -> None:
 def passes_of(args: argparse.Namespace) -> list[Pass]:
     """Return the passes of `-p`, or the standard pipeline, for `--tp` ranks."""
     check_model_name(args.model)
-    from tpcompile.api import passes_for
+    from tpcompile.options import passes_for
 
     return passes_for(args.pipeline, args.tp)
 
 
 def warn_unsharded(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
     """Warn if `--tp` is above 1 but the pipeline does not shard the graph."""
-    from tpcompile.api import shards
+    from tpcompile.options import shards
 
     if args.tp > 1 and not shards(passes):
         sys.stderr.write(
@@ -88,7 +88,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
 
 def _refuse_gpus_without_torchrun(args: argparse.Namespace) -> None:
     """Refuse several ranks on GPUs without a launcher, and say how to start them."""
-    from tpcompile.api import device_of
+    from tpcompile.options import device_of
     from tpcompile.runtime.ranks.launched import has_launcher
 
     if args.tp in (None, 1) or has_launcher() or device_of(args.device).type == "cpu":
@@ -112,8 +112,8 @@ def lower_model(
 
 def capture_model(args: argparse.Namespace, say: Say) -> Captured:
     """Capture the model, and report the time with `--timing` or on a terminal."""
-    from tpcompile.api import dtype_of
     from tpcompile.frontend import capture
+    from tpcompile.options import dtype_of
 
     started = time.perf_counter()
     say(f"capturing {args.model}")

@@ -22,7 +22,7 @@ def _add_arguments(parser: Parser) -> None:
 def _run(args: argparse.Namespace) -> Result:
     with progress() as say:
         passes = passes_of(args)
-        from tpcompile.api import shards
+        from tpcompile.options import shards
 
         if not shards(passes):
             raise UsageError(

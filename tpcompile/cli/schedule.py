@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace) -> Result:
         graph = lower_model(args, choices.passes, [], say)
         say(f"scheduling for {choices.target.name}")
         found = scheduled(graph, choices.target, choices.plan, choices.policy)
-        asked = choices.asked(args.model, args.tp) | {"target": args.target}
+        asked = choices.asked(args.model) | {"target": args.target}
         report = ScheduleReport(asked, found)
         measured = _measure(args, report, say) if args.measured and not found.faults else None
         kernel = _compile(args, report, say) if args.aot and not found.faults else None
@@ -152,8 +152,8 @@ def _compile(args: argparse.Namespace, report: ScheduleReport, say: Say) -> Comp
 
 
 def _measure(args: argparse.Namespace, report: ScheduleReport, say: Say) -> StepTrace:
-    from tpcompile.api import device_of
     from tpcompile.cores import cores
+    from tpcompile.options import device_of
     from tpcompile.scheduling import ScheduledStep
 
     device = device_of(args.device)

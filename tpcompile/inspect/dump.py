@@ -34,7 +34,7 @@ def graph_json(
         "tp": info.tp,
         "ranks": ranks,
         "nodes": [_node(node, ranks) for node in nodes],
-        "parameters": [_parameter(node, ranks) for node in nodes if node.op == "get_attr"],
+        "parameters": [parameter_json(node, ranks) for node in nodes if node.op == "get_attr"],
     }
 
 
@@ -108,7 +108,7 @@ def _placement(placement: Placement, ranks: list[int]) -> dict[str, Any]:
     return found
 
 
-def _parameter(node: fx.Node, ranks: list[int]) -> dict[str, Any]:
+def parameter_json(node: fx.Node, ranks: list[int]) -> dict[str, Any]:
     parameter = parameter_of(node)
     kind = parameter.type
     return {

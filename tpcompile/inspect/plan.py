@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import fx
 
+from tpcompile.inspect.notebook import table_html
 from tpcompile.inspect.tables import table_text
 from tpcompile.ir.activations import activations
 from tpcompile.ir.info import info_of
@@ -27,6 +29,10 @@ from tpcompile.ir.ops import (
 from tpcompile.ir.ops.decode.cache import kept_type
 from tpcompile.ir.ops.spec import local_bytes
 from tpcompile.ir.types import ValueType
+
+_SHARES = ("rank", "q heads", "kv heads", "ffn", "vocab", "weights", "KV per token")
+_CROSSING = ("collective", "times", "bytes")
+_CROSSING_TITLE = "bytes that a rank sends around a ring, per token or row of logits"
 
 
 @dataclass(frozen=True)
@@ -72,25 +78,37 @@ class PlanReport:
         """Format two tables: the ranks, and the collectives by kind."""
         from rich.table import Table
 
-        shares = Table(title=f"{self.model}, tp={self.tp}", title_justify="left")
-        for column in ("rank", "q heads", "kv heads", "ffn", "vocab", "weights", "KV per token"):
+        shares = Table(title=self._title, title_justify="left")
+        for column in _SHARES:
             shares.add_column(column, justify="right")
+        for row in self._shares():
+            shares.add_row(*row)
+        crossing = Table(title=_CROSSING_TITLE, title_justify="left", min_width=66)
+        for column in _CROSSING:
+            crossing.add_column(column, justify="right")
+        for row in self._crossing():
+            crossing.add_row(*row)
+        return table_text(shares, *([crossing] if self.collectives else []))
+
+    def _repr_html_(self) -> str:
+        """Show both tables in a notebook."""
+        shares = table_html(self._title, _SHARES, self._shares())
+        crossing = table_html(_CROSSING_TITLE, _CROSSING, self._crossing())
+        return shares + (crossing if self.collectives else "")
+
+    @property
+    def _title(self) -> str:
+        return f"{self.model}, tp={self.tp}"
+
+    def _shares(self) -> Iterator[tuple[str, ...]]:
         for share in self.ranks:
             row = (share.rank, share.q_heads, share.kv_heads, share.ffn, share.vocab)
-            shares.add_row(
-                *map(str, row), _size(share.weight_bytes), _size(share.kv_bytes_per_token)
-            )
-        crossing = Table(
-            title="bytes that a rank sends around a ring, per token or row of logits",
-            title_justify="left",
-            min_width=66,
-        )
-        for column in ("collective", "times", "bytes"):
-            crossing.add_column(column, justify="right")
+            yield *map(str, row), _size(share.weight_bytes), _size(share.kv_bytes_per_token)
+
+    def _crossing(self) -> Iterator[tuple[str, ...]]:
         for op in dict.fromkeys(collective.op for collective in self.collectives):
             found = [c.bytes_per_token for c in self.collectives if c.op == op]
-            crossing.add_row(op, str(len(found)), f"{sum(found):,}")
-        return table_text(shares, *([crossing] if self.collectives else []))
+            yield op, str(len(found)), f"{sum(found):,}"
 
 
 def plan_report(gm: fx.GraphModule) -> PlanReport:

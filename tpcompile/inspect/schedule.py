@@ -57,7 +57,7 @@ class ScheduleReport:
         whole = Table(show_header=False)
         whole.add_column(min_width=20)
         whole.add_column(min_width=44, overflow="fold")
-        for name, value in self._figures():
+        for name, value in self.figures:
             whole.add_row(name, value)
         kinds = Table(title="instructions", title_justify="left")
         kinds.add_column("kind", min_width=20)
@@ -69,7 +69,9 @@ class ScheduleReport:
             kinds.add_row(kind, f"{count:,}", each, f"{us:,.1f}", f"{us / work:.1%}")
         return table_text(whole, kinds) + fault_lines(self.found.faults)
 
-    def _figures(self) -> list[tuple[str, str]]:
+    @property
+    def figures(self) -> list[tuple[str, str]]:
+        """The choices and results by name, as text."""
         asked = [
             (name, f"{value:,}" if isinstance(value, int) else str(value))
             for name, value in (self.asked | self._lowering).items()

@@ -180,8 +180,9 @@ class DecodeFork:
         self.passes = passes
         """The passes of the prompt pipeline."""
         pairs = zip(passes, decoding(passes), strict=False)
-        self._shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._left = self._shared
+        self.shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        """The number of passes before they differ."""
+        self._left = self.shared
         self._graph: fx.GraphModule | None = None
 
     def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
@@ -194,7 +195,7 @@ class DecodeFork:
         """Run the remaining decode passes; return the graph of instruction groups."""
         assert self._graph is not None, "the prompt pipeline has not run"
         passes = decoding(self.passes, spans)
-        rest, done = passes[self._shared :], passes[: self._shared]
+        rest, done = passes[self.shared :], passes[: self.shared]
         return run_passes(self._graph, rest, instruments, done, self._on_failure)[0]
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tpcompile.errors import CompileError, PassError, UsageError, VerifyError
+from tpcompile.inspect.notebook import graph_html
 from tpcompile.ir.checker import Checker, Problem
 from tpcompile.ir.info import info_of
 from tpcompile.ir.module import StageModule
@@ -133,6 +134,10 @@ class Stage:
                 f"The graph has no rank {rank}", expected=f"a rank from 0 to {ranks - 1}"
             )
         return format_graph(self.graph, rank if ranks > 1 else None)
+
+    def _repr_html_(self) -> str:
+        """Show the graph in a notebook."""
+        return graph_html(self.graph, f"{info_of(self.graph).name} after {self.name}")
 
 
 Instrument = Callable[[str, fx.GraphModule, Stats], None]

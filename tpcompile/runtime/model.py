@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +50,9 @@ _UNTRACED = ("forward", "generate")
 
 class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
     """A causal LM on ranks, with the interface of Hugging Face's causal LMs."""
+
+    explorer: Callable[..., None] | None = None
+    """What `explore` runs; `compile` sets it."""
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
         """Create an instance of a class with the captured class's name, which pipelines check."""
@@ -132,6 +136,16 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
     def graph(self) -> fx.GraphModule:
         """The graph after the last pass."""
         return self._graph[0]
+
+    def explore(self, path: str | Path, **options: Any) -> None:
+        """Write the compilation as a page for the browser.
+
+        The options are those of the schedule: `target`, `policy`, `workers`, `batch`, `context` and
+        `lowering`.
+        """
+        if self.explorer is None:
+            raise UnsupportedError("explore needs a model that tpcompile.compile returned")
+        self.explorer(self, path, **options)
 
     @property
     def finds_tokens(self) -> bool:

@@ -9,7 +9,6 @@ import torch
 
 from tests.backends.reference.stepping import Case, place
 from tests.backends.triton.test_triton import CASE
-from tpcompile.api import device_of
 from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.triton import Triton
 from tpcompile.backends.triton.ahead import _type_of
@@ -17,6 +16,7 @@ from tpcompile.backends.triton.branches import branch_of
 from tpcompile.backends.triton.gpu import check_gpu, check_shared, target_like
 from tpcompile.backends.triton.load import load_kernels
 from tpcompile.errors import UnsupportedError
+from tpcompile.options import device_of
 from tpcompile.vm.groups.attention import AttentionReduce
 from tpcompile.vm.targets import TARGETS
 

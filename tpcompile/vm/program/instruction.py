@@ -215,7 +215,8 @@ class WeightInstruction(StepInstruction):
 
 def own_fields(instruction: StepInstruction) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each operand that the instruction does not share."""
-    for name in _own_names(type(instruction)):
+    kind: Any = type(instruction)
+    for name in _own_names(kind):
         yield name, getattr(instruction, name)
 
 

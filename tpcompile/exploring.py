@@ -1,0 +1,290 @@
+"""`explore`: everything about a compilation as one page that opens in a browser."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from tpcompile.compare.comparison import Comparison
+from tpcompile.compare.model import compare_with_eager
+from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.frontend import capture
+from tpcompile.inspect.explorer.page import page_html
+from tpcompile.inspect.explorer.ranks import axes_json, distinct
+from tpcompile.inspect.explorer.stages import StageRecorder
+from tpcompile.inspect.explorer.steps import step_data
+from tpcompile.inspect.files import write_file
+from tpcompile.inspect.plan import plan_report
+from tpcompile.inspect.schedule import ScheduleReport
+from tpcompile.ir.info import info_of
+from tpcompile.options import check_shards, dtype_of, passes_for
+from tpcompile.passes import Pass, parse_pipeline, pipeline_text, run_passes
+from tpcompile.passes.pipeline import DecodeFork
+from tpcompile.plugins import load_plugins
+from tpcompile.rewriting.reproducer import write_reproducer
+from tpcompile.runtime.model import CompiledModel
+from tpcompile.runtime.ranks.rank import rank_modules
+from tpcompile.scheduling import DEFAULT_TARGET, Choices, ScheduledStep, choose
+from tpcompile.vm.schedule.measured import MeasuredSteps
+from tpcompile.vm.schedule.scheduled import scheduled
+from tpcompile.vm.targets import TARGETS, Target
+
+Say = Callable[[str], None]
+COMPARED = (torch.float32, torch.bfloat16)
+"""The dtypes of comparisons with eager."""
+
+
+@dataclass
+class Exploration:
+    """The data of a page, collected step by step."""
+
+    title: str
+    about: dict[str, str] = field(default_factory=dict)
+    recordings: list[StageRecorder] = field(default_factory=list)
+    compilations: list[dict[str, Any]] = field(default_factory=list)
+    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    schedule: tuple[dict[str, Any], bytes] | None = None
+
+    def html(self) -> str:
+        """Return the page."""
+        files: dict[str, str] = {}
+        for recording in self.recordings:
+            files |= recording.lines.files
+        data = {
+            "title": self.title,
+            "about": self.about,
+            "recordings": [
+                {"lines": one.lines.rows, "bodies": one.bodies, "stages": one.stages}
+                for one in self.recordings
+            ],
+            "compilations": self.compilations,
+            "comparisons": self.comparisons,
+            "sources": {name: _text_of(path) for name, path in files.items()},
+        }
+        blobs = {}
+        if self.schedule is not None:
+            data["schedule"], blobs["schedule"] = self.schedule
+        return page_html(self.title, data, blobs)
+
+    def write(self, path: str | Path) -> None:
+        """Write the page to a file."""
+        text = self.html()
+        write_file(Path(path), lambda file: file.write(text))
+
+
+def explore(
+    model: Any,
+    tp: int = 1,
+    *,
+    dtype: torch.dtype | str | None = None,
+    pipeline: str | Sequence[Pass] | None = None,
+    beside: Iterable[tuple[int, str | Sequence[Pass] | None]] = (),
+    target: str | Target | None = None,
+    policy: str | None = None,
+    workers: int | None = None,
+    batch: int = 1,
+    context: int | None = None,
+    lowering: str | None = None,
+    measured: bool = False,
+    compare: bool = False,
+    random_weights: int | None = None,
+    say: Say = lambda text: None,
+) -> Exploration:
+    """Collect everything about a compilation of MODEL for `tp` ranks, as the data of a page.
+
+    `beside` are further compilations to look at side by side: pairs of a tp and a pipeline. The
+    decode step is scheduled on `target` with a `policy`, as by `schedule`; with `measured`, steps
+    also run on this machine. With `compare`, every value is compared with Hugging Face eager in
+    fp32 and in bf16, which needs weights.
+    """
+    load_plugins()
+    passes = passes_for(pipeline, tp)
+    check_shards(passes, tp)
+    others = [(other, passes_for(text, other)) for other, text in beside]
+    choices = choose(
+        tp=tp,
+        target=DEFAULT_TARGET if target is None else target,
+        policy=policy,
+        workers=workers,
+        batch=batch,
+        context=context,
+        lowering=lowering,
+    )
+    _check_measured(choices, measured)
+    say(f"capturing {model}")
+    captured = capture(model, dtype=dtype_of(dtype)).graph
+    name = model if isinstance(model, str) else info_of(captured).name
+    found = _explored(captured, name, passes, choices, measured, say)
+    for other, own in others:
+        say(f"running passes for tp={other}")
+        _compiled(found, captured, own, other)
+    for kind in COMPARED if compare else ():
+        say(f"comparing with eager in {_named(kind)}")
+        result = compare_with_eager(
+            model, passes, dtype=kind, random_weights=random_weights, simulate=True
+        )
+        found.comparisons.append(_comparison(result, kind))
+    return found
+
+
+def explore_compiled(
+    model: CompiledModel, path: str | Path, *, target: str | Target | None = None, **options: Any
+) -> None:
+    """Write the page of a compiled model. The options are those of the schedule in `explore`."""
+    captured, *stages = model.stages
+    graph = captured.graph
+    machine = model.device.type if target is None and model.device.type == "cpu" else target
+    passes = parse_pipeline(",".join(stage.text_form for stage in stages)) if stages else []
+    choices = choose(tp=model.tp, target=machine or DEFAULT_TARGET, **options)
+    name = info_of(graph).name
+    _explored(graph, name, passes, choices, False, lambda text: None).write(path)
+
+
+def _explored(
+    captured: fx.GraphModule,
+    name: str,
+    passes: Sequence[Pass],
+    choices: Choices,
+    measured: bool,
+    say: Say,
+) -> Exploration:
+    """Run passes, and those of a decode step, and schedule it."""
+    say("running passes")
+    tp = choices.tp
+    found = Exploration(f"{info_of(captured).name}, tp={tp}", _about(captured, name))
+    fork = _compiled(found, captured, passes, tp)
+    try:
+        _stepped(found, fork, choices, name, measured, say)
+    except UnsupportedError as error:  # the modules run it, but there is no program
+        found.about["decode step"] = str(error)
+    return found
+
+
+def _check_measured(choices: Choices, measured: bool) -> None:
+    """Refuse targets other than this CPU, unless they come from a file."""
+    name = choices.target.name
+    if measured and name in TARGETS and name != "cpu":
+        raise UsageError(
+            "measured runs the program on this machine's CPU",
+            got=f"target {name}",
+            expected="target cpu, or a file that tpcompile calibrate wrote",
+        )
+
+
+def _about(graph: fx.GraphModule, model: str) -> dict[str, str]:
+    info = info_of(graph)
+    return {
+        "model": model,
+        "class": info.model,
+        "dtype": _named(info.outputs[0].dtype),
+        "tpcompile": version("tpcompile"),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "Python": platform.python_version(),
+    }
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _compiled(
+    found: Exploration, captured: fx.GraphModule, passes: Sequence[Pass], tp: int
+) -> _Fork:
+    """Run passes, and add the compilation to the page."""
+    recorder, fork = StageRecorder(), DecodeFork(passes)
+    graph, _ = run_passes(captured, passes, [recorder, fork], on_failure=write_reproducer)
+    found.recordings.append(recorder)
+    number = len(found.recordings) - 1
+    found.compilations.append(
+        _compilation(f"prompts, tp={tp}", graph, number, range(len(recorder.stages)), passes)
+        | {"modules": _modules(graph)}
+    )
+    return _Fork(fork, recorder, number)
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """The place in a recording where the passes of a decode step begin to differ."""
+
+    decode: DecodeFork
+    recorder: StageRecorder
+    recording: int
+
+
+def _compilation(
+    name: str,
+    graph: fx.GraphModule,
+    recording: int,
+    stages: Iterable[int],
+    passes: Sequence[Pass],
+) -> dict[str, Any]:
+    info = info_of(graph)
+    return {
+        "name": name,
+        "tp": info.tp,
+        "pipeline": pipeline_text(passes),
+        "recording": recording,
+        "stages": list(stages),
+        "plan": plan_report(graph).to_json() if info.plan is not None else None,
+        "axes": axes_json(info.plan) if info.plan is not None else [],
+    }
+
+
+def _modules(graph: fx.GraphModule) -> list[str | int]:
+    try:
+        return distinct([one.source for one in rank_modules(graph)])
+    except UnsupportedError:  # a pipeline that ends early has no module
+        return []
+
+
+def _stepped(
+    found: Exploration, fork: _Fork, choices: Choices, model: str, measured: bool, say: Say
+) -> None:
+    """Run the passes of a decode step, schedule it, and add both to the page."""
+    recorder, shared = fork.recorder, fork.decode.shared
+    first = len(recorder.stages)
+    graph = fork.decode.run(choices.spans, [recorder.resumed(shared)])
+    stages = [*range(shared + 1), *range(first, len(recorder.stages))]
+    found.compilations.append(
+        _compilation(f"decode step, tp={choices.tp}", graph, fork.recording, stages, choices.passes)
+    )
+    say(f"scheduling for {choices.target.name}")
+    step = scheduled(graph, choices.target, choices.plan, choices.policy)
+    report = ScheduleReport(choices.asked(model), step)
+    steps: MeasuredSteps | None = None
+    if measured:
+        if choices.target.name != "cpu":
+            raise UsageError(
+                "measured runs the program on this machine's CPU", got=choices.target.name,
+                expected="target cpu",
+            )  # fmt: skip
+        say("measuring steps")
+        steps = ScheduledStep(report).measure().measured
+    found.schedule = step_data(report, steps)
+
+
+def _comparison(result: Comparison, dtype: torch.dtype) -> dict[str, Any]:
+    rows = result.to_json()
+    values = [row for row in rows["rows"] if row["node"] not in result.shown]
+    return rows | {
+        "rows": values,
+        "dtype": _named(dtype),
+        "compilation": 0,
+        "beside_fp32": any(row.beside_fp32 for row in result.rows),
+    }
+
+
+def _text_of(path: str) -> str:
+    """Return the text of a source file, or nothing if it is gone."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,25 @@
+"""Columns of numbers for the page: little-endian arrays, one after another, with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def pack_columns(columns: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], bytes]:
+    """Return the index and the bytes of columns: for each name its dtype, offset and count.
+
+    Every column begins at a multiple of 8 bytes, so that a browser can view it in place.
+    """
+    index: dict[str, Any] = {}
+    parts: list[bytes] = []
+    offset = 0
+    for name, column in columns.items():
+        data = np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<")).tobytes()
+        index[name] = [column.dtype.name, offset, int(column.size)]
+        padding = -len(data) % 8
+        parts += [data, bytes(padding)]
+        offset += len(data) + padding
+    return index, b"".join(parts)

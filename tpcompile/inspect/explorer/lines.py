@@ -1,0 +1,156 @@
+"""Lines of a graph in a form that is the same for equal layers, with details of their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from tpcompile.inspect.dump import parameter_json
+from tpcompile.inspect.explorer.needs import needs_of, rule_of
+from tpcompile.ir.layout import FusedLayout, Layout
+from tpcompile.ir.meta import captured_value, origin_of, type_of
+from tpcompile.ir.ops import op_name, spec_of
+from tpcompile.ir.text.printer import Printer
+from tpcompile.ir.types import AnyType, Shard, SymbolType, ValueType
+
+THIS, BEFORE = "\x01", "\x02"
+"""The number of a line's layer in a template, and that of the layer before."""
+
+_NUMBERS = re.compile(r"(?:(?<=%l)|(?<=layer=)|(?<=\.)(?=\d+(?:[.\s]|$)))(\d+)")
+"""Numbers that may be those of layers: in names of values, in roles, and in paths of modules."""
+_FORMS = {"placeholder": "input", "get_attr": "param", "output": "return"}
+
+
+class _Known(NamedTuple):
+    """The number of a line, and the objects that it was made from."""
+
+    line: int
+    operands: tuple[str, ...]
+    made_from: tuple[Any, ...]
+
+
+@dataclass
+class Lines:
+    """The distinct lines of all stages. A line of a layer stands for those of all equal layers."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    """The path of each source file, by the name under which lines cite it."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
+    _known: dict[fx.Node, _Known] = field(default_factory=dict)
+    _printer: Printer = field(default_factory=lambda: Printer(origins=False))
+
+    def number_of(self, node: fx.Node, ranks: int) -> int:
+        """Return the number of a node's line."""
+        meta = node.meta
+        operands = tuple(other.name for other in node.all_input_nodes)
+        now = (node.args, node.kwargs, meta.get("type"), meta.get("parameter"))
+        known = self._known.get(node)
+        if known is None or known.operands != operands or not _same(now, known.made_from):
+            known = self._known[node] = _Known(self._numbered(node, ranks), operands, now)
+        return known.line
+
+    def _numbered(self, node: fx.Node, ranks: int) -> int:
+        origin = origin_of(node)
+        general = generalised(origin.layer)
+        text = general(self._printer.node(node))
+        comment = general(str(origin)) if node.op not in ("placeholder", "output") else ""
+        key = (f"{text}  # {comment}", ranks)
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.rows)
+            self.rows.append(self._details(node, text, general, ranks))
+        return found
+
+    def _details(
+        self, node: fx.Node, text: str, general: Callable[[str], str], ranks: int
+    ) -> dict[str, Any]:
+        """Describe a value for the page. Absent entries have no meaning for this kind of value."""
+        kind, origin = type_of(node) if "type" in node.meta else None, origin_of(node)
+        row: dict[str, Any] = {
+            "text": text,
+            "name": general(f"%{node.name}")[1:],
+            "op": _op(node),
+            "operands": [general(f"%{other.name}")[1:] for other in node.all_input_nodes],
+            "place": _placed(kind),
+        }
+        if isinstance(kind, ValueType):
+            row["local"] = _by_rank([list(kind.local_shape(rank)) for rank in range(ranks)])
+        if node.op not in ("placeholder", "output") and origin.file:
+            file = origin.file.rpartition("/")[2]
+            self.files.setdefault(file, origin.file)
+            row["origin"] = [general(origin.module), file, origin.line]
+        elif origin.module and node.op != "output":
+            row["origin"] = [general(origin.module), "", 0]
+        if node.op == "get_attr":
+            row["parameter"] = _general_parameter(parameter_json(node, list(range(ranks))), general)
+        if node.op.startswith("call"):
+            row |= {"rule": rule_of(node), **_costs(node, ranks)}
+            row["value"] = general(f"%{captured_value(node) or ''}")[1:]
+            row["needs"] = [
+                {**need, "reader": general(f"%{need['reader']}")[1:]} for need in needs_of(node)
+            ]
+        return row
+
+
+def generalised(layer: int | None) -> Callable[[str], str]:
+    """Return a function that replaces the number of a layer, and that of the one before."""
+    if layer is None:
+        return lambda text: text
+    marks = {str(layer): THIS, str(layer - 1): BEFORE}
+    return lambda text: _NUMBERS.sub(lambda found: marks.get(found[1], found[1]), text)
+
+
+def _same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    return all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _op(node: fx.Node) -> str:
+    return _FORMS.get(node.op) or op_name(node)
+
+
+def _placed(kind: AnyType | None) -> dict[str, Any]:
+    """Return the placement of a value: its kind, and the axis and dimension of a shard."""
+    if isinstance(kind, SymbolType) or kind is None:
+        return {"kind": "none"}
+    if isinstance(kind, tuple):
+        return {"kind": "several"}
+    if not isinstance(kind.placement, Shard):
+        return {"kind": type(kind.placement).__name__}
+    layout = kind.placement.layout
+    found: dict[str, Any] = {"kind": "Shard", "dim": kind.placement.dim, "axis": str(layout)}
+    if isinstance(layout, Layout | FusedLayout):
+        found["parts"] = [layout.intervals(rank) for rank in range(layout.ranks)]
+    return found
+
+
+def _by_rank(values: list[Any]) -> list[Any]:
+    """Return the values of all ranks, or one value if they are equal."""
+    return values[:1] if all(value == values[0] for value in values) else values
+
+
+def _general_parameter(found: dict[str, Any], general: Callable[[str], str]) -> dict[str, Any]:
+    """Return the recipes of a parameter, and the bytes of checkpoint tensors that ranks read."""
+    ranks = [
+        {
+            "recipe": general(own["recipe"]),
+            "reads": [{**read, "tensor": general(read["tensor"])} for read in own["reads"]],
+        }
+        for own in found["ranks"]
+    ]
+    return {"recipe": general(found["recipe"]), "ranks": _by_rank(ranks)}
+
+
+def _costs(node: fx.Node, ranks: int) -> dict[str, Any]:
+    """Return the operations, bytes of memory and bytes on the wire of each rank, per token."""
+    spec, result = spec_of(node), node.meta.get("type")
+    operands = [kind for kind in map(type_of, node.all_input_nodes) if isinstance(kind, ValueType)]
+    whole = len(operands) == len(node.all_input_nodes) and isinstance(result, ValueType)
+    if spec is None or not whole:
+        return {}
+    costs = [spec.cost(result, operands, rank) for rank in range(ranks)]
+    return {"cost": _by_rank([[c.flops, c.memory_bytes, c.wire_bytes] for c in costs])}

@@ -1,0 +1,199 @@
+"""The stages of a compilation for the page: lines with repeated layers folded, and fates of values.
+
+The recorder is an instrument. Passes change a graph in place, so a node that is still there is the
+same value, and the passes record which captured value a new node computes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from tpcompile.inspect.explorer.lines import Lines, generalised
+from tpcompile.inspect.instruments import Stats
+from tpcompile.ir.info import info_of
+from tpcompile.ir.meta import captured_value, made_of, origin_of
+from tpcompile.ir.text.printer import section_of
+
+KEPT, REPLACED, FUSED, DROPPED = "kept", "replaced", "fused", "dropped"
+
+
+class _Seen(NamedTuple):
+    """A node as it was after a stage."""
+
+    name: str
+    layer: int | None
+    meanings: tuple[str, ...]
+    """The captured value of a call, or the checkpoint tensors of a parameter."""
+    users: tuple[fx.Node, ...]
+
+
+@dataclass
+class StageRecorder:
+    """An instrument that records each stage as data for the page."""
+
+    lines: Lines = field(default_factory=Lines)
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    _seen: list[dict[fx.Node, _Seen]] = field(default_factory=list)
+    """The nodes of each stage."""
+    _bodies: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def __call__(self, name: str, gm: fx.GraphModule, stats: Stats) -> None:
+        self._add(name, gm, stats, self._seen[-1] if self._seen else {})
+
+    def resumed(self, after: int) -> Callable[[str, fx.GraphModule, Stats], None]:
+        """Return an instrument for passes that go on from a copy of the graph of a stage."""
+        before: dict[fx.Node, _Seen] = {}
+
+        def record(name: str, gm: fx.GraphModule, stats: Stats) -> None:
+            nonlocal before
+            if before:
+                self._add(name, gm, stats, before)
+                before = self._seen[-1]
+            else:  # the copy itself: its nodes have the names of the stage
+                by_name = {node.name: node for node in gm.graph.nodes}
+                users = {
+                    seen.name: tuple(by_name[reader.name] for reader in seen.users)
+                    for seen in self._seen[after].values()
+                }
+                before = {
+                    by_name[seen.name]: seen._replace(users=users[seen.name])
+                    for seen in self._seen[after].values()
+                }
+
+        return record
+
+    def _add(
+        self, name: str, gm: fx.GraphModule, stats: Stats, before: dict[fx.Node, _Seen]
+    ) -> None:
+        nodes = list(gm.graph.nodes)
+        now = {node: _seen(node) for node in nodes}
+        self.stages.append(
+            {
+                "name": name,
+                "tp": info_of(gm).tp,
+                "ms": round(stats.ms, 3),
+                "check_ms": round(stats.check_ms, 3),
+                "matches": stats.matches,
+                "nodes": len(nodes),
+                "nearest": stats.nearest,
+                "sections": self._sections(nodes, info_of(gm).tp),
+                "fates": dict(_fates(before, now)),
+            }
+        )
+        self._seen.append(now)
+
+    @property
+    def bodies(self) -> list[list[int]]:
+        """The line numbers of each distinct section."""
+        return [list(body) for body in self._bodies]
+
+    def _sections(self, nodes: Sequence[fx.Node], ranks: int) -> list[list[Any]]:
+        """Return the title, the first and last layer, and the body of each section.
+
+        Consecutive layers with the same body are one section.
+        """
+        found: list[list[Any]] = []
+        for title, layer, own in _runs(nodes):
+            numbers = tuple(self.lines.number_of(node, ranks) for node in own)
+            body = self._bodies.setdefault(numbers, len(self._bodies))
+            last = found[-1] if found else None
+            if last and layer is not None and last[2] == layer - 1 and last[3] == body:
+                last[2] = layer
+            else:
+                found.append([title, layer, layer, body])
+        return found
+
+
+def _runs(nodes: Sequence[fx.Node]) -> Iterator[tuple[str, int | None, list[fx.Node]]]:
+    """Split nodes into runs of the same section: the title, the layer and the nodes of each."""
+    title, run = "", list[fx.Node]()
+    for node in nodes:
+        own = section_of(node)
+        if own != title and run:
+            yield title, _layer(run[0]), run
+            run = []
+        title = own
+        run.append(node)
+    if run:
+        yield title, _layer(run[0]), run
+
+
+def _layer(node: fx.Node) -> int | None:
+    return None if node.op in ("placeholder", "output") else origin_of(node).layer
+
+
+def _seen(node: fx.Node) -> _Seen:
+    return _Seen(node.name, _layer(node), _meanings(node), tuple(node.users))
+
+
+def _meanings(node: fx.Node) -> tuple[str, ...]:
+    if node.op == "get_attr":
+        return tuple(tensor.name for tensor in made_of(node))
+    value = captured_value(node)
+    return () if value is None else (f"%{value}",)
+
+
+def _fates(
+    before: dict[fx.Node, _Seen], now: dict[fx.Node, _Seen]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield what became of each node that is gone: its name, and its fate with another name.
+
+    Names are those of templates if all layers agree, which the page looks up last.
+    """
+    heirs = {
+        meaning: node
+        for node, seen in now.items()
+        if node not in before
+        for meaning in seen.meanings
+    }
+    general: dict[str, list[str]] = {}
+    for node, seen in before.items():
+        if node in now:
+            continue
+        fate, other = _fate(node, before, now, heirs)
+        named = generalised(seen.layer)
+        found = [fate, named(f"%{other.name}")[1:] if other is not None else ""]
+        key = named(f"%{seen.name}")[1:]
+        if general.setdefault(key, found) != found:
+            yield seen.name, [fate, other.name if other is not None else ""]
+    yield from general.items()
+
+
+def _fate(
+    node: fx.Node,
+    before: dict[fx.Node, _Seen],
+    now: dict[fx.Node, _Seen],
+    heirs: dict[str, fx.Node],
+) -> tuple[str, fx.Node | None]:
+    """Return whether a node was replaced, fused into a new one, or dropped."""
+    heir = _heir(before[node], heirs)
+    if heir is not None:
+        alone = heir.op != "get_attr" or now[heir].meanings == before[node].meanings
+        return REPLACED if alone else FUSED, heir
+    for reader in _gone_readers(node, before, now):
+        heir = _heir(before[reader], heirs)
+        if heir is not None:
+            return FUSED, heir
+    return DROPPED, None
+
+
+def _heir(seen: _Seen, heirs: dict[str, fx.Node]) -> fx.Node | None:
+    return next((heirs[meaning] for meaning in seen.meanings if meaning in heirs), None)
+
+
+def _gone_readers(
+    node: fx.Node, before: dict[fx.Node, _Seen], now: dict[fx.Node, _Seen]
+) -> Iterator[fx.Node]:
+    """Yield the readers of a node that are gone too, and their own, the nearest first."""
+    known, waiting = {node}, deque([node])
+    while waiting:
+        for reader in before[waiting.popleft()].users:
+            if reader not in known and reader not in now:
+                known.add(reader)
+                waiting.append(reader)
+                yield reader

@@ -1,0 +1,156 @@
+"use strict";
+// Who holds what: a strip for each logical axis, bytes, collectives, and the module of each rank.
+
+const STRIP_WIDTH = 860, RANK_HEIGHT = 20, LABEL_WIDTH = 70;
+
+// Draw an axis: a row for each rank, with the units that it holds. Repeated units are hatched.
+function axisStrip(axis) {
+  const { units, parts } = axis;
+  const holders = new Array(units).fill(0);
+  for (const part of parts) for (const [start, stop] of part) for (let unit = start; unit < stop; unit++) holders[unit]++;
+  const scale = (STRIP_WIDTH - LABEL_WIDTH) / units;
+  const height = parts.length * (RANK_HEIGHT + 3) + 18;
+  const svg = element("svg:svg", {
+    width: STRIP_WIDTH, height, viewBox: `0 0 ${STRIP_WIDTH} ${height}`, role: "img",
+    "aria-label": `${axis.axis}: ${axisWords(axis).join("; ")}`,
+  });
+  parts.forEach((part, rank) => {
+    const top = rank * (RANK_HEIGHT + 3);
+    svg.append(element("svg:text", { x: 0, y: top + 14 }, `rank ${rank}`),
+      element("svg:rect", { x: LABEL_WIDTH, y: top, width: units * scale, height: RANK_HEIGHT, class: "axis" }));
+    for (const [start, stop] of part) {
+      for (const [from, to] of runs(start, stop, (unit) => holders[unit] > 1)) {
+        const repeated = holders[from] > 1;
+        svg.append(element("svg:rect", {
+          x: LABEL_WIDTH + from * scale, y: top, width: (to - from) * scale, height: RANK_HEIGHT, class: repeated ? "held repeated" : "held",
+        }, element("svg:title", {}, `rank ${rank}: ${axis.axis} ${unitWords(from, to)}${repeated ? `, also on ${othersOf(axis, from, rank)}` : ""}`)));
+      }
+      if (units <= 64)
+        for (let unit = start; unit < stop; unit++)
+          svg.append(element("svg:text", { x: LABEL_WIDTH + (unit + 0.5) * scale, y: top + 14, "text-anchor": "middle", class: "unit" }, unit));
+    }
+  });
+  svg.append(element("svg:text", { x: LABEL_WIDTH, y: height - 2, class: "second" }, "0"),
+    element("svg:text", { x: STRIP_WIDTH, y: height - 2, "text-anchor": "end", class: "second" }, `${(units * axis.grain).toLocaleString("en")}`));
+  return svg;
+}
+
+function runs(start, stop, key) {
+  const found = [];
+  for (let unit = start; unit < stop; unit++) {
+    const last = found[found.length - 1];
+    if (last && key(last[0]) === key(unit)) last[1] = unit + 1; else found.push([unit, unit + 1]);
+  }
+  return found;
+}
+
+function unitWords(from, to) {
+  return to - from === 1 ? `${from}` : `${from} to ${to - 1}`;
+}
+
+function othersOf(axis, unit, rank) {
+  const others = axis.parts.map((part, other) => part.some(([a, b]) => a <= unit && unit < b) && other !== rank ? other : -1).filter((n) => n >= 0);
+  return `rank${others.length > 1 ? "s" : ""} ${others.join(", ")}`;
+}
+
+function axisWords(axis) {
+  return axis.parts.map((part, rank) => `rank ${rank} holds ${part.map(([a, b]) => unitWords(a, b)).join(" and ")}`);
+}
+
+// Say which units several ranks hold, and why: the query heads that read them.
+function repeatWords(axis, queries) {
+  const lines = [];
+  axis.parts.forEach((part, rank) => {
+    for (const [start, stop] of part)
+      for (let unit = start; unit < stop; unit++) {
+        const others = axis.parts.flatMap((other, n) => n !== rank && other.some(([a, b]) => a <= unit && unit < b) ? [n] : []);
+        if (!others.length) continue;
+        const group = queries && queries.units / axis.units;
+        const readers = queries ? queries.parts[rank].flatMap(([a, b]) => Array.from({ length: b - a }, (_, n) => a + n))
+          .filter((head) => Math.floor(head / group) === unit) : [];
+        lines.push(`Rank ${rank} holds ${axis.axis === "kv_heads" ? "KV head" : axis.axis} ${unit}, which ${othersOf(axis, unit, rank)} also ${others.length > 1 ? "hold" : "holds"}`
+          + (readers.length ? `: its query head${readers.length > 1 ? "s" : ""} ${readers.join(", ")} read it.` : "."));
+      }
+  });
+  return lines;
+}
+
+function uneven(axis) {
+  const sizes = axis.parts.map((part) => part.reduce((sum, [a, b]) => sum + (b - a) * axis.grain, 0));
+  const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
+  return least === most ? `even: ${most.toLocaleString("en")} on each rank`
+    : `uneven: from ${least.toLocaleString("en")} to ${most.toLocaleString("en")} per rank`;
+}
+
+const AXES = { q_heads: "Query heads", kv_heads: "KV heads", ffn: "MLP features (ffn)", vocab: "Vocabulary" };
+
+function axesOf(axes) {
+  return axes.map((axis) => {
+    const queries = axis.axis === "kv_heads" ? axes.find((one) => one.axis === "q_heads" && one.layers === axis.layers) : null;
+    const repeated = repeatWords(axis, queries);
+    return element("section", { class: "axis" },
+      element("h3", {}, `${AXES[axis.axis] || axis.axis}: ${(axis.units * axis.grain).toLocaleString("en")}`,
+        element("span", { class: "quiet" }, ` ${axis.grain > 1 ? `in units of ${axis.grain}, ` : ""}${uneven(axis)}${axis.layers ? `, ${axis.layers}` : ""}`)),
+      axisStrip(axis),
+      repeated.length ? element("ul", { class: "repeats" }, repeated.map((line) => element("li", {}, line))) : null);
+  });
+}
+
+function rankBytes(plan) {
+  const rows = plan.ranks.map((rank) => [`rank ${rank.rank}`, rank.q_heads, rank.kv_heads, rank.ffn.toLocaleString("en"),
+    rank.vocab.toLocaleString("en"), formatBytes(rank.weight_bytes), formatBytes(rank.kv_bytes_per_token)]);
+  return table(["", "query heads", "KV heads", "ffn", "vocabulary", "weights", "KV cache per token"], rows);
+}
+
+// Say which passes put a collective in.
+function makersOf(stage, name) {
+  const steps = Stages.history(stage, name).filter(({ what }) => what !== "changed");
+  return steps.map(({ s, what }, n) => {
+    const pass = Stages.at(stage.c, s).data.name;
+    return [n ? ", " : "", Explorer.link(pass, { view: "pipeline", c: stage.c, pass, node: steps[n].name }), ` (${what})`];
+  });
+}
+
+function wireTable(plan, stage) {
+  if (!plan.collectives.length) return element("p", {}, "One rank needs no collectives.");
+  const whole = plan.collectives.reduce((sum, one) => sum + one.bytes_per_token, 0);
+  const rows = plan.collectives.map((one, n) => [
+    n + 1, one.op, Explorer.link(`%${one.node}`, { node: one.node, c: stage.c, pass: stage.data.name }),
+    one.bytes_per_token.toLocaleString("en"), makersOf(stage, one.node)]);
+  return [
+    element("p", {}, `${count(plan.collectives.length, "collective")}; each rank sends ${formatBytes(whole)} per token around a ring.`),
+    element("div", { class: "scrolled", tabindex: 0, role: "region", "aria-label": "Collectives" },
+      table(["", "collective", "value", "bytes that a rank sends per token", "put in by"], rows)),
+  ];
+}
+
+function moduleOf(compilation, place) {
+  const { modules } = compilation;
+  if (!modules || !modules.length) return null;
+  const rank = Math.min(Number(place.rank || 0), modules.length - 1);
+  const same = modules[rank];
+  const text = typeof same === "number" ? modules[same] : same;
+  return [
+    element("h2", {}, "Emitted module of ", element("select", { "aria-label": "Rank of the module", onchange: (event) => Explorer.go({ rank: event.target.value }) },
+      modules.map((one, n) => element("option", { value: n, selected: n === rank }, `rank ${n}${typeof one === "number" ? `, the same as rank ${one}` : ""}`)))),
+    element("pre", { class: "module", tabindex: 0, "aria-label": "Source of the module" }, text),
+  ];
+}
+
+Explorer.view({
+  name: "ranks",
+  title: "Ranks",
+  available: () => (Explorer.data.compilations || []).some((one) => one.plan),
+  show(root, place) {
+    const usable = Stages.all().map((one, c) => [one, c]).filter(([one]) => one.plan);
+    const [compilation, c] = usable.find(([, n]) => String(n) === place.c) || usable[0];
+    const last = Stages.at(c, compilation.stages.length - 1);
+    const picker = usable.length < 2 ? null : element("label", {}, "Pipeline ",
+      element("select", { onchange: (event) => Explorer.go({ c: event.target.value, pass: "", node: "" }) },
+        usable.map(([one, n]) => element("option", { value: n, selected: n === c }, one.name))));
+    root.replaceChildren(...[picker, rankBytes(compilation.plan), axesOf(compilation.axes),
+      element("h2", {}, "Collectives"), wireTable(compilation.plan, last),
+      moduleOf(compilation, place)].flat(Infinity).filter(Boolean));
+    if (place.node) showValue(last, place.node); else Explorer.details(overview(last));
+  },
+});
