@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from tpcompile.errors import VerifyError
 from tpcompile.vm.program import Program
@@ -64,13 +63,8 @@ def _simulated(program: Program, parts: Sequence[Parts], together: float, alone:
     return Timing(tuple(clock.starts), tuple(clock.finishes), idle, tuple(clock.workers))
 
 
-class _Event(NamedTuple):
-    """The moment at which a worker has finished an instruction, or begins to load for it."""
-
-    time: float
-    worker: int
-    number: int
-    loads: bool = False
+_Event = tuple[float, int, int, bool]
+"""A moment, a worker, and the instruction that it has finished, or, if True, begins to load for."""
 
 
 class _Memory:
@@ -83,33 +77,34 @@ class _Memory:
     def __init__(self, together: float, alone: float) -> None:
         self._together, self._alone = together, alone
         self._read, self._since = 0.0, 0.0
+        self._rate = alone
         self._loads: list[tuple[float, int, int]] = []
         """By the value of `read` at which each ends: the worker and its instruction."""
 
-    @property
-    def _rate(self) -> float:
-        return min(self._alone, self._together / max(1, len(self._loads)))
-
-    @property
-    def next_end(self) -> float:
-        """The moment at which the next load ends if no other one begins."""
-        if not self._loads:
-            return inf
-        return self._since + max(0.0, self._loads[0][0] - self._read) / self._rate
-
-    def begin(self, worker: int, number: int, size: float, now: float) -> None:
+    def begin(self, worker: int, number: int, size: float, now: float) -> float:
+        """Begin a load. Return the moment at which the next load ends if no other one begins."""
         self._advance(now)
         heapq.heappush(self._loads, (self._read + size, worker, number))
+        return self._next_end()
 
-    def end(self, now: float) -> tuple[int, int]:
-        """End the next load; return its worker and instruction."""
+    def end(self, now: float) -> tuple[int, int, float]:
+        """End the next load; return its worker, its instruction, and when the one after it ends."""
         self._advance(now)
         _, worker, number = heapq.heappop(self._loads)
-        return worker, number
+        return worker, number, self._next_end()
 
     def _advance(self, now: float) -> None:
-        self._read += (now - self._since) * self._rate if self._loads else 0.0
+        if self._loads:
+            self._read += (now - self._since) * self._rate
         self._since = now
+
+    def _next_end(self) -> float:
+        loads = self._loads
+        if not loads:
+            self._rate = self._alone
+            return inf
+        rate = self._rate = min(self._alone, self._together / len(loads))
+        return self._since + max(0.0, loads[0][0] - self._read) / rate
 
 
 class _Clock:
@@ -123,8 +118,11 @@ class _Clock:
         self.busy = [0.0] * (len(program.queues) * program.sharing)
         self._program, self._parts = program, parts
         self._memories = [_Memory(together, alone) for _ in range(program.ranks)]
+        self._loaded = [inf] * program.ranks
+        """By rank, the moment at which the next load ends if no other one begins."""
         self._per_rank = max(1, len(self.busy) // program.ranks)
-        self._taken = [0] * len(program.queues)
+        self._left = [iter(queue) for queue in program.queues]
+        """By queue, the instructions that no worker has taken."""
         self._counts = [0] * program.counters
         self._waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """By counter and the value that it must reach: waiting workers and their instructions."""
@@ -134,16 +132,22 @@ class _Clock:
     def run(self) -> None:
         for worker in range(len(self.busy)):
             self._take(worker, 0.0)
+        events, ends = self._events, self._loaded
         while True:
-            memory = min(self._memories, key=lambda one: one.next_end)
-            loaded = memory.next_end
-            if self._events and self._events[0].time <= loaded:
-                self._handle(heapq.heappop(self._events))
+            loaded = min(ends)  # the first rank's, of several
+            if events and events[0][0] <= loaded:
+                now, worker, number, loads = heapq.heappop(events)
+                if loads:
+                    rank, size = worker // self._per_rank, self._parts[number].traffic
+                    ends[rank] = self._memories[rank].begin(worker, number, size, now)
+                else:
+                    self._finish(worker, number, now)
             elif loaded < inf:
-                worker, number = memory.end(loaded)
-                computed = self.starts[number] + self._parts[number].fixed_us
-                computed += self._parts[number].work_us
-                heapq.heappush(self._events, _Event(max(loaded, computed), worker, number))
+                rank = ends.index(loaded)
+                worker, number, ends[rank] = self._memories[rank].end(loaded)
+                fixed, _, work = self._parts[number]
+                computed = self.starts[number] + fixed + work
+                heapq.heappush(events, (max(loaded, computed), worker, number, False))
             else:
                 break
         if self._started < len(self.starts):
@@ -152,36 +156,32 @@ class _Clock:
                 got=f"{self._started} of {len(self.starts)} instructions started",
             )
 
-    def _handle(self, event: _Event) -> None:
-        now, worker, number, loads = event
-        if loads:
-            memory = self._memories[worker // self._per_rank]
-            memory.begin(worker, number, self._parts[number].traffic, now)
-            return
+    def _finish(self, worker: int, number: int, now: float) -> None:
         self.finishes[number] = now
         self.busy[worker] += now - self.starts[number]
+        counts, waiting = self._counts, self._waiting
         for counter in self._program.signals[number]:
-            self._counts[counter] += 1
-            for waiting in self._waiting.pop((counter, self._counts[counter]), ()):
-                self._start(*waiting, now)
+            reached = counts[counter] = counts[counter] + 1
+            if (counter, reached) in waiting:
+                for other, behind in waiting.pop((counter, reached)):
+                    self._start(other, behind, now)
         self._take(worker, now)
 
     def _take(self, worker: int, now: float) -> None:
-        place = worker // self._program.sharing
-        queue = self._program.queues[place]
-        if self._taken[place] < len(queue):
-            number = queue[self._taken[place]]
-            self._taken[place] += 1
+        number = next(self._left[worker // self._program.sharing], None)
+        if number is not None:
             self._start(worker, number, now)
 
     def _start(self, worker: int, number: int, now: float) -> None:
         """Start the instruction now, or try again when its first unmet wait is met."""
+        counts = self._counts
         for wait in self._program.waits[number]:
-            if self._counts[wait.counter] < wait.until:
+            counter, until = wait
+            if counts[counter] < until:
                 self._waiting.setdefault(wait, []).append((worker, number))
                 return
-        parts = self._parts[number]
+        fixed, traffic, work = self._parts[number]
         self._started += 1
         self.starts[number], self.workers[number] = now, worker
-        then = now + parts.fixed_us + (0.0 if parts.traffic else parts.work_us)
-        heapq.heappush(self._events, _Event(then, worker, number, bool(parts.traffic)))
+        then = now + fixed + (0.0 if traffic else work)
+        heapq.heappush(self._events, (then, worker, number, bool(traffic)))
