@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -69,8 +70,21 @@ MODEL is a directory with a config.json, a hub id, or preset:NAME.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return the exit status.
+
+    Without `argv` it is the command line of this process, which ends afterwards. The interpreter
+    then need not search for garbage, which takes as long as importing a library of torch's size.
+    """
+    if argv is not None:
+        return _status(argv)
+    status = _status(sys.argv[1:])
+    gc.freeze()
+    return status
+
+
+def _status(argv: Sequence[str]) -> int:
     """Run one command line and return the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(argv)
     try:
         result = _run(words)
     except SystemExit as shown:  # argparse exits after printing help or the version

@@ -20,6 +20,7 @@ from tpcompile.cli.command import (
 from tpcompile.cli.compiling import Say, lower_model, progress
 from tpcompile.cli.numbers import layer_range
 from tpcompile.errors import UsageError
+from tpcompile.pause import paused_collector
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _add_sizes(parser: Parser) -> None:
         parser.add_argument(option, metavar=name, type=number(1, what), help=help)
 
 
+@paused_collector()
 def _run(args: argparse.Namespace) -> Result:
     check_model_name(args.model)
     _check_files(args)
