@@ -7,6 +7,7 @@ import pytest
 from tests.inspect.schedules import step_timeline
 from tpcompile.inspect import schedule
 from tpcompile.inspect.schedule import ScheduleReport, fault_lines
+from tpcompile.vm.program.instruction import Parts
 from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.schedule.scheduled import Scheduled
 from tpcompile.vm.targets import TARGETS
@@ -19,7 +20,17 @@ def report(*faults: Fault) -> ScheduleReport:
     clock = None if faults else timeline.timing
     seconds = {"verify": 0.5}
     return ScheduleReport(
-        asked, Scheduled(timeline.program, costs, 9.25, faults, clock, seconds, TARGETS["cpu"])
+        asked,
+        Scheduled(
+            timeline.program,
+            costs,
+            9.25,
+            faults,
+            clock,
+            seconds,
+            TARGETS["cpu"],
+            tuple(Parts(cost, 0, 0.0) for cost in costs),
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,3 +23,13 @@ def pack_columns(columns: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], byt
         parts += [data, bytes(padding)]
         offset += len(data) + padding
     return index, b"".join(parts)
+
+
+def small(numbers: Iterable[int]) -> np.ndarray:
+    """Return whole numbers as a column of the narrowest type that the page can view."""
+    found = np.fromiter(numbers, np.int64)
+    least, most = (int(found.min()), int(found.max())) if found.size else (0, 0)
+    for kind in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32):
+        if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max:
+            return found.astype(kind)
+    return found.astype(np.float64)

@@ -24,7 +24,10 @@ _SCRIPTS = (
     "graph.js",
     "ranks.js",
     "schedule_data.js",
+    "schedule_sums.js",
     "timeline.js",
+    "schedule_details.js",
+    "schedule_view.js",
     "comparison.js",
     "start.js",
 )

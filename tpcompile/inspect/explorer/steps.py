@@ -1,7 +1,130 @@
-"""dummy"""
+"""The schedule as data of the page: the program, its simulated clock and measured steps.
 
-from typing import Any
+Most data are columns with one number per instruction. Sequences of different lengths, such as the
+waits of each instruction, are one column of lengths and one of all elements. Times are integers in
+ns, so that sums are exact in every order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import numpy as np
+
+from tpcompile.inspect import svg
+from tpcompile.inspect.bandwidth import bandwidth_of
+from tpcompile.inspect.explorer.accesses import access_columns, buffer_data
+from tpcompile.inspect.explorer.columns import pack_columns, small
+from tpcompile.inspect.explorer.operands import Groups, operand_data
+from tpcompile.inspect.schedule import ScheduleReport
+from tpcompile.inspect.timeline import Timeline
+from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import Parts, StepInstruction
+from tpcompile.vm.schedule.clock import Timing
+from tpcompile.vm.schedule.measured import MeasuredStep, MeasuredSteps
+from tpcompile.vm.schedule.scheduled import Scheduled
+
+Columns = dict[str, np.ndarray]
+_MOST_FAULTS = 200
 
 
-def step_data(report: Any, measured: Any = None) -> tuple[dict[str, Any], bytes]:
-    return {}, b""
+def step_data(
+    found: ScheduleReport | Scheduled, measured: MeasuredSteps | None = None
+) -> tuple[dict[str, Any], bytes]:
+    """Return the schedule as JSON and as columns, whose index is part of the JSON.
+
+    A program with faults has no clock, because it may never terminate; then the columns are empty.
+    """
+    asked, made = ({}, found) if isinstance(found, Scheduled) else (found.asked, found.found)
+    data = {"asked": asked, **_figures(made), "measured": []}
+    if made.timing is None:
+        return {**data, "index": {}}, b""
+    instructions = cast("tuple[StepInstruction, ...]", made.program.instructions)
+    groups = Groups.of_all(instructions)
+    operands, columns = operand_data(instructions, groups)
+    colours = svg.colours(kind["name"] for kind in operands)
+    kinds = [{**kind, "colour": colours[kind["name"]]} for kind in operands]
+    parts, columns["parts"] = _parts(made.parts)
+    buffers, held = buffer_data(made.program.buffers)
+    columns |= held | access_columns(made.program) | _order(made.program)
+    columns |= _clock(made.program, made.timing)
+    data |= {"kinds": kinds, "words": groups.words, "parts": parts, "buffers": buffers}
+    if measured is not None:
+        data["measured"] = [{"us": step.step_us} for step in measured.steps]
+        for number, step in enumerate(measured.steps):
+            columns |= _measured(number, step)
+    data["index"], blob = pack_columns(columns)
+    return data, blob
+
+
+def _figures(made: Scheduled) -> dict[str, Any]:
+    program, clock = made.program, made.timing
+    return {
+        "name": program.name,
+        "target": asdict(made.target),
+        "instructions": len(program.instructions),
+        "counters": program.counters,
+        "ranks": program.ranks,
+        "workers": len(program.queues) * program.sharing,
+        "sharing": program.sharing,
+        "makespan_us": None if clock is None else clock.makespan,
+        "critical_us": made.critical_us,
+        "bandwidth": bandwidth_of(program, made.target).to_json(),
+        "verified": not made.faults,
+        "fault_count": sum(fault.count for fault in made.faults),
+        "faults": [{"rule": one.rule, "said": one.said} for one in made.faults[:_MOST_FAULTS]],
+    }
+
+
+def _parts(parts: Sequence[Parts]) -> tuple[list[list[float]], np.ndarray]:
+    """Return the distinct parts of times, in ns and bytes, and those of each instruction."""
+    places: dict[Parts, int] = {}
+    column = small([places.setdefault(own, len(places)) for own in parts])
+    table = [[round(own.fixed_us * 1000), own.traffic, round(own.work_us * 1000)] for own in places]
+    return table, column
+
+
+def _order(program: Program) -> Columns:
+    """Return what each instruction waits for, and the counters that it signals."""
+    waits = [wait for own in program.waits for wait in own]
+    return {
+        "waits": small(map(len, program.waits)),
+        "wait_counter": small(wait.counter for wait in waits),
+        "wait_until": small(wait.until for wait in waits),
+        "signals": small(map(len, program.signals)),
+        "signal_counter": small(counter for own in program.signals for counter in own),
+    }
+
+
+def _clock(program: Program, timing: Timing) -> Columns:
+    """Return when each instruction starts and finishes, where, and what it waited for last."""
+    timeline = Timeline(program, timing)
+    early = timeline.released_by
+    return {
+        "start": _ns(timing.starts),
+        "finish": _ns(timing.finishes),
+        "worker": small(timing.workers),
+        "released_by": small(-1 if one is None else one for one in early),
+        "chain": small(timeline.chain),
+    }
+
+
+def _measured(number: int, step: MeasuredStep) -> Columns:
+    """Return the columns of a measured step: the wait and the execution follow the begin."""
+    begins, starts = _ns(step.begins), _ns(step.timing.starts)
+    times = {
+        "begin": begins,
+        "wait": starts - begins,
+        "run": _ns(step.timing.finishes) - starts,
+        "worker": small(step.timing.workers),
+    }
+    return {f"measured_{number}_{name}": column for name, column in times.items()}
+
+
+def _ns(moments: Sequence[float]) -> np.ndarray:
+    """Return moments in ns: int32, or whole floats if a step takes longer than two seconds."""
+    found = np.rint(np.array(moments, np.float64) * 1000)
+    fits = not found.size or found.max() <= np.iinfo(np.int32).max
+    return found.astype(np.int32) if fits else found

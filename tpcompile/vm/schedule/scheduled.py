@@ -39,6 +39,8 @@ class Scheduled:
     seconds: dict[str, float]
     """The time that each phase took on this machine."""
     target: Target
+    parts: tuple[Parts, ...]
+    """The parts of each instruction's time."""
 
     @property
     def lowering(self) -> str:
@@ -78,6 +80,7 @@ def scheduled(
             None if faults else timing_on(made.program, parts, target),
             {"lower": lowering, **made.seconds, "verify": verifying},
             target,
+            tuple(parts),
         )
 
 

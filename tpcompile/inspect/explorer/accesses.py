@@ -1,0 +1,55 @@
+"""The regions that instructions access, as columns: each box is stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from tpcompile.inspect.explorer.columns import small
+from tpcompile.vm.program import Box, Buffer, Program, Region
+
+
+def access_columns(program: Program) -> dict[str, np.ndarray]:
+    """Return the accesses of each instruction: its reads, then its writes, then its joins.
+
+    An access is a buffer and the number of a box. Box b has `box_dims[b]` intervals, and their
+    starts and stops are in `box_edges`.
+    """
+    reads = [one.reads for one in program.instructions]
+    writes = [one.writes for one in program.instructions]
+    joins = [tuple(join.region for join in one.joins) for one in program.instructions]
+    each = zip(reads, writes, joins, strict=True)
+    regions = list(chain.from_iterable(chain.from_iterable(each)))
+    boxes, numbers = _boxes(regions)
+    return {
+        "reads": small(map(len, reads)),
+        "writes": small(map(len, writes)),
+        "joins": small(map(len, joins)),
+        "access_buffer": small(region[0] for region in regions),
+        "access_box": small(numbers),
+        "box_dims": small(map(len, boxes)),
+        "box_edges": small(chain.from_iterable(chain.from_iterable(boxes))),
+    }
+
+
+def _boxes(regions: Sequence[Region]) -> tuple[list[Box], list[int]]:
+    """Return the distinct boxes, and the number of each region's box."""
+    numbers: dict[Box, int] = {}
+    found = [numbers.setdefault(region[1], len(numbers)) for region in regions]
+    return list(numbers), found
+
+
+def buffer_data(buffers: Sequence[Buffer]) -> tuple[list[Any], dict[str, np.ndarray]]:
+    """Return the distinct descriptions of buffers, and the description and rank of each buffer.
+
+    Buffers of different ranks usually have the same description.
+    """
+    numbers: dict[tuple[str, str, str, tuple[int, ...]], int] = {}
+    each = [(one.name, one.role.word, str(one.dtype)[6:], one.shape) for one in buffers]
+    column = small([numbers.setdefault(one, len(numbers)) for one in each])
+    names = ("name", "role", "dtype", "shape")
+    found = [dict(zip(names, one, strict=True)) for one in numbers]
+    return found, {"buffer_like": column, "buffer_rank": small(one.rank for one in buffers)}

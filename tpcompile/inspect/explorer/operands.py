@@ -1,0 +1,88 @@
+"""The kinds and operands of instructions, as columns.
+
+Instructions that share their operands `at` form a group. Layer, rank and kind are stored once per
+group, and an instruction's own operands in columns of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from tpcompile.inspect.explorer.columns import small
+from tpcompile.inspect.timeline import kind_of
+from tpcompile.vm.program.buffer import DType
+from tpcompile.vm.program.instruction import Range, StepInstruction, field_types
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of instructions of the same kind that share operands."""
+
+    first: tuple[StepInstruction, ...]
+    """The first instruction of each group."""
+    of: np.ndarray
+    """The group of each instruction."""
+    words: list[str]
+    """The distinct words of groups in labels, such as `q`."""
+
+    @staticmethod
+    def of_all(instructions: Sequence[StepInstruction]) -> Groups:
+        """Collect the groups."""
+        numbers: dict[tuple[type, int], int] = {}
+        first: list[StepInstruction] = []
+        of = [0] * len(instructions)
+        for number, one in enumerate(instructions):
+            key = type(one), id(one.at)
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                first.append(one)
+            of[number] = numbers[key]
+        return Groups(tuple(first), small(of), list(dict.fromkeys(map(words_of_group, first))))
+
+
+def words_of_group(one: StepInstruction) -> str:
+    """Return the words of shared operands that the label of an instruction has after its name."""
+    shared = vars(one.at).values()
+    return " ".join(
+        value.name.lower()
+        for value in shared
+        if isinstance(value, IntEnum) and not isinstance(value, DType)
+    )
+
+
+def operand_data(
+    instructions: Sequence[StepInstruction], groups: Groups
+) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Return the kinds with the fields of their own operands, and the columns of both.
+
+    An operand that is a range has two numbers per instruction in its column.
+    """
+    members: dict[Any, list[StepInstruction]] = {}
+    for one in instructions:
+        members.setdefault(type(one), []).append(one)
+    places = {kind: place for place, kind in enumerate(members)}
+    words = {word: place for place, word in enumerate(groups.words)}
+    columns = {
+        "group": groups.of,
+        "group_kind": small(places[type(one)] for one in groups.first),
+        "group_layer": small(one.layer for one in groups.first),
+        "group_rank": small(one.rank for one in groups.first),
+        "group_words": small(words[words_of_group(one)] for one in groups.first),
+    }
+    found = []
+    for kind, own in members.items():
+        fields = [(name, type_ is Range) for name, type_ in field_types(kind) if name != "at"]
+        for name, is_range in fields:
+            values: Any = map(attrgetter(name), own)
+            column = small(chain.from_iterable(values) if is_range else values)
+            columns[f"own_{places[kind]}_{name}"] = column
+        names = {"name": kind_of(own[0]), "text": kind.name}
+        found.append({**names, "fields": [{"name": n, "range": r} for n, r in fields]})
+    return found, columns

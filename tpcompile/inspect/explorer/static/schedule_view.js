@@ -1,0 +1,430 @@
+// The Schedule view: the timeline with its controls, its keys and its places in the address.
+
+(() => {
+  "use strict";
+
+  const D = ScheduleData, S = ScheduleSums, T = ScheduleDetails;
+  const view = { element: null, schedule: null, picture: null, place: {}, measured: new Map() };
+
+  const json = () => Explorer.data.schedule;
+  const decoded = () => view.loading ||= columnsOf("schedule", json().index)
+    .then((columns) => view.schedule = D.decode(json(), columns));
+
+  Explorer.view({
+    name: "schedule",
+    title: "Schedule",
+    available: () => Boolean(json()),
+    show,
+    hide: () => document.getElementById("details").replaceChildren(),
+    onKey,
+    find,
+    keys: [
+      ["← → ↑ ↓", "schedule: move in time, and over the workers"],
+      ["+ −", "schedule: zoom in and out; with Shift, the height of rows"],
+      ["0", "schedule: the whole step"],
+      ["[ ]", "schedule: the instruction before and after on the same worker"],
+      ["c", "schedule: outline the critical path"],
+    ],
+  });
+
+  // ---- showing ----------------------------------------------------------------------------------
+
+  function show(root, place) {
+    if (!view.element) view.element = json().verified ? element("p", {}, "Reading the schedule …") : refused();
+    if (view.element.parentNode !== root) {
+      root.append(view.element);
+      if (view.picture) later();
+      view.detailed = null;
+    }
+    if (!json().verified) return;
+    if (view.picture) return apply(place);
+    if (view.opening) return;
+    view.opening = decoded().then(() => {
+      const made = page();
+      view.element.replaceWith(made);
+      view.element = made;
+      view.picture = new TimelinePicture(view.schedule, view.canvas);
+      view.picture.onDraw = drawn;
+      connect();
+      tables();
+      apply(Explorer.place);
+      document.body.dataset.schedule = "true";
+    });
+  }
+
+  // A program with faults may deadlock, so it has no times.
+  function refused() {
+    return element("div", {}, T.faults(json()));
+  }
+
+  function page() {
+    const { schedule } = view, layers = S.layersOf(schedule, schedule.predicted).map(({ layer }) => layer);
+    layers.sort((a, b) => a - b);
+    const option = (value, text) => element("option", { value }, text);
+    view.layerPicker = element("select", { "aria-label": "Go to a layer", onchange: () => goToLayer(view.layerPicker.value) },
+      option("", "whole step"), layers.map((layer) => option(layer, `layer ${layer}`)));
+    view.stepPicker = element("select", { "aria-label": "Measured step beside the predicted one",
+      onchange: () => Explorer.go({ step: view.stepPicker.value }) },
+      option("", "predicted only"),
+      json().measured.map((step, number) => option(number + 1, `step ${number + 1}: ${formatNumber(step.us)} µs`)));
+    view.chainBox = element("input", { type: "checkbox", onchange: () => Explorer.go({ path: view.chainBox.checked ? "1" : "" }) });
+    const button = (text, title, onclick) => element("button", { type: "button", title, "aria-label": title, onclick }, text);
+    view.canvas = element("canvas", { class: "timeline", tabindex: "0", role: "img",
+      "aria-label": "Timeline of all workers. Arrow keys move, plus and minus zoom. The tables below and the panel have the same facts." });
+    view.overview = element("canvas", { class: "overview", role: "img",
+      "aria-label": "Busy workers by kind of instruction over the whole step" });
+    view.tip = element("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+    view.waits = element("div");
+    view.waitPicker = element("select", { "aria-label": "Layer of the waits", onchange: () => fillWaits() },
+      option("", "all layers"), layers.map((layer) => option(layer, `layer ${layer}`)));
+    view.tables = element("div", { class: "tables", tabindex: "0", role: "region", "aria-label": "Where the time goes" });
+    return element("div", { class: "schedule" },
+      element("p", { class: "figures" }, T.figures(schedule).flatMap((text, place) => [place ? " · " : "", element("span", {}, text)])),
+      element("div", { class: "controls" },
+        element("label", {}, "Go to ", view.layerPicker),
+        json().measured.length ? element("label", {}, "Beside it ", view.stepPicker) : null,
+        element("label", {}, view.chainBox, " critical path"),
+        button("−", "Zoom out (−)", () => zoomed(1.5)), button("+", "Zoom in (+)", () => zoomed(1 / 1.5)),
+        button("whole", "The whole step (0)", whole),
+        button("rows −", "Lower rows (Shift −)", () => rows(1 / 1.5)), button("rows +", "Higher rows (Shift +)", () => rows(1.5)),
+        element("span", { class: "legend" }, json().kinds.map((kind) => [
+          element("span", { class: "swatch", style: `background:${kind.colour}`, "aria-hidden": "true" }), element("span", {}, kind.text)]))),
+      view.overview,
+      element("div", { class: "plot" }, view.canvas, view.tip),
+      view.tables);
+  }
+
+  function tables() {
+    const { schedule } = view;
+    view.changing = element("div");
+    view.tables.replaceChildren(
+      element("div", {}, T.whereTimeGoes(schedule)),
+      view.changing,
+      element("div", {}, T.criticalPath(schedule)));
+    fillTables();
+  }
+
+  function fillTables() {
+    const runs = view.picture.runs, last = runs[runs.length - 1];
+    const which = runs.length > 1 ? ` (${last.name})` : "";
+    view.changing.replaceChildren(
+      ...runs.length > 1 ? T.predictedAndMeasured(view.schedule, runs) : [],
+      element("h2", {}, `What waits longest${which} in `, view.waitPicker), view.waits,
+      ...T.whyIdle(view.schedule, view.schedule.predicted));
+    fillWaits();
+  }
+
+  function fillWaits() {
+    const runs = view.picture.runs, layer = view.waitPicker.value;
+    view.waits.replaceChildren(...T.whatWaits(view.schedule, runs[runs.length - 1], layer === "" ? null : Number(layer)));
+  }
+
+  // ---- the place in the address -------------------------------------------------------------------
+
+  // Go where the address says. Only parts that have changed since the last time move the timeline.
+  function apply(place) {
+    const { picture, schedule } = view, old = view.place;
+    view.place = place;
+    const number = (name) => place[name] === undefined || place[name] === "" ? NaN : Number(place[name]);
+    const changed = (...names) => names.some((name) => place[name] !== old[name]);
+    if (changed("step")) setStep(number("step"));
+    if (changed("path")) { picture.showChain = place.path === "1"; view.chainBox.checked = picture.showChain; }
+    const layer = number("layer"), span = picture.layers.find((one) => one.layer === layer);
+    if (changed("layer")) {
+      view.layerPicker.value = view.waitPicker.value = span ? String(layer) : "";
+      fillWaits();
+      if (span) window_(span.start, span.finish, 0.03);
+    }
+    if (changed("from", "to") && number("to") > number("from")) picture.setWindow(number("from") * 1000, number("to") * 1000);
+    const chosen = number("instruction");
+    const known = Number.isInteger(chosen) && chosen >= 0 && chosen < schedule.count;
+    picture.selected = known ? chosen : -1;
+    if (known && changed("instruction") && !(changed("from", "to") && place.from)) picture.reveal(chosen);
+    const detailed = `${picture.selected} ${place.step}`;
+    if (view.detailed !== detailed) {
+      view.detailed = detailed;
+      if (known) Explorer.details(T.instruction(schedule, chosen, picture.runs));
+      else Explorer.details(hint(place.instruction));
+    }
+    view.overviewPicture = null;
+    picture.ask();
+  }
+
+  function hint(asked) {
+    return element("p", { class: "quiet" }, asked === undefined || asked === "" ? "Choose an instruction in the timeline to see what it reads, writes and waits for."
+      : `There is no instruction ${asked}; the program has instructions 0 to ${view.schedule.count - 1}.`);
+  }
+
+  function setStep(step) {
+    const { schedule, picture } = view, known = Number.isInteger(step) && json().measured[step - 1];
+    if (known && !view.measured.has(step)) view.measured.set(step, D.measured(schedule, step - 1));
+    view.stepPicker.value = known ? String(step) : "";
+    const all = picture.from === 0 && picture.to === picture.end;
+    picture.setRuns(known ? [schedule.predicted, view.measured.get(step)] : [schedule.predicted]);
+    if (all) picture.setWindow(0, picture.end);
+    fillTables();
+  }
+
+  function window_(from, to, margin) {
+    const more = (to - from) * margin;
+    view.picture.setWindow(from - more, to + more);
+    moved();
+  }
+
+  function goToLayer(value) {
+    if (value === "") { Explorer.go({ layer: "", from: "", to: "" }); whole(); }
+    else Explorer.go({ layer: value, from: "", to: "" });
+  }
+
+  // Write the visible time into the address, when it has been at rest.
+  function moved() {
+    view.picture.ask();
+    clearTimeout(view.timer);
+    view.timer = setTimeout(() => {
+      const { from, to, end } = view.picture, all = from === 0 && to === end;
+      if (Explorer.shown.name !== "schedule") return;
+      const text = (ns) => (ns / 1000).toFixed(3);
+      const parts = { from: all ? "" : text(from), to: all ? "" : text(to) };
+      view.place = { ...view.place, from: parts.from || undefined, to: parts.to || undefined };
+      if ((Explorer.place.from || "") !== parts.from || (Explorer.place.to || "") !== parts.to) Explorer.go(parts, true);
+    }, 250);
+  }
+
+  // ---- controls -----------------------------------------------------------------------------------
+
+  function zoomed(factor, x) { view.picture.zoom(factor, x); moved(); }
+
+  function rows(factor, y = view.picture.plotHeight / 2) {
+    view.picture.setRow(view.picture.row * factor, y);
+    view.picture.ask();
+  }
+
+  function whole() {
+    view.picture.setWindow(0, view.picture.end);
+    view.picture.fitRows();
+    moved();
+  }
+
+  function later() {
+    cancelAnimationFrame(view.resizing);
+    view.resizing = requestAnimationFrame(() => {
+      const { picture } = view, fitted = picture.row <= picture.least;
+      if (!view.canvas.clientWidth) return;
+      picture.resize();
+      if (fitted) picture.fitRows(); else picture.scrollTo(picture.top);
+      view.overviewPicture = null;
+      picture.draw();
+    });
+  }
+
+  function connect() {
+    const { canvas, picture } = view;
+    new ResizeObserver(later).observe(canvas);
+    Explorer.onTheme.push(() => { picture.readColours(); view.overviewPicture = null; picture.ask(); });
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const step = Math.max(-1, Math.min(1, event.deltaY / 100));
+      if (event.altKey) return rows(1.25 ** -step, event.offsetY - TimelinePicture.AXIS);
+      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) { picture.pan(event.deltaX || event.deltaY); return moved(); }
+      zoomed(1.3 ** step, event.offsetX);
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      view.drag = { x: event.clientX, y: event.clientY, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => view.drag ? dragged(event) : hovered(event));
+    canvas.addEventListener("pointerup", (event) => {
+      const drag = view.drag;
+      view.drag = null;
+      if (drag && !drag.moved) chosen(event);
+    });
+    canvas.addEventListener("pointercancel", () => { view.drag = null; });
+    canvas.addEventListener("pointerleave", () => { view.tip.hidden = true; picture.hovered = -1; picture.ask(); });
+    const seek = (event) => {
+      if (!(event.buttons & 1)) return;
+      const half = (picture.to - picture.from) / 2;
+      const left = TimelinePicture.GUTTER, at = (event.offsetX - left) / (view.overview.clientWidth - left) * picture.end;
+      picture.setWindow(at - half, at + half);
+      moved();
+    };
+    view.overview.addEventListener("pointerdown", seek);
+    view.overview.addEventListener("pointermove", seek);
+  }
+
+  function dragged(event) {
+    const { drag, picture } = view;
+    const dx = event.clientX - drag.x, dy = event.clientY - drag.y;
+    if (!drag.moved && Math.hypot(dx, dy) < 4) return;
+    Object.assign(drag, { moved: true, x: event.clientX, y: event.clientY });
+    picture.pan(-dx);
+    picture.scrollTo(picture.top - dy);
+    view.tip.hidden = true;
+    moved();
+  }
+
+  function hovered(event) {
+    const { picture, schedule, tip } = view, found = picture.at(event.offsetX, event.offsetY);
+    picture.hovered = found && !found.idle ? found.number : -1;
+    picture.ask();
+    tip.hidden = !found;
+    if (!found) return;
+    tip.replaceChildren(...tipOf(schedule, found).map((line) => element("div", {}, line)));
+    const wide = tip.offsetWidth, high = tip.offsetHeight;
+    tip.style.left = `${Math.max(0, Math.min(event.offsetX + 14, picture.width - wide - 4))}px`;
+    tip.style.top = `${event.offsetY + 18 + high > picture.height ? Math.max(0, event.offsetY - high - 10) : event.offsetY + 18}px`;
+  }
+
+  function tipOf(schedule, { run, worker, number, idle }) {
+    const where = T.workerText(schedule, worker);
+    if (number < 0) return [where, "idle: nothing left to do"];
+    if (!idle) return [D.label(schedule, number),
+      `${T.us(run.start[number])} to ${T.us(run.finish[number])} (${T.us(run.finish[number] - run.start[number])})`, where];
+    const early = schedule.columns.released_by[number];
+    return [`${where}, idle for ${T.us(run.idle[number])}`, `before ${D.label(schedule, number)}`,
+      early < 0 ? "" : `which waits for ${D.label(schedule, early)}`].filter(Boolean);
+  }
+
+  function chosen(event) {
+    const found = view.picture.at(event.offsetX, event.offsetY);
+    if (found && found.number >= 0) {
+      view.place = { ...view.place, instruction: String(found.number) };   // it is visible already
+      Explorer.go({ instruction: found.number });
+    }
+  }
+
+  function onKey(event) {
+    const { picture, schedule } = view;
+    if (!picture) return false;
+    const beside = (step) => {
+      if (picture.selected < 0) return;
+      const next = D.neighbour(schedule.predicted, picture.selected, step);
+      if (next >= 0) Explorer.go({ instruction: next });
+    };
+    const scroll = (step) => { picture.scrollTo(picture.top + step * picture.plotHeight / 4); picture.ask(); };
+    const keys = {
+      ArrowLeft: () => { picture.pan(-picture.plotWidth / 8); moved(); },
+      ArrowRight: () => { picture.pan(picture.plotWidth / 8); moved(); },
+      ArrowUp: () => scroll(-1), ArrowDown: () => scroll(1),
+      "+": () => event.shiftKey && event.code !== "Equal" ? rows(1.5) : zoomed(1 / 1.5), "=": () => zoomed(1 / 1.5),
+      "*": () => rows(1.5), "_": () => rows(1 / 1.5), "-": () => zoomed(1.5), 0: whole,
+      "[": () => beside(-1), "]": () => beside(1),
+      c: () => Explorer.go({ path: picture.showChain ? "" : "1" }),
+    };
+    const inTables = event.target.closest && event.target.closest(".tables, #details");
+    if (!Object.hasOwn(keys, event.key) || (inTables && event.key.startsWith("Arrow"))) return false;
+    keys[event.key]();
+    return true;
+  }
+
+  // ---- the overview -------------------------------------------------------------------------------
+
+  // Draw the overview after each frame: its areas are drawn once, and the visible time each time.
+  function drawn() {
+    const { overview, picture } = view, ratio = picture.ratio, context = overview.getContext("2d");
+    const wide = overview.clientWidth, high = overview.clientHeight, left = TimelinePicture.GUTTER;
+    if (!view.overviewPicture || overview.width !== Math.round(wide * ratio)) {
+      overview.width = Math.round(wide * ratio);
+      overview.height = Math.round(high * ratio);
+      view.overviewPicture = areas(wide - left, high);
+    }
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, wide, high);
+    context.drawImage(view.overviewPicture, left, 0, wide - left, high);
+    const x = left + picture.from / picture.end * (wide - left), end = left + picture.to / picture.end * (wide - left);
+    context.strokeStyle = picture.colours.accent;
+    context.lineWidth = 2;
+    context.strokeRect(x + 1, 1, Math.max(end - x - 2, 2), high - 2);
+    context.fillStyle = picture.colours.quiet;
+    context.font = "11px system-ui, sans-serif";
+    context.fillText("busy workers", 6, high / 2 + 4);
+  }
+
+  // Draw the busy workers by kind over time: the cells of all rows of the coarsest level.
+  function areas(wide, high) {
+    const { picture, schedule } = view, run = schedule.predicted, kinds = json().kinds.length;
+    const level = S.fill(schedule, run, run.levels.findLast((one) => one.bins <= 1100) || run.levels[0]);
+    const sums = new Float64Array(level.bins * kinds), cells = level.cells;
+    for (let at = 0; at < cells.length; at++) sums[at % sums.length] += cells[at];
+    const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
+    canvas.width = level.bins;
+    canvas.height = high;
+    const whole = level.width * json().workers;
+    for (let bin = 0; bin < level.bins; bin++)
+      for (let kind = 0, y = high; kind < kinds; kind++) {
+        const part = sums[bin * kinds + kind] / whole * high;
+        if (!part) continue;
+        context.fillStyle = json().kinds[kind].colour;
+        context.fillRect(bin, y - part, 1, part);
+        y -= part;
+      }
+    const stretched = document.createElement("canvas");
+    stretched.width = Math.round(wide * picture.ratio);
+    stretched.height = Math.round(high * picture.ratio);
+    const share = run.end / picture.end * level.bins * level.width / run.end;
+    stretched.getContext("2d").drawImage(canvas, 0, 0, level.bins, high, 0, 0, stretched.width * share, stretched.height);
+    return stretched;
+  }
+
+  // ---- search and hooks ---------------------------------------------------------------------------
+
+  function find(words, most) {
+    const parts = words.split(/\s+/), { schedule } = view, found = [];
+    const put = (kind, text, place) => found.push({ kind, text, place: { view: "schedule", ...place } });
+    const number = words.replace(/^instruction\s+/, "");
+    if (/^\d+$/.test(number) && Number(number) < json().instructions)
+      put("instruction", schedule ? `${number}: ${D.label(schedule, Number(number))}` : number, { instruction: Number(number) });
+    if (!schedule) { if (json().verified) decoded(); return found; }
+    for (const { layer } of S.layersOf(schedule, schedule.predicted))
+      if (words === `layer ${layer}`) put("schedule", `layer ${layer}`, { layer, from: "", to: "" });
+    const first = view.firsts ||= firstOfGroups(schedule);
+    for (let group = 0; group < first.length && found.length < most; group++) {
+      const text = D.groupText(schedule, group);
+      if (parts.every((part) => text.includes(part))) put("instruction", text, { instruction: first[group] });
+    }
+    return found.slice(0, most);
+  }
+
+  function firstOfGroups(schedule) {
+    const found = new Int32Array(schedule.columns.group_kind.length).fill(-1);
+    for (let i = schedule.count - 1; i >= 0; i--) found[schedule.columns.group[i]] = i;
+    return found;
+  }
+
+  // Hooks of benchmarks and tests. Levels belong to the predicted run.
+  Explorer.timeline = {
+
+    // Return the levels of detail: the workers per row and the ns per cell of each.
+    levels: () => view.picture.runs[0].levels.map(({ group, width }) => ({ group, width })),
+    // Return the ns that each kind takes in the cells of a level, by kind.
+    totals: (level) => named(S.totals(view.schedule, view.schedule.predicted, view.schedule.predicted.levels[level])),
+    // Return the ns that each kind takes, from the instructions themselves.
+    rawTotals: () => named(S.rawTotals(view.schedule, view.schedule.predicted)),
+    // Pan and zoom for some frames; return the ms between them, and the ms that each took to draw.
+    script,
+  };
+
+  function named(sums) {
+    return Object.fromEntries(sums.map((sum, kind) => [json().kinds[kind].name, sum]));
+  }
+
+  function script(frames) {
+    const { picture } = view, between = [], drawing = [];
+    return new Promise((done) => {
+      let last = null, frame = 0;
+      const next = (now) => {
+        if (last !== null) between.push(now - last);
+        last = now;
+        if (frame === frames) return done({ between, drawing });
+        // A cosine of time: from the whole step to a thousandth of it and back, while panning.
+        const share = frame++ / frames, span = picture.end * 10 ** (-1.5 * (1 - Math.cos(4 * Math.PI * share)));
+        const from = share * (picture.end - span);
+        picture.setWindow(from, from + span);
+        const began = performance.now();
+        picture.draw();
+        drawing.push(performance.now() - began);
+        requestAnimationFrame(next);
+      };
+      requestAnimationFrame(next);
+    });
+  }
+})();
