@@ -14,7 +14,7 @@ import pytest
 from tests.vm.schedule.test_measured import times_of
 from tpcompile.inspect.explorer.steps import step_data
 from tpcompile.inspect.schedule import ScheduleReport
-from tpcompile.inspect.timeline import Timeline, kind_of
+from tpcompile.inspect.timeline import Timeline
 from tpcompile.scheduling import schedule
 from tpcompile.vm.program import Region
 from tpcompile.vm.proof.fault import Fault
@@ -69,7 +69,7 @@ class Page:
             number, layer = of["kind"][group], of["layer"][group]
             place, kind = met[number], self.data["kinds"][number]
             met[number] += 1
-            words = [kind["text"], self.data["words"][of["words"][group]]]
+            words = [kind["name"], self.data["words"][of["words"][group]]]
             words += [f"layer {layer}"] if layer >= 0 else []
             words.append(f"rank {of['rank'][group]}")
             for field in kind["fields"]:
@@ -105,7 +105,7 @@ def test_instructions(policy: str) -> None:
     ]
     assert any(found["joins"]), "some instructions finish a head together"
     assert [kind["name"] for kind in found.data["kinds"]] == list(
-        dict.fromkeys(map(kind_of, program.instructions))
+        dict.fromkeys(one.name for one in program.instructions)
     )
 
 

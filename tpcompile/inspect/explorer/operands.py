@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tpcompile.inspect.explorer.columns import small
-from tpcompile.inspect.timeline import kind_of
 from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.instruction import Range, StepInstruction, field_types
 
@@ -83,6 +82,6 @@ def operand_data(
             values: Any = map(attrgetter(name), own)
             column = small(chain.from_iterable(values) if is_range else values)
             columns[f"own_{places[kind]}_{name}"] = column
-        names = {"name": kind_of(own[0]), "text": kind.name}
-        found.append({**names, "fields": [{"name": n, "range": r} for n, r in fields]})
+        described = [{"name": name, "range": is_range} for name, is_range in fields]
+        found.append({"name": kind.name, "fields": described})
     return found, columns

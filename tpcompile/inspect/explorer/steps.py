@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from tpcompile.inspect import svg
 from tpcompile.inspect.bandwidth import bandwidth_of
+from tpcompile.inspect.colours import colour_of
 from tpcompile.inspect.explorer.accesses import access_columns, buffer_data
 from tpcompile.inspect.explorer.columns import pack_columns, small
 from tpcompile.inspect.explorer.operands import Groups, operand_data
@@ -44,8 +44,7 @@ def step_data(
     instructions = cast("tuple[StepInstruction, ...]", made.program.instructions)
     groups = Groups.of_all(instructions)
     operands, columns = operand_data(instructions, groups)
-    colours = svg.colours(kind["name"] for kind in operands)
-    kinds = [{**kind, "colour": colours[kind["name"]]} for kind in operands]
+    kinds = [{**kind, "colour": colour_of(kind["name"])} for kind in operands]
     parts, columns["parts"] = _parts(made.parts)
     buffers, held = buffer_data(made.program.buffers)
     columns |= held | access_columns(made.program) | _order(made.program)

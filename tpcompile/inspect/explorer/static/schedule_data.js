@@ -103,7 +103,7 @@ const ScheduleData = (() => {
   function groupText(schedule, group) {
     const columns = schedule.columns, layer = columns.group_layer[group];
     const words = schedule.json.words[columns.group_words[group]];
-    return [schedule.json.kinds[columns.group_kind[group]].text, words,
+    return [schedule.json.kinds[columns.group_kind[group]].name, words,
       layer < 0 ? "" : `layer ${layer}`, `rank ${columns.group_rank[group]}`].filter(Boolean).join(" ");
   }
 

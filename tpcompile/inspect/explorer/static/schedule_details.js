@@ -20,7 +20,7 @@ const ScheduleDetails = (() => {
 
   function kindMark(schedule, kind) {
     const own = schedule.json.kinds[kind];
-    return [element("span", { class: "swatch", style: `background:${own.colour}`, "aria-hidden": "true" }), own.text];
+    return [element("span", { class: "swatch", style: `background:${own.colour}`, "aria-hidden": "true" }), own.name];
   }
 
   // Make a table whose columns after the first `words` are numbers.
@@ -57,7 +57,7 @@ const ScheduleDetails = (() => {
       element("h2", {}, `Instruction ${number.toLocaleString("en")}`),
       element("p", { class: "mono" }, D.label(schedule, number)),
       factTable([
-        ["Kind", [kindMark(schedule, schedule.kind[number]), element("span", { class: "quiet" }, ` ${kind.name}`)]],
+        ["Kind", kindMark(schedule, schedule.kind[number])],
         schedule.layer[number] < 0 ? null : ["Layer", Explorer.link(`layer ${schedule.layer[number]}`,
           { view: "schedule", layer: schedule.layer[number] })],
         ["Worker", workerText(schedule, run.worker[number])],

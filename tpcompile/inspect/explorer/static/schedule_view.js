@@ -88,7 +88,7 @@
         button("whole", "The whole step (0)", whole),
         button("rows −", "Lower rows (Shift −)", () => rows(1 / 1.5)), button("rows +", "Higher rows (Shift +)", () => rows(1.5)),
         element("span", { class: "legend" }, json().kinds.map((kind) => [
-          element("span", { class: "swatch", style: `background:${kind.colour}`, "aria-hidden": "true" }), element("span", {}, kind.text)]))),
+          element("span", { class: "swatch", style: `background:${kind.colour}`, "aria-hidden": "true" }), element("span", {}, kind.name)]))),
       view.overview,
       element("div", { class: "plot" }, view.canvas, view.tip),
       view.tables);

@@ -385,7 +385,7 @@ class TimelinePicture {
     this.eachVisible((run, number, x, right, y) => {
       if (right - x < 46) return;
       const left = Math.max(x, TimelinePicture.GUTTER) + 4, room = right - left - 3;
-      const text = texts.get(this.schedule.kind[number]) || this.schedule.json.kinds[this.schedule.kind[number]].text;
+      const text = texts.get(this.schedule.kind[number]) || this.schedule.json.kinds[this.schedule.kind[number]].name;
       const whole = room > 150 ? ScheduleData.label(this.schedule, number).replace(/ rank \d+/, "") : text;
       const most = Math.floor(room / 5.6);
       if (most < 5) return;
