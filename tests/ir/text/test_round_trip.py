@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import fx
 
+from benchmarks.mutations import KINDS, SUBJECTS, Graph, Kind, graphs, mutants_of
 from tests.captures import captured_once
 from tests.ir.text.damage import Damage
 from tests.ir.text.stages import TINY, visit_stages
@@ -15,9 +17,11 @@ from tests.models import batch, preset_pair
 from tests.passes.steps import TINY_VOCABULARY
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.frontend import parse_graph
+from tpcompile.ir.checker import check_graph
 from tpcompile.ir.ops import DECODE_OPS
+from tpcompile.ir.parse import text_problems
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
-from tpcompile.ir.text import format_graph
+from tpcompile.ir.text import format_graph, read_graph
 from tpcompile.passes import for_ranks, parse_pipeline, run_passes
 from tpcompile.presets import PRESETS
 
@@ -121,3 +125,29 @@ def test_text_that_ends_early_is_refused(texts: list[str]) -> None:
 def test_other_line_ends_and_comments_are_accepted(texts: list[str]) -> None:
     for changed in (texts[-1].replace("\n", "\r\n"), "# a\n\n" + texts[-1] + "\n  # b\n"):
         assert format_graph(parse_graph(changed)) == texts[-1]
+
+
+@pytest.fixture(scope="module")
+def mutated() -> list[Graph]:
+    """Return the graphs of one subject in all pipelines, at an uneven tp."""
+    return list(graphs([replace(SUBJECTS[0], tps=SUBJECTS[0].tps[1:2])]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_mistake_is_found_in_text_too(kind: Kind, mutated: list[Graph]) -> None:
+    """The checker's answer to the text of a graph is its answer to the graph.
+
+    The text does not say from which tensors a parameter was captured. The checker then finds other
+    problems of a recipe that reads a wrong tensor.
+    """
+    for mutant in mutants_of(kind, mutated, count=2, seed=0):
+        problems = {(p.node, p.rule) for p in check_graph(mutant.gm)}
+        try:
+            read = read_graph(format_graph(mutant.gm))
+        except UsageError:
+            assert problems, mutant.name
+            continue
+        found = {(p.node, p.rule) for p in text_problems(read)}
+        assert {p for p in problems if p[1] != "recipe"} <= found, mutant.name
+        assert bool(problems) == bool(found), mutant.name
