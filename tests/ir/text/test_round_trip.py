@@ -138,8 +138,8 @@ def mutated() -> list[Graph]:
 def test_a_mistake_is_found_in_text_too(kind: Kind, mutated: list[Graph]) -> None:
     """The checker's answer to the text of a graph is its answer to the graph.
 
-    The text does not say from which tensors a parameter was captured. The checker then finds other
-    problems of a recipe that reads a wrong tensor.
+    Except one: the text does not say from which tensors a parameter was captured, so the checker
+    cannot refuse a recipe of other tensors for that.
     """
     for mutant in mutants_of(kind, mutated, count=2, seed=0):
         problems = {(p.node, p.rule) for p in check_graph(mutant.gm)}
@@ -150,4 +150,4 @@ def test_a_mistake_is_found_in_text_too(kind: Kind, mutated: list[Graph]) -> Non
             continue
         found = {(p.node, p.rule) for p in text_problems(read)}
         assert {p for p in problems if p[1] != "recipe"} <= found, mutant.name
-        assert bool(problems) == bool(found), mutant.name
+        assert problems or not found, mutant.name
