@@ -25,6 +25,7 @@ COMMANDS = (
     "calibrate",
     "compare",
     "generate",
+    "chat",
     "serve",
     "presets",
     "make-demo",

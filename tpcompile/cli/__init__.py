@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tpcompile import __version__
 from tpcompile.cli import (
     calibrate,
+    chat,
     check,
     compare,
     dump,
@@ -51,6 +52,7 @@ COMMANDS: dict[str, Command] = {
     "calibrate": calibrate.COMMAND,
     "compare": compare.COMMAND,
     "generate": generate.COMMAND,
+    "chat": chat.COMMAND,
     "serve": serve.COMMAND,
     "make-demo": make_demo.COMMAND,
 }

@@ -1,0 +1,192 @@
+"""`tpcompile chat`: a conversation with a model on one or more ranks."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpcompile.cli.command import (
+    Command,
+    Parser,
+    Result,
+    add_model_arguments,
+    backend_name,
+    number,
+    printable,
+    refuse_unknown,
+)
+from tpcompile.cli.compiling import check_runnable, compile_model, progress
+from tpcompile.cli.sampling import add_sampling_arguments, sampling_of
+from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from tpcompile.runtime.conversation import Conversation
+
+_EXAMPLES = """\
+  tpcompile chat ./my-checkpoint
+  tpcompile chat ./my-checkpoint --tp 2 --system "Answer in one sentence."
+  tpcompile chat ./my-checkpoint --temperature 0
+  echo "Why is the sky blue?" | tpcompile chat ./my-checkpoint
+
+Each line is a message. /reset starts a new conversation, and /exit or Ctrl-D
+ends the command. Ctrl-C stops an answer. Without options, tokens are chosen as
+the checkpoint's generation config says. Answers go to stdout.
+The exit status is 0, 1 if a rank failed, or 2 for bad input."""
+
+_COMMANDS = ("/reset", "/exit")
+_PROMPT = "> "
+
+
+def _add_arguments(parser: Parser) -> None:
+    add_model_arguments(parser, timing=False, weights=True)
+    add = parser.add_argument
+    add("--backend", metavar="B", type=backend_name, default="auto",
+        help="what runs decode steps: auto (the fastest), native, triton or torch; "
+        "default: auto")  # fmt: skip
+    add("--device", metavar="D", help="cpu or cuda; default: cpu")
+    add("--system", metavar="TEXT", help="the system's message at the beginning")
+    add("--chat-template", metavar="FILE", type=Path,
+        help="a Jinja template instead of the checkpoint's")  # fmt: skip
+    add("--max-new-tokens", metavar="K", type=number(1, "the number of tokens"),
+        help="most tokens of an answer; default: as many as fit")  # fmt: skip
+    add("--max-seq-len", metavar="L", type=number(1, "the number of tokens"),
+        help="most tokens of the conversation; default: the configuration's")  # fmt: skip
+    add_sampling_arguments(parser)
+
+
+def _run(args: argparse.Namespace) -> Result:
+    check_runnable(args)
+    with progress() as say:
+        tokenizer = _tokenizer(args)
+        import torch
+
+        from tpcompile.runtime.conversation import Conversation
+        from tpcompile.runtime.ranks.launched import has_launcher
+
+        if has_launcher():
+            raise UsageError(
+                "Under torchrun the processes share stdin, so it cannot hold a conversation",
+                hint="Leave out torchrun and give --tp, or start tpcompile serve under torchrun",
+            )
+        model = compile_model(args, say, max_batch=1)
+    with model:
+        torch.manual_seed(args.seed)
+        _talk(args, Conversation(model, tokenizer, args.system))
+    return Result("")
+
+
+def _tokenizer(args: argparse.Namespace) -> Any:
+    """Return the tokenizer with a chat template, or refuse a model without one."""
+    from tpcompile.frontend import config_of
+    from tpcompile.runtime.text import tokenizer_of
+
+    config_of(args.model)  # report a missing model before a missing tokenizer
+    try:
+        found = tokenizer_of(args.model)
+    except (CheckpointError, UnsupportedError) as error:
+        error.hint = "Use a checkpoint with a tokenizer and a chat template"
+        raise error.at(error.where) from error
+    if args.chat_template is not None:
+        try:
+            found.chat_template = args.chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"The chat template {args.chat_template} cannot be read", got=str(error)
+            ) from error
+    if not found.chat_template:
+        raise UsageError(
+            f"The tokenizer of {args.model} has no chat template",
+            expected="a model trained to chat",
+            hint="Continue text with tpcompile generate, or give a template: --chat-template FILE",
+        )
+    return found
+
+
+def _talk(args: argparse.Namespace, conversation: Conversation) -> None:
+    terminal = sys.stdin.isatty()
+    if terminal:
+        sys.stderr.write("/reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer.\n")
+    for line in _lines(args, terminal):
+        try:
+            if re.fullmatch(r"/\w+", line):
+                refuse_unknown("command", line, _COMMANDS, "Such a word is a command")
+                if line == "/exit":
+                    return
+                conversation.reset()
+            elif line:
+                _answer(args, conversation, line)
+        except UsageError as error:
+            if not terminal:
+                raise
+            sys.stderr.write(f"error: {error}\n")
+
+
+def _answer(args: argparse.Namespace, conversation: Conversation, message: str) -> None:
+    def write(text: str) -> None:
+        args.stdout.write(printable(text, args.stdout))
+        args.stdout.flush()
+
+    with _interrupts() as interrupts:
+        found = conversation.answer(
+            message,
+            write,
+            lambda: bool(interrupts),
+            max_new_tokens=args.max_new_tokens,
+            **sampling_of(args),
+        )
+    if interrupts:
+        sys.stderr.write("(stopped)\n")
+    elif found.tokens == found.room:
+        sys.stderr.write(f"(stopped after {found.tokens} tokens)\n")
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield a list that receives the first Ctrl-C. The second one interrupts the program."""
+    received: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = signal.signal(signal.SIGINT, receive)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _lines(args: argparse.Namespace, terminal: bool) -> Iterator[str]:
+    """Yield the lines of stdin. On a terminal they can be edited, and Ctrl-C drops a line."""
+    shown = args.stdout if args.stdout.isatty() else sys.stderr
+    if terminal:
+        with contextlib.suppress(ImportError):  # some builds of Python have none
+            importlib.import_module("readline")  # input() uses it
+    while True:
+        try:
+            with contextlib.redirect_stdout(shown):
+                line = input(_PROMPT if terminal else "")
+        except EOFError:
+            sys.stderr.write("\n" if terminal else "")
+            return
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            sys.stderr.write("\n")
+            continue
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                "Messages must be UTF-8 text", where="stdin", got=str(error)
+            ) from error
+        yield line.strip()
+
+
+COMMAND = Command("chat with a model", _EXAMPLES, _add_arguments, _run)
