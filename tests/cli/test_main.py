@@ -29,6 +29,7 @@ COMMANDS = (
     "serve",
     "presets",
     "make-demo",
+    "completion",
 )
 
 

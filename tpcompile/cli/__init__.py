@@ -14,6 +14,7 @@ from tpcompile.cli import (
     chat,
     check,
     compare,
+    completion,
     dump,
     explore,
     generate,
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Command] = {
     "chat": chat.COMMAND,
     "serve": serve.COMMAND,
     "make-demo": make_demo.COMMAND,
+    "completion": completion.COMMAND,
 }
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
