@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from tpcompile.inspect.bandwidth import Bandwidth, bandwidth_of, rank_loads
+from tpcompile.inspect.bandwidth import Bandwidth, rank_loads
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.clock import Timing
 from tpcompile.vm.targets import Target
@@ -51,9 +51,9 @@ def losses_of(program: Program, timing: Timing, target: Target) -> Losses:
     deficit, attributed to what the worker does instead. Workers that load faster than their share
     make up for some of the deficits, in proportion.
     """
-    limit = bandwidth_of(program, target)
     loads = rank_loads(program)
-    rank = loads.index(max(loads))
+    limit = Bandwidth(max(loads), target)
+    rank = loads.index(limit.loaded)
     each = len(timing.idle) // program.ranks
     share = target.bytes_per_us / max(each, 1)
     deficits = dict.fromkeys(CAUSES, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tpcompile.inspect.bandwidth import Bandwidth, bandwidth_of
@@ -100,7 +101,7 @@ class ScheduleReport:
         made, asked = self.found.lowering, self.asked.get("lowering")
         return {"lowering": made if made == asked else f"{made}, chosen by {asked}"} if made else {}
 
-    @property
+    @cached_property
     def _bandwidth(self) -> Bandwidth:
         return bandwidth_of(self.found.program, self.found.target)
 

@@ -209,10 +209,10 @@ def _arguments(timeline: Timeline, number: int) -> Event:
         "label": instruction.label,
         "layer": layer_of(instruction),
         "cost_us": round(timing.finishes[number] - timing.starts[number], 3),
-        "reads": ", ".join(_said(program, region) for region in instruction.reads),
-        "writes": ", ".join(_said(program, region) for region in instruction.writes),
-        "waits": ", ".join(f"counter {w.counter} ≥ {w.until}" for w in program.waits[number]),
-        "signals": ", ".join(f"counter {counter}" for counter in program.signals[number]),
+        "reads": ", ".join([_said(program, region) for region in instruction.reads]),
+        "writes": ", ".join([_said(program, region) for region in instruction.writes]),
+        "waits": ", ".join([f"counter {w.counter} ≥ {w.until}" for w in program.waits[number]]),
+        "signals": ", ".join([f"counter {counter}" for counter in program.signals[number]]),
     }
 
 

@@ -174,7 +174,8 @@ class StepInstruction:
             for value in shared
             if isinstance(value, IntEnum) and not isinstance(value, DType)
         ]
-        where = [] if self.layer < 0 else [f"layer {self.layer}"]
+        layer = self.layer
+        where = [] if layer < 0 else [f"layer {layer}"]
         own = [f"{name}={_shown(value)}" for name, value in own_fields(self)]
         return " ".join([self.name, *kinds, *where, f"rank {self.rank}", *own])
 

@@ -59,4 +59,4 @@ def refusal(box: Box, shape: tuple[int, ...]) -> str:
 
 
 def box_text(box: Box) -> str:
-    return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"
+    return "[" + ", ".join([f"{start}:{stop}" for start, stop in box]) + "]"
