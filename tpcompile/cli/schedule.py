@@ -40,10 +40,10 @@ _EXAMPLES = """\
   tpcompile schedule preset:qwen3-0.6b --target cpu --measured --trace a.json
   tpcompile schedule preset:qwen3-0.6b --target h200 --aot sm_90
 
-Open the trace in https://ui.perfetto.dev or chrome://tracing. A target may be a
-JSON file with any fields of tpcompile.vm.targets.Target; missing fields have
-the values of cpu. The exit status is 0 if the program is proved free of races
-and deadlocks, 1 if it is not, 2 for bad input."""
+Open the trace in https://ui.perfetto.dev. A target may be a JSON file with any
+fields of tpcompile.vm.targets.Target; missing fields have the values of cpu.
+The exit status is 0 if the program is proved free of races and deadlocks, 1 if
+it is not, 2 for bad input."""
 
 _ROTARY = ("half", "interleaved")
 

@@ -88,6 +88,10 @@ class _Side:
             for number, track in enumerate(self.timeline.tracks)
         ]
 
+    @cached_property
+    def regions(self) -> _Regions:
+        return _Regions(self.timeline.program)
+
     def names(self) -> Iterator[Event]:
         """Name the processes and threads, and put the critical path first."""
         path = f"critical path{self.suffix}"
@@ -145,7 +149,7 @@ class _Side:
             "dur": (finish - start) / 1000,
             "pid": process,
             "tid": thread,
-            "args": _arguments(self.timeline, number),
+            "args": _arguments(self.timeline, number, self.regions),
         }
 
     def arrow(self, early: int, late: int) -> Iterator[Event]:
@@ -201,7 +205,7 @@ def _measured_slices(side: _Side, measured: MeasuredStep, number: int) -> Iterat
     yield {**found, "args": found["args"] | rounded}
 
 
-def _arguments(timeline: Timeline, number: int) -> Event:
+def _arguments(timeline: Timeline, number: int, regions: _Regions) -> Event:
     program, timing = timeline.program, timeline.timing
     instruction = program.instructions[number]
     return {
@@ -209,15 +213,26 @@ def _arguments(timeline: Timeline, number: int) -> Event:
         "label": instruction.label,
         "layer": layer_of(instruction),
         "cost_us": round(timing.finishes[number] - timing.starts[number], 3),
-        "reads": ", ".join([_said(program, region) for region in instruction.reads]),
-        "writes": ", ".join([_said(program, region) for region in instruction.writes]),
+        "reads": ", ".join(map(regions.text, instruction.reads)),
+        "writes": ", ".join(map(regions.text, instruction.writes)),
         "waits": ", ".join([f"counter {w.counter} ≥ {w.until}" for w in program.waits[number]]),
         "signals": ", ".join([f"counter {counter}" for counter in program.signals[number]]),
     }
 
 
-def _said(program: Program, region: Region) -> str:
-    return program.buffers[region.buffer].name + box_text(region.box)
+class _Regions:
+    """The texts of regions. Many instructions read the same ones."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._texts: dict[Region, str] = {}
+
+    def text(self, region: Region) -> str:
+        found = self._texts.get(region)
+        if found is None:
+            found = self._program.buffers[region.buffer].name + box_text(region.box)
+            self._texts[region] = found
+        return found
 
 
 def _nanoseconds(timeline: Timeline, number: int) -> tuple[int, int]:
