@@ -4,6 +4,9 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
+# Tests start many interpreters, which would compile the package again without cached bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-environments check bench golden docs clean
 
 help:
@@ -29,8 +32,9 @@ demo: $(READY) build/demo
 build/demo: | $(READY)
 	$(VENV)/bin/tpcompile make-demo build/demo
 
+# Each process gets half of the tests in their order, so that shared fixtures are made once.
 test: check
-	$(PYTHON) -m pytest -n auto
+	$(PYTHON) -m pytest -n auto --dist worksteal
 
 test-environments: $(READY)
 	$(PYTHON) -m tests.environments

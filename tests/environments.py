@@ -93,7 +93,7 @@ class Ran:
 def run(environment: Environment, arguments: Sequence[str]) -> Ran:
     """Run pytest in the environment and stream its output to the terminal."""
     environment.check()
-    command = [sys.executable, "-m", "pytest", "-n", "auto", *arguments]
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *arguments]
     start, used, said = time.monotonic(), _cpu_s(), ""
     with _load(environment.busy):
         variables = {**os.environ, **environment.variables, "PYTHONUNBUFFERED": "1"}

@@ -16,6 +16,8 @@ import tpcompile
 from tests import scripts
 from tpcompile.errors import RankError, UsageError
 
+pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
+
 IDS = torch.tensor([[5, 9, 2, 7]])
 
 

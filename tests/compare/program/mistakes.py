@@ -31,8 +31,7 @@ def eps(number: float) -> Callable[[Any], Any]:
 
 def normed_with(name: str, model: str = QWEN3, tp: int = 3) -> Callable[[Any], Any]:
     """Replace the norm's weight with this one."""
-    first = lowered_of(model, tp).numbers(name)[0]
-    return lambda at: replace(at.normed, weight=first + at.rank)
+    return lambda at: replace(at.normed, weight=lowered_of(model, tp).numbers(name)[0] + at.rank)
 
 
 def norm_of_slices(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -23,6 +23,8 @@ from tpcompile.runtime.ranks.program import ProgramRanks, decodes
 from tpcompile.runtime.ranks.step import Step
 from tpcompile.vm.program.text import parse_program
 
+pytestmark = pytest.mark.usefixtures("forked_launchers")
+
 IDS = torch.tensor([[5, 9, 2, 7, 1, 3], [8, 8, 4, 6, 2, 9]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
 
