@@ -143,7 +143,8 @@ def _fates(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield what became of each node that is gone: its name, and its fate with another name.
 
-    Names are those of templates if all layers agree, which the page looks up last.
+    Names are those of templates if all layers agree, which the page looks up last. A node that is
+    kept is named if the template says something else of other layers.
     """
     heirs = {
         meaning: node
@@ -161,6 +162,9 @@ def _fates(
         key = named(f"%{seen.name}")[1:]
         if general.setdefault(key, found) != found:
             yield seen.name, [fate, other.name if other is not None else ""]
+    for node, seen in before.items():
+        if node in now and generalised(seen.layer)(f"%{seen.name}")[1:] in general:
+            yield seen.name, [KEPT, seen.name]
     yield from general.items()
 
 

@@ -111,14 +111,13 @@ const Stages = {
 
   // Return the name in stage s - 1 of the value that `name` replaced or was, or null if it is new.
   before(c, s, name) {
-    const earlier = this.at(c, s - 1);
     const layer = layerOfName(name);
     for (const [old, [fate, next]] of Object.entries(this.at(c, s).data.fates)) {
       const own = this.filled(old, layer);
-      if (fate === "replaced" && this.filled(next, layer) === name && this.find(earlier, own)) return own;
+      if (fate === "replaced" && this.filled(next, layer) === name && this.became(c, s, own, fate, name)) return own;
     }
     const [fate] = this.fate(c, s, name);
-    return fate === "kept" && this.find(earlier, name) ? name : null;
+    return fate === "kept" && this.find(this.at(c, s - 1), name) ? name : null;
   },
 
   // Return the values of stage s - 1 that were fused into a value of stage s.
@@ -126,7 +125,14 @@ const Stages = {
     const layer = layerOfName(name);
     return Object.entries(this.at(c, s).data.fates)
       .filter(([, [fate, next]]) => fate === "fused" && this.filled(next, layer) === name)
-      .map(([old]) => this.filled(old, layer));
+      .map(([old]) => this.filled(old, layer))
+      .filter((old) => this.became(c, s, old, "fused", name));
+  },
+
+  // Say whether a value of stage s - 1 had this fate: a template may be that of other layers only.
+  became(c, s, old, fate, name) {
+    const [found, next] = this.fate(c, s, old);
+    return found === fate && next === name && this.find(this.at(c, s - 1), old) !== null;
   },
 
   // Return what each pass did to a value, from its first stage: [{stage, what, name, line}].
