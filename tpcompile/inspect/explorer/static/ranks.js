@@ -102,21 +102,29 @@ function rankBytes(plan) {
   return table(["", "query heads", "KV heads", "ffn", "vocabulary", "weights", "KV cache per token"], rows);
 }
 
-// Say which passes put a collective in.
-function makersOf(stage, name) {
-  const steps = Stages.history(stage, name).filter(({ what }) => what !== "changed");
-  return steps.map(({ s, what }, n) => {
-    const pass = Stages.at(stage.c, s).data.name;
-    return [n ? ", " : "", Explorer.link(pass, { view: "pipeline", c: stage.c, pass, node: steps[n].name }), ` (${what})`];
-  });
+// Return the passes that put a collective in: [{pass, what, name}]. Layers of one section are alike.
+function makersOf(stage, name, known) {
+  const found = Stages.find(stage, name);
+  const layer = layerOfName(name);
+  const key = `${found ? found.section.number : ""} ${layer === null ? name : name.replace(/^l\d+_/, "")}`;
+  if (!known.has(key))
+    known.set(key, Stages.history(stage, name).filter(({ what }) => what !== "changed").map(({ s, what, name }) => (
+      { pass: Stages.at(stage.c, s).data.name, what, name: layer === null ? name : name.replace(/^l\d+_/, "l\u0001_") })));
+  return known.get(key).map((step) => ({ ...step, name: Stages.filled(step.name, layer) }));
+}
+
+function makerWords(stage, name, known) {
+  return makersOf(stage, name, known).map(({ pass, what, name }, n) => [
+    n ? ", " : "", Explorer.link(pass, { view: "pipeline", c: stage.c, pass, node: name }), ` (${what})`]);
 }
 
 function wireTable(plan, stage) {
   if (!plan.collectives.length) return element("p", {}, "One rank needs no collectives.");
   const whole = plan.collectives.reduce((sum, one) => sum + one.bytes_per_token, 0);
+  const known = new Map();
   const rows = plan.collectives.map((one, n) => [
     n + 1, one.op, Explorer.link(`%${one.node}`, { node: one.node, c: stage.c, pass: stage.data.name }),
-    one.bytes_per_token.toLocaleString("en"), makersOf(stage, one.node)]);
+    one.bytes_per_token.toLocaleString("en"), makerWords(stage, one.node, known)]);
   return [
     element("p", {}, `${count(plan.collectives.length, "collective")}; each rank sends ${formatBytes(whole)} per token around a ring.`),
     element("div", { class: "scrolled", tabindex: 0, role: "region", "aria-label": "Collectives" },
