@@ -13,6 +13,7 @@ from tpcompile.passes import decode_pipeline, default_pipeline
 
 STAGES = ["capture", *(current.name for current in default_pipeline())]
 TINY = "dump preset:tiny-qwen3 --tp 2"
+DOT = ("--format", "dot")
 
 
 def test_the_final_graph(cli: Cli, golden: Callable[[str, str], None]) -> None:
@@ -166,3 +167,42 @@ def test_the_kernel_for_a_target_that_is_not_known(cli: Cli) -> None:
     ran = cli("dump preset:tiny-qwen3 --tp 1 --kernel h20")
     assert ran.status == 2
     assert "There is no target 'h20'. Did you mean h200" in ran.err
+
+
+def test_one_layer(cli: Cli) -> None:
+    """The layer has the values of the whole graph, in the same order."""
+    out = cli(TINY, "--layer", "1", "--no-origin").out
+    head, section, *lines = out.splitlines()
+    assert (head, section) == ("graph tiny-qwen3 (layer 1, tp=2)", "layer 1")
+    assert all(line.startswith("  %l1_") and "  #" not in line for line in lines)
+    whole = cli(TINY, "--no-origin").out
+    names = [line.split()[0] for line in whole.splitlines() if line.startswith("  %l1_")]
+    assert [line.split()[0] for line in lines] == names
+    ranked = cli(TINY, "--layer", "1", "--rank", "1").out
+    assert ranked.startswith("graph tiny-qwen3 (rank 1 of 2, layer 1)\nlayer 1\n")
+
+
+def test_one_layer_as_json(cli: Cli) -> None:
+    nodes = json.loads(cli(TINY, "--layer", "1", "--json").out)["nodes"]
+    assert {node["origin"]["layer"] for node in nodes} == {1}
+
+
+def test_a_layer_that_is_not_there_is_refused(cli: Cli) -> None:
+    ran = cli(TINY, "--layer", "2")
+    assert (ran.status, ran.out) == (2, "")
+    assert "The model has no layer 2. Expected a layer from 0 to 1." in ran.err
+    assert "--layer requires --format text or json" in cli(TINY, "--layer", "0", *DOT).err
+
+
+def test_print_before_a_pass_is_the_stage_that_it_gets(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "before.txt"
+    ran = cli(TINY, "--print-ir-before", "kv-heads", "-o", str(file))
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
+    assert file.read_text(encoding="utf-8") == cli(TINY, "--stop-after", "shard-linears").out
+    refused = cli(TINY, "--print-ir-before", "capture")
+    assert (refused.status, "must name a pass of the pipeline" in refused.err) == (2, True)
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(cli: Cli, tmp_path: Path) -> None:
+    ran = cli(TINY, "-o", str(tmp_path))
+    assert (ran.status, f"{tmp_path} is a directory" in ran.err) == (2, True)
