@@ -52,7 +52,7 @@ def test_the_worked_pass_of_the_page_works() -> None:
     from tpcompile.passes import default_pipeline, run_passes
 
     blocks = _python_blocks("writing-a-pass.md")
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     space: dict[str, object] = {"__name__": __name__}
     for block in blocks:
         exec(compile(block, "writing-a-pass.md", "exec"), space)

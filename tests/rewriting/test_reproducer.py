@@ -49,7 +49,7 @@ def test_a_command_writes_one_and_says_how_to_run_it(
     file = _only(place)
     assert f"To reproduce: `tpcompile opt {file}`." in capsys.readouterr().err
     text = file.read_text(encoding="utf-8")
-    assert pipeline_of(text) == "drop-gates,plan-sharding"
+    assert pipeline_of(text) == "drop-gates,plan-sharding{tp=1}"
     for name in ("tpcompile", "torch", "transformers", "Python"):
         assert re.search(rf"^# versions: .*\b{name} \d", text, re.MULTILINE)
     assert "# error: The pass drop-gates left an invalid graph" in text
