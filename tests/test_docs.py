@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,43 @@ def test_the_dump_of_the_readme_is_what_the_tool_prints(capsys: pytest.CaptureFi
     for line in block.splitlines():
         pattern = ".*".join(re.escape(part) for part in line.split("…"))
         assert re.search(pattern, printed), line
+
+
+def test_the_presets_of_the_readme_are_those_of_the_tool(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from tpcompile.cli import main
+
+    assert main(["presets"]) == 0
+    shown = f"```console\n$ tpcompile presets\n{capsys.readouterr().out}```\n"
+    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_links_of_the_readme_work_on_a_package_index() -> None:
+    """An index shows the README without the repository, and gives its headings no anchors."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    linked = re.findall(r"\]\(([^)]*)\)", prose)
+    assert linked
+    assert [target for target in linked if not target.startswith("https://")] == []
+    assert re.findall(r"\]\[|^\[[^\]]+\]:|<(?:a|img)\b", prose, re.MULTILINE) == []
+
+
+COMMANDS_OF_PAGES = ["README.md", "docs/running.md", "docs/serving.md"]
+
+
+@pytest.mark.parametrize("page", COMMANDS_OF_PAGES)
+def test_command_lines_of_a_page_are_valid(page: str) -> None:
+    """Every tpcompile command in a shell block names a command, and options that it has."""
+    from tpcompile.cli import COMMANDS
+
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^(?:\$ )?(?:torchrun.* -m )?tpcompile (.*)$", "\n".join(blocks), re.M)
+    assert found
+    for line in found:
+        name, *words = shlex.split(line, comments=True)
+        COMMANDS[name].parser(f"tpcompile {name}").parse(words)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
