@@ -13,6 +13,7 @@ BENCHMARKS = {
         "benchmarks.compile_time",
         "time of a cold capture, passes, check and emission",
     ),
+    "cold": ("benchmarks.cold", "time of plan and schedule as commands, beside their imports"),
     "schedule": ("benchmarks.schedule", "time to lower, schedule and verify a decode step"),
     "sum": ("benchmarks.sum", "time of a sum over ranks: gloo, sockets and shared memory"),
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
