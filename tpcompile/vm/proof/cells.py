@@ -6,7 +6,9 @@ they share a cell, and a part has been overwritten once all its cells have been.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import count
 
 from tpcompile.vm.program import Box, Instruction, Region
 
@@ -18,27 +20,25 @@ class Parts:
     """
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
+        self.instructions = instructions
+        joined = [instruction.joins for instruction in instructions]
         written = {region[0] for i in instructions for region in i.writes}
-        written |= {join.region[0] for i in instructions for join in i.joins}
-        self._numbers: dict[Region, int] = {}
+        written |= {join.region[0] for joins in joined for join in joins}
+        self._numbers: dict[Region, int] = defaultdict(count().__next__)
         self.reads: list[list[int]] = []
         """By instruction, the numbers of the parts that it reads in buffers that are written."""
         self.writes: list[list[int]] = []
         self.joins: list[list[int]] = []
-        for instruction in instructions:
-            self.reads.append(self._parts([r for r in instruction.reads if r[0] in written]))
-            self.writes.append(self._parts(instruction.writes))
-            joins = instruction.joins
-            self.joins.append(self._parts([join.region for join in joins]) if joins else [])
+        numbers = self._numbers
+        for instruction, joins in zip(instructions, joined, strict=True):
+            self.reads.append([numbers[r] for r in instruction.reads if r[0] in written])
+            self.writes.append([numbers[r] for r in instruction.writes])
+            self.joins.append([numbers[join.region] for join in joins])
         self.cells = [0] * len(self._numbers)
         """The cells of each part, as bits. Compare them only with those of parts in `near`."""
         self.near: list[tuple[int, ...]] = [()] * len(self._numbers)
         """For each part, the parts that overlap it, including itself."""
         self._cut()
-
-    def _parts(self, regions: Sequence[Region]) -> list[int]:
-        numbers = self._numbers
-        return [numbers.setdefault(region, len(numbers)) for region in regions]
 
     def _cut(self) -> None:
         boxes: dict[int, list[Box]] = {}

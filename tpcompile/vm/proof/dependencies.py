@@ -165,7 +165,12 @@ class _Memory:
 
 def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]:
     """Return, for each instruction, the groups that must complete before it starts."""
-    parts = Parts(instructions)
+    return dependencies_of(Parts(instructions))
+
+
+def dependencies_of(parts: Parts) -> list[tuple[Group, ...]]:
+    """Return, for each instruction of these parts, the groups that must complete before it."""
+    instructions = parts.instructions
     memory = _Memory(parts)
     found: list[tuple[Group, ...]] = []
     for number, instruction in enumerate(instructions):

@@ -28,9 +28,9 @@ class Done:
             wait
             for own in program.waits
             for wait in own
-            if wait.until < len(program.signallers[wait.counter])
+            if 0 < wait.until < len(program.signallers[wait.counter])
         }
-        """Waits for only some signals of a counter, no matter which."""
+        """Waits for only some signals of a counter in this step, no matter which."""
         self._behind: dict[int, Known] = {
             number: (len(order), 0)
             for wait in self._partial
@@ -66,6 +66,8 @@ class Done:
         for number in self._order:
             known = front[queue_of[number]] if program.sharing == 1 else NOTHING
             for wait in program.waits[number]:
+                if wait.until <= 0:  # for the previous step, so it implies nothing about this one
+                    continue
                 if wait not in self._partial:
                     known = union(known, self._gathered[wait.counter])
                     continue
@@ -83,8 +85,6 @@ class Done:
         """Return the instructions without which too few signallers can run to meet the wait."""
         signallers = self._program.signallers[wait.counter]
         spare = len(signallers) - wait.until
-        if spare >= len(signallers):
-            return NOTHING
         return in_at_least([self._behind[number] for number in signallers], spare + 1)
 
     def unguarded(self) -> Iterator[int]:

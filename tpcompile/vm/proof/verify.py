@@ -18,6 +18,7 @@ from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Program, Region
 from tpcompile.vm.program.operands import disagreements
 from tpcompile.vm.program.region import box_text
+from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.conflict import Heads, conflict, heads_of
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.earlier import Earlier
@@ -61,19 +62,20 @@ def refuse(faults: Sequence[Fault]) -> None:
 
 
 @paused_collector()
-def check_program(program: Program) -> list[Fault]:
+def check_program(program: Program, parts: Parts | None = None) -> list[Fault]:
     """Return all faults of a program, at most `MOST_LISTED` of them individually.
 
-    Checks that rely on a broken part of the program are skipped.
+    Checks that rely on a broken part of the program are skipped. `parts` are those of the
+    program's instructions, if the caller has them; those of any others are ignored.
     """
-    faults = _faults(program)
+    faults = _faults(program, parts)
     more = len(faults) - MOST_LISTED
     if more > 0:
         faults[MOST_LISTED:] = [Fault("more", f"{more} more faults are not listed", more)]
     return faults
 
 
-def _faults(program: Program) -> list[Fault]:
+def _faults(program: Program, parts: Parts | None) -> list[Fault]:
     faults = list(check_queues(program)) or list(check_counters(program))
     if faults:
         return faults
@@ -82,10 +84,10 @@ def _faults(program: Program) -> list[Fault]:
         wrong = found.wrong
         said = f"in {cited(program, found.number)}, {wrong.said}"
         (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, said))
-    return foreign + (faults or list(check_regions(program)) or _order_faults(program))
+    return foreign + (faults or list(check_regions(program)) or _order_faults(program, parts))
 
 
-def _order_faults(program: Program) -> list[Fault]:
+def _order_faults(program: Program, parts: Parts | None) -> list[Fault]:
     """Return the faults in heads, thresholds, progress and order; all regions must be correct."""
     heads = heads_of(program.instructions)
     faults = list(check_heads(program, heads)) + list(check_thresholds(program))
@@ -94,7 +96,7 @@ def _order_faults(program: Program) -> list[Fault]:
     order = list(run_order(program))
     if len(order) < len(program.instructions):
         return [_deadlock(program, order)]
-    return list(_check_order(program, heads, order))
+    return list(_check_order(program, Earlier(program, heads, parts), heads, order))
 
 
 def _deadlock(program: Program, order: list[int]) -> Fault:
@@ -109,9 +111,10 @@ def _deadlock(program: Program, order: list[int]) -> Fault:
     )
 
 
-def _check_order(program: Program, heads: Heads, order: list[int]) -> Iterator[Fault]:
+def _check_order(
+    program: Program, earlier: Earlier, heads: Heads, order: list[int]
+) -> Iterator[Fault]:
     """Check that conflicting instructions are ordered, within one step and across steps."""
-    earlier = Earlier(program, heads)
     done = Done(program, order)
     for number, known in done.walk():
         early = _missing(earlier.of[number], with_one(known, number))

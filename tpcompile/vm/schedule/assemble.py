@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tpcompile.errors import UsageError
 from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Buffer, Instruction, Program
+from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.counters import assign_counters
-from tpcompile.vm.proof.dependencies import Group, dependencies
+from tpcompile.vm.proof.dependencies import Group, dependencies_of
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES, schedule
 
 
@@ -19,6 +20,8 @@ class Assembled:
     """A program, the dependencies that it was made from, and the time of each phase."""
 
     program: Program
+    parts: Parts
+    """The parts of buffers that the instructions access, which the verifier needs too."""
     groups: list[tuple[Group, ...]]
     """For each instruction, the groups that must complete before it starts, on any worker."""
     seconds: dict[str, float]
@@ -49,7 +52,8 @@ def assemble(
             )
     sharing = workers if POLICIES[policy].dynamic else 1
     clock = [time.perf_counter()]
-    groups = dependencies(instructions)
+    parts = Parts(tuple(instructions))
+    groups = dependencies_of(parts)
     clock.append(time.perf_counter())
     ranks_of = [instruction.rank for instruction in instructions]
     queues = schedule(policy, groups, costs, workers, ranks_of, ranks)
@@ -57,7 +61,7 @@ def assemble(
     order = assign_counters(groups, queues, sharing, repeats)
     program = Program(
         tuple(buffers),
-        tuple(instructions),
+        tuple(parts.instructions),
         queues,
         order.waits,
         order.signals,
@@ -69,4 +73,4 @@ def assemble(
     clock.append(time.perf_counter())
     names = ("dependencies", "schedule", "counters")
     seconds = {n: clock[at + 1] - clock[at] for at, n in enumerate(names)}
-    return Assembled(program, groups, seconds)
+    return Assembled(program, parts, groups, seconds)

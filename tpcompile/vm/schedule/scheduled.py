@@ -70,7 +70,7 @@ def scheduled(
         lowering = time.perf_counter() - started
         made = _assembled(lowered, costs, policy)
         started = time.perf_counter()
-        faults = tuple(check_program(made.program))
+        faults = tuple(check_program(made.program, made.parts))
         verifying = time.perf_counter() - started
         return Scheduled(
             made.program,
@@ -149,9 +149,10 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
         lowered = lower(gm, plan)
         costs = tuple(one.cost(target) for one in lowered.instructions)
         for policy in POLICIES:
-            program = _assembled(lowered, costs, policy).program
-            sizes = target.workers, len(program.instructions), program.counters
-            found.append(Verdict(policy, lowering, *sizes, tuple(check_program(program))))
+            made = _assembled(lowered, costs, policy)
+            sizes = target.workers, len(made.program.instructions), made.program.counters
+            faults = tuple(check_program(made.program, made.parts))
+            found.append(Verdict(policy, lowering, *sizes, faults))
     return found
 
 
