@@ -35,3 +35,21 @@ def test_it_is_on_again_when_a_capture_fails() -> None:
     with pytest.raises(UsageError):
         capture("preset:nothing")
     assert gc.isenabled()
+
+
+def test_what_it_created_is_old_behind() -> None:
+    """The next collection of young objects does not traverse it."""
+    with paused_collector():
+        created = [[number] for number in range(10_000)]
+    young = {id(one) for one in (*gc.get_objects(generation=0), *gc.get_objects(generation=1))}
+    assert not young.intersection(map(id, created))
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        with paused_collector():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

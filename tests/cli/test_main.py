@@ -76,6 +76,22 @@ def test_help_and_wrong_arguments_import_nothing_heavy(line: str, status: int) -
     assert bool(ran.stdout) == (status == 0)
 
 
+ENDING = """
+import gc, sys
+from tpcompile.cli import main
+sys.argv = ["tpcompile", "--version"]
+main(sys.argv[1:])
+assert gc.isenabled() and not gc.get_freeze_count()
+main()
+assert gc.get_freeze_count() > 0
+"""
+
+
+def test_only_a_process_that_ends_gives_up_its_garbage() -> None:
+    ran = python("-c", ENDING)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_python_m_and_closed_pipe() -> None:
     ran = python("-m", "tpcompile", "--version")
     assert (ran.returncode, ran.stdout) == (0, f"tpcompile {package.__version__}\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 from tests.cli.conftest import Cli
@@ -74,3 +76,20 @@ def test_an_invalid_graph_is_status_1(cli: Cli, broken_pipeline: str) -> None:
     ran = cli("plan preset:tiny-qwen3 --tp 2 -p", broken_pipeline)
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("error: The pass drop-collective")
+
+
+UNNEEDED = """
+import sys
+from tpcompile.cli import main
+assert main(["plan", "preset:tiny-qwen3", "--tp", "2"]) == 0
+rooms = ("api", "backends", "comm", "compare.comparison", "runtime.model", "serving", "vm.schedule")
+found = {f"tpcompile.{room}" for room in rooms}.intersection(sys.modules)
+assert not found, found
+"""
+
+
+def test_it_imports_no_room_that_runs_models() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", UNNEEDED], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -86,6 +86,14 @@ def test_waits_for_some_signals_are_walked_a_few_times(sharing: int) -> None:
     assert rounds[1] <= rounds[0] + 1
 
 
+def test_waits_for_the_step_before_need_no_further_round() -> None:
+    waits = ((Wait(0, 0),), (Wait(0, -1),), (Wait(0, 2),))
+    program = Program((), (Touch(),) * 3, ((0,), (1,), (2,)), waits, ((0,), (0,), ()), repeats=True)
+    done = Counted(program, [0, 1, 2])
+    assert [known for _, known in done.walk()] == [(0, 0), (0, 0), (2, 0)]
+    assert (done.rounds, done.met) == (1, 0)
+
+
 class Counted(Done):
     """`Done` that counts its rounds over the program and the waits that it evaluates."""
 

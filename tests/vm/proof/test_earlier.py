@@ -8,6 +8,7 @@ from hypothesis import given
 
 from tests.vm.programs import MANY, Touch, programs
 from tpcompile.vm.program import Buffer, Program, Region
+from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.conflict import conflict, heads_of
 from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.known import NOTHING, Several, missing
@@ -48,3 +49,12 @@ def test_readers_are_forgotten_once_every_cell_is_written_over() -> None:
     again = (Touch(writes=(LOW,)), Touch(writes=(WHOLE,)))
     program = Program((Buffer("x", (4,)),), (*steps, *again), (), (), ())
     assert earlier(program) == [set(), {0}, {0}, {1}, {2, 3}]
+
+
+def test_parts_of_other_instructions_are_ignored() -> None:
+    steps = (Touch(writes=(LOW,)), Touch(writes=(WHOLE,)))
+    program = Program((Buffer("x", (4,)),), steps, (), (), ())
+    heads = heads_of(steps)
+    apart = Parts((Touch(writes=(LOW,)), Touch(writes=(HIGH,))))
+    for parts in (None, Parts(steps), apart):
+        assert [_numbers(some) for some in Earlier(program, heads, parts).of[1]] == [{0}]

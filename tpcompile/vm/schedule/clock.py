@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from tpcompile.errors import VerifyError
@@ -25,11 +26,11 @@ class Timing:
     """The worker of each instruction. Workers are numbered queue by queue, so those that share the
     first queue come first."""
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         return max(self.finishes, default=0.0)
 
-    @property
+    @cached_property
     def costs(self) -> tuple[float, ...]:
         """The time of each instruction."""
         return tuple(b - a for a, b in zip(self.starts, self.finishes, strict=True))
