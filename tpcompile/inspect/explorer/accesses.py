@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, count
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 
 from tpcompile.inspect.explorer.columns import small
-from tpcompile.vm.program import Box, Buffer, Program, Region
+from tpcompile.vm.program import Box, Buffer, Program
 
 
 def access_columns(program: Program) -> dict[str, np.ndarray]:
@@ -18,28 +20,22 @@ def access_columns(program: Program) -> dict[str, np.ndarray]:
     An access is a buffer and the number of a box. Box b has `box_dims[b]` intervals, and their
     starts and stops are in `box_edges`.
     """
-    reads = [one.reads for one in program.instructions]
-    writes = [one.writes for one in program.instructions]
+    reads = list(map(attrgetter("reads"), program.instructions))
+    writes = list(map(attrgetter("writes"), program.instructions))
     joins = [tuple(join.region for join in one.joins) for one in program.instructions]
     each = zip(reads, writes, joins, strict=True)
     regions = list(chain.from_iterable(chain.from_iterable(each)))
-    boxes, numbers = _boxes(regions)
+    boxes: defaultdict[Box, int] = defaultdict(count().__next__)
+    numbers = small(map(boxes.__getitem__, map(itemgetter(1), regions)))
     return {
         "reads": small(map(len, reads)),
         "writes": small(map(len, writes)),
         "joins": small(map(len, joins)),
-        "access_buffer": small(region[0] for region in regions),
-        "access_box": small(numbers),
+        "access_buffer": small(map(itemgetter(0), regions)),
+        "access_box": numbers,
         "box_dims": small(map(len, boxes)),
         "box_edges": small(chain.from_iterable(chain.from_iterable(boxes))),
     }
-
-
-def _boxes(regions: Sequence[Region]) -> tuple[list[Box], list[int]]:
-    """Return the distinct boxes, and the number of each region's box."""
-    numbers: dict[Box, int] = {}
-    found = [numbers.setdefault(region[1], len(numbers)) for region in regions]
-    return list(numbers), found
 
 
 def buffer_data(buffers: Sequence[Buffer]) -> tuple[list[Any], dict[str, np.ndarray]]:

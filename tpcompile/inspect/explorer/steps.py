@@ -7,8 +7,11 @@ ns, so that sums are exact in every order.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain, count
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +23,7 @@ from tpcompile.inspect.explorer.columns import pack_columns, small
 from tpcompile.inspect.explorer.operands import Groups, operand_data
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.timeline import Timeline
+from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Parts, StepInstruction
 from tpcompile.vm.schedule.clock import Timing
@@ -30,6 +34,7 @@ Columns = dict[str, np.ndarray]
 _MOST_FAULTS = 200
 
 
+@paused_collector()
 def step_data(
     found: ScheduleReport | Scheduled, measured: MeasuredSteps | None = None
 ) -> tuple[dict[str, Any], bytes]:
@@ -79,21 +84,21 @@ def _figures(made: Scheduled) -> dict[str, Any]:
 
 def _parts(parts: Sequence[Parts]) -> tuple[list[list[float]], np.ndarray]:
     """Return the distinct parts of times, in ns and bytes, and those of each instruction."""
-    places: dict[Parts, int] = {}
-    column = small([places.setdefault(own, len(places)) for own in parts])
+    places: defaultdict[Parts, int] = defaultdict(count().__next__)
+    column = small(map(places.__getitem__, parts))
     table = [[round(own.fixed_us * 1000), own.traffic, round(own.work_us * 1000)] for own in places]
     return table, column
 
 
 def _order(program: Program) -> Columns:
     """Return what each instruction waits for, and the counters that it signals."""
-    waits = [wait for own in program.waits for wait in own]
+    waits = list(chain.from_iterable(program.waits))
     return {
         "waits": small(map(len, program.waits)),
-        "wait_counter": small(wait.counter for wait in waits),
-        "wait_until": small(wait.until for wait in waits),
+        "wait_counter": small(map(itemgetter(0), waits)),
+        "wait_until": small(map(itemgetter(1), waits)),
         "signals": small(map(len, program.signals)),
-        "signal_counter": small(counter for own in program.signals for counter in own),
+        "signal_counter": small(chain.from_iterable(program.signals)),
     }
 
 

@@ -7,7 +7,7 @@ const ScheduleDetails = (() => {
   const FEW = 12;   // rows that are shown at first
 
   function us(ns, digits = 2) {
-    return `${formatNumber(ns / 1000, digits)} µs`;
+    return `${formatNumber(ns / 1000, ns > 0 && ns < 100 ? 3 : digits)} µs`;
   }
 
   function percent(part, whole) {
@@ -87,7 +87,7 @@ const ScheduleDetails = (() => {
     const share = bytes_per_us / workers;
     return [
       element("h3", {}, "Time"),
-      numbers(["", ...runs.map((run) => run.name)], rows),
+      numbers(["moment", ...runs.map((run) => run.name)], rows),
       factTable([
         ["Fixed", us(fixed)],
         ["Loads", bytes ? `${formatBytes(bytes)}: ${us(bytes / share * 1000)} at a worker's share of the bandwidth` : "nothing"],

@@ -20,7 +20,8 @@
     find,
     keys: [
       ["← → ↑ ↓", "schedule: move in time, and over the workers"],
-      ["+ −", "schedule: zoom in and out; with Shift, the height of rows"],
+      ["+ −", "schedule: zoom in and out in time; so does the wheel"],
+      [", .", "schedule: lower and higher rows; so does the wheel with Alt"],
       ["0", "schedule: the whole step"],
       ["[ ]", "schedule: the instruction before and after on the same worker"],
       ["c", "schedule: outline the critical path"],
@@ -68,7 +69,7 @@
       option("", "predicted only"),
       json().measured.map((step, number) => option(number + 1, `step ${number + 1}: ${formatNumber(step.us)} µs`)));
     view.chainBox = element("input", { type: "checkbox", onchange: () => Explorer.go({ path: view.chainBox.checked ? "1" : "" }) });
-    const button = (text, title, onclick) => element("button", { type: "button", title, "aria-label": title, onclick }, text);
+    const button = (text, title, onclick) => element("button", { type: "button", title, onclick }, text);
     view.canvas = element("canvas", { class: "timeline", tabindex: "0", role: "img",
       "aria-label": "Timeline of all workers. Arrow keys move, plus and minus zoom. The tables below and the panel have the same facts." });
     view.overview = element("canvas", { class: "overview", role: "img",
@@ -84,9 +85,9 @@
         element("label", {}, "Go to ", view.layerPicker),
         json().measured.length ? element("label", {}, "Beside it ", view.stepPicker) : null,
         element("label", {}, view.chainBox, " critical path"),
-        button("−", "Zoom out (−)", () => zoomed(1.5)), button("+", "Zoom in (+)", () => zoomed(1 / 1.5)),
-        button("whole", "The whole step (0)", whole),
-        button("rows −", "Lower rows (Shift −)", () => rows(1 / 1.5)), button("rows +", "Higher rows (Shift +)", () => rows(1.5)),
+        button("zoom out", "Key −", () => zoomed(1.5)), button("zoom in", "Key +", () => zoomed(1 / 1.5)),
+        button("whole step", "Key 0", whole),
+        button("lower rows", "Key ,", () => rows(1 / 1.5)), button("higher rows", "Key .", () => rows(1.5)),
         element("span", { class: "legend" }, json().kinds.map((kind) => [
           element("span", { class: "swatch", style: `background:${kind.colour}`, "aria-hidden": "true" }), element("span", {}, kind.name)]))),
       view.overview,
@@ -131,11 +132,15 @@
     if (changed("path")) { picture.showChain = place.path === "1"; view.chainBox.checked = picture.showChain; }
     const layer = number("layer"), span = picture.layers.find((one) => one.layer === layer);
     if (changed("layer")) {
-      view.layerPicker.value = view.waitPicker.value = span ? String(layer) : "";
+      view.layerPicker.value = span ? String(layer) : "";
+      if (span) view.waitPicker.value = String(layer);
       fillWaits();
-      if (span) window_(span.start, span.finish, 0.03);
     }
-    if (changed("from", "to") && number("to") > number("from")) picture.setWindow(number("from") * 1000, number("to") * 1000);
+    if (changed("layer", "from", "to")) {
+      if (number("to") > number("from")) picture.setWindow(number("from") * 1000, number("to") * 1000);
+      else if (span) showLayer(span);
+      else if (changed("from", "to")) picture.setWindow(0, picture.end);
+    }
     const chosen = number("instruction");
     const known = Number.isInteger(chosen) && chosen >= 0 && chosen < schedule.count;
     picture.selected = known ? chosen : -1;
@@ -165,15 +170,14 @@
     fillTables();
   }
 
-  function window_(from, to, margin) {
-    const more = (to - from) * margin;
-    view.picture.setWindow(from - more, to + more);
-    moved();
+  function showLayer({ start, finish }) {
+    const margin = 0.03 * (finish - start);
+    view.picture.setWindow(start - margin, finish + margin);
   }
 
   function goToLayer(value) {
-    if (value === "") { Explorer.go({ layer: "", from: "", to: "" }); whole(); }
-    else Explorer.go({ layer: value, from: "", to: "" });
+    Explorer.go({ layer: value, from: "", to: "" });
+    if (value === "") whole();
   }
 
   // Write the visible time into the address, when it has been at rest.
@@ -184,9 +188,10 @@
       const { from, to, end } = view.picture, all = from === 0 && to === end;
       if (Explorer.shown.name !== "schedule") return;
       const text = (ns) => (ns / 1000).toFixed(3);
-      const parts = { from: all ? "" : text(from), to: all ? "" : text(to) };
-      view.place = { ...view.place, from: parts.from || undefined, to: parts.to || undefined };
-      if ((Explorer.place.from || "") !== parts.from || (Explorer.place.to || "") !== parts.to) Explorer.go(parts, true);
+      const parts = all ? { from: "", to: "", layer: "" } : { from: text(from), to: text(to) };
+      const known = Object.fromEntries(Object.entries(parts).filter(([, value]) => value));
+      view.place = { ...view.place, from: undefined, to: undefined, ...known };   // it is visible already
+      if (Object.keys(parts).some((name) => (Explorer.place[name] || "") !== parts[name])) Explorer.go(parts, true);
     }, 250);
   }
 
@@ -305,8 +310,8 @@
       ArrowLeft: () => { picture.pan(-picture.plotWidth / 8); moved(); },
       ArrowRight: () => { picture.pan(picture.plotWidth / 8); moved(); },
       ArrowUp: () => scroll(-1), ArrowDown: () => scroll(1),
-      "+": () => event.shiftKey && event.code !== "Equal" ? rows(1.5) : zoomed(1 / 1.5), "=": () => zoomed(1 / 1.5),
-      "*": () => rows(1.5), "_": () => rows(1 / 1.5), "-": () => zoomed(1.5), 0: whole,
+      "+": () => zoomed(1 / 1.5), "=": () => zoomed(1 / 1.5), "-": () => zoomed(1.5), 0: whole,
+      ",": () => rows(1 / 1.5), ".": () => rows(1.5),
       "[": () => beside(-1), "]": () => beside(1),
       c: () => Explorer.go({ path: picture.showChain ? "" : "1" }),
     };

@@ -381,13 +381,13 @@ class TimelinePicture {
     context.font = "11px system-ui, sans-serif";
     context.fillStyle = "#1a1a1a";
     context.textBaseline = "middle";
-    const texts = new Map();
+    const letter = context.measureText("norm_gate_up_swiglu rows=0:96").width / 29;
     this.eachVisible((run, number, x, right, y) => {
       if (right - x < 46) return;
       const left = Math.max(x, TimelinePicture.GUTTER) + 4, room = right - left - 3;
-      const text = texts.get(this.schedule.kind[number]) || this.schedule.json.kinds[this.schedule.kind[number]].name;
-      const whole = room > 150 ? ScheduleData.label(this.schedule, number).replace(/ rank \d+/, "") : text;
-      const most = Math.floor(room / 5.6);
+      const whole = room > 150 ? ScheduleData.label(this.schedule, number)
+        : this.schedule.json.kinds[this.schedule.kind[number]].text;
+      const most = Math.floor(room / letter);
       if (most < 5) return;
       context.fillText(whole.length > most ? `${whole.slice(0, most - 1)}…` : whole, left, y + this.row / 2);
     });
