@@ -186,6 +186,28 @@ const ScheduleData = (() => {
     return members.subarray(at[counter], at[counter + 1]);
   }
 
+  // Return, for each instruction, the one whose signal ended its last wait in a run, or -1. A tie goes
+  // to the first instruction. The data have those of the predicted run, which are exact.
+  function releasedBy(schedule, which) {
+    if (which === schedule.predicted) return schedule.columns.released_by;
+    if (which.releasedBy) return which.releasedBy;
+    const { finish } = which, ended = new Map(), later = (a, b) => finish[a] - finish[b] || b - a;
+    const enderOf = (counter, until) => {
+      const key = `${counter} ${until}`;
+      if (!ended.has(key)) ended.set(key, [...signallers(schedule, counter)].sort(later)[until - 1]);
+      return ended.get(key);
+    };
+    const found = which.releasedBy = new Int32Array(schedule.count).fill(-1);
+    for (let i = 0; i < schedule.count; i++)
+      for (let at = schedule.waitAt[i]; at < schedule.waitAt[i + 1]; at++) {
+        const until = schedule.columns.wait_until[at];
+        if (until <= 0) continue;
+        const early = enderOf(schedule.columns.wait_counter[at], until);
+        if (found[i] < 0 || later(early, found[i]) > 0) found[i] = early;
+      }
+    return found;
+  }
+
   function overlap(one, other) {
     const found = one.map(([start, stop], dim) =>
       [Math.max(start, other[dim][0]), Math.min(stop, other[dim][1])]);
@@ -211,6 +233,6 @@ const ScheduleData = (() => {
 
   return {
     decode, measured, neighbour, operands, groupText, label, accesses, boxText, bufferText,
-    signallers, waits, waiters, signals, conflicts,
+    signallers, waits, waiters, releasedBy, signals, conflicts,
   };
 })();

@@ -67,7 +67,7 @@ const ScheduleDetails = (() => {
         after < 0 ? null : ["After on its worker", linkTo(schedule, after)],
       ].filter(Boolean)),
       ...timesOf(schedule, number, runs),
-      ...waitsOf(schedule, number),
+      ...waitsOf(schedule, number, runs),
       ...accessesOf(schedule, number),
       ...signalsOf(schedule, number),
     ];
@@ -96,19 +96,19 @@ const ScheduleDetails = (() => {
     ];
   }
 
-  function waitsOf(schedule, number) {
-    const run = schedule.predicted, early = schedule.columns.released_by[number];
-    const found = [element("h3", {}, "Waits for")];
-    const waits = D.waits(schedule, number);
-    if (early >= 0) {
-      const late = run.finish[early] - (run.start[number] - run.idle[number]);
+  function waitsOf(schedule, number, runs) {
+    const waits = D.waits(schedule, number), found = [element("h3", {}, "Waits for")];
+    if (!waits.length) found.push(element("p", {}, "No counter: the order of its queue is enough."));
+    for (const run of runs) {
+      const early = D.releasedBy(schedule, run)[number];
+      if (early < 0) continue;
+      const waited = run.finish[early] > run.start[number] - run.idle[number];
       found.push(element("p", {},
-        "Last to finish: ", linkTo(schedule, early), ` at ${us(run.finish[early])}. `,
-        run.idle[number] > 0 && late > 0
+        runs.length > 1 ? `${run.name}: last to finish: ` : "Last to finish: ",
+        linkTo(schedule, early), ` at ${us(run.finish[early])}. `,
+        run.idle[number] > 0 && waited
           ? `The worker was idle for ${us(run.idle[number])} until then.`
           : "The worker was busy until after that, so it did not wait."));
-    } else if (!waits.length) {
-      found.push(element("p", {}, "No counter: the order of its queue is enough."));
     }
     for (const wait of waits) found.push(oneWait(schedule, number, wait));
     return found;
@@ -131,7 +131,9 @@ const ScheduleDetails = (() => {
   function through(schedule, early, late, sameStep) {
     const found = D.conflicts(schedule, early, late);
     if (!found.length)
-      return element("span", { class: "quiet" }, "no common region: others that share the counter need it");
+      return element("span", { class: "quiet" }, sameStep
+        ? "no common region: others that wait for the same counter have one"
+        : "no common region: a step starts when the one before is complete");
     return found.map(({ hazard, buffer, box }) => element("div", {},
       `${hazard}${sameStep ? "" : " (next step)"}: `,
       element("code", {}, `${D.bufferText(schedule, buffer)} ${D.boxText(box)}`)));
@@ -212,10 +214,10 @@ const ScheduleDetails = (() => {
     const whole = each.reduce((sum, own) => sum + own.idle, 0) + rest;
     const cell = (ns) => [formatNumber(ns / schedule.json.workers / 1000, 2), percent(ns, whole)];
     return [
-      element("h2", {}, "Why workers are idle"),
+      element("h2", {}, run === schedule.predicted ? "Why workers are idle" : `Why workers are idle (${run.name})`),
       element("p", { class: "quiet" }, "Each gap ends with an instruction. Its last wait ended when another instruction, of the kind in the first column, had finished. µs per worker."),
       numbers(["waiting for", "to start", "gaps", "µs per worker", "share of idle time"], [
-        ...each.map((own) => [own.by < 0 ? "no other instruction" : kindMark(schedule, own.by),
+        ...each.map((own) => [own.by < 0 ? "nothing: its counters were reached" : kindMark(schedule, own.by),
           kindMark(schedule, own.kind), own.count.toLocaleString("en"), ...cell(own.idle)]),
         ["nothing left to do", "", "", ...cell(rest)],
         [element("strong", {}, "in all"), "", "", ...cell(whole)],
@@ -225,7 +227,7 @@ const ScheduleDetails = (() => {
 
   function whatWaits(schedule, run, layer) {
     const { kinds, longest } = S.waitsOf(schedule, run, layer, 20);
-    const early = (number) => schedule.columns.released_by[number];
+    const released = D.releasedBy(schedule, run), early = (number) => released[number];
     return [
       numbers(["kind", "instructions", "of them waited", "idle before, in all", "on average", "longest"],
         kinds.map((own) => [kindMark(schedule, own.kind), own.count.toLocaleString("en"), own.waited.toLocaleString("en"),
@@ -291,7 +293,7 @@ const ScheduleDetails = (() => {
   }
 
   return {
-    us, instruction, workerText, figures, whereTimeGoes, whyIdle, whatWaits, criticalPath,
+    us, kindMark, instruction, workerText, figures, whereTimeGoes, whyIdle, whatWaits, criticalPath,
     predictedAndMeasured, faults,
   };
 })();

@@ -42,14 +42,15 @@ const ScheduleSums = (() => {
     return rest;
   }
 
-  // Return the idle time of workers by the kind of the instruction that ended it (-1: no other
-  // instruction did) and by the kind that waited: {by, kind, idle, count}, the longest first.
+  // Return the idle time of workers by the kind of the instruction that ended it (-1: the
+  // worker did not wait for one; measured steps have such gaps) and by the kind that waited: {by, kind, idle, count}, the longest first.
   function idleByCause(schedule, which) {
-    const found = new Map();
+    const found = new Map(), released = ScheduleData.releasedBy(schedule, which);
     for (let i = 0; i < schedule.count; i++) {
       if (!which.idle[i]) continue;
-      const early = schedule.columns.released_by[i];
-      const by = early < 0 ? -1 : schedule.kind[early], kind = schedule.kind[i];
+      const early = released[i], kind = schedule.kind[i];
+      const waited = early >= 0 && which.finish[early] > which.start[i] - which.idle[i];
+      const by = waited ? schedule.kind[early] : -1;
       const key = by * schedule.json.kinds.length + kind;
       const own = found.get(key) || { by, kind, idle: 0, count: 0 };
       own.idle += which.idle[i];

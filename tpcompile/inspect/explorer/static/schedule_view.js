@@ -80,7 +80,7 @@
       option("", "all layers"), layers.map((layer) => option(layer, `layer ${layer}`)));
     view.tables = element("div", { class: "tables", tabindex: "0", role: "region", "aria-label": "Where the time goes" });
     return element("div", { class: "schedule" },
-      element("p", { class: "figures" }, T.figures(schedule).flatMap((text, place) => [place ? " · " : "", element("span", {}, text)])),
+      element("p", { class: "figures" }, T.figures(schedule).join(" · ")),
       element("div", { class: "controls" },
         element("label", {}, "Go to ", view.layerPicker),
         json().measured.length ? element("label", {}, "Beside it ", view.stepPicker) : null,
@@ -88,8 +88,7 @@
         button("zoom out", "Key −", () => zoomed(1.5)), button("zoom in", "Key +", () => zoomed(1 / 1.5)),
         button("whole step", "Key 0", whole),
         button("lower rows", "Key ,", () => rows(1 / 1.5)), button("higher rows", "Key .", () => rows(1.5)),
-        element("span", { class: "legend" }, json().kinds.map((kind) => [
-          element("span", { class: "swatch", style: `background:${kind.colour}`, "aria-hidden": "true" }), element("span", {}, kind.name)]))),
+        element("span", { class: "legend" }, json().kinds.map((kind, number) => element("span", {}, T.kindMark(schedule, number))))),
       view.overview,
       element("div", { class: "plot" }, view.canvas, view.tip),
       view.tables);
@@ -111,7 +110,7 @@
     view.changing.replaceChildren(
       ...runs.length > 1 ? T.predictedAndMeasured(view.schedule, runs) : [],
       element("h2", {}, `What waits longest${which} in `, view.waitPicker), view.waits,
-      ...T.whyIdle(view.schedule, view.schedule.predicted));
+      ...T.whyIdle(view.schedule, last));
     fillWaits();
   }
 
@@ -144,7 +143,8 @@
     const chosen = number("instruction");
     const known = Number.isInteger(chosen) && chosen >= 0 && chosen < schedule.count;
     picture.selected = known ? chosen : -1;
-    if (known && changed("instruction") && !(changed("from", "to") && place.from)) picture.reveal(chosen);
+    const asked = changed("from", "to") && place.from && picture.shows(picture.selected);
+    if (known && changed("instruction") && !asked) picture.reveal(chosen);
     const detailed = `${picture.selected} ${place.step}`;
     if (view.detailed !== detailed) {
       view.detailed = detailed;
@@ -284,7 +284,7 @@
     if (number < 0) return [where, "idle: nothing left to do"];
     if (!idle) return [D.label(schedule, number),
       `${T.us(run.start[number])} to ${T.us(run.finish[number])} (${T.us(run.finish[number] - run.start[number])})`, where];
-    const early = schedule.columns.released_by[number];
+    const early = D.releasedBy(schedule, run)[number];
     return [`${where}, idle for ${T.us(run.idle[number])}`, `before ${D.label(schedule, number)}`,
       early < 0 ? "" : `which waits for ${D.label(schedule, early)}`].filter(Boolean);
   }

@@ -117,6 +117,12 @@ class TimelinePicture {
     this.setWindow(this.from + step, this.to + step);
   }
 
+  // Return whether a part of an instruction is in the visible time.
+  shows(number) {
+    const run = this.runs[0];
+    return number >= 0 && run.finish[number] > this.from && run.start[number] < this.to;
+  }
+
   // Make an instruction visible in the first run.
   reveal(number) {
     const run = this.runs[0], span = this.to - this.from;
