@@ -42,8 +42,8 @@ const ScheduleSums = (() => {
     return rest;
   }
 
-  // Return the idle time of workers by the kind of the instruction that ended it (-1: the
-  // worker did not wait for one; measured steps have such gaps) and by the kind that waited: {by, kind, idle, count}, the longest first.
+  // Return the idle time of workers by the kind of the instruction that ended it (-1: the worker did
+  // not wait for one; measured steps have such gaps) and by the kind that waited, the longest first.
   function idleByCause(schedule, which) {
     const found = new Map(), released = ScheduleData.releasedBy(schedule, which);
     for (let i = 0; i < schedule.count; i++) {

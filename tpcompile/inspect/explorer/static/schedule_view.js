@@ -45,7 +45,7 @@
       view.element.replaceWith(made);
       view.element = made;
       view.picture = new TimelinePicture(view.schedule, view.canvas);
-      view.picture.onDraw = drawn;
+      view.picture.onDraw = () => ScheduleOverview.draw(view);
       connect();
       tables();
       apply(Explorer.place);
@@ -321,55 +321,6 @@
     return true;
   }
 
-  // ---- the overview -------------------------------------------------------------------------------
-
-  // Draw the overview after each frame: its areas are drawn once, and the visible time each time.
-  function drawn() {
-    const { overview, picture } = view, ratio = picture.ratio, context = overview.getContext("2d");
-    const wide = overview.clientWidth, high = overview.clientHeight, left = TimelinePicture.GUTTER;
-    if (!view.overviewPicture || overview.width !== Math.round(wide * ratio)) {
-      overview.width = Math.round(wide * ratio);
-      overview.height = Math.round(high * ratio);
-      view.overviewPicture = areas(wide - left, high);
-    }
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, wide, high);
-    context.drawImage(view.overviewPicture, left, 0, wide - left, high);
-    const x = left + picture.from / picture.end * (wide - left), end = left + picture.to / picture.end * (wide - left);
-    context.strokeStyle = picture.colours.accent;
-    context.lineWidth = 2;
-    context.strokeRect(x + 1, 1, Math.max(end - x - 2, 2), high - 2);
-    context.fillStyle = picture.colours.quiet;
-    context.font = "11px system-ui, sans-serif";
-    context.fillText("busy workers", 6, high / 2 + 4);
-  }
-
-  // Draw the busy workers by kind over time: the cells of all rows of the coarsest level.
-  function areas(wide, high) {
-    const { picture, schedule } = view, run = schedule.predicted, kinds = json().kinds.length;
-    const level = S.fill(schedule, run, run.levels.findLast((one) => one.bins <= 1100) || run.levels[0]);
-    const sums = new Float64Array(level.bins * kinds), cells = level.cells;
-    for (let at = 0; at < cells.length; at++) sums[at % sums.length] += cells[at];
-    const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
-    canvas.width = level.bins;
-    canvas.height = high;
-    const whole = level.width * json().workers;
-    for (let bin = 0; bin < level.bins; bin++)
-      for (let kind = 0, y = high; kind < kinds; kind++) {
-        const part = sums[bin * kinds + kind] / whole * high;
-        if (!part) continue;
-        context.fillStyle = json().kinds[kind].colour;
-        context.fillRect(bin, y - part, 1, part);
-        y -= part;
-      }
-    const stretched = document.createElement("canvas");
-    stretched.width = Math.round(wide * picture.ratio);
-    stretched.height = Math.round(high * picture.ratio);
-    const share = run.end / picture.end * level.bins * level.width / run.end;
-    stretched.getContext("2d").drawImage(canvas, 0, 0, level.bins, high, 0, 0, stretched.width * share, stretched.height);
-    return stretched;
-  }
-
   // ---- search and hooks ---------------------------------------------------------------------------
 
   function find(words, most) {
@@ -405,31 +356,10 @@
     // Return the ns that each kind takes, from the instructions themselves.
     rawTotals: () => named(S.rawTotals(view.schedule, view.schedule.predicted)),
     // Pan and zoom for some frames; return the ms between them, and the ms that each took to draw.
-    script,
+    script: (frames) => view.picture.script(frames),
   };
 
   function named(sums) {
     return Object.fromEntries(sums.map((sum, kind) => [json().kinds[kind].name, sum]));
-  }
-
-  function script(frames) {
-    const { picture } = view, between = [], drawing = [];
-    return new Promise((done) => {
-      let last = null, frame = 0;
-      const next = (now) => {
-        if (last !== null) between.push(now - last);
-        last = now;
-        if (frame === frames) return done({ between, drawing });
-        // A cosine of time: from the whole step to a thousandth of it and back, while panning.
-        const share = frame++ / frames, span = picture.end * 10 ** (-1.5 * (1 - Math.cos(4 * Math.PI * share)));
-        const from = share * (picture.end - span);
-        picture.setWindow(from, from + span);
-        const began = performance.now();
-        picture.draw();
-        drawing.push(performance.now() - began);
-        requestAnimationFrame(next);
-      };
-      requestAnimationFrame(next);
-    });
   }
 })();
