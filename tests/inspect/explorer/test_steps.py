@@ -103,6 +103,8 @@ def test_instructions(policy: str) -> None:
         (*one.reads, *one.writes, *(join.region for join in one.joins))
         for one in program.instructions
     ]
+    for how in ("reads", "writes", "joins"):
+        assert found[how] == [len(getattr(one, how)) for one in program.instructions]
     assert any(found["joins"]), "some instructions finish a head together"
     assert [kind["name"] for kind in found.data["kinds"]] == list(
         dict.fromkeys(one.name for one in program.instructions)
