@@ -140,6 +140,11 @@ def test_links_of_the_readme_work_on_a_package_index() -> None:
     """An index shows the README without the repository, and gives its headings no anchors."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    images = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", prose)
+    assert images
+    for words, path in images:  # an index shows the words
+        assert len(words.split()) > 5 and (ROOT / path).is_file(), path
+    prose = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", prose)
     linked = re.findall(r"\]\(([^)]*)\)", prose)
     assert linked
     assert [target for target in linked if not target.startswith("https://")] == []

@@ -91,7 +91,8 @@ Explorer.go = function (parts, replace = false) {
 };
 
 Explorer.link = function (text, parts, attributes = {}) {
-  const target = new URLSearchParams({ ...parts });
+  const given = Object.entries(parts).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const target = new URLSearchParams(given);
   return element("a", {
     href: `#${target}`, ...attributes,
     onclick: (event) => {

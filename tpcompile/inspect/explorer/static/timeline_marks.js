@@ -13,7 +13,7 @@ const TimelineMarks = (() => {
       if (right - x < 46) return;
       const left = Math.max(x, TimelinePicture.GUTTER) + 4, room = right - left - 3;
       const whole = room > 150 ? ScheduleData.label(picture.schedule, number)
-        : picture.schedule.json.kinds[picture.schedule.kind[number]].text;
+        : picture.schedule.json.kinds[picture.schedule.kind[number]].name;
       const most = Math.floor(room / letter);
       if (most < 5) return;
       context.fillText(whole.length > most ? `${whole.slice(0, most - 1)}…` : whole, left, y + picture.row / 2);
