@@ -206,7 +206,7 @@ def test_the_tolerance_decides(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("compare preset:tiny-qwen3 --tp 2", "no weights"),
+        ("compare preset:tiny-qwen3 --tp 2", "without weights"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights x", "the seed must be"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --lengths 3,0", "each length must"),
         ("compare preset:tiny-qwen3 --tp 2 --random-weights 0 --against ego", "Did you mean eager"),

@@ -31,8 +31,14 @@ ARGUMENTS = ("tp", "backend", "device", "random_weights", "max_seq_len", "simula
     ],
 )
 def test_arguments_become_options(said: str, shown: str) -> None:
-    assert with_options(said, ARGUMENTS) == shown
+    assert with_options(said, ARGUMENTS, ARGUMENTS) == shown
+
+
+def test_a_number_that_is_not_from_the_command_line_stays() -> None:
+    said = 'The target has tp=0. Choose backend="auto" or max_seq_len=9'
+    shown = "The target has tp=0. Choose --backend auto or --max-seq-len 9"
+    assert with_options(said, ARGUMENTS, ()) == shown
 
 
 def test_a_command_without_arguments() -> None:
-    assert with_options("tp=2", ()) == "tp=2"
+    assert with_options("tp=2", (), ()) == "tp=2"

@@ -108,7 +108,10 @@ def _status(argv: Sequence[str]) -> int:
 def _worded(error: Exception, words: list[str]) -> str:
     """Return the message of an error, with the options of the command that raised it."""
     command = COMMANDS.get(words[0]) if words else None
-    return str(error) if command is None else with_options(str(error), command.parser("").options())
+    if command is None:
+        return str(error)
+    parser = command.parser("")
+    return with_options(str(error), parser.options(), parser.given(words))
 
 
 def _run(argv: list[str]) -> Result:
@@ -131,7 +134,8 @@ def _run(argv: list[str]) -> Result:
 
 
 def _top_parser() -> Parser:
-    commands = [f"  {name:11}{command.summary}" for name, command in COMMANDS.items()]
+    width = max(map(len, COMMANDS)) + 2
+    commands = [f"  {name:{width}}{command.summary}" for name, command in COMMANDS.items()]
     parser = Parser(
         prog="tpcompile",
         usage="tpcompile COMMAND ...",

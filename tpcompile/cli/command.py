@@ -92,6 +92,12 @@ class Parser(argparse.ArgumentParser):
         """Return the names of the optional arguments, as Python names."""
         return tuple(action.dest for action in self._actions if action.option_strings)
 
+    def given(self, words: Sequence[str]) -> set[str]:
+        """Return the names of the options among the words of a command line."""
+        known = self._option_string_actions
+        options = (word.partition("=")[0] for word in words)
+        return {known[option].dest for option in options if option in known}
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message[0].upper() + message[1:], hint=f"See {self.prog} --help")
 

@@ -30,8 +30,10 @@ Say = Callable[[str], None]
 def plain_warnings(args: argparse.Namespace) -> Iterator[None]:
     """Show the warnings of the body without the place in the code, which users do not know."""
 
+    names = tuple(vars(args))
+
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        sys.stderr.write(f"warning: {with_options(str(message), tuple(vars(args)))}\n")
+        sys.stderr.write(f"warning: {with_options(str(message), names, names)}\n")
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -13,9 +13,9 @@ from tpcompile.presets import PRESETS
 
 _SHELLS = ("bash", "zsh", "fish")
 _EXAMPLES = """\
-  tpcompile completion bash > ~/.local/share/bash-completion/completions/tpcompile
   tpcompile completion zsh > ~/.zfunc/_tpcompile      a directory of $fpath
   tpcompile completion fish > ~/.config/fish/completions/tpcompile.fish
+  source <(tpcompile completion bash)                 a line of ~/.bashrc
 
 The script completes commands, options, presets, targets, policies, passes and
 other values. It holds those of this installation: make it again after an update

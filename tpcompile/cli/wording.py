@@ -8,17 +8,24 @@ from collections.abc import Collection
 _VALUE = r"\"[^\"]*\"|'[^']*'|[\w.-]*\w"
 
 
-def with_options(message: str, arguments: Collection[str]) -> str:
+def with_options(message: str, arguments: Collection[str], given: Collection[str]) -> str:
     """Write the arguments that a message names as options: `max_seq_len` as --max-seq-len.
 
     `arguments` are those of the command. Attributes in the text of a graph, and options of passes
-    in braces, stay as they are.
+    in braces, stay as they are. So do numbers of arguments that are not among the `given` ones:
+    `workers=0` may be that of a file.
     """
     names = "|".join(sorted(map(re.escape, arguments), key=len, reverse=True))
     if not names:
         return message
-    given = rf"(?<![\w{{(,=:-])(?<!, )({names})=({_VALUE})"
-    message = re.sub(given, lambda found: _option(found[1], found[2]), message)
+    pair = rf"(?<![\w{{(,=:-])(?<!, )({names})=({_VALUE})"
+
+    def replaced(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        elsewhere = value[0].isdigit() and name not in given and "_" not in name
+        return found[0] if elsewhere else _option(name, value)
+
+    message = re.sub(pair, replaced, message)
     message = re.sub(rf"^({names})(?= must )", lambda found: _option(found[1]), message)
     long = "|".join(name for name in names.split("|") if "_" in name)
     if not long:
