@@ -77,6 +77,7 @@ def _torchrun(arguments: list[str], ranks: int) -> None:
         1,
         ranks,
         run_id="tests",
+        max_restarts=0,
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",

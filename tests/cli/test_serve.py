@@ -20,13 +20,13 @@ import pytest
 
 import tpcompile
 from tests import scripts
+from tests.cli.asking import PROMPTS, continued
 from tpcompile.serving import Engine, SamplingParams
 
 MODEL = ["preset:tiny-qwen3", "--random-weights", "3"]
 SERVE = ["-m", "tpcompile", "serve", *MODEL, "--port", "0", "--max-seq-len", "128"]
-PROMPTS = [[1, 2, 3], list(range(40, 100)), [7]]
-START_S = 240
-"""Far more than the start takes, since interpreters start slowly on a busy machine."""
+LIMIT_S = 240
+"""Far more than a start or an end takes, since interpreters start slowly on a busy machine."""
 
 
 class Started:
@@ -43,7 +43,7 @@ class Started:
 
     def url(self) -> str:
         """Wait until it serves, and return its address."""
-        end = time.monotonic() + START_S
+        end = time.monotonic() + LIMIT_S
         while (found := re.search(r"on (http://\S+)", self.said)) is None:
             assert self.process.poll() is None and time.monotonic() < end, self.said
             time.sleep(0.05)
@@ -52,7 +52,7 @@ class Started:
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(LIMIT_S)
         self._log.close()
 
 
@@ -84,28 +84,19 @@ def expected() -> list[list[int]]:
         return [engine.add(prompt, params).result()[0].tokens for prompt in PROMPTS]
 
 
-def continued(url: str, post: Callable[..., Any] = httpx.post) -> list[list[int]]:
-    """Return the new tokens of all prompts. The server has no tokenizer, so they are named."""
-    body = {"prompt": PROMPTS, "max_tokens": 6, "seed": 5, "logprobs": 0, "ignore_eos": True}
-    answer = post(f"{url}/v1/completions", json=body, timeout=120).json()
-    return [
-        [int(token.removeprefix("token_id:")) for token in choice["logprobs"]["tokens"]]
-        for choice in answer["choices"]
-    ]
-
-
 def test_a_plain_script(expected: list[list[int]]) -> None:
     with started([*SERVE, "--tp", "2", "--api-key", "k", "--name", "tiny"]) as server:
         url = server.url()
         assert "serving tiny on" in server.said
         assert "warning" in server.said and "Requests must consist of token ids" in server.said
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": [1]}).status_code == 401
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": [1]}, timeout=LIMIT_S)
+        assert refused.status_code == 401
         headers = {"Authorization": "Bearer k"}
-        with httpx.Client(headers=headers) as client:
+        with httpx.Client(headers=headers, timeout=LIMIT_S) as client:
             assert continued(url, client.post) == expected
             assert client.get(f"{url}/v1/models").json()["data"][0]["id"] == "tiny"
         os.kill(server.process.pid, signal.SIGINT)
-        assert server.process.wait(60) == 0, server.said
+        assert server.process.wait(LIMIT_S) == 0, server.said
         assert "Traceback" not in server.said
 
 
@@ -124,18 +115,18 @@ def test_torchrun(expected: list[list[int]]) -> None:
             assert continued(url) == expected
         ranks = _children(server.process.pid)
         os.kill(ranks[0], signal.SIGTERM)  # the first rank serves; the other one follows
-        assert server.process.wait(60) == 0, server.said
+        assert server.process.wait(LIMIT_S) == 0, server.said
         assert not any(map(_lives, ranks))
 
 
 def test_a_rank_that_dies_under_torchrun() -> None:
     """All processes end with a status that is not zero, and say why; torchrun may restart them."""
-    with started(SERVE, _torchrun) as server:
+    with started(SERVE, lambda log: scripts.start(SERVE, log, log, ranks=2)) as server:
         url = server.url()
         ranks = _children(server.process.pid)
         assert len(ranks) == 2
         line = httpx.stream(
-            "POST", f"{url}/v1/completions", timeout=60,
+            "POST", f"{url}/v1/completions", timeout=LIMIT_S,
             json={"prompt": [1], "max_tokens": 120, "stream": True, "ignore_eos": True},
         )  # fmt: skip
         with line as answer:
@@ -144,7 +135,7 @@ def test_a_rank_that_dies_under_torchrun() -> None:
             os.kill(ranks[1], signal.SIGKILL)
             said = "".join(chunks)
         assert "error" in said
-        assert server.process.wait(60) != 0, server.said
+        assert server.process.wait(LIMIT_S) != 0, server.said
         assert not any(map(_lives, ranks))
 
 
@@ -214,7 +205,7 @@ def test_two_hosts(hosts: list[str], expected: list[list[int]]) -> None:
             *("ip", "netns", "exec", hosts[1], sys.executable, "-c", _ASK),
             f"http://{ADDRESSES[0]}:{port}",
         ]
-        ran = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
+        ran = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert ran.returncode == 0, ran.stderr + first.said + second.said
         assert eval(ran.stdout) == expected
     finally:
@@ -224,6 +215,6 @@ def test_two_hosts(hosts: list[str], expected: list[list[int]]) -> None:
 
 _ASK = """\
 import sys
-from tests.cli.test_serve import continued
+from tests.cli.asking import continued
 print(continued(sys.argv[1]))
 """

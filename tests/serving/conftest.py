@@ -44,6 +44,11 @@ def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.T
     return server, thread, f"http://{host}:{port}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _captured_once(captured_once: None) -> None:
+    """Share captures between tests; capture is not the subject here."""
+
+
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("demo") / "demo"

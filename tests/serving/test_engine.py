@@ -15,7 +15,7 @@ from tests.runtime.eager_pair import lively
 from tpcompile.errors import UsageError
 from tpcompile.serving import Engine, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 VOCABULARY = 1013
 SMALL = {"chunk": 32, "max_tokens_per_step": 64}

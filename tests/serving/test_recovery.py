@@ -17,7 +17,7 @@ from tests.serving.test_engine import greedy, prompt
 from tpcompile.serving import Engine
 from tpcompile.serving.runs import Runs
 
-pytestmark = pytest.mark.usefixtures("captured_once", "forked_launchers")
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 STREAMS = 8
 ASKED = [prompt(Random(n), 3 + 9 * n) for n in range(STREAMS)]

@@ -14,6 +14,8 @@ from tests.models import scaled_config
 from tests.runtime.eager_pair import enlivened, prompt
 from tpcompile.demo.model import make_demo
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 NEW = 256
 NOISE = 1.01
 """The allowance for bf16 sums in another order, which round a few values differently."""
