@@ -38,7 +38,7 @@ class ScheduleReport:
             "makespan_us": None if clock is None else round(clock.makespan, 3),
             "critical_path_us": round(found.critical_us, 3),
             "bandwidth": self._bandwidth.to_json()
-            | {"lost_us": None if clock is None else self._losses(clock).to_json()},
+            | {"lost_us": None if self._losses is None else self._losses.to_json()},
             "idle": None if clock is None else round(self._idle(clock), 6),
             "idle_us": None if clock is None else [round(us, 3) for us in clock.idle],
             "critical_path": None if clock is None else self._chain(clock),
@@ -78,11 +78,11 @@ class ScheduleReport:
             for name, value in (self.asked | self._lowering).items()
         ]
         clock = []
-        if self.found.timing is not None:
+        if self.found.timing is not None and self._losses is not None:
             clock = [
                 ("makespan", f"{self.found.timing.makespan:,.1f} µs"),
                 ("idle", f"{self._idle(self.found.timing):.1%}"),
-                ("where the time goes", self._losses(self.found.timing).text()),
+                ("where the time goes", self._losses.text()),
             ]
         return [
             *((name.replace("_", " "), value) for name, value in asked),
@@ -103,10 +103,14 @@ class ScheduleReport:
 
     @cached_property
     def _bandwidth(self) -> Bandwidth:
+        if self._losses is not None:
+            return self._losses.limit
         return bandwidth_of(self.found.program, self.found.target)
 
-    def _losses(self, timing: Timing) -> Losses:
-        return losses_of(self.found.program, timing, self.found.target)
+    @cached_property
+    def _losses(self) -> Losses | None:
+        clock = self.found.timing
+        return None if clock is None else losses_of(self.found.program, clock, self.found.target)
 
     def _limit(self) -> str:
         clock = self.found.timing
