@@ -15,6 +15,7 @@ BENCHMARKS = {
     ),
     "cold": ("benchmarks.cold", "time of plan and schedule as commands, beside their imports"),
     "schedule": ("benchmarks.schedule", "time to lower, schedule and verify a decode step"),
+    "explorer": ("benchmarks.explorer", "size of the explorer page, time to make and use it"),
     "sum": ("benchmarks.sum", "time of a sum over ranks: gloo, sockets and shared memory"),
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),

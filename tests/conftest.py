@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +43,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, reason in reasons.items():
             if item.get_closest_marker(mark) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many browser tests did not run, and why."""
+    skipped = [
+        report
+        for report in terminalreporter.stats.get("skipped", ())
+        if report.nodeid.startswith("tests/browser/")
+    ]
+    for reason, count in Counter(_reason(report) for report in skipped).items():
+        terminalreporter.write_line(f"{count} browser tests did not run: {reason}", yellow=True)
+
+
+def _reason(report: Any) -> str:
+    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
 
 
 @pytest.fixture(scope="session", autouse=True)

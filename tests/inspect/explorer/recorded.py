@@ -11,6 +11,7 @@ from torch import fx
 from transformers import AutoConfig
 
 from tests.captures import captured_once
+from tpcompile.inspect.explorer.needs import needs_of
 from tpcompile.inspect.explorer.stages import StageRecorder
 from tpcompile.ir.meta import captured_value, made_of, origin_of
 from tpcompile.ir.text.printer import format_node, section_of
@@ -49,6 +50,7 @@ class Node(NamedTuple):
     """The captured value, or the checkpoint tensors of a parameter."""
     users: tuple[fx.Node, ...]
     is_parameter: bool
+    needs: tuple[dict[str, str], ...]
 
 
 Graph = dict[fx.Node, Node]
@@ -81,6 +83,7 @@ def _node(node: fx.Node) -> Node:
         frozenset(meanings),
         tuple(node.users),
         node.op == "get_attr",
+        tuple(needs_of(node)),
     )
 
 
@@ -139,7 +142,8 @@ def filled(text: str, layer: int | None) -> str:
     """Fill a template with the number of its layer, as the page does."""
     if layer is None:
         return text
-    return text.replace("\x01", str(layer)).replace("\x02", str(layer - 1))
+    marks = {"\x01": layer, "\x02": layer - 1, "\x03": layer + 1}
+    return "".join(str(marks.get(mark, mark)) for mark in text)
 
 
 def general(name: str, layer: int | None) -> str:

@@ -8,6 +8,8 @@ from tests.inspect.explorer.recorded import (
     MODELS,
     Graph,
     fate,
+    filled,
+    general,
     recorded,
     unfolded,
     whole_step,
@@ -94,8 +96,25 @@ def test_a_resumed_decode_step_is_that_of_a_whole_run(model: str) -> None:
     for mine, theirs in zip(stages, range(len(whole.stages)), strict=True):
         assert unfolded(one.recorder, mine) == unfolded(whole, theirs)
         a, b = one.recorder.stages[mine], whole.stages[theirs]
-        for key in ("name", "tp", "matches", "nodes", "nearest", "fates"):
+        for key in ("name", "tp", "matches", "nodes", "nearest", "fates", "needs"):
             assert a[key] == b[key], (a["name"], key)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_needs_are_those_of_the_readers_of_the_stage(model: str) -> None:
+    """The same collective has other readers after a fusion, and in another layer."""
+    one = recorded(model)
+    several = set()
+    for stage, graph in zip(one.recorder.stages, one.seen.graphs, strict=True):
+        for node in graph.values():
+            found = stage["needs"].get(node.name)
+            if found is None:
+                found = stage["needs"].get(general(node.name, node.layer), [])
+            needs = [{**need, "reader": filled(need["reader"], node.layer)} for need in found]
+            assert needs == list(node.needs), (stage["name"], node.name)
+            if node.name == "embedding_sum":
+                several.add(str(needs))
+    assert len(several) > 1 or one.tp == 1
 
 
 def test_a_stage_says_what_its_pass_did() -> None:

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from tpcompile.inspect.dump import parameter_json
-from tpcompile.inspect.explorer.needs import needs_of, rule_of
+from tpcompile.inspect.explorer.needs import rule_of
 from tpcompile.ir.layout import FusedLayout, Layout
 from tpcompile.ir.meta import captured_value, origin_of, type_of
 from tpcompile.ir.ops import op_name, spec_of
 from tpcompile.ir.text.printer import Printer
 from tpcompile.ir.types import AnyType, Shard, SymbolType, ValueType
 
-THIS, BEFORE = "\x01", "\x02"
-"""The number of a line's layer in a template, and that of the layer before."""
+THIS, BEFORE, AFTER = "\x01", "\x02", "\x03"
+"""The number of a line's layer in a template, and those of the layers before and after."""
 
 _NUMBERS = re.compile(r"(?:(?<=%l)|(?<=layer=)|(?<=\.)(?=\d+(?:[.\s]|$)))(\d+)")
 """Numbers that may be those of layers: in names of values, in roles, and in paths of modules."""
@@ -91,17 +91,19 @@ class Lines:
         if node.op.startswith("call"):
             row |= {"rule": rule_of(node), **_costs(node, ranks)}
             row["value"] = general(f"%{captured_value(node) or ''}")[1:]
-            row["needs"] = [
-                {**need, "reader": general(f"%{need['reader']}")[1:]} for need in needs_of(node)
-            ]
         return row
 
 
-def generalised(layer: int | None) -> Callable[[str], str]:
-    """Return a function that replaces the number of a layer, and that of the one before."""
+def generalised(layer: int | None, after: bool = False) -> Callable[[str], str]:
+    """Return a function that replaces the numbers of a layer and of the one before.
+
+    With `after`, it also replaces that of the next layer, which readers of a value may have.
+    """
     if layer is None:
         return lambda text: text
     marks = {str(layer): THIS, str(layer - 1): BEFORE}
+    if after:
+        marks[str(layer + 1)] = AFTER
     return lambda text: _NUMBERS.sub(lambda found: marks.get(found[1], found[1]), text)
 
 

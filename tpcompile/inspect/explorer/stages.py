@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from tpcompile.inspect.explorer.lines import Lines, generalised
+from tpcompile.inspect.explorer.needs import needs_of
 from tpcompile.inspect.instruments import Stats
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import captured_value, made_of, origin_of
+from tpcompile.ir.ops import spec_of
 from tpcompile.ir.text.printer import section_of
 
 KEPT, REPLACED, FUSED, DROPPED = "kept", "replaced", "fused", "dropped"
@@ -83,6 +85,7 @@ class StageRecorder:
                 "nearest": stats.nearest,
                 "sections": self._sections(nodes, info_of(gm).tp),
                 "fates": dict(_fates(before, now)),
+                "needs": dict(_needs(now)),
             }
         )
         self._seen.append(now)
@@ -165,6 +168,20 @@ def _fates(
     for node, seen in before.items():
         if node in now and generalised(seen.layer)(f"%{seen.name}")[1:] in general:
             yield seen.name, [KEPT, seen.name]
+    yield from general.items()
+
+
+def _needs(now: dict[fx.Node, _Seen]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield the readers of each collective that need it, under names as those of fates."""
+    general: dict[str, list[dict[str, str]]] = {}
+    for node, seen in now.items():
+        spec = spec_of(node)
+        if spec is None or spec.across is None:
+            continue
+        found, named = needs_of(node), generalised(seen.layer, after=True)
+        shared = [{**need, "reader": named(f"%{need['reader']}")[1:]} for need in found]
+        if general.setdefault(named(f"%{seen.name}")[1:], shared) != shared:
+            yield seen.name, found
     yield from general.items()
 
 

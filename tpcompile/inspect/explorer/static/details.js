@@ -59,8 +59,8 @@ function placementWords(line) {
 
 // Explain the placement of a value, and where it comes from: pass by pass, and by which rule.
 function why(stage, found, name) {
-  const { line, layer } = found;
   const { c } = stage;
+  const needs = Stages.needs(stage, name);
   const steps = Stages.history(stage, name);
   const told = steps.map((step) => {
     const pass = Stages.at(c, step.s).data.name;
@@ -77,10 +77,10 @@ function why(stage, found, name) {
   return [
     element("h3", {}, "Why"),
     ruleWords(stage, found),
-    (line.needs || []).length ? [
+    needs.length ? [
       element("p", {}, "This collective is needed: without it, its readers would break their own rules."),
-      element("ul", {}, line.needs.map((need) => {
-        const reader = Stages.filled(need.reader, layer);
+      element("ul", {}, needs.map((need) => {
+        const { reader } = need;
         return element("li", {},
           need.rule === "result" ? "the result of the graph"
             : Explorer.link(`%${reader}`, { node: reader, c, pass: stage.data.name }, { class: "value" }),

@@ -69,7 +69,7 @@ function repeatWords(axis, queries) {
         const readers = queries ? queries.parts[rank].flatMap(([a, b]) => Array.from({ length: b - a }, (_, n) => a + n))
           .filter((head) => Math.floor(head / group) === unit) : [];
         lines.push(`Rank ${rank} holds ${axis.axis === "kv_heads" ? "KV head" : axis.axis} ${unit}, which ${othersOf(axis, unit, rank)} also ${others.length > 1 ? "hold" : "holds"}`
-          + (readers.length ? `: its query head${readers.length > 1 ? "s" : ""} ${readers.join(", ")} read it.` : "."));
+          + (readers.length ? `: its query head${readers.length > 1 ? "s" : ""} ${readers.join(", ")} read${readers.length > 1 ? "" : "s"} it.` : "."));
       }
   });
   return lines;

@@ -1,7 +1,7 @@
 "use strict";
 // The stages of compilations: lines of text in which repeated layers are folded, and the identity of
-// values from stage to stage. A template has "\u0001" for the number of its layer, and "\u0002" for
-// that of the layer before.
+// values from stage to stage. A template has "\u0001" for the number of its layer, "\u0002" for
+// that of the layer before, and "\u0003" for that of the layer after.
 
 const Stages = {
   all() {
@@ -32,7 +32,8 @@ const Stages = {
   },
 
   filled(text, layer) {
-    return layer === null ? text : text.replaceAll("\u0001", layer).replaceAll("\u0002", layer - 1);
+    if (layer === null) return text;
+    return text.replaceAll("\u0001", layer).replaceAll("\u0002", layer - 1).replaceAll("\u0003", layer + 1);
   },
 
   // Return the sections of a stage: title, first and last layer (null outside of layers), and lines.
@@ -99,6 +100,14 @@ const Stages = {
     return [found[0], this.filled(found[1], layer)];
   },
 
+  // Return why readers of a collective need it: each with the rule that it would break.
+  needs(stage, name) {
+    const layer = layerOfName(name);
+    const general = layer === null ? name : name.replace(/^l\d+_/, "l\u0001_");
+    return (stage.data.needs[name] || stage.data.needs[general] || [])
+      .map((need) => ({ ...need, reader: this.filled(need.reader, layer) }));
+  },
+
   // Return the name in a later stage of a value, or null if it is gone.
   follow(c, from, to, name) {
     for (let s = from + 1; s <= to; s++) {
@@ -151,7 +160,7 @@ const Stages = {
       let what = null;
       if (old === null) what = parts.length ? "made of several values" : "inserted";
       else if (this.fate(stage.c, s, old)[0] === "replaced") what = "replaced";
-      else if (was && now && was.line !== now.line) what = "changed";
+      else if (was && now && was.line.text !== now.line.text) what = "changed";
       if (what) steps.push({ s, what, name, old, parts, line: now && now.line, layer: now && now.layer, was });
       name = old;
       s -= 1;

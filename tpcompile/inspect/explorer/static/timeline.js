@@ -179,6 +179,7 @@ class TimelinePicture {
   }
 
   draw() {
+    if (!this.canvas.clientWidth) return;   // another view is shown; it is drawn when this one is again
     const { context, ratio } = this, plot = [TimelinePicture.GUTTER * ratio, TimelinePicture.AXIS * ratio];
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.fillStyle = this.colours.paper;

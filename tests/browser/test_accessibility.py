@@ -1,0 +1,48 @@
+"""No view has an accessibility problem that axe-core calls serious or critical."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.reader import Reader
+
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+PLACES = {
+    "pipeline": {"pass": "fuse-qkv", "node": "l0_q_k_v_proj"},
+    "graph": {"pass": "fuse-qkv", "node": "l0_swiglu"},
+    "ranks": {"node": "l0_o_proj_sum"},
+    "schedule": {"instruction": "5"},
+    "compare": {"node": "l0_swiglu"},
+}
+COLOURS = {"runOnly": ["color-contrast"]}
+
+
+def problems(reader: Reader, options: dict[str, object]) -> list[str]:
+    found = axe.Axe().run(reader.page, options={"resultTypes": ["violations"], **options})
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:120]}"
+        for one in found.response["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"][:3]
+    ]
+
+
+@pytest.mark.parametrize("view", PLACES)
+def test_no_serious_problem(view: str, reader: Reader) -> None:
+    reader.go(view=view, **PLACES[view])
+    if view == "schedule":
+        reader.page.wait_for_selector("body[data-schedule]")
+    assert problems(reader, {}) == []
+    reader.page.emulate_media(color_scheme="dark")
+    assert problems(reader, COLOURS) == []
+    reader.page.emulate_media(color_scheme="light")
+
+
+def test_a_problem_is_found(reader: Reader) -> None:
+    reader.page.evaluate(
+        """() => document.getElementById("view").append(
+          Object.assign(document.createElement("button"), { id: "bad", style: "color: #eee" }))"""
+    )
+    assert any("button-name" in one for one in problems(reader, {}))
+    reader.page.evaluate("() => document.getElementById('bad').remove()")
