@@ -103,12 +103,15 @@ def test_a_page_is_deterministic(found: Exploration) -> None:
             assert a | timeless == b | timeless
 
 
-def test_a_pipeline_that_ends_early_has_no_modules() -> None:
-    one = explore("preset:tiny-qwen3", 1, beside=[(2, "canonicalize,raise-norm")], target="cpu")
-    early = one.compilations[2]
-    assert (early["modules"], early["plan"], early["axes"]) == ([], None, [])
+def test_a_pipeline_without_collectives_has_no_modules() -> None:
+    raised = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
+    early = f"{raised},plan-sharding,shard-linears"
+    one = explore("preset:tiny-qwen3", 1, beside=[(2, early), (2, raised)], target="cpu")
+    sharded, unplanned = one.compilations[2:]
+    assert sharded["modules"] == [] and sharded["plan"] is not None
+    assert (unplanned["plan"], unplanned["axes"]) == (None, [])
     names = [stage["name"] for stage in one.recordings[1].stages]
-    assert names == ["capture", "canonicalize", "raise-norm"]
+    assert names == ["capture", *early.split(",")]
 
 
 @pytest.mark.parametrize(

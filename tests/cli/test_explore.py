@@ -65,14 +65,14 @@ def test_nothing_is_opened_unless_asked(
         (["--beside", "0"], "must be a number of ranks"),
         (["--beside", "2:"], "must be a number of ranks"),
         (["--beside", "2:no-such-pass"], "Unknown pass 'no-such-pass'"),
-        (["--beside", "7"], "tp=7 is more than the number of query heads"),
+        (["--beside", "7"], "7 is more than the number of query heads"),
         (["--random-weights", "1"], "--random-weights applies to --compare only"),
         (["--target", "h3000"], "h3000"),
         (["--policy", "no-such-policy"], "no-such-policy"),
         (["--lowering", "no-such-lowering"], "no-such-lowering"),
-        (["--target", "h200", "--measured"], "Found h200. Expected target cpu"),
+        (["--target", "h200", "--measured"], "Found target h200. Expected target cpu"),
         (["--workers", "0"], "workers"),
-        (["--tp", "7"], "tp=7 is more than the number of query heads"),
+        (["--tp", "7"], "--tp 7 is more than the number of query heads"),
     ],
 )
 def test_refusals(
