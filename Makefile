@@ -48,6 +48,7 @@ check: $(READY)
 bench: $(READY)
 	$(PYTHON) -m benchmarks compile-time
 	$(PYTHON) -m benchmarks schedule
+	$(PYTHON) -m benchmarks explorer
 	$(PYTHON) -m benchmarks mutants
 	$(PYTHON) -m benchmarks sum
 	$(PYTHON) -m benchmarks load
