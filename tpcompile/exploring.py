@@ -204,7 +204,9 @@ def _compiled(
     found.recordings.append(recorder)
     number = len(found.recordings) - 1
     found.compilations.append(
-        _compilation(f"prompts, tp={tp}", graph, number, range(len(recorder.stages)), passes)
+        _compilation(
+            f"prompts, tp={info_of(graph).tp}", graph, number, range(len(recorder.stages)), passes
+        )
         | {"modules": _modules(graph)}
     )
     return _Fork(fork, recorder, number)

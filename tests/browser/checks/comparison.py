@@ -15,8 +15,8 @@ def comparison(reader: Reader, truth: Truth, exploration: Exploration) -> None:
     """Read where the error in bf16 grows most, and the worst value of each layer."""
     reader.go(view="compare")
     assert reader.texts("#view h2") == [
-        "float32: equal within rounding",
-        "bfloat16: equal within rounding",
+        "prompts, tp=4, float32: equal within rounding",
+        "prompts, tp=4, bfloat16: equal within rounding",
     ]
     growth, worst = reader.page.eval_on_selector_all(
         "#view table",

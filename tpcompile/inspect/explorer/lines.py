@@ -78,8 +78,6 @@ class Lines:
             "operands": [general(f"%{other.name}")[1:] for other in node.all_input_nodes],
             "place": _placed(kind),
         }
-        if isinstance(kind, ValueType):
-            row["local"] = _by_rank([list(kind.local_shape(rank)) for rank in range(ranks)])
         if node.op not in ("placeholder", "output") and origin.file:
             file = origin.file.rpartition("/")[2]
             self.files.setdefault(file, origin.file)
@@ -148,11 +146,16 @@ def _general_parameter(found: dict[str, Any], general: Callable[[str], str]) -> 
 
 
 def _costs(node: fx.Node, ranks: int) -> dict[str, Any]:
-    """Return the operations, bytes of memory and bytes on the wire of each rank, per token."""
+    """Return the operations, the bytes of memory and the bytes sent of each rank, per token.
+
+    In a ring, a rank sends all parts of a value but one.
+    """
     spec, result = spec_of(node), node.meta.get("type")
     operands = [kind for kind in map(type_of, node.all_input_nodes) if isinstance(kind, ValueType)]
     whole = len(operands) == len(node.all_input_nodes) and isinstance(result, ValueType)
     if spec is None or not whole:
         return {}
     costs = [spec.cost(result, operands, rank) for rank in range(ranks)]
-    return {"cost": _by_rank([[c.flops, c.memory_bytes, c.wire_bytes] for c in costs])}
+    sent = [cost.wire_bytes * (ranks - 1) // ranks for cost in costs]
+    rows = [[c.flops, c.memory_bytes, own] for c, own in zip(costs, sent, strict=True)]
+    return {"cost": _by_rank(rows)}

@@ -24,7 +24,7 @@ function plotOf(comparison, place) {
   });
   for (let power = low; power <= high; power++)
     svg.append(element("svg:line", { x1: PLOT.left, x2: PLOT.width - PLOT.right, y1: y(10 ** power), y2: y(10 ** power), class: "grid" }),
-      element("svg:text", { x: PLOT.left - 8, y: y(10 ** power) + 4, "text-anchor": "end" }, `1e${power}`));
+      element("svg:text", { x: PLOT.left - 8, y: y(10 ** power) + 4, "text-anchor": "end" }, `${power === low ? "≤ " : ""}1e${power}`));
   let last = null, free = 0;
   rows.forEach((row, n) => {
     if (row.layer === null || row.layer === last) return;
@@ -78,18 +78,18 @@ function comparisonParts(comparison, place) {
   const link = (row) => Explorer.link(`%${row.node}`, { node: row.node, c: comparison.compilation, pass });
   const exponent = (value) => value === null ? "not finite" : value.toExponential(1);
   return [
-    element("h2", {}, `${comparison.dtype}: ${comparison.ok ? "equal within rounding" : "DIFFERENT"}`),
+    element("h2", {}, `${Stages.all()[comparison.compilation].name}, ${comparison.dtype}: ${comparison.ok ? "equal within rounding" : "DIFFERENT"}`),
     element("p", {}, first ? ["First divergence: ", link(first), ` (${first.source}), ${first.problem || `error ${exponent(first.error)}, limit ${exponent(first.limit)}`}.`]
       : "No value diverges.", ` The next tokens are ${comparison.tokens_equal ? "the same" : "NOT the same"}.`),
     element("p", { class: "quiet" }, comparison.beside_fp32
       ? "The error is the distance from the values in fp32; the limit is that of Hugging Face's own rounding. Both are root mean squares, relative to the value."
       : "The error is the largest difference from eager, divided by the largest magnitude."),
     element("div", { class: "scrolled-x", tabindex: 0, role: "region", "aria-label": `Plot of the errors in ${comparison.dtype}` }, plotOf(comparison, place)),
-    element("p", { class: "legend" }, element("span", { class: "swatch error-key" }, "error"), element("span", { class: "swatch limit-key" }, "limit")),
+    element("p", { class: "legend" }, element("span", { class: "chip error-key" }, "error"), element("span", { class: "chip limit-key" }, "limit")),
     element("h3", {}, "Where the error grows most"),
     table(["value", "source", "error of its operands", "its error", "growth"], growths(comparison).slice(0, 8).map(({ row, before, growth }) => [
       link(row), row.source, exponent(before), exponent(row.error), exponent(growth)])),
-    element("h3", {}, "The worst value of each layer"),
+    element("h3", {}, "The value nearest to its limit, by layer"),
     table(["layer", "value", "error", "limit", ""], [...byLayer].map(([layer, row]) => [
       layer === null ? "outside" : layer, link(row), exponent(row.error), exponent(row.limit), row.ok ? "ok" : row.problem || "DIFFERS"])),
   ];
@@ -99,6 +99,12 @@ Explorer.view({
   name: "compare",
   title: "Compare",
   available: () => Boolean(Explorer.data.comparisons && Explorer.data.comparisons.length),
+  find(words) {
+    const short = { float32: "fp32", bfloat16: "bf16", float16: "fp16" };
+    return Explorer.data.comparisons.map(({ dtype }) => `Errors of all values in ${dtype} (${short[dtype] || dtype})`)
+      .filter((text) => text.toLowerCase().includes(words))
+      .map((text) => ({ kind: "Compare", text, place: { view: "compare", node: "" } }));
+  },
   show(root, place) {
     root.replaceChildren(...Explorer.data.comparisons.flatMap((one) => comparisonParts(one, place)));
     const { compilation } = Explorer.data.comparisons[0];

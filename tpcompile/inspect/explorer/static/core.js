@@ -90,6 +90,13 @@ Explorer.go = function (parts, replace = false) {
   Explorer.render();
 };
 
+// Open a view at the value that is chosen, without what belongs to other views.
+Explorer.open = function (view) {
+  const { c, pass, node } = Explorer.place;
+  Explorer.place = {};
+  Explorer.go({ view, c, pass, node });
+};
+
 Explorer.link = function (text, parts, attributes = {}) {
   const given = Object.entries(parts).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const target = new URLSearchParams(given);
@@ -149,7 +156,6 @@ function setUpTheme() {
 }
 
 const KEYS = [
-  ["1 … 9", "go to a view"],
   ["/", "search"],
   ["Esc", "leave the search, or close what is open"],
   ["?", "this list"],
@@ -158,7 +164,8 @@ const KEYS = [
 function setUpKeys() {
   const dialog = document.getElementById("keys");
   const open = () => {
-    const rows = [...KEYS, ...Explorer.views.flatMap((view) => view.keys || [])];
+    const usable = Explorer.views.filter((view) => view.available()).length;
+    const rows = [[`1 … ${usable}`, "go to a view"], ...KEYS, ...Explorer.views.flatMap((view) => view.keys || [])];
     dialog.replaceChildren(
       element("h2", {}, "Keyboard shortcuts"),
       table(null, rows.map(([key, what]) => [element("kbd", {}, key), what])),
@@ -173,7 +180,7 @@ function setUpKeys() {
     if (event.key === "/") document.getElementById("search").focus();
     else if (event.key === "?") open();
     else if (/^[1-9]$/.test(event.key) && usable[event.key - 1])
-      Explorer.go({ view: usable[event.key - 1].name });
+      Explorer.open(usable[event.key - 1].name);
     else if (Explorer.shown && Explorer.shown.onKey && Explorer.shown.onKey(event)) { /* handled */ }
     else return;
     event.preventDefault();
@@ -186,7 +193,7 @@ function setUpSearch() {
   const box = document.getElementById("search");
   const list = document.getElementById("found");
   const close = () => { list.hidden = true; list.replaceChildren(); };
-  const choose = (found) => { close(); box.blur(); Explorer.go(found.place); };
+  const choose = (found) => { close(); box.value = ""; box.blur(); Explorer.go(found.place); };
   const search = () => {
     const words = box.value.trim().toLowerCase();
     if (!words) return close();
@@ -222,7 +229,7 @@ Explorer.start = async function () {
   const usable = Explorer.views.filter((view) => view.available());
   document.getElementById("tabs").append(...usable.map((view, place) => element("button", {
     type: "button", role: "tab", "data-view": view.name, title: `Key ${place + 1}`,
-    "aria-controls": "view", "aria-selected": "false", onclick: () => Explorer.go({ view: view.name }),
+    "aria-controls": "view", "aria-selected": "false", onclick: () => Explorer.open(view.name),
   }, view.title)));
   setUpTheme();
   setUpKeys();

@@ -16,8 +16,8 @@ function showValue(stage, name) {
     element("p", {}, placementWords(line)),
     line.op === "input" ? element("p", {}, "An input: the caller passes it.") : null,
     line.operands.length ? [element("h3", {}, "Operands"), valueList(Stages.operands(found), c, pass)] : null,
-    element("h3", {}, `Readers (${readers.length})`),
-    valueList(readers.filter(Boolean), c, pass),
+    element("h3", {}, `Readers (${readers.filter(Boolean).length})`),
+    readers.every((reader) => reader === "") && readers.length ? null : valueList(readers.filter(Boolean), c, pass),
     readers.includes("") ? element("p", {}, "It is a result of the graph.") : null,
     why(stage, found, name),
     originOf(line, layer),
@@ -146,12 +146,12 @@ function recipeOf(line, layer) {
   return [
     element("h3", {}, "Made of checkpoint bytes"),
     element("p", { class: "mono" }, Stages.filled(recipe, layer)),
-    table(["rank", "tensor", "bytes of the tensor", "size"], rows, { class: "reads" }),
+    table(["rank", "tensor", "bytes of the tensor (without the last)", "size"], rows, { class: "reads" }),
   ];
 }
 
 function costOf(line) {
   const rows = line.cost.map(([flops, memory, wire], rank) => [
     line.cost.length > 1 ? `rank ${rank}` : "every rank", flops.toLocaleString("en"), formatBytes(memory), formatBytes(wire)]);
-  return [element("h3", {}, "Cost per token"), table(["rank", "operations", "memory", "wire"], rows)];
+  return [element("h3", {}, "Cost per token"), table(["rank", "operations", "memory", "sent to others"], rows)];
 }

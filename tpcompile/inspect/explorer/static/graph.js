@@ -111,11 +111,11 @@ function drawing(stage, weights) {
   return svg;
 }
 
-// Set the size of a drawing: "fit" makes it as wide as its frame, but not smaller than half.
+// Set the size of a drawing: "fit" makes it as wide as its frame, but not smaller than a quarter.
 function zoomDrawing(picture, zoom) {
   const svg = picture.querySelector("svg");
   const { width, height } = svg.dataset;
-  const scale = zoom === "fit" ? Math.min(1, Math.max(0.5, (picture.clientWidth - 4) / width)) : zoom;
+  const scale = zoom === "fit" ? Math.min(1, Math.max(0.25, (picture.clientWidth - 4) / width)) : zoom;
   svg.setAttribute("width", width * scale);
   svg.setAttribute("height", height * scale);
   return scale;
@@ -190,7 +190,6 @@ Explorer.view({
   name: "graph",
   title: "Graph",
   available: () => Boolean(Explorer.data.compilations),
-  keys: [["j, k", "Graph: the next and the previous pass"]],
   onKey(event) {
     if (event.key !== "j" && event.key !== "k") return false;
     stepPass(event.key === "j" ? 1 : -1);
@@ -210,7 +209,7 @@ Explorer.view({
             type: "checkbox", checked: weights, onchange: (event) => Explorer.go({ weights: event.target.checked ? "1" : "" }),
           }), " weights"),
           element("span", { class: "legend" }, ["Replicate", "Shard", "Partial"].map((kind) =>
-            element("span", { class: `swatch ${kind}` }, kind))),
+            element("span", { class: `chip ${kind}` }, kind))),
           element("span", { class: "zoom" })),
         element("div", { class: "columns" }, picture, sourcePanel(stage, place)));
       root.querySelector(".zoom").append(...zoomButtons(picture));

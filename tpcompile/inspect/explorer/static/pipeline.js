@@ -218,7 +218,7 @@ Explorer.view({
   name: "pipeline",
   title: "Pipeline",
   available: () => Boolean(Explorer.data.compilations),
-  keys: [["j, k", "Pipeline: the next and the previous pass"]],
+  keys: [["j, k", "Pipeline and Graph: the next and the previous pass"]],
   onKey(event) {
     if (event.key !== "j" && event.key !== "k") return false;
     stepPass(event.key === "j" ? 1 : -1);
@@ -270,11 +270,22 @@ function layerInWords(words, section) {
   return layer >= section.first && layer <= section.last ? layer : section.first;
 }
 
+const WORDS = [
+  ["Replicate", "Every rank holds the whole value."],
+  ["Shard(d, axis)", "Each rank holds its part of dimension d, along a logical axis."],
+  ["Partial(sum)", "Each rank holds a term; the value is their sum."],
+  ["6:2|2|1|1", "An extent of 6, of which four ranks hold 2, 2, 1 and 1. The parts add up to more if ranks hold copies."],
+  ["T, S, R, N, B, C", "Extents that are known only at run time: tokens, starts of sequences, rows of logits, sequences, blocks, slots of the cache."],
+  ["a ++ b", "A parameter made of the tensors a and b, one after the other."],
+  ["matches", "The places that a pass changed."],
+];
+
 function overview(stage) {
   const { compilation } = stage;
   const facts = [["ranks", compilation.tp], ["pipeline", compilation.pipeline], ...Object.entries(Explorer.data.about)];
   return [
     element("h2", {}, compilation.name), table(null, facts),
     element("p", { class: "quiet" }, "Choose a value to see its type, its readers, its checkpoint bytes, its source and why it is so."),
+    element("h3", {}, "Words"), table(null, WORDS),
   ];
 }

@@ -25,7 +25,7 @@ function axisStrip(axis) {
           x: LABEL_WIDTH + from * scale, y: top, width: (to - from) * scale, height: RANK_HEIGHT, class: repeated ? "held repeated" : "held",
         }, element("svg:title", {}, `rank ${rank}: ${axis.axis} ${unitWords(from, to)}${repeated ? `, also on ${othersOf(axis, from, rank)}` : ""}`)));
       }
-      if (units <= 64)
+      if (units <= 64 && axis.grain === 1)
         for (let unit = start; unit < stop; unit++)
           svg.append(element("svg:text", { x: LABEL_WIDTH + (unit + 0.5) * scale, y: top + 14, "text-anchor": "middle", class: "unit" }, unit));
     }
@@ -92,6 +92,7 @@ function axesOf(axes) {
       element("h3", {}, `${AXES[axis.axis] || axis.axis}: ${(axis.units * axis.grain).toLocaleString("en")}`,
         element("span", { class: "quiet" }, ` ${axis.grain > 1 ? `in units of ${axis.grain}, ` : ""}${uneven(axis)}${axis.layers ? `, ${axis.layers}` : ""}`)),
       axisStrip(axis),
+      queries ? element("p", { class: "quiet" }, `${queries.units / axis.units} query heads read each KV head, and a rank holds every KV head that its query heads read.`) : null,
       repeated.length ? element("ul", { class: "repeats" }, repeated.map((line) => element("li", {}, line))) : null);
   });
 }
@@ -102,13 +103,27 @@ function rankBytes(plan) {
   return table(["", "query heads", "KV heads", "ffn", "vocabulary", "weights", "KV cache per token"], rows);
 }
 
+const COLLECTIVE_OPS = ["tpc.redistribute", "tpc.all_reduce", "tpc.all_gather", "tpc.reduce_scatter"];
+
+// Return what passes did to a collective. A collective that was fused into a sum has its own past.
+function pastOf(stage, name) {
+  const steps = Stages.history(stage, name).filter(({ what }) => what !== "changed");
+  const fused = steps.flatMap((step) => step.what === "captured" ? [] : Stages.parts(stage.c, step.s, step.name)
+    .map((part) => [Stages.at(stage.c, step.s - 1), part])
+    .filter(([earlier, part]) => COLLECTIVE_OPS.includes((Stages.find(earlier, part) || { line: {} }).line.op)));
+  if (!fused.length) return steps;
+  const [earlier, part] = fused[0];
+  const own = steps.filter(({ s }) => s > earlier.s);
+  return [...pastOf(earlier, part), ...own.map((step) => ({ ...step, what: "fused" }))];
+}
+
 // Return the passes that put a collective in: [{pass, what, name}]. Layers of one section are alike.
 function makersOf(stage, name, known) {
   const found = Stages.find(stage, name);
   const layer = layerOfName(name);
   const key = `${found ? found.section.number : ""} ${layer === null ? name : name.replace(/^l\d+_/, "")}`;
   if (!known.has(key))
-    known.set(key, Stages.history(stage, name).filter(({ what }) => what !== "changed").map(({ s, what, name }) => (
+    known.set(key, pastOf(stage, name).map(({ s, what, name }) => (
       { pass: Stages.at(stage.c, s).data.name, what, name: layer === null ? name : name.replace(/^l\d+_/, "l\u0001_") })));
   return known.get(key).map((step) => ({ ...step, name: Stages.filled(step.name, layer) }));
 }
@@ -149,6 +164,11 @@ Explorer.view({
   name: "ranks",
   title: "Ranks",
   available: () => (Explorer.data.compilations || []).some((one) => one.plan),
+  find(words) {
+    const topics = [...Object.values(AXES), "Collectives", "Emitted module of each rank", "Weights and KV cache of each rank"];
+    return topics.filter((topic) => topic.toLowerCase().includes(words))
+      .map((topic) => ({ kind: "Ranks", text: topic, place: { view: "ranks", node: "" } }));
+  },
   show(root, place) {
     const usable = Stages.all().map((one, c) => [one, c]).filter(([one]) => one.plan);
     const [compilation, c] = usable.find(([, n]) => String(n) === place.c) || usable[0];

@@ -177,7 +177,7 @@ const ScheduleDetails = (() => {
       `${count(json.instructions, "instruction")} on ${count(json.workers, "worker")}`
         + (json.ranks > 1 ? ` of ${json.ranks} ranks` : ""),
       `${us(run.end, 1)} predicted`,
-      `bandwidth limit ${formatNumber(band.floor_us)} µs (${formatBytes(band.loaded_bytes)} at ${formatNumber(band.gb_per_s, 0)} GB/s), ${percent(band.floor_us, run.end / 1000)} of that`,
+      `bandwidth limit ${formatNumber(band.floor_us)} µs (${formatBytes(band.loaded_bytes)} of the rank that loads most, at ${formatNumber(band.gb_per_s, 0)} GB/s), ${percent(band.floor_us, run.end / 1000)} of the predicted time`,
       `critical path ${formatNumber(json.critical_us)} µs with unlimited workers`,
       `workers idle ${percent(idle, whole)}`,
       json.verified ? "proved free of races and deadlocks" : "NOT proved",
@@ -199,7 +199,7 @@ const ScheduleDetails = (() => {
       element("h2", {}, "Where the time goes"),
       element("p", { class: "quiet" },
         "µs of the step: the time of all workers divided by their number, so the last column adds up to the step. ",
-        "“At full bandwidth” is the time of the bytes if all workers load all the time: the bandwidth limit. ",
+        "“At full bandwidth” is the time of the bytes if all workers of all ranks load all the time. ",
         "Loads can take less, because workers that load share the bandwidth of those that do not."),
       numbers(["kind", "count", "bytes", "at full bandwidth", "loading", "arithmetic beyond loading", "fixed overhead", "waiting", "in all"], [
         ...kinds.map((own) => row(kindMark(schedule, own.kind), own)),
