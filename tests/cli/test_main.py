@@ -16,28 +16,13 @@ from tpcompile import cli as package
 from tpcompile.cli.command import Command, Result
 
 TINY = "preset:tiny-qwen3"
-COMMANDS = (
-    "dump",
-    "passes",
-    "plan",
-    "check",
-    "schedule",
-    "calibrate",
-    "compare",
-    "generate",
-    "chat",
-    "serve",
-    "presets",
-    "make-demo",
-    "completion",
-)
 
 
 def python(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *package.COMMANDS])
 def test_help_has_examples(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Help fits into 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")

@@ -27,10 +27,10 @@ _TOLERANCE = 1e-3
 """The largest error of numbers that is no failure, relative to the largest number."""
 
 _EXAMPLES = """\
-  tpcompile reduce reproducer.txt -o small.txt      the passes that the file names
+  tpcompile reduce reproducer.txt -o small.txt      passes that the file names
   tpcompile reduce graph.txt -p fuse-qkv            the same error of this pass
-  tpcompile reduce graph.txt -p my-pass --numbers   wrong numbers after this pass
-  tpcompile reduce graph.txt --command "./check.sh" the same exit status of a command
+  tpcompile reduce graph.txt -p my-pass --numbers   wrong numbers after a pass
+  tpcompile reduce graph.txt --command ./check.sh   the same status of a command
 
 The command gets the name of a file with a graph as its last argument. The
 result is the smallest graph found, as text that tpcompile opt runs again."""
