@@ -39,7 +39,7 @@ _EXAMPLES = """\
   tpcompile opt graph.txt -p "vocab-parallel,insert-collectives,fuse-qkv"
   tpcompile opt graph.txt -p fuse-qkv --diff
   tpcompile opt graph.txt --verify-only
-  tpcompile dump preset:tiny-qwen3 --tp 2 --stop-after kv-heads | tpcompile opt -
+  tpcompile dump preset:tiny-qwen3 --stop-after capture | tpcompile opt -
   tpcompile opt reproducer.txt                    the passes that the file names
 
 The exit status is 0 if the graph is valid before and after the passes, 1 if it
