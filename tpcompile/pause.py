@@ -16,8 +16,8 @@ def paused_collector() -> Iterator[None]:
     pass time of an 80-layer model. The collector is enabled again only if it was enabled on entry,
     so blocks may be nested.
 
-    What the block created becomes old at its end without a traversal. Otherwise the first
-    collection afterwards, meant for a few hundred young objects, would traverse all of them.
+    What the block created stays young: an abandoned model, which is part of reference cycles, is
+    freed with its weights by the next collection.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -25,7 +25,4 @@ def paused_collector() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # else objects that the user froze would thaw
-                gc.freeze()
-                gc.unfreeze()  # moves all objects to the oldest generation
             gc.enable()

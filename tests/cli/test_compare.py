@@ -17,7 +17,7 @@ from tests.cli.conftest import Cli
 from tests.compare.program.mistakes import eps
 from tests.compare.program.wrong import operands
 from tests.models import preset_pair
-from tpcompile import api
+from tpcompile import options
 from tpcompile.ir.ops import ARGMAX, PAGED_ATTENTION, SPECS
 from tpcompile.passes import Report, default_pipeline
 from tpcompile.rewriting.rewrite import calls, insert
@@ -182,7 +182,9 @@ MISTAKES = {
 def test_a_mistake_in_a_pass_is_found(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, mistake: Any, where: str
 ) -> None:
-    monkeypatch.setattr(api, "default_pipeline", lambda tp: [*default_pipeline(tp), Wrong(mistake)])
+    monkeypatch.setattr(
+        options, "default_pipeline", lambda tp: [*default_pipeline(tp), Wrong(mistake)]
+    )
     line = f"compare preset:tiny-qwen3 --tp 2 --random-weights 0 --lengths 9,9,9,9 --json {where}"
     ran = cli(line)
     found = json.loads(ran.out)
@@ -197,7 +199,7 @@ def test_the_tolerance_decides(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tolerance: str, status: int
 ) -> None:
     wrong = Wrong(slightly_other_scale)
-    monkeypatch.setattr(api, "default_pipeline", lambda tp: [*default_pipeline(tp), wrong])
+    monkeypatch.setattr(options, "default_pipeline", lambda tp: [*default_pipeline(tp), wrong])
     ran = cli(f"compare preset:tiny-qwen3 --tp 3 --random-weights 0 --simulate {tolerance}")
     assert ran.status == status
     assert ("FIRST DIVERGENCE" in ran.out) == bool(status)

@@ -57,8 +57,8 @@ def test_a_mistake_in_bf16_is_found(layer: int, monkeypatch: pytest.MonkeyPatch)
     """An attention scale that is wrong by a quarter is detected."""
     place = SPECS[PAGED_ATTENTION].argument_names.index("scale")
 
-    def spoilt(graph: fx.GraphModule, passes: Any) -> Any:
-        gm, stages = run_passes(graph, passes)
+    def spoilt(graph: fx.GraphModule, passes: Any, **more: Any) -> Any:
+        gm, stages = run_passes(graph, passes, **more)
         attention = calls(gm, PAGED_ATTENTION)[layer]
         attention.update_arg(place, 1.25 * attention.args[place])  # type: ignore[operator]
         return gm, stages

@@ -14,6 +14,8 @@ import pytest
 import tpcompile
 from tests.runtime.eager_pair import lively
 from tests.serving.test_engine import greedy, prompt
+from tpcompile import api
+from tpcompile.frontend import capture
 from tpcompile.serving import Engine
 from tpcompile.serving.runs import Runs
 
@@ -84,8 +86,9 @@ def test_another_tp_while_requests_run() -> None:
         assert (engine.model.tp, engine.restarts) == (3, 1)
 
 
-def test_weights_that_are_gone() -> None:
+def test_weights_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose weights nobody holds cannot be compiled again; the requests say so."""
+    monkeypatch.setattr(api, "captured_of", capture)  # a shared capture would hold the weights
     with made(lively("tiny-qwen3"), 1) as model, Engine(model, **OPTIONS) as engine:
         handle = engine.add(ASKED[0], PARAMS[0])
         engine.step()
