@@ -146,7 +146,7 @@ function recipeOf(line, layer) {
   return [
     element("h3", {}, "Made of checkpoint bytes"),
     element("p", { class: "mono" }, Stages.filled(recipe, layer)),
-    table(["rank", "tensor", "bytes of the tensor (without the last)", "size"], rows, { class: "reads" }),
+    table(["rank", "tensor", "bytes of the tensor, end excluded", "size"], rows, { class: "reads" }),
   ];
 }
 
