@@ -1,4 +1,4 @@
-"""Where a prompt comes from: an option, a file, or standard input."""
+"""Prompts from an option, a file or standard input."""
 
 from __future__ import annotations
 

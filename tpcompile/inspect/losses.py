@@ -1,4 +1,4 @@
-"""Where the time of a step goes: its loads at the full bandwidth, and the causes of the rest."""
+"""The parts of a step's time: its loads at the full bandwidth, and the causes of the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "arithmetic": "arithmetic",
     }
 )
-"""What keeps workers from loading, and its description."""
+"""The causes of time without loads, with their descriptions."""
 
 
 @dataclass(frozen=True)

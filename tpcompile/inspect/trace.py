@@ -68,7 +68,7 @@ class _Side:
     first: int
     """The first id."""
     suffix: str
-    """What follows the names of processes."""
+    """The suffix of the names of processes."""
 
     @property
     def each(self) -> int:

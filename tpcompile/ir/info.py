@@ -32,7 +32,7 @@ class GraphInfo:
     model: str = "the model"
     """The class name of the captured model, for messages."""
     rotary: RotarySource | None = None
-    """What makes the rotary tables again; None if their class is not part of transformers."""
+    """The source of the rotary tables; None if their class is not part of transformers."""
 
 
 def info_of(gm: fx.GraphModule) -> GraphInfo:

@@ -1,4 +1,4 @@
-"""What fails when passes run on a graph, in a form that is the same for smaller graphs."""
+"""Failures of passes on a graph, described in a form that is the same for smaller graphs."""
 
 from __future__ import annotations
 

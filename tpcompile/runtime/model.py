@@ -52,7 +52,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
     """A causal LM on ranks, with the interface of Hugging Face's causal LMs."""
 
     explorer: Callable[..., None] | None = None
-    """What `explore` runs; `compile` sets it."""
+    """The implementation of `explore`; `compile` sets it."""
 
     def __new__(cls, captured: Captured, *args: Any, **kwargs: Any) -> CompiledModel:
         """Create an instance of a class with the captured class's name, which pipelines check."""

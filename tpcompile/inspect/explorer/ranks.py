@@ -1,4 +1,4 @@
-"""Who holds what, for the page: the layouts of a plan as strips, and the modules of the ranks."""
+"""The shares of the ranks for the page: the layouts of a plan, and the modules of the ranks."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _TITLES = ("layouts", "plan", "biases")
 
 @dataclass
 class Head:
-    """What the header of a graph's text says."""
+    """The parsed header of a graph's text."""
 
     info: GraphInfo
     layouts: dict[str, Layout] = field(default_factory=dict)
