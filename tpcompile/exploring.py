@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from tpcompile.options import check_shards, dtype_of, passes_for
 from tpcompile.passes import Pass, parse_pipeline, pipeline_text, run_passes
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.plugins import load_plugins
-from tpcompile.rewriting.reproducer import write_reproducer
+from tpcompile.rewriting.reproducer import versions, write_reproducer
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.scheduling import DEFAULT_TARGET, Choices, ScheduledStep, choose
@@ -184,10 +182,7 @@ def _about(graph: fx.GraphModule, model: str) -> dict[str, str]:
         "model": model,
         "class": info.model,
         "dtype": _named(info.outputs[0].dtype),
-        "tpcompile": version("tpcompile"),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-        "Python": platform.python_version(),
+        **versions(),
     }
 
 

@@ -32,9 +32,10 @@ def reproducer_of(graph: str, pipeline: str, error: Exception) -> str:
     kind = "" if isinstance(error, CompileError) else f"{type(error).__name__}: "
     said = " ".join(f"{kind}{error}".split())
     shown = said if len(said) <= _SHOWN else said[:_SHOWN] + "…"
+    listed = ", ".join(f"{name} {own}" for name, own in versions().items())
     return (
         "# `tpcompile opt FILE` shows the error again, `tpcompile reduce FILE` shrinks the graph.\n"
-        f"# error: {shown}\n# versions: {_versions()}\n{with_pipeline(graph, pipeline)}"
+        f"# error: {shown}\n# versions: {listed}\n{with_pipeline(graph, pipeline)}"
     )
 
 
@@ -50,14 +51,15 @@ def with_pipeline(graph: str, pipeline: str) -> str:
     return f"# pipeline: {pipeline}\n{graph}" if pipeline else graph
 
 
-def _versions() -> str:
-    found = []
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that a compilation depends on, and of Python."""
+    found = {}
     for name in _PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            found[name] = version(name)
         except PackageNotFoundError:
-            found.append(f"{name} without metadata")
-    return ", ".join([*found, f"Python {platform.python_version()}"])
+            found[name] = "without metadata"
+    return {**found, "Python": platform.python_version()}
 
 
 def write_reproducer(text: str) -> str:

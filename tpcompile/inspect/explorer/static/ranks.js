@@ -124,7 +124,7 @@ function makersOf(stage, name, known) {
   const key = `${found ? found.section.number : ""} ${layer === null ? name : name.replace(/^l\d+_/, "")}`;
   if (!known.has(key))
     known.set(key, pastOf(stage, name).map(({ s, what, name }) => (
-      { pass: Stages.at(stage.c, s).data.name, what, name: layer === null ? name : name.replace(/^l\d+_/, "l\u0001_") })));
+      { pass: Stages.at(stage.c, s).data.name, what, name: generalName(name) })));
   return known.get(key).map((step) => ({ ...step, name: Stages.filled(step.name, layer) }));
 }
 

@@ -59,7 +59,7 @@ const Stages = {
   // Return the value of this name in a stage: its section, layer and line; or null.
   find(stage, name) {
     const layer = layerOfName(name);
-    const general = layer === null ? name : name.replace(/^l\d+_/, "l\u0001_");
+    const general = generalName(name);
     for (const section of this.sections(stage)) {
       const inside = section.first !== null && section.first <= layer && layer <= section.last;
       for (const line of section.lines)
@@ -94,7 +94,7 @@ const Stages = {
   fate(c, s, name) {
     const { data } = this.at(c, s);
     const layer = layerOfName(name);
-    const general = layer === null ? name : name.replace(/^l\d+_/, "l\u0001_");
+    const general = generalName(name);
     const found = data.fates[name] || data.fates[general];
     if (!found) return ["kept", name];
     return [found[0], this.filled(found[1], layer)];
@@ -103,7 +103,7 @@ const Stages = {
   // Return why readers of a collective need it: each with the rule that it would break.
   needs(stage, name) {
     const layer = layerOfName(name);
-    const general = layer === null ? name : name.replace(/^l\d+_/, "l\u0001_");
+    const general = generalName(name);
     return (stage.data.needs[name] || stage.data.needs[general] || [])
       .map((need) => ({ ...need, reader: this.filled(need.reader, layer) }));
   },
@@ -173,6 +173,11 @@ const Stages = {
 function layerOfName(name) {
   const found = /^l(\d+)_/.exec(name || "");
   return found ? Number(found[1]) : null;
+}
+
+// Return the name in a template: a value of a layer has a mark in place of the layer's number.
+function generalName(name) {
+  return name.replace(/^l\d+_/, "l\u0001_");
 }
 
 // Return text with its values as links, which show their details.
