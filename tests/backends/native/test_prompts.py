@@ -15,9 +15,11 @@ import torch
 
 import tpcompile
 from tpcompile.backends.native import functions, prompts
+from tpcompile.backends.native.build import paths
 from tpcompile.backends.torch_tp import functions as torchs
 
-pytestmark = pytest.mark.skipif(not prompts.available(), reason="needs AVX-512 with bf16")
+pytestmark = pytest.mark.skipif(not prompts.available(), reason="needs AVX2")
+PATHS = [path for path in paths() if path in prompts.PATHS]
 
 TOKENS = [1, 3, 16, 65, 200]
 BLOCK = 16
@@ -35,8 +37,9 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).bfloat16()
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
+@pytest.fixture(autouse=True, params=PATHS)
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "_path", lambda: request.param)
     torch.manual_seed(0)
 
 

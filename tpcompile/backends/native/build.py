@@ -19,6 +19,7 @@ _X86: Mapping[str, tuple[str, ...]] = {
     "avx512_bf16": _AVX512,
     "amx_bf16": _AMX,
     "prompts": (),
+    "prompts_avx2": _AVX2,
     "prompts_avx512_bf16": _AVX512,
 }
 

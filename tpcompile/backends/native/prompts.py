@@ -13,8 +13,8 @@ import torch
 from tpcompile.backends.native.build import library, paths
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 
-_PATHS = ("avx512_bf16", "amx_bf16")
-"""The vector paths of CPUs that have the kernels."""
+PATHS = {"amx_bf16": torch.bfloat16, "avx512_bf16": torch.bfloat16, "avx2": torch.float32}
+"""The vector paths that have the kernels, and the dtype of packed tokens in their products."""
 _NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION, _PACK, _LINEAR = range(8)
 _GRAIN = 1 << 14
 """The values that one thread computes at a time, at least."""
@@ -29,9 +29,20 @@ _PANEL, _ROWS = 64, 48
 
 
 @functools.cache
+def _path() -> str | None:
+    """Return the fastest vector path of this CPU that has the kernels, or None."""
+    return next((path for path in paths() if path in PATHS), None)
+
+
+def _chosen_path() -> str:
+    path = _path()
+    assert path is not None  # callers ask `takes` first
+    return path
+
+
 def available() -> bool:
     """Return whether this CPU has the kernels."""
-    return any(path in _PATHS for path in paths())
+    return _path() is not None
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -50,7 +61,7 @@ def takes_heads(q: torch.Tensor, *others: torch.Tensor) -> bool:
 @functools.cache
 def _multiplies() -> bool:
     """Return whether products are faster than torch's, which use AMX where the CPU has it."""
-    return paths()[0] == "avx512_bf16"
+    return _path() != "amx_bf16"
 
 
 def takes_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -115,6 +126,7 @@ _LinearOf = _structure(
 def _run(operation: int, arguments: ctypes.Structure, items: int, values: int) -> None:
     """Run an operation; each item computes so many values."""
     library().tpc_many(
+        _chosen_path().encode(),
         ctypes.c_int32(operation),
         ctypes.byref(arguments),
         ctypes.c_int64(items),
@@ -167,7 +179,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     (tokens, columns), rows = x.shape, len(weight)
     panels = -(-tokens // _PANEL)
     out = torch.empty(tokens, rows, dtype=x.dtype)
-    packed = torch.empty(panels * _PANEL, columns, dtype=x.dtype)
+    packed = torch.empty(panels * _PANEL, columns, dtype=PATHS[_chosen_path()])
     added = None if bias is None else bias.data_ptr()
     own = _LinearOf(
         *(_Heads.of(x), weight.data_ptr(), added, out.data_ptr(), packed.data_ptr()),

@@ -63,9 +63,9 @@ void tpc_close(void* machine);
 void tpc_asleep(void (*wait)());
 
 // Do all items of an operation on many tokens (see prompts.h), `grain` at a time, on the threads of
-// OpenMP. Only on CPUs with AVX-512 and its dot products of bf16.
-void tpc_many(int32_t operation, const void* arguments, int64_t items, int64_t grain,
-              int32_t threads);
+// OpenMP. The path must run here, and have these kernels.
+void tpc_many(const char* path, int32_t operation, const void* arguments, int64_t items,
+              int64_t grain, int32_t threads);
 
 // Read memory on some threads, an even part each, and return the seconds.
 double tpc_read(const char* path, const char* from, int64_t bytes, int32_t threads);

@@ -96,6 +96,13 @@ const Choice kPaths[] = {
     {&portable, [] { return true; }}};
 
 }  // namespace
+
+const Path* path_named(const char* name) {
+  for (const Choice& choice : kPaths)
+    if (std::strcmp(choice.path->name, name) == 0 && choice.runs_here()) return choice.path;
+  return nullptr;
+}
+
 }  // namespace tpc
 
 namespace tpc {
@@ -455,12 +462,10 @@ const char* tpc_path(int32_t place) {
 }
 
 void* tpc_open(const tpc_program* program, const char* name) {
-  for (const tpc::Choice& choice : tpc::kPaths) {
-    if (std::strcmp(choice.path->name, name) != 0 || !choice.runs_here()) continue;
-    auto machine = std::make_unique<tpc::Machine>(*program, *choice.path);
-    return machine->start() ? machine.release() : nullptr;
-  }
-  return nullptr;
+  const tpc::Path* path = tpc::path_named(name);
+  if (!path) return nullptr;
+  auto machine = std::make_unique<tpc::Machine>(*program, *path);
+  return machine->start() ? machine.release() : nullptr;
 }
 
 void tpc_launch(void* machine, int64_t steps, int64_t* times) {
@@ -484,9 +489,8 @@ void tpc_give_up(void* machine) { static_cast<tpc::Machine*>(machine)->give_up()
 int64_t tpc_end(void* machine) { return static_cast<tpc::Machine*>(machine)->end(); }
 
 double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
-  uint64_t (*read)(const char*, int64_t) = tpc::portable.read;
-  for (const tpc::Choice& choice : tpc::kPaths)
-    if (std::strcmp(choice.path->name, name) == 0 && choice.runs_here()) read = choice.path->read;
+  const tpc::Path* path = tpc::path_named(name);
+  uint64_t (*read)(const char*, int64_t) = (path ? path : &tpc::portable)->read;
   std::atomic<uint64_t> found{0};
   const int64_t begin = tpc::now_ns(), part = bytes / threads;
   std::vector<std::thread> all;

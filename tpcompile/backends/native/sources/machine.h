@@ -52,12 +52,19 @@ using Kernel = void (*)(const Memory&, const int32_t* words, Scratch&);
 
 constexpr int kKernels = 256;
 
+// Do some items of an operation on many tokens (see prompts.h).
+using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, Scratch&);
+
 // The kernels of one vector path, by opcode.
 struct Path {
   const char* name;
   uint64_t (*read)(const char* from, int64_t bytes);
+  const ManyKernel* many;  // null if the path has no kernels for many tokens
   Kernel kernels[kKernels];
 };
+
+// Return the path of this name, or null if it does not run here.
+const Path* path_named(const char* name);
 
 extern const Path portable;
 #if defined(__x86_64__)

@@ -42,8 +42,8 @@ void by_result(const Memory& memory, const int32_t* words, Scratch& scratch) {
 
 #define TPC_KERNEL(how, name) how<tpc_##name, name<f32>, name<bf16>, name<f16>>
 
-constexpr tpc::Path make_path(const char* name) {
-  tpc::Path path{name, read_all, {}};
+constexpr tpc::Path make_path(const char* name, const tpc::ManyKernel* many = nullptr) {
+  tpc::Path path{name, read_all, many, {}};
   path.kernels[TPC_OP_EMBED] = TPC_KERNEL(by_operand, embed);
   path.kernels[TPC_OP_NORM_QKV_ROPE_APPEND] = TPC_KERNEL(by_operand, norm_qkv_rope_append);
   path.kernels[TPC_OP_NORM_QKV_ROWS] = TPC_KERNEL(by_operand, norm_qkv_rows);

@@ -72,22 +72,20 @@ struct Attention {
   double scale;
 };
 
-// Products of tokens and the rows of a weight. First the tokens are packed, in panels of 64, of
-// which the last may be narrower: an item is a panel. Then an item is 48 rows of the weight, which
-// are read as they are stored, and some panels.
+// Products of tokens and the rows of a weight. First the tokens are packed in panels, side by side;
+// an item is 64 tokens. Then an item is 48 rows of the weight and some panels.
 struct Linear {
   Heads x;
   const uint16_t* weight;
   const uint16_t* bias;  // null for none
   uint16_t* out;
-  uint32_t* packed;
+  void* packed;  // in bf16 or fp32, as the path's products take them
   int64_t tokens, columns, rows;
   int64_t part_tokens;
 };
 
-// Do some items of an operation.
-using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, Scratch&);
-
-extern const ManyKernel many_kernels[];
+#if defined(__x86_64__)
+extern const ManyKernel many_avx2[], many_avx512_bf16[];
+#endif
 
 }  // namespace tpc

@@ -1,0 +1,390 @@
+// Operations on many tokens, for every vector path that has them.
+//
+// A path includes this file after its own vectors (see prompts_avx2.cpp), which define
+// - `Packed` and `kColumns`: an operand of products, and the values of a row that it holds;
+// - `kRows` and `kPanel`: the rows of a product, and the tokens that are packed side by side;
+// - `multiply`, and the functions that lay out its operands: `as_packed`, `hold`, `pack_rows`,
+//   `interleave`, `load_transposed`;
+// - `rounded`, `put_some`, `power_of_e`, `square_roots`, and the choice of lanes: `Chosen`,
+//   `lanes_from`, `chosen`, `larger`, `greatest_of`.
+#pragma once
+
+#include "prompts.h"
+
+#include "numbers.h"
+
+#define TPC_ALWAYS __attribute__((always_inline))
+
+namespace {
+
+using tpc::AddNorm;
+using tpc::Append;
+using tpc::Attention;
+using tpc::Heads;
+using tpc::Linear;
+using tpc::Norm;
+using tpc::Rope;
+using tpc::Scratch;
+using tpc::Swiglu;
+
+TPC_INLINE const bf16* at(const Heads& from, int64_t token, int64_t head) {
+  return reinterpret_cast<const bf16*>(from.data + token * from.token_stride +
+                                       head * from.head_stride);
+}
+
+TPC_INLINE bf16* to(uint16_t* out, int64_t place) { return reinterpret_cast<bf16*>(out + place); }
+
+TPC_INLINE const bf16* from(const uint16_t* values) {
+  return reinterpret_cast<const bf16*>(values);
+}
+
+// Call `f(place, count)` for 16 values at a time.
+template <class F>
+TPC_INLINE void by_lanes(int64_t width, F f) {
+  int64_t place = 0;
+  for (; place + kLanes <= width; place += kLanes) f(place, int64_t{kLanes});
+  if (place < width) f(place, width - place);
+}
+
+template <class T>
+TPC_INLINE float sum_of_squares(const T* x, int64_t width) {
+  Lanes squares{};
+  by_lanes(width, [&](int64_t place, int64_t count) TPC_ALWAYS {
+    const Lanes own = load_some(x + place, count);
+    squares += own * own;
+  });
+  return sum(squares);
+}
+
+// Return one over the root mean square of each of 16 rows.
+TPC_INLINE Lanes inverse_rms(Lanes squares, int64_t width, double eps) {
+  const Lanes mean = squares / static_cast<float>(width) + static_cast<float>(eps);
+  return 1.0f / square_roots(mean);
+}
+
+// Scale, round, and multiply by the weight.
+template <class T>
+TPC_INLINE void normalize(const T* x, float factor, const bf16* weight, bf16* out, int64_t width) {
+  by_lanes(width, [&](int64_t place, int64_t count) TPC_ALWAYS {
+    const Lanes own = rounded(load_some(x + place, count) * factor);
+    put_some(out + place, load_some(weight + place, count) * own, count);
+  });
+}
+
+// The roots of 16 rows are computed together, since one takes about as long as all.
+void norm(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Norm*>(arguments);
+  const int64_t end = last * a.heads;
+  for (int64_t begin = first * a.heads; begin < end; begin += kLanes) {
+    const int64_t rows = end - begin < kLanes ? end - begin : kLanes;
+    const bf16* x[kLanes];
+    Lanes squares{};
+    for (int64_t row = 0; row < rows; ++row) {
+      x[row] = at(a.x, (begin + row) / a.heads, (begin + row) % a.heads);
+      squares[row] = sum_of_squares(x[row], a.width);
+    }
+    const Lanes factors = inverse_rms(squares, a.width, a.eps);
+    for (int64_t row = 0; row < rows; ++row)
+      normalize(x[row], factors[row], from(a.weight), to(a.out, (begin + row) * a.width), a.width);
+  }
+}
+
+template <class T>
+TPC_INLINE void add_norm_of(const AddNorm& a, int64_t token, Scratch& scratch) {
+  const int64_t begin = token * a.width;
+  const auto* residual = static_cast<const T*>(a.residual) + begin;
+  float* whole = scratch.take<float>(a.width);
+  by_lanes(a.width, [&](int64_t place, int64_t count) TPC_ALWAYS {
+    const Lanes total =
+        load_some(from(a.x) + begin + place, count) + load_some(residual + place, count);
+    put_some(to(a.total, begin + place), total, count);
+    // The sum of two values in bf16 is one in bf16.
+    store_some(whole + place, sizeof(T) == sizeof(bf16) ? rounded(total) : total, count);
+  });
+  const float squares = sum_of_squares(whole, a.width);
+  const float factor = inverse_rms(all(squares), a.width, a.eps)[0];
+  normalize(whole, factor, from(a.weight), to(a.normed, begin), a.width);
+  scratch.reset();
+}
+
+void add_norm(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  const auto& a = *static_cast<const AddNorm*>(arguments);
+  for (int64_t token = first; token < last; ++token) {
+    if (a.residual_in_fp32)
+      add_norm_of<float>(a, token, scratch);
+    else
+      add_norm_of<bf16>(a, token, scratch);
+  }
+}
+
+void swiglu(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Swiglu*>(arguments);
+  for (int64_t token = first; token < last; ++token) {
+    const bf16 *gate = at(a.gate, token, 0), *up = at(a.up, token, 0);
+    by_lanes(a.width, [&](int64_t place, int64_t count) TPC_ALWAYS {
+      const Lanes x = load_some(gate + place, count);
+      const Lanes silu = rounded(x / (1.0f + power_of_e(-x)));
+      put_some(to(a.out, token * a.width + place), silu * load_some(up + place, count), count);
+    });
+  }
+}
+
+void rope(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Rope*>(arguments);
+  const int64_t half = a.width / 2;
+  for (int64_t token = first; token < last; ++token) {
+    const bf16 *cos = from(a.cos) + token * a.width, *sin = from(a.sin) + token * a.width;
+    for (int64_t head = 0; head < a.heads; ++head) {
+      const bf16* x = at(a.x, token, head);
+      bf16* out = to(a.out, (token * a.heads + head) * a.width);
+      by_lanes(half, [&](int64_t place, int64_t count) TPC_ALWAYS {
+        const Lanes one = load_some(x + place, count), two = load_some(x + half + place, count);
+        const auto turn = [&](Lanes own, Lanes other, int64_t at) TPC_ALWAYS {
+          const Lanes kept = rounded(own * load_some(cos + at, count));
+          const Lanes turned = rounded(other * load_some(sin + at, count));
+          put_some(out + at, kept + turned, count);
+        };
+        turn(one, -two, place);
+        turn(two, one, half + place);
+      });
+    }
+  }
+}
+
+void append(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Append*>(arguments);
+  const auto bytes = sizeof(bf16) * static_cast<size_t>(a.width);
+  for (int64_t token = first; token < last; ++token)
+    for (int64_t head = 0; head < a.heads; ++head) {
+      const int64_t slot = a.slots[token];
+      std::memcpy(const_cast<bf16*>(at(a.cached_keys, slot, head)), at(a.keys, token, head), bytes);
+      std::memcpy(const_cast<bf16*>(at(a.cached_values, slot, head)), at(a.values, token, head),
+                  bytes);
+    }
+}
+
+// Products, in fp32. Each is a sum over its columns in order, so its bits depend on nothing but
+// its operands.
+
+// The tokens of a panel, in whole vectors.
+TPC_INLINE int64_t panel_width(int64_t left) {
+  return left < kPanel ? (left + kLanes - 1) / kLanes * kLanes : kPanel;
+}
+
+// The tokens that an item packs, in whole panels.
+constexpr int64_t kItem = 64;
+
+void pack_panels(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Linear*>(arguments);
+  auto* packed = static_cast<Packed*>(a.packed);
+  const int64_t end = last * kItem < a.tokens ? last * kItem : a.tokens;
+  for (int64_t begin = first * kItem; begin < end; begin += kPanel) {
+    const int64_t width = panel_width(a.tokens - begin);
+    for (int64_t token = 0; token < width; token += kLanes) {
+      const bf16* rows[kLanes];
+      for (int64_t own = 0; own < kLanes; ++own) {
+        const int64_t place = begin + token + own;
+        rows[own] = place < a.tokens ? at(a.x, place, 0) : nullptr;
+      }
+      pack_rows(rows, a.columns, packed + begin * (a.columns / kColumns) + token, width);
+    }
+  }
+}
+
+// Multiply some rows of a weight with a panel: `out[row][token]`.
+template <int kVectors>
+void multiply_panel(const Packed* weight, int64_t rows, const Packed* panel, int64_t steps,
+                    float* out) {
+  for (int64_t row = 0; row < rows; row += kRows)
+    multiply<kVectors, false>(weight + row * steps, steps, panel, kLanes * kVectors, steps,
+                              out + row * kPanel, kPanel);
+}
+
+void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  constexpr decltype(&multiply_panel<1>) kWidths[] = {multiply_panel<1>, multiply_panel<2>,
+                                                      multiply_panel<3>, multiply_panel<4>};
+  constexpr int64_t kBlock = 48;
+  const auto& a = *static_cast<const Linear*>(arguments);
+  const auto* packed = static_cast<const Packed*>(a.packed);
+  const int64_t steps = a.columns / kColumns;
+  const int64_t parts = (a.tokens + a.part_tokens - 1) / a.part_tokens;
+  float* sums = scratch.take<float>(kBlock * kPanel);
+  Packed* held = nullptr;
+  for (int64_t item = first; item < last; ++item) {
+    const int64_t row = item / parts * kBlock, token = item % parts * a.part_tokens;
+    const int64_t end = a.tokens - token < a.part_tokens ? a.tokens : token + a.part_tokens;
+    const int64_t rows = a.rows - row < kBlock ? a.rows - row : kBlock;
+    const bf16* stored = from(a.weight) + row * a.columns;
+    const Packed* weight = as_packed(stored);
+    if (!weight || rows % kRows) {  // the last rows are followed by zeros
+      if (!held) held = scratch.take<Packed>(kBlock * steps);
+      hold(stored, rows * a.columns, held);
+      for (int64_t place = rows * steps; place % (kRows * steps); ++place) held[place] = 0;
+      weight = held;
+    }
+    for (int64_t begin = token; begin < end; begin += kPanel) {
+      const int64_t width = panel_width(end - begin);
+      kWidths[width / kLanes - 1](weight, rows, packed + begin * steps, steps, sums);
+      for (int64_t lane = 0; lane < width; lane += kLanes) {
+        const int64_t left = end - begin - lane;
+        for (int64_t own = 0; own < rows; own += kLanes) {
+          const int64_t count = rows - own < kLanes ? rows - own : kLanes;
+          const Lanes bias = a.bias ? load_some(from(a.bias) + row + own, count) : Lanes{};
+          Lanes block[kLanes];
+          load_transposed(sums + own * kPanel + lane, kPanel, block);
+          for (int64_t line = 0; line < kLanes && line < left; ++line)
+            put_some(to(a.out, (begin + lane + line) * a.rows + row + own), block[line] + bias,
+                     count);
+        }
+      }
+    }
+  }
+}
+
+// Attention, over 64 keys at a time. Scores and sums are fp32, probabilities are rounded to bf16.
+
+constexpr int64_t kKeys = 64, kKeySteps = kKeys / kColumns;
+
+// Keys from `first` to `last` of a sequence; its other keys are not read.
+struct Seen {
+  const Attention& a;
+  const int64_t* table;
+  int64_t head, first, last;
+
+  const bf16* row(const Heads& side, int64_t key) const {
+    if (key < first || key >= last) return nullptr;
+    return at(side, table[key / a.block] * a.block + key % a.block, head);
+  }
+};
+
+// Lay out keys as `pack_rows` does, 64 apart; those that are not seen are zero.
+inline void pack_keys(const Seen& seen, int64_t begin, int64_t count, int64_t width,
+                      Packed* packed) {
+  for (int64_t key = 0; key < count; key += kLanes) {
+    const bf16* rows[kLanes];
+    for (int64_t own = 0; own < kLanes; ++own)
+      rows[own] = seen.row(seen.a.keys, begin + key + own);
+    pack_rows(rows, width, packed + key, kKeys);
+  }
+}
+
+// Lay out values as `[keys of a step][column]`; those of keys that are not seen are zero.
+inline void pack_values(const Seen& seen, int64_t begin, int64_t steps, int64_t width,
+                        Packed* packed) {
+  for (int64_t step = 0; step < steps; ++step) {
+    const bf16* rows[kColumns];
+    for (int64_t own = 0; own < kColumns; ++own)
+      rows[own] = seen.row(seen.a.values, begin + kColumns * step + own);
+    interleave(rows, width, packed + step * width);
+  }
+}
+
+// Replace scores by probabilities times exp(most); return the factor for earlier ones.
+TPC_INLINE float soften(const float* scores, int64_t first, int64_t last, float scale, float& most,
+                        float& total, Packed* out) {
+  constexpr int kVectors = kKeys / kLanes;
+  const Lanes least = all(std::numeric_limits<float>::lowest());
+  Lanes own[kVectors], greatest = least;
+  Chosen seen[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    seen[v] = lanes_from(first - kLanes * v, last - kLanes * v);
+    own[v] = load(scores + kLanes * v) * scale;
+    greatest = larger(greatest, chosen(seen[v], own[v], least));
+  }
+  const float before = most, now = greatest_of(greatest);
+  most = now > before ? now : before;
+  Lanes sums{};
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const Lanes kept = chosen(seen[v], power_of_e(own[v] - most), Lanes{});
+    sums += kept;
+    hold(kept, out + kLanes / kColumns * v);
+  }
+  const float factor = power_of_e(all(before - most))[0];
+  total = total * factor + sum(sums);
+  return factor;
+}
+
+// The parts of a sequence's new tokens.
+TPC_INLINE int64_t parts_of(const Attention& a, int64_t sequence) {
+  return (a.starts[sequence + 1] - a.starts[sequence] + a.part_tokens - 1) / a.part_tokens;
+}
+
+void attend(const Attention& a, int64_t part, int64_t run, Scratch& scratch) {
+  constexpr decltype(&multiply<1, false>) kScores[] = {multiply<1, false>, multiply<2, false>,
+                                                       multiply<3, false>, multiply<4, false>};
+  int64_t sequence = 0, offset = part * a.part_tokens;
+  for (int64_t parts; (parts = parts_of(a, sequence)) * a.part_tokens <= offset; ++sequence)
+    offset -= parts * a.part_tokens;
+  const int64_t start = a.starts[sequence], count = a.starts[sequence + 1] - start;
+  const int64_t tokens = count - offset < a.part_tokens ? count - offset : a.part_tokens;
+  const int64_t position = a.lengths[sequence] - count + offset, last = position + tokens;
+  const int64_t oldest = position + 1 - a.window;
+  const int64_t first = a.window > 0 && oldest > 0 ? oldest : 0;
+  const int64_t kv_head = a.runs[3 * run], head = a.runs[3 * run + 1];
+  const int64_t rows = tokens * a.runs[3 * run + 2];
+  const int64_t held = (rows + kRows - 1) / kRows * kRows, steps = a.width / kColumns;
+  const Seen seen{a, a.tables + sequence * a.table_stride, kv_head, first, last};
+
+  Packed* q = scratch.take<Packed>(held * steps);
+  Packed* keys = scratch.take<Packed>(steps * kKeys);
+  Packed* values = scratch.take<Packed>(kKeys / kColumns * a.width);
+  float* scores = scratch.take<float>(held * kKeys);
+  Packed* chances = scratch.take<Packed>(held * kKeySteps);
+  float* mixed = scratch.take<float>(held * a.width);
+  float *most = scratch.take<float>(rows), *total = scratch.take<float>(rows);
+  std::memset(q, 0, sizeof(Packed) * static_cast<size_t>(held * steps));
+  std::memset(chances, 0, sizeof(Packed) * static_cast<size_t>(held * kKeySteps));
+  std::memset(mixed, 0, sizeof(float) * static_cast<size_t>(held * a.width));
+  for (int64_t row = 0; row < rows; ++row) {
+    const bf16* own = at(a.q, start + offset + row % tokens, head + row / tokens);
+    hold(own, a.width, q + row * steps);
+    most[row] = std::numeric_limits<float>::lowest() / 2, total[row] = 0;
+  }
+  for (int64_t begin = first / kKeys * kKeys; begin < last; begin += kKeys) {
+    const int64_t here = last - begin < kKeys ? last - begin : kKeys;
+    const int64_t vectors = (here + kLanes - 1) / kLanes;
+    const int64_t used = (here + kColumns - 1) / kColumns;
+    pack_keys(seen, begin, vectors * kLanes, a.width, keys);
+    pack_values(seen, begin, used, a.width, values);
+    for (int64_t row = 0; row < held; row += kRows)
+      kScores[vectors - 1](q + row * steps, steps, keys, kKeys, steps, scores + row * kKeys, kKeys);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t own = position + row % tokens - begin;  // the place of its own key
+      const int64_t from = a.window > 0 ? own + 1 - a.window : 0;
+      const float factor =
+          soften(scores + row * kKeys, from, own + 1, static_cast<float>(a.scale), most[row],
+                 total[row], chances + row * kKeySteps);
+      if (factor == 1.0f) continue;
+      float* sums = mixed + row * a.width;
+      for (int64_t column = 0; column < a.width; column += kLanes)
+        store(sums + column, load(sums + column) * factor);
+    }
+    for (int64_t row = 0; row < held; row += kRows) {
+      const Packed* own = chances + row * kKeySteps;
+      float* sums = mixed + row * a.width;
+      int64_t column = 0;
+      for (; column + 4 * kLanes <= a.width; column += 4 * kLanes)
+        multiply<4, true>(own, kKeySteps, values + column, a.width, used, sums + column, a.width);
+      if (column < a.width)
+        multiply<2, true>(own, kKeySteps, values + column, a.width, used, sums + column, a.width);
+    }
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t token = start + offset + row % tokens;
+    bf16* out = to(a.out, (token * a.heads + head + row / tokens) * a.width);
+    for (int64_t column = 0; column < a.width; column += kLanes)
+      put_some(out + column, load(mixed + row * a.width + column) / total[row], kLanes);
+  }
+}
+
+void attention(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  const auto& a = *static_cast<const Attention*>(arguments);
+  for (int64_t item = first; item < last; ++item) {
+    attend(a, item / a.run_count, item % a.run_count, scratch);
+    scratch.reset();
+  }
+}
+
+}  // namespace
