@@ -11,6 +11,9 @@
 #include "numbers.h"
 #if defined(__AMX_BF16__)
 #include "transpose.h"
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#include "transpose.h"
+#define TPC_PANELS
 #endif
 
 namespace {
@@ -215,23 +218,10 @@ template <class T>
 struct Operand {
   Sequences<T> values;
   int64_t batch, columns, leaves;
-  const float* const* tiles;  // only for AMX
+  const float* const* tiles;   // only for AMX
+  const float* const* panels;  // only for AVX2
 };
 
-#if defined(__AMX_BF16__)
-#include "tiles.h"
-#endif
-
-template <class T>
-inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, int64_t leaves,
-                          [[maybe_unused]] Scratch& scratch) {
-  Operand<T> found{values, batch, columns, leaves, nullptr};
-#if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<T, bf16>)
-    found.tiles = tiled(values.first, values.stride, batch, columns, leaves, scratch);
-#endif
-  return found;
-}
 
 // Prefetches of the rows after a block of rows, a few lines at a time. They come in the order of
 // memory, so that the prefetchers of the CPU follow them.
@@ -255,9 +245,28 @@ class NextRows {
   int64_t stride_, bytes_, at_ = 0;
 };
 
-// The rows and the sequences of a block. Paths with fewer than 32 registers of 64 bytes hold some
-// of its sums in memory; smaller blocks were slower there.
+// The sequences from which rows are multiplied in blocks.
 constexpr int kBlock = 4;
+
+#if defined(__AMX_BF16__)
+#include "tiles.h"
+#elif defined(TPC_PANELS)
+#include "panels.h"
+#endif
+
+template <class T>
+inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, int64_t leaves,
+                          [[maybe_unused]] Scratch& scratch) {
+  Operand<T> found{values, batch, columns, leaves, nullptr, nullptr};
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<T, bf16>)
+    found.tiles = tiled(values.first, values.stride, batch, columns, leaves, scratch);
+#elif defined(TPC_PANELS)
+  if (batch >= kFewest)
+    found.panels = panels(values.first, values.stride, batch, columns, leaves, scratch);
+#endif
+  return found;
+}
 
 // Multiply `kRows` rows by `kBatch` sequences. Return the sums, `[kBatch][kRows]`.
 //
@@ -339,6 +348,8 @@ inline void dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<T, bf16>)
     return tile_dots(weight, stride, rows, x, out, out_stride, scratch);
+#elif defined(TPC_PANELS)
+  if (x.batch >= kFewest) return panel_dots(weight, stride, rows, x, out, out_stride, scratch);
 #endif
   if (x.batch >= kBlock) {
     Lanes* terms = scratch.take<Lanes>(x.leaves * ((x.batch + kBlock - 1) / kBlock));

@@ -1,5 +1,6 @@
 // Operations on many tokens, with AVX2 and FMA. Products take values in bf16 as fp32.
 #include "numbers.h"
+#include "transpose.h"
 
 namespace {
 
@@ -155,29 +156,6 @@ void multiply(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stri
               float* out, int64_t out_stride) {
   for (int v = 0; v < kVectors; ++v)
     multiply_16<kAdd>(a, a_stride, b + kLanes * v, b_stride, steps, out + kLanes * v, out_stride);
-}
-
-// Transpose 8 vectors of 8 lanes.
-TPC_INLINE void transpose(__m256* rows) {
-  __m256 pairs[8], fours[8];
-#pragma GCC unroll 4
-  for (int own = 0; own < 8; own += 2) {
-    pairs[own] = _mm256_unpacklo_ps(rows[own], rows[own + 1]);
-    pairs[own + 1] = _mm256_unpackhi_ps(rows[own], rows[own + 1]);
-  }
-#pragma GCC unroll 2
-  for (int own = 0; own < 8; own += 4)
-#pragma GCC unroll 2
-    for (int high = 0; high < 2; ++high) {
-      const __m256 a = pairs[own + high], b = pairs[own + 2 + high];
-      fours[own + 2 * high] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0));
-      fours[own + 2 * high + 1] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
-    }
-#pragma GCC unroll 4
-  for (int own = 0; own < 4; ++own) {
-    rows[own] = _mm256_permute2f128_ps(fours[own], fours[own + 4], 0x20);
-    rows[own + 4] = _mm256_permute2f128_ps(fours[own], fours[own + 4], 0x31);
-  }
 }
 
 // Lay out 16 rows as `[column][row]`, with `stride` between columns; null stands for zeros.

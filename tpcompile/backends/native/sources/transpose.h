@@ -1,10 +1,11 @@
-// Transposing 16 vectors of 16 lanes, with AVX-512.
+// Transposing 16 vectors of 16 lanes with AVX-512, or 8 of 8 lanes with AVX2.
 #pragma once
 
 #include "numbers.h"
 
 namespace {
 
+#if defined(__AVX512F__)
 // One stage of a transposition: swap lanes between any two vectors whose numbers differ in `kBit`.
 template <int kBit>
 TPC_INLINE void exchange(Lanes* rows) {
@@ -25,5 +26,28 @@ TPC_INLINE void exchange(Lanes* rows) {
 TPC_INLINE void transpose(Lanes* rows) {
   exchange<1>(rows), exchange<2>(rows), exchange<4>(rows), exchange<8>(rows);
 }
+#else
+TPC_INLINE void transpose(__m256* rows) {
+  __m256 pairs[8], fours[8];
+#pragma GCC unroll 4
+  for (int own = 0; own < 8; own += 2) {
+    pairs[own] = _mm256_unpacklo_ps(rows[own], rows[own + 1]);
+    pairs[own + 1] = _mm256_unpackhi_ps(rows[own], rows[own + 1]);
+  }
+#pragma GCC unroll 2
+  for (int own = 0; own < 8; own += 4)
+#pragma GCC unroll 2
+    for (int high = 0; high < 2; ++high) {
+      const __m256 a = pairs[own + high], b = pairs[own + 2 + high];
+      fours[own + 2 * high] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(1, 0, 1, 0));
+      fours[own + 2 * high + 1] = _mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2));
+    }
+#pragma GCC unroll 4
+  for (int own = 0; own < 4; ++own) {
+    rows[own] = _mm256_permute2f128_ps(fours[own], fours[own + 4], 0x20);
+    rows[own + 4] = _mm256_permute2f128_ps(fours[own], fours[own + 4], 0x31);
+  }
+}
+#endif
 
 }  // namespace

@@ -1,0 +1,188 @@
+// Dot products with a sequence in each lane, for paths with 16 registers.
+//
+// Included by dots.h. The bits are those of `row_dots`, in which each of 32 lanes adds every 32nd
+// product: the lanes of even and of odd chunks. Here these sums are made one after the other, each
+// for some rows and up to 16 sequences at a time.
+
+constexpr int64_t kPlaces = 2 * kLanes;
+// The columns of a block of rows that stays in the nearest cache, in steps of 32.
+constexpr int64_t kStepsHeld = 32;
+// The sequences of a register, and the most that are multiplied at a time. Blocks of rows are faster
+// for less than `kFewest`.
+constexpr int64_t kHalf = 8, kGroup = 16, kFewest = 5;
+static_assert(kRegister == kHalf && Form<bf16>::kChunk == kLanes);
+
+TPC_INLINE int64_t steps_of(int64_t columns) { return (columns + kPlaces - 1) / kPlaces; }
+
+// The registers that the last sequences take.
+TPC_INLINE int64_t halves_of(int64_t left) { return left > kHalf ? 2 : 1; }
+
+// Lay out columns of some sequences as `[place][step][sequence]`; the last ones are zeros.
+inline const float* panel(const float* x, int64_t stride, int64_t sequences, int64_t columns,
+                          Scratch& scratch) {
+  const int64_t steps = steps_of(columns), wide = kHalf * halves_of(sequences);
+  float* found = scratch.take<float>(kPlaces * steps * wide);
+  for (int64_t first = 0; first < wide; first += kHalf)
+    for (int64_t column = 0; column < kPlaces * steps; column += kHalf) {
+      __m256 block[kHalf];
+      for (int64_t own = 0; own < kHalf; ++own) {
+        float held[kHalf] = {};
+        const int64_t left = first + own < sequences ? columns - column : 0;
+        if (left > 0)
+          std::memcpy(held, x + (first + own) * stride + column,
+                      sizeof(float) * static_cast<size_t>(left < kHalf ? left : kHalf));
+        block[own] = _mm256_loadu_ps(held);
+      }
+      transpose(block);
+      const int64_t step = column / kPlaces, place = column % kPlaces;
+      for (int64_t own = 0; own < kHalf; ++own)
+        _mm256_storeu_ps(found + ((place + own) * steps + step) * wide + first, block[own]);
+    }
+  return found;
+}
+
+// Return the panels of all sequences, in groups of 16, each with a run of columns for each leaf.
+inline const float* const* panels(const float* x, int64_t stride, int64_t batch, int64_t columns,
+                                  int64_t leaves, Scratch& scratch) {
+  const float** found = scratch.take<const float*>((batch + kGroup - 1) / kGroup * leaves);
+  const float** next = found;
+  for (int64_t group = 0; group < batch; group += kGroup) {
+    const int64_t sequences = batch - group < kGroup ? batch - group : kGroup;
+    for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
+      const int64_t width = columns / leaves + (leaf < columns % leaves);
+      *next++ = panel(x + group * stride + first, stride, sequences, width, scratch);
+      first += width;
+    }
+  }
+  return found;
+}
+
+// A weight in all lanes. Weights in bf16 are loaded in pairs: broadcasts of 16 bits take longer.
+template <bool kOdd>
+TPC_INLINE __m256 everywhere(const f32* from) {
+  return _mm256_broadcast_ss(from);
+}
+
+template <bool kOdd>
+TPC_INLINE __m256 everywhere(const bf16* from) {
+  const __m256i pair = _mm256_set1_epi32(load_bytes<int32_t>(from - kOdd));
+  return _mm256_castsi256_ps(
+      kOdd ? _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u)))
+           : _mm256_slli_epi32(pair, 16));
+}
+
+template <bool kOdd>
+TPC_INLINE __m256 everywhere(const f16* from) {
+  return _mm256_cvtph_ps(_mm_set1_epi16(load_bytes<int16_t>(from)));
+}
+
+// Increase the sums of a place by some steps of all rows.
+template <bool kOdd, int kRows, int kHalves, class T>
+TPC_INLINE void add_steps(const T* weight, int64_t stride, const float* x, int64_t steps,
+                          bool first, __m256* sums) {
+  __m256 own[kRows * kHalves];
+#pragma GCC unroll 12
+  for (int at = 0; at < kRows * kHalves; ++at) own[at] = first ? _mm256_setzero_ps() : sums[at];
+  for (int64_t step = 0; step < steps; ++step) {
+    __m256 loaded[kHalves];
+#pragma GCC unroll 2
+    for (int half = 0; half < kHalves; ++half)
+      loaded[half] = _mm256_loadu_ps(x + (step * kHalves + half) * kHalf);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const __m256 factor = everywhere<kOdd>(weight + row * stride + step * kPlaces);
+#pragma GCC unroll 2
+      for (int half = 0; half < kHalves; ++half) {
+        __m256& sum = own[row * kHalves + half];
+        sum = _mm256_fmadd_ps(factor, loaded[half], sum);
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int at = 0; at < kRows * kHalves; ++at) sums[at] = own[at];
+}
+
+// Multiply `kRows` rows by a panel: `out[row][sequence]`, 16 sequences apart.
+template <class T, int kRows, int kHalves>
+inline void panel_dots(const T* weight, int64_t stride, const float* x, int64_t columns,
+                       NextRows& next, int64_t lines, float* out) {
+  constexpr int kSums = kRows * kHalves;
+  __m256 sums[kPlaces][kSums];
+  const int64_t whole = columns / kPlaces, x_stride = steps_of(columns) * kHalves * kHalf;
+  bool first = true;
+  const auto add = [&](const T* rows, int64_t apart, int64_t step, int64_t steps, int64_t ahead) {
+    for (int64_t place = 0; place < kPlaces; place += 2) {
+      next.fetch(2 * ahead);
+      const float* own = x + place * x_stride + step * kHalves * kHalf;
+      add_steps<false, kRows, kHalves>(rows + place, apart, own, steps, first, sums[place]);
+      add_steps<true, kRows, kHalves>(rows + place + 1, apart, own + x_stride, steps, first,
+                                      sums[place + 1]);
+    }
+  };
+  for (int64_t step = 0; step < whole; step += kStepsHeld, first = false) {
+    const int64_t steps = whole - step < kStepsHeld ? whole - step : kStepsHeld;
+    add(weight + step * kPlaces, stride, step, steps, lines);
+  }
+  if (columns % kPlaces) {
+    T rest[kRows * kPlaces] = {};
+    for (int row = 0; row < kRows; ++row)
+      std::memcpy(rest + row * kPlaces, weight + row * stride + whole * kPlaces,
+                  sizeof(T) * static_cast<size_t>(columns % kPlaces));
+    add(rest, kPlaces, whole, 1, 0);
+  }
+  // The tree of `sum`, after even and odd chunks.
+  for (int64_t apart = kPlaces / 2; apart > 0; apart /= 2)
+    for (int64_t place = 0; place < apart; ++place)
+#pragma GCC unroll 12
+      for (int at = 0; at < kSums; ++at)
+        sums[place][at] = _mm256_add_ps(sums[place][at], sums[place + apart][at]);
+  for (int row = 0; row < kRows; ++row)
+    for (int half = 0; half < kHalves; ++half)
+      _mm256_storeu_ps(out + row * kGroup + half * kHalf, sums[0][row * kHalves + half]);
+}
+
+// Multiply `kRows` rows by all sequences. `terms` has room for a block of each leaf.
+template <class T, int kRows>
+TPC_INLINE void panel_rows(const T* weight, int64_t stride, const Operand<T>& x, float* out,
+                           int64_t out_stride, float* terms) {
+  constexpr int64_t kSize = kRows * kGroup, kBytes = sizeof(T);
+  const int64_t groups = (x.batch + kGroup - 1) / kGroup;
+  const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t left = x.batch - group * kGroup, sequences = left < kGroup ? left : kGroup;
+    for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
+      const int64_t width = each + (leaf < longer);
+      const T* rows = weight + first;
+      const float* own = x.panels[group * x.leaves + leaf];
+      NextRows next(rows + kRows * stride, stride * kBytes, width * kBytes);
+      const int64_t passes = (width / kPlaces + kStepsHeld - 1) / kStepsHeld * kPlaces;
+      const int64_t lines =
+          group || passes == 0 ? 0 : (kRows * width * kBytes / 64 + passes - 1) / passes;
+      float* to = terms + leaf * kSize;
+      if (halves_of(sequences) == 2)
+        panel_dots<T, kRows, 2>(rows, stride, own, width, next, lines, to);
+      else
+        panel_dots<T, kRows, 1>(rows, stride, own, width, next, lines, to);
+      first += width;
+    }
+    fold_sums(terms, x.leaves, kSize);
+    for (int64_t b = 0; b < sequences; ++b)
+      for (int64_t row = 0; row < kRows; ++row)
+        out[(group * kGroup + b) * out_stride + row] = terms[row * kGroup + b];
+  }
+}
+
+template <class T>
+inline void panel_dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>& x,
+                       float* out, int64_t out_stride, Scratch& scratch) {
+  constexpr int kMany = 8, kFew = 6;  // as the registers allow
+  float* terms = scratch.take<float>(x.leaves * kMany * kGroup);
+  int64_t row = 0;
+  if (x.batch <= kHalf)
+    for (; row + kMany <= rows; row += kMany)
+      panel_rows<T, kMany>(weight + row * stride, stride, x, out + row, out_stride, terms);
+  for (; row + kFew <= rows; row += kFew)
+    panel_rows<T, kFew>(weight + row * stride, stride, x, out + row, out_stride, terms);
+  for (; row < rows; ++row)
+    panel_rows<T, 1>(weight + row * stride, stride, x, out + row, out_stride, terms);
+}
