@@ -24,50 +24,50 @@ def gaps(
     """Return the largest gap of each side, and the gap that rounding explains.
 
     The gap of a token is the distance of its logit from the best one, by the model in fp32 after
-    the same tokens. Rounding changes the choice only where two tokens are almost equal.
+    the same tokens. Rounding changes the choice only where two tokens are almost equal; how far,
+    Hugging Face's model in its own dtype shows on the texts of the first side.
     """
     torch.set_num_threads(threads)
-    sides = {name: [one for one, _ in own] for name, own in results.items()}
-    exact = _logits(directory, torch.float32, prompts, sides)
-    rounded = _logits(directory, "auto", prompts, sides)
-    found, allowed = {}, 0.0
-    for name, own in sides.items():
-        best = [rows.max(-1).values for rows in exact[name]]
-        chosen = [rows.gather(-1, _column(new)) for rows, new in zip(exact[name], own, strict=True)]
-        found[name] = _largest(best, chosen)
-        eager = [
-            rows.gather(-1, other.argmax(-1, keepdim=True))
-            for rows, other in zip(exact[name], rounded[name], strict=True)
-        ]
-        allowed = max(allowed, _ROUNDING * _largest(best, eager))
-    return found, allowed
+    sides = {
+        name: [(*prompt, *new) for prompt, (new, _) in zip(prompts, own, strict=True)]
+        for name, own in results.items()
+    }
+    lengths = [len(prompt) for prompt in prompts]
+    texts = {text: size for own in sides.values() for text, size in zip(own, lengths, strict=True)}
+    some = dict(zip(next(iter(sides.values())), lengths, strict=True))
+    exact = _logits(directory, torch.float32, texts)
+    rounded = _logits(directory, "auto", some)
+    found = {
+        name: max(
+            _largest(exact[text], _column(text[size:]))
+            for text, size in zip(own, lengths, strict=True)
+        )
+        for name, own in sides.items()
+    }
+    eager = (_largest(exact[text], rounded[text].argmax(-1, keepdim=True)) for text in some)
+    return found, _ROUNDING * max(eager)
 
 
 def _column(tokens: Sequence[int]) -> torch.Tensor:
     return torch.tensor(tokens)[:, None]
 
 
-def _largest(best: Sequence[torch.Tensor], chosen: Sequence[torch.Tensor]) -> float:
-    pairs = zip(best, chosen, strict=True)
-    return max(float((one - other[:, 0]).max()) for one, other in pairs)
+def _largest(logits: torch.Tensor, chosen: torch.Tensor) -> float:
+    """Return the largest distance of the chosen tokens' logits from the best ones."""
+    return float((logits.max(-1, keepdim=True).values - logits.gather(-1, chosen)).max())
 
 
 @torch.inference_mode()
 def _logits(
-    directory: Path,
-    dtype: Any,
-    prompts: Sequence[Sequence[int]],
-    sides: Mapping[str, Sequence[Sequence[int]]],
-) -> dict[str, list[torch.Tensor]]:
-    """Return the logits that decide each new token, by side and request."""
+    directory: Path, dtype: Any, texts: Mapping[tuple[int, ...], int]
+) -> dict[tuple[int, ...], torch.Tensor]:
+    """Return the logits that decide the new tokens of each text, given the size of its prompt."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, trust_remote_code=False
     ).train(False)
-    found: dict[str, list[torch.Tensor]] = {}
-    for name, own in sides.items():
-        found[name] = []
-        for prompt, new in zip(prompts, own, strict=True):
-            ids = torch.tensor([[*prompt, *new[:-1]]])
-            logits = model(ids, use_cache=False, logits_to_keep=len(new)).logits[0]
-            found[name].append(logits.float())
+    found = {}
+    for text, size in texts.items():
+        ids = torch.tensor([text[:-1]])
+        logits = model(ids, use_cache=False, logits_to_keep=len(text) - size).logits[0]
+        found[text] = logits.float()
     return found

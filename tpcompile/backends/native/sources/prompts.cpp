@@ -16,7 +16,7 @@ struct Work {
 
   void run() {
     tpc::Scratch scratch;
-    for (int64_t first; (first = next.fetch_add(grain)) < items;)
+    for (int64_t first; (first = next.fetch_add(grain)) < items; scratch.reset())
       kernel(arguments, first, first + grain < items ? first + grain : items, scratch);
   }
 };

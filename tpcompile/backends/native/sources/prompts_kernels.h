@@ -193,10 +193,10 @@ void pack_panels(const void* arguments, int64_t first, int64_t last, Scratch&) {
 
 // Multiply some rows of a weight with a panel: `out[row][token]`.
 template <int kVectors>
-void multiply_panel(const Packed* weight, int64_t rows, const Packed* panel, int64_t steps,
-                    float* out) {
+void multiply_panel(const Packed* weight, int64_t stride, int64_t rows, const Packed* panel,
+                    int64_t steps, float* out) {
   for (int64_t row = 0; row < rows; row += kRows)
-    multiply<kVectors, false>(weight + row * steps, steps, panel, kLanes * kVectors, steps,
+    multiply<kVectors, false>(weight + row * stride, stride, panel, kLanes * kVectors, steps,
                               out + row * kPanel, kPanel);
 }
 
@@ -216,15 +216,19 @@ void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch
     const int64_t rows = a.rows - row < kBlock ? a.rows - row : kBlock;
     const bf16* stored = from(a.weight) + row * a.columns;
     const Packed* weight = as_packed(stored);
+    int64_t stride = steps;
     if (!weight || rows % kRows) {  // the last rows are followed by zeros
-      if (!held) held = scratch.take<Packed>(kBlock * steps);
-      hold(stored, rows * a.columns, held);
-      for (int64_t place = rows * steps; place % (kRows * steps); ++place) held[place] = 0;
+      stride = steps + kLanes;  // lines at a power of two would compete for places in the cache
+      if (!held) held = scratch.take<Packed>(kBlock * stride);
+      for (int64_t own = 0; own < rows; ++own)
+        hold(stored + own * a.columns, a.columns, held + own * stride);
+      for (int64_t own = rows; own % kRows; ++own)
+        std::memset(held + own * stride, 0, sizeof(Packed) * static_cast<size_t>(steps));
       weight = held;
     }
     for (int64_t begin = token; begin < end; begin += kPanel) {
       const int64_t width = panel_width(end - begin);
-      kWidths[width / kLanes - 1](weight, rows, packed + begin * steps, steps, sums);
+      kWidths[width / kLanes - 1](weight, stride, rows, packed + begin * steps, steps, sums);
       for (int64_t lane = 0; lane < width; lane += kLanes) {
         const int64_t left = end - begin - lane;
         for (int64_t own = 0; own < rows; own += kLanes) {
