@@ -33,6 +33,12 @@ def test_steps_too(cli: Cli) -> None:
     assert said.count("tpcompile.runtime.ranks.program: program: 1 steps of 1 sequences\n") == 2
 
 
+def test_before_the_command(cli: Cli) -> None:
+    ran, after = cli(f"-v --verbose plan {TINY}"), cli(f"plan {TINY} -v --verbose")
+    assert (ran.status, ran.out) == (0, after.out)
+    assert cli("-v").status == cli("-v --no-such").status == 2
+
+
 def test_the_log_ends_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("tpcompile.x")
     handlers, level = logging.getLogger("tpcompile").handlers[:], log.getEffectiveLevel()

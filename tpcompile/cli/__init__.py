@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
 from tpcompile import __version__
 from tpcompile.cli import (
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _status(argv: Sequence[str]) -> int:
     """Run one command line and return the exit status."""
-    words = list(argv)
+    words = _command_first(argv)
     try:
         result = _run(words)
     except SystemExit as shown:  # argparse exits after printing help or the version
@@ -103,6 +105,13 @@ def _status(argv: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
     return _write(result)
+
+
+def _command_first(argv: Sequence[str]) -> list[str]:
+    """Return the words with `-v` after the command, where its parser expects it."""
+    flags = list(takewhile(re.compile(r"-v+|--verbose").fullmatch, argv))
+    command, rest = argv[len(flags) :][:1], argv[len(flags) + 1 :]
+    return [*command, *flags, *rest]
 
 
 def _worded(error: Exception, words: list[str]) -> str:

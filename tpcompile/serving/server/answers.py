@@ -24,7 +24,7 @@ class Answer:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     lengths: Counter[int] = field(default_factory=Counter)
-    """Of each choice the characters of the tokens that were described."""
+    """By choice, the number of characters in the tokens described so far."""
 
     @property
     def chats(self) -> bool:
