@@ -112,19 +112,16 @@ inline void mix_rest(const Side<T>& values, Span tokens, const float* weights, i
 template <class T, int kHeads>
 inline void mix(Side<T> values, Span tokens, const float* weights, int64_t stride, int64_t width,
                 float* out) {
-  // As many columns at a time as the registers hold sums of.
-  constexpr int kParts = kRegisters == 1 ? 8 : 8 / (kHeads * kRegisters);
   int64_t left = width;
   const auto past = [&](int64_t columns) {
     left -= columns;
     values.first += columns;
     out += columns;
   };
-  for (; left >= kParts * kLanes; past(kParts * kLanes))
-    mix_columns<T, kHeads, kParts>(values, tokens, weights, stride, width, out);
-  if constexpr (kParts > 4)
-    for (; left >= 4 * kLanes; past(4 * kLanes))
-      mix_columns<T, kHeads, 4>(values, tokens, weights, stride, width, out);
+  for (; left >= 8 * kLanes; past(8 * kLanes))
+    mix_columns<T, kHeads, 8>(values, tokens, weights, stride, width, out);
+  for (; left >= 4 * kLanes; past(4 * kLanes))
+    mix_columns<T, kHeads, 4>(values, tokens, weights, stride, width, out);
   for (; left >= kLanes; past(kLanes))
     mix_columns<T, kHeads, 1>(values, tokens, weights, stride, width, out);
   if (left > 0) mix_rest<T, kHeads>(values, tokens, weights, stride, width, left, out);
