@@ -40,6 +40,7 @@ from tpcompile.cli.command import (
 from tpcompile.cli.logs import logged
 from tpcompile.cli.wording import with_options
 from tpcompile.errors import CompileError, RankError
+from tpcompile.pause import paused_collector
 from tpcompile.plugins import load_plugins
 
 COMMANDS: dict[str, Command] = {
@@ -83,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is not None:
         return _status(argv)
+    command = COMMANDS.get(next(iter(_command_first(sys.argv[1:])), ""))
+    if command is not None and command.pauses:
+        gc.disable()
     status = _status(sys.argv[1:])
     gc.freeze()
     return status
@@ -138,7 +142,8 @@ def _run(argv: list[str]) -> Result:
     args = command.parser(f"tpcompile {name}").parse(rest)
     args.words = argv  # for errors that repeat the command
     args.stdout = sys.stdout  # for streamed results
-    with contextlib.redirect_stdout(sys.stderr), logged(args.verbose):
+    pause = paused_collector() if command.pauses else contextlib.nullcontext()
+    with contextlib.redirect_stdout(sys.stderr), logged(args.verbose), pause:
         return command.run(args)
 
 

@@ -45,6 +45,8 @@ class Command:
     examples: str
     add_arguments: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], Result]
+    pauses: bool = False
+    """Whether Python's garbage collector is paused, because most objects live until the end."""
 
     def parser(self, prog: str) -> Parser:
         parser = Parser(

@@ -7,7 +7,6 @@ import argparse
 from tpcompile.cli.command import Command, Parser, Result, add_model_arguments, json_text
 from tpcompile.cli.compiling import lower_model, passes_of, progress
 from tpcompile.errors import UsageError
-from tpcompile.pause import paused_collector
 
 _EXAMPLES = """\
   tpcompile plan preset:qwen2.5-0.5b --tp 4          14 query heads on 4 ranks
@@ -20,7 +19,6 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
-@paused_collector()
 def _run(args: argparse.Namespace) -> Result:
     with progress() as say:
         passes = passes_of(args)
@@ -42,4 +40,5 @@ COMMAND = Command(
     _EXAMPLES,
     _add_arguments,
     _run,
+    pauses=True,
 )

@@ -20,7 +20,6 @@ from tpcompile.cli.command import (
 from tpcompile.cli.compiling import Say, lower_model, progress
 from tpcompile.cli.numbers import layer_range
 from tpcompile.errors import UsageError
-from tpcompile.pause import paused_collector
 from tpcompile.presets import check_model_name
 
 if TYPE_CHECKING:
@@ -125,7 +124,6 @@ def _add_sizes(parser: Parser) -> None:
         parser.add_argument(option, metavar=name, type=number(1, what), help=help)
 
 
-@paused_collector()
 def _run(args: argparse.Namespace) -> Result:
     check_model_name(args.model)
     _check_files(args)
@@ -290,4 +288,5 @@ COMMAND = Command(
     _EXAMPLES,
     _add_arguments,
     _run,
+    pauses=True,
 )

@@ -18,6 +18,7 @@ from tpcompile.errors import VerifyError
 from tpcompile.vm.groups import LinearResidual
 from tpcompile.vm.program import Buffer, Join, Program, Region, Wait
 from tpcompile.vm.program.instruction import NONE
+from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.oracle import broken, overtaken
 from tpcompile.vm.proof.verify import check_program, verify_program
 
@@ -290,6 +291,18 @@ def test_an_operand_that_must_be_there(field: str) -> None:
     )
     assert [fault.rule for fault in faults][:1] == ["bounds"]
     assert "buffer -1" in faults[0].said
+
+
+@pytest.mark.parametrize("buffer", [0, 1, 2])
+def test_regions_outside_of_buffers(buffer: int) -> None:
+    """Also if the caller has the parts, and if the region is of a buffer that is only read."""
+    wrong = Touch(reads=(Region(buffer, ((2, 9),)),))
+    steps = (Touch(writes=(WHOLE,)), wrong, wrong)
+    program = program_of((X, Buffer("y", (4,))), (steps[0], Touch(), Touch()), ((0, 1, 2),))
+    program = replace(program, instructions=steps)
+    for parts in (None, Parts(program.instructions), Parts(steps[:1])):
+        faults = check_program(program, parts)
+        assert [fault.rule for fault in faults] == ["bounds", "bounds"]
 
 
 def test_a_counter_below_zero() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpcompile.vm.proof.dependencies import Group
-from tpcompile.vm.proof.waiting import Waiting
+from tpcompile.vm.proof.waiting import Uses, Waiting
 
 
 def test_a_group_is_done_when_all_its_members_are() -> None:
@@ -13,3 +13,13 @@ def test_a_group_is_done_when_all_its_members_are() -> None:
     assert waiting.inside == [[both], [both, last], [], []]
     assert list(waiting.released_by(0)) == []
     assert list(waiting.released_by(1)) == [2, 3]
+
+
+def test_tables_are_made_once() -> None:
+    one = Group((0,))
+    uses = Uses([(), (one,), (one,)])
+    assert Uses.of(uses) is uses and Uses.of(list(uses)) == uses
+    assert uses.users == {one: [1, 2]}
+    first, second = Waiting(uses), Waiting(uses)
+    assert first.released_by(0) == [1, 2]
+    assert second.left == [0, 1, 1] and second.inside is first.inside

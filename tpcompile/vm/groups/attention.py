@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
@@ -16,6 +16,7 @@ from tpcompile.ir.ops import ATTENTION_REDUCE, PARTIAL_ATTENTION
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import merge, span_of
 from tpcompile.ir.ops.paged_attention import HEADS, read_tokens
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.lowering.building import Building, width_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from torch import fx
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers, read_by

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated
 
 import torch
 from torch import fx
 
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import dots, rms_norm
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.program import Region, rules

@@ -7,7 +7,6 @@ some of the columns, computes a subtree. So the bits do not depend on how the wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 from torch import fx
@@ -17,6 +16,7 @@ from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL
 from tpcompile.ir.types import Partial
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import leaf_dots, leaves_of
 from tpcompile.vm.groups.reduce import sum_terms
 from tpcompile.vm.groups.residual import Site, residual_buffer, site_of, terms_buffer

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
@@ -18,6 +17,7 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.groups.normed import normed
 from tpcompile.vm.groups.qkv_operands import Part, QkvOperands

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import Annotated
 
 import torch
 
 from tpcompile.ir.ops.rotary import rope
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import rms_norm
 from tpcompile.vm.groups.normed import Normed, linear
 from tpcompile.vm.program import DType, Region, Role, rules

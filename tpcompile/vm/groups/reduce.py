@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import fx
 
 from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL
 from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.residual import TERMS_SITE, Site, residual_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
 from tpcompile.vm.lowering.handlers import lowers, reads_terms

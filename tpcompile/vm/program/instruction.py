@@ -11,11 +11,12 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 
+from tpcompile.lazy import cached_property
 from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.region import Join, Region
 from tpcompile.vm.targets import Target

@@ -7,8 +7,8 @@ they share a cell, and a part has been overwritten once all its cells have been.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
 
 from tpcompile.vm.program import Box, Instruction, Region
 
@@ -30,8 +30,12 @@ class Parts:
         self.writes: list[list[int]] = []
         self.joins: list[list[int]] = []
         numbers = self._numbers
+        self._constant: set[Region] = set()
+        """The regions of buffers that no instruction writes."""
         for instruction, joins in zip(instructions, joined, strict=True):
-            self.reads.append([numbers[r] for r in instruction.reads if r[0] in written])
+            reads = instruction.reads
+            self._constant.update([r for r in reads if r[0] not in written])
+            self.reads.append([numbers[r] for r in reads if r[0] in written])
             self.writes.append([numbers[r] for r in instruction.writes])
             self.joins.append([numbers[join.region] for join in joins])
         self.cells = [0] * len(self._numbers)
@@ -39,6 +43,11 @@ class Parts:
         self.near: list[tuple[int, ...]] = [()] * len(self._numbers)
         """For each part, the parts that overlap it, including itself."""
         self._cut()
+
+    @property
+    def regions(self) -> Iterator[Region]:
+        """All regions that the instructions access, each once."""
+        return chain(self._numbers, self._constant)
 
     def _cut(self) -> None:
         boxes: dict[int, list[Box]] = {}

@@ -62,7 +62,8 @@ def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, 
     members: dict[Group, Several] = {}
     waited: list[tuple[Group, ...]] = [()] * len(groups)
     for number in _in_some_order(waiting, queues, queue_of):
-        before = known = front[queue_of[number]] if sharing == 1 else NOTHING
+        queue = queue_of[number]
+        before = known = front[queue] if sharing == 1 else NOTHING
         own, kept = groups[number], []
         if len(own) > 1:  # groups with later members imply more
             own = tuple(sorted(own, key=_latest, reverse=True))
@@ -77,9 +78,10 @@ def _thinned(groups: Groups, queues: Queues, sharing: int) -> list[tuple[Group, 
         if len(kept) > 1:  # a group kept later may imply one kept earlier
             kept = _without_implied(kept, before, members, behind)
         waited[number] = tuple(kept)
-        done = front[queue_of[number]] = with_one(known, number)
+        done = front[queue] = with_one(known, number)
         for group in waiting.inside[number]:
-            behind[group] = union(behind[group], done) if group in behind else done
+            earlier = behind.get(group)
+            behind[group] = done if earlier is None else union(earlier, done)
     return waited
 
 
@@ -90,14 +92,16 @@ def _without_implied(
     behind: Mapping[Group, Known],
 ) -> list[Group]:
     """Return the groups that the others, together with `before`, do not imply."""
-    kept = list(groups)
+    after = [before]
+    """What is known after the last groups: those behind each group, the first one last."""
+    for group in reversed(groups[1:]):
+        after.append(union(after[-1], behind[group]))
+    kept: list[Group] = []
+    first = NOTHING
     for group in groups:
-        known = before
-        for other in kept:
-            if other is not group:
-                known = union(known, behind[other])
-        if missing(members[group], known) is None:
-            kept.remove(group)
+        if missing(members[group], union(first, after.pop())) is not None:
+            kept.append(group)
+            first = union(first, behind[group])
     return kept
 
 

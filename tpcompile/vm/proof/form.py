@@ -5,7 +5,8 @@ The order of instructions is checked only if the form is correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from tpcompile.vm.program import Instruction, Program, Region
 from tpcompile.vm.program.region import box_text, fits, refusal
@@ -73,28 +74,39 @@ def check_counters(program: Program) -> Iterator[Fault]:
         )
 
 
-def check_regions(program: Program) -> Iterator[Fault]:
+def check_regions(program: Program, regions: Iterable[Region] | None = None) -> Iterator[Fault]:
+    """Check that all regions are parts of buffers; `regions` are those of the program, if known."""
     shapes = [buffer.shape for buffer in program.buffers]
-    good: set[Region] = set()
+    if regions is None:
+        regions = {
+            region
+            for one in program.instructions
+            for region in chain(one.reads, one.writes, joined(one))
+        }
+    bad = {region for region in regions if not _is_inside(region, shapes)}
+    if not bad:
+        return
     for number, instruction in enumerate(program.instructions):
         for region in (*instruction.reads, *instruction.writes, *joined(instruction)):
-            if region in good:
-                continue
-            buffer, box = region
-            if not 0 <= buffer < len(shapes):
+            if region in bad:
                 yield Fault(
-                    "bounds",
-                    f"{cited(program, number)} accesses buffer {buffer}, but the program has "
-                    f"{len(shapes)} buffers, numbered from 0",
+                    "bounds", f"{cited(program, number)} accesses {_outside(program, region)}"
                 )
-            elif not fits(box, shapes[buffer]):
-                name, wrong = program.buffers[buffer].name, refusal(box, shapes[buffer])
-                yield Fault(
-                    "bounds",
-                    f"{cited(program, number)} accesses a region outside of {name}: {wrong}",
-                )
-            else:
-                good.add(region)
+
+
+def _is_inside(region: Region, shapes: Sequence[tuple[int, ...]]) -> bool:
+    buffer, box = region
+    return 0 <= buffer < len(shapes) and fits(box, shapes[buffer])
+
+
+def _outside(program: Program, region: Region) -> str:
+    """Describe a region that is not part of a buffer."""
+    buffer, box = region
+    count = len(program.buffers)
+    if not 0 <= buffer < count:
+        return f"buffer {buffer}, but the program has {count} buffers, numbered from 0"
+    name, shape = program.buffers[buffer].name, program.buffers[buffer].shape
+    return f"a region outside of {name}: {refusal(box, shape)}"
 
 
 def joined(instruction: Instruction) -> list[Region]:

@@ -84,7 +84,9 @@ def _faults(program: Program, parts: Parts | None) -> list[Fault]:
         wrong = found.wrong
         said = f"in {cited(program, found.number)}, {wrong.said}"
         (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, said))
-    return foreign + (faults or list(check_regions(program)) or _order_faults(program, parts))
+    known = parts is not None and parts.instructions is program.instructions
+    faults = faults or list(check_regions(program, parts.regions if parts and known else None))
+    return foreign + (faults or _order_faults(program, parts))
 
 
 def _order_faults(program: Program, parts: Parts | None) -> list[Fault]:

@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
+from tpcompile.lazy import cached_property
 from tpcompile.vm.proof.dependencies import Group
 
 Groups = Sequence[tuple[Group, ...]]
 """For each instruction, the groups that must complete before it starts."""
 
 
+class Uses(list[tuple[Group, ...]]):
+    """`Groups`, with tables of where each group is used and what it contains.
+
+    Pass them on instead of plain groups, so that the tables are made only once.
+    """
+
+    @staticmethod
+    def of(groups: Groups) -> Uses:
+        return groups if isinstance(groups, Uses) else Uses(groups)
+
+    @cached_property
+    def users(self) -> dict[Group, list[int]]:
+        """For each group, the instructions that wait for it."""
+        found: dict[Group, list[int]] = {}
+        for number, own in enumerate(self):
+            for group in own:
+                if group in found:
+                    found[group].append(number)
+                else:
+                    found[group] = [number]
+        return found
+
+    @cached_property
+    def inside(self) -> list[list[Group]]:
+        """For each instruction, the groups that it is a member of."""
+        found: list[list[Group]] = [[] for _ in self]
+        for group in self.users:
+            for early in group.members:
+                found[early].append(group)
+        return found
+
+
 class Waiting:
     """The outstanding dependencies of each instruction."""
 
     def __init__(self, groups: Groups) -> None:
-        self.left = [len(own) for own in groups]
+        uses = Uses.of(groups)
+        self.left = list(map(len, uses))
         """By instruction, the number of groups that it still waits for."""
-        self._users: dict[Group, list[int]] = {}
-        for number, own in enumerate(groups):
-            for group in own:
-                if group in self._users:
-                    self._users[group].append(number)
-                else:
-                    self._users[group] = [number]
-        self._missing = {group: len(group.members) for group in self._users}
-        self.inside = inside(self._users, len(groups))
+        self._users = uses.users
+        self._missing = {group: len(group.members) for group in uses.users}
+        self.inside = uses.inside
 
-    def released_by(self, number: int) -> Iterator[int]:
-        """Mark `number` as complete, and yield the instructions that become ready."""
+    def released_by(self, number: int) -> list[int]:
+        """Mark `number` as complete, and return the instructions that become ready."""
         left, missing = self.left, self._missing
+        found: list[int] = []
         for group in self.inside[number]:
             missing[group] -= 1
             if not missing[group]:
                 for user in self._users[group]:
                     left[user] -= 1
                     if not left[user]:
-                        yield user
-
-
-def inside(groups: Iterable[Group], count: int) -> list[list[Group]]:
-    """Return, for each instruction, the groups that it is a member of."""
-    found: list[list[Group]] = [[] for _ in range(count)]
-    for group in groups:
-        for early in group.members:
-            found[early].append(group)
-    return found
+                        found.append(user)
+        return found

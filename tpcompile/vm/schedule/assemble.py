@@ -11,7 +11,8 @@ from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.counters import assign_counters
-from tpcompile.vm.proof.dependencies import Group, dependencies_of
+from tpcompile.vm.proof.dependencies import dependencies_of
+from tpcompile.vm.proof.waiting import Groups, Uses
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES, schedule
 
 
@@ -22,7 +23,7 @@ class Assembled:
     program: Program
     parts: Parts
     """The parts of buffers that the instructions access, which the verifier needs too."""
-    groups: list[tuple[Group, ...]]
+    groups: Groups
     """For each instruction, the groups that must complete before it starts, on any worker."""
     seconds: dict[str, float]
     """The time that each phase took."""
@@ -53,7 +54,7 @@ def assemble(
     sharing = workers if POLICIES[policy].dynamic else 1
     clock = [time.perf_counter()]
     parts = Parts(tuple(instructions))
-    groups = dependencies_of(parts)
+    groups = Uses(dependencies_of(parts))
     clock.append(time.perf_counter())
     ranks_of = [instruction.rank for instruction in instructions]
     queues = schedule(policy, groups, costs, workers, ranks_of, ranks)

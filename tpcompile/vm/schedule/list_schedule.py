@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tpcompile.vm.proof.dependencies import Group
-from tpcompile.vm.proof.waiting import Groups, Waiting, inside
+from tpcompile.vm.proof.waiting import Groups, Uses, Waiting
 
 
 class Start(NamedTuple):
@@ -57,8 +57,7 @@ def list_schedule(
 
 def tails(groups: Groups, costs: Sequence[float]) -> list[float]:
     """Return the time from each instruction's start to the end, with unlimited workers."""
-    used = dict.fromkeys(group for own in groups for group in own)
-    return _tails(groups, costs, inside(used, len(groups)))
+    return _tails(groups, costs, Uses.of(groups).inside)
 
 
 def _tails(groups: Groups, costs: Sequence[float], inside: list[list[Group]]) -> list[float]:

@@ -1,0 +1,30 @@
+"""An attribute that is computed on first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tpcompile.lazy import cached_property
+
+
+@dataclass(frozen=True)
+class Counted:
+    runs: list[int] = field(default_factory=list)
+
+    @cached_property
+    def found(self) -> int:
+        """The number of times that it was computed."""
+        self.runs.append(1)
+        return len(self.runs)
+
+
+def test_it_is_computed_once_per_object() -> None:
+    one, other = Counted(), Counted()
+    assert "found" not in vars(one)
+    assert (one.found, one.found, other.found) == (1, 1, 1)
+    assert one.runs == other.runs == [1]
+
+
+def test_on_the_class_it_is_the_property() -> None:
+    assert isinstance(Counted.found, cached_property)
+    assert Counted.found.__doc__ == "The number of times that it was computed."
