@@ -8,7 +8,7 @@ from tpcompile.lazy import cached_property
 
 
 @dataclass(frozen=True)
-class Counted:
+class _Counted:
     runs: list[int] = field(default_factory=list)
 
     @cached_property
@@ -19,12 +19,12 @@ class Counted:
 
 
 def test_it_is_computed_once_per_object() -> None:
-    one, other = Counted(), Counted()
+    one, other = _Counted(), _Counted()
     assert "found" not in vars(one)
     assert (one.found, one.found, other.found) == (1, 1, 1)
     assert one.runs == other.runs == [1]
 
 
 def test_on_the_class_it_is_the_property() -> None:
-    assert isinstance(Counted.found, cached_property)
-    assert Counted.found.__doc__ == "The number of times that it was computed."
+    assert isinstance(_Counted.found, cached_property)
+    assert _Counted.found.__doc__ == "The number of times that it was computed."
