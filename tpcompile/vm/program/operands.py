@@ -8,8 +8,9 @@ decoder of words, the parser of text and the reference machine all use this chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from tpcompile.errors import CompileError, UnsupportedError, VerifyError
@@ -36,6 +37,8 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
     """Yield every problem with operands. Abstract instructions have no operands to check."""
     buffers = Buffers.of(program.buffers, program.ranks)
     known: dict[tuple[int, type], _Own | None] = {}
+    good: dict[object, set[object]] = {}
+    """The own operands known to be valid, by the kind of instruction and their limits."""
     last: tuple[object, object] = None, None
     own: _Own | None = None
     for number, one in enumerate(program.instructions):
@@ -47,7 +50,7 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
             if key not in known:
                 shared = Agreement(buffers, kind, at)
                 yield from (Disagreement(number, wrong, True) for wrong in shared.wrong)
-                known[key] = None if shared.broken else _Own(kind, shared)
+                known[key] = None if shared.broken else _Own(kind, shared, good)
             own = known[key]
         if own is not None and not own.within(one):
             yield from (Disagreement(number, wrong, False) for wrong in own.wrong(one))
@@ -71,7 +74,7 @@ def _is_range(rule: Any) -> bool:
 class _Own:
     """The limits of each instruction's own operands, given its shared operands."""
 
-    def __init__(self, kind: Any, shared: Agreement) -> None:
+    def __init__(self, kind: Any, shared: Agreement, good: dict[object, set[object]]) -> None:
         self._shared = shared
         rules = {name: rule for name, rule in field_rules(kind).items() if name != "at"}
         self._ranges = [
@@ -95,20 +98,29 @@ class _Own:
                 hint="Use another rule, or move the operand to the shared operands `at`",
             )
         self._good: set[tuple[str, int]] = set()
+        limited = {name for name, *_ in (*self._ranges, *self._numbers)}
+        limited |= {longer for *_, longer in self._ranges if longer}
+        self._limited = attrgetter(*sorted(limited), "name")
+        self._within = good.setdefault((kind, *self._ranges, *self._numbers), set())
 
     def within(self, one: StepInstruction) -> bool:
         """Return whether all own operands are known to be valid. This is the fast path."""
+        limited = self._limited(one)
+        if limited not in self._within:
+            if not self._are_within(vars(one)):
+                return False
+            self._within.add(limited)
+        if not self._buffers:
+            return True
         own = vars(one)
+        return all((name, own[name]) in self._good for name, _ in self._buffers)
+
+    def _are_within(self, own: Mapping[str, Any]) -> bool:
         for name, extent, longer in self._ranges:
             start, stop = own[name]
             if not 0 <= start < stop <= extent or (longer and stop - start < own[longer]):
                 return False
-        for name, least, most in self._numbers:
-            if not least <= own[name] <= most:
-                return False
-        if not self._buffers:
-            return True
-        return all((name, own[name]) in self._good for name, _ in self._buffers)
+        return all(least <= own[name] <= most for name, least, most in self._numbers)
 
     def wrong(self, one: StepInstruction) -> Iterator[Wrong]:
         """Yield the problems of own operands, and remember the buffers that are valid."""
