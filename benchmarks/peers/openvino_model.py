@@ -41,7 +41,7 @@ def load(settings: Settings) -> Loaded:
 
 
 def precision_of(settings: Settings) -> str:
-    """Return OpenVINO's name of the dtype of the weights, or of fp32 if the CPU lacks it."""
+    """Return OpenVINO's name of the dtype of the weights, or of fp32 on a CPU that lacks it."""
     wanted = PRECISIONS[json.loads((settings.path / "config.json").read_text())["dtype"]]
     can = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return wanted if wanted.upper() in can else "f32"

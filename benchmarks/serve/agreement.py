@@ -24,8 +24,8 @@ def gaps(
     """Return the largest gap of each side, and the gap that rounding explains.
 
     The gap of a token is the distance of its logit from the best one, by the model in fp32 after
-    the same tokens. Rounding changes the choice only where two tokens are almost equal; how far,
-    Hugging Face's model in its own dtype shows on the texts of the first side.
+    the same tokens. Rounding changes the choice only where two tokens are almost equal. The allowed
+    gap is twice that of Hugging Face's model in its own dtype, on the texts of the first side.
     """
     torch.set_num_threads(threads)
     sides = {
@@ -34,9 +34,9 @@ def gaps(
     }
     lengths = [len(prompt) for prompt in prompts]
     texts = {text: size for own in sides.values() for text, size in zip(own, lengths, strict=True)}
-    some = dict(zip(next(iter(sides.values())), lengths, strict=True))
+    first_texts = dict(zip(next(iter(sides.values())), lengths, strict=True))
     exact = _logits(directory, torch.float32, texts)
-    rounded = _logits(directory, "auto", some)
+    rounded = _logits(directory, "auto", first_texts)
     found = {
         name: max(
             _largest(exact[text], _column(text[size:]))
@@ -44,7 +44,7 @@ def gaps(
         )
         for name, own in sides.items()
     }
-    eager = (_largest(exact[text], rounded[text].argmax(-1, keepdim=True)) for text in some)
+    eager = (_largest(exact[text], rounded[text].argmax(-1, keepdim=True)) for text in first_texts)
     return found, _ROUNDING * max(eager)
 
 

@@ -23,19 +23,22 @@ from tpcompile.vm.targets import target_of
 
 ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}
 """Widths that fill neither vectors nor tiles."""
+LONG = {"hidden_size": 1063, "intermediate_size": 2100, "vocab_size": 301}
+"""The same, of more columns than a block of rows holds at a time."""
 
 
 @lru_cache
-def _captured(model: str, dtype: torch.dtype, odd: bool) -> Captured:
-    return capture(AutoConfig.for_model(**{**preset(model), **(ODD if odd else {})}), dtype=dtype)
+def _captured(model: str, dtype: torch.dtype, odd: bool, long: bool) -> Captured:
+    widths = {**(ODD if odd else {}), **(LONG if long else {})}
+    return capture(AutoConfig.for_model(**{**preset(model), **widths}), dtype=dtype)
 
 
 @lru_cache
 def _graph(
-    model: str, dtype: torch.dtype, tp: int, odd: bool
+    model: str, dtype: torch.dtype, tp: int, odd: bool, long: bool
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
     """The decode graph, and the weights of each rank."""
-    captured = _captured(model, dtype, odd)
+    captured = _captured(model, dtype, odd, long)
     graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4))
     return graph, materialise(graph, RandomWeights(captured, 0))
 
@@ -48,12 +51,13 @@ def memory_of(
     *,
     workers: int = 2,
     odd: bool = False,
+    long: bool = False,
     longest: int = 32,
     steps: int = 8,
 ) -> StepMemory:
     """The memory of a program for so many sequences, which have no tokens yet."""
-    graph, weights = _graph(model, dtype, tp, odd)
+    graph, weights = _graph(model, dtype, tp, odd, long)
     plan = StepPlan(workers, batch, max_seq_len=longest, context=32, grain=4, steps=steps)
     program = scheduled(graph, target_of("cpu", workers), plan).proved
-    rotation = rotation_of(program, _captured(model, dtype, odd).rotary.fresh())
+    rotation = rotation_of(program, _captured(model, dtype, odd, long).rotary.fresh())
     return StepMemory(program, lambda rank, name: weights[name][rank], rotation)

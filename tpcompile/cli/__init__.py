@@ -63,6 +63,7 @@ COMMANDS: dict[str, Command] = {
 }
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_VERBOSE = re.compile(r"-v+|--verbose")
 
 _EXAMPLES = """\
 examples:
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _status(argv)
     command = COMMANDS.get(next(iter(_command_first(sys.argv[1:])), ""))
     if command is not None and command.pauses:
-        gc.disable()
+        gc.disable()  # else it would collect once at the end of the pause
     status = _status(sys.argv[1:])
     gc.freeze()
     return status
@@ -113,7 +114,7 @@ def _status(argv: Sequence[str]) -> int:
 
 def _command_first(argv: Sequence[str]) -> list[str]:
     """Return the words with `-v` after the command, where its parser expects it."""
-    flags = list(takewhile(re.compile(r"-v+|--verbose").fullmatch, argv))
+    flags = list(takewhile(_VERBOSE.fullmatch, argv))
     command, rest = argv[len(flags) :][:1], argv[len(flags) + 1 :]
     return [*command, *flags, *rest]
 

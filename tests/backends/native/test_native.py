@@ -240,6 +240,20 @@ def test_bits_of_16_bits_do_not_depend_on_batch_and_ranks(dtype: torch.dtype, pa
         assert torch.equal(_first_steps(Native(_memory(dtype, tp, 2, False), path), 2), even), tp
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bits_of_long_rows_do_not_depend_on_the_batch(dtype: torch.dtype, path: str) -> None:
+    """Each kernel adds in the same order, and rounds a product and its sum once or always twice."""
+
+    def steps(batch: int) -> torch.Tensor:
+        memory = memory_of("tiny-qwen3", dtype, 1, batch, long=True)
+        return _first_steps(Native(memory, path), batch)
+
+    alone = steps(1)
+    for batch in (3, 4, 5, 9, 20, 40):
+        assert torch.equal(steps(batch)[:, :1], alone), batch
+
+
 def test_a_path_that_is_not_here() -> None:
     with pytest.raises(UsageError, match="'avx1024' is not available on this CPU"):
         Native(CASE.memory(), "avx1024")

@@ -32,7 +32,7 @@ CASES = [
     (model, dtype, tp, workers, batch)
     for model in ("tiny-qwen2", "tiny-qwen3")
     for tp, workers in ((1, 2), (2, 1), (1, 8), (2, 4))
-    for batch in (1, 4)
+    for batch in (1, 4, 17)
     for dtype in (torch.float32, torch.bfloat16)
 ]
 """Programs with 2 and with 8 threads."""

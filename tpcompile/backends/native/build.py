@@ -11,6 +11,8 @@ from pathlib import Path
 from tpcompile.cpp import CppLibrary
 from tpcompile.vm.program import abi
 
+_EXACT = ("-ffp-contract=off",)
+"""Each product is rounded before it is added: compilers would fuse them in some places only."""
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 _AMX = (*_AVX512, "-mamx-tile", "-mamx-bf16")
@@ -52,7 +54,7 @@ def sources() -> CppLibrary:
     return CppLibrary(
         name="native backend",
         sources=Path(__file__).parent / "sources",
-        units={"interpreter": (), "asleep": (), "portable": (), **vector},
+        units={"interpreter": (), "asleep": (), "portable": _EXACT, **vector},
         headers={"tpc_abi.h": abi.c_header()},
         instead='or compile with backend="torch"',
         takes="about half a minute",

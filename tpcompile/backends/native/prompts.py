@@ -24,8 +24,9 @@ _TOKENS = 128
 """The tokens of an item of a product: whole panels. All threads have items until the end."""
 _COLUMNS = 32
 """Attention takes heads, and products take tokens, whose width is a multiple of this."""
-_PANEL, _ROWS = 64, 48
-"""The tokens of a panel, and the rows of a weight in an item."""
+_PACKED, _ROWS = 64, 48
+"""The tokens that an item packs, and the rows of a weight in an item: `kItem` and `kBlock` of
+prompts_kernels.h."""
 
 
 @functools.cache
@@ -58,7 +59,6 @@ def takes_heads(q: torch.Tensor, *others: torch.Tensor) -> bool:
     return takes(q, *others) and q.shape[-1] % _COLUMNS == 0
 
 
-@functools.cache
 def _multiplies() -> bool:
     """Return whether products are faster than torch's, which use AMX where the CPU has it."""
     return _path() != "amx_bf16"
@@ -177,15 +177,15 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Compute the product of `x[tokens, columns]` and `weight[rows, columns]`."""
     (tokens, columns), rows = x.shape, len(weight)
-    panels = -(-tokens // _PANEL)
+    panels = -(-tokens // _PACKED)
     out = torch.empty(tokens, rows, dtype=x.dtype)
-    packed = torch.empty(panels * _PANEL, columns, dtype=PATHS[_chosen_path()])
+    packed = torch.empty(panels * _PACKED, columns, dtype=PATHS[_chosen_path()])
     added = None if bias is None else bias.data_ptr()
     own = _LinearOf(
         *(_Heads.of(x), weight.data_ptr(), added, out.data_ptr(), packed.data_ptr()),
         *(tokens, columns, rows, _TOKENS),
     )
-    _run(_PACK, own, panels, _PANEL * columns)
+    _run(_PACK, own, panels, _PACKED * columns)
     _run(_LINEAR, own, -(-rows // _ROWS) * -(-tokens // _TOKENS), _ROWS * _TOKENS * columns)
     return out
 

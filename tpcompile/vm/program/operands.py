@@ -100,6 +100,7 @@ class _Own:
         self._good: set[tuple[str, int]] = set()
         limited = {name for name, *_ in (*self._ranges, *self._numbers)}
         limited |= {longer for *_, longer in self._ranges if longer}
+        # The name is the same for all; attrgetter needs at least one attribute.
         self._limited = attrgetter(*sorted(limited), "name")
         self._within = good.setdefault((kind, *self._ranges, *self._numbers), set())
 

@@ -93,7 +93,7 @@ def _without_implied(
 ) -> list[Group]:
     """Return the groups that the others, together with `before`, do not imply."""
     after = [before]
-    """What is known after the last groups: those behind each group, the first one last."""
+    """At place k: what is known after `before` and the last k groups."""
     for group in reversed(groups[1:]):
         after.append(union(after[-1], behind[group]))
     kept: list[Group] = []

@@ -12,9 +12,9 @@ Groups = Sequence[tuple[Group, ...]]
 
 
 class Uses(list[tuple[Group, ...]]):
-    """`Groups`, with tables of where each group is used and what it contains.
+    """`Groups`, with tables that are made once: who uses each group, and who is in which groups.
 
-    Pass them on instead of plain groups, so that the tables are made only once.
+    It must not be changed after a table was used.
     """
 
     @staticmethod

@@ -219,9 +219,8 @@ struct Operand {
   Sequences<T> values;
   int64_t batch, columns, leaves;
   const float* const* tiles;   // only for AMX
-  const float* const* panels;  // only for AVX2
+  const float* const* panels;  // only for AVX2, null below kFewest
 };
-
 
 // Prefetches of the rows after a block of rows, a few lines at a time. They come in the order of
 // memory, so that the prefetchers of the CPU follow them.
@@ -245,7 +244,7 @@ class NextRows {
   int64_t stride_, bytes_, at_ = 0;
 };
 
-// The sequences from which rows are multiplied in blocks.
+// The rows and sequences of a block, and the least number of sequences that blocks are for.
 constexpr int kBlock = 4;
 
 #if defined(__AMX_BF16__)

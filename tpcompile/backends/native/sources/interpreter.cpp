@@ -68,8 +68,8 @@ bool has_avx512_bf16() {
          __builtin_cpu_supports("avx512bf16");
 }
 
-// Whether the CPU has tiles and the system lets this process use them.
-bool has_amx_bf16() {
+// Ask whether the CPU has tiles, and the system to let this process use them.
+bool asks_for_amx_bf16() {
 #if defined(__linux__)
   constexpr unsigned kTileBits = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -80,6 +80,11 @@ bool has_amx_bf16() {
 #else
   return false;
 #endif
+}
+
+bool has_amx_bf16() {
+  static const bool found = asks_for_amx_bf16();
+  return found;
 }
 #endif
 

@@ -68,13 +68,27 @@ TPC_INLINE Lanes lanes(Registers from) {
   return found;
 }
 
+// Return total + a * b, rounded once where the CPU can. Compilers fuse a product and a sum in some
+// places and not in others, so that fp32 results would depend on the kernel that made them.
+TPC_INLINE Register multiply_add(Register total, Register a, Register b) {
+#if defined(__AVX512F__)
+  return (Register)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)total);
+#elif defined(__FMA__)
+  return (Register)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)total);
+#else
+  return total + a * b;
+#endif
+}
+
 TPC_INLINE Registers multiply_add(Registers total, Registers a, Registers b) {
-  for (int own = 0; own < kRegisters; ++own) total.each[own] += a.each[own] * b.each[own];
+  for (int own = 0; own < kRegisters; ++own)
+    total.each[own] = multiply_add(total.each[own], a.each[own], b.each[own]);
   return total;
 }
 
 TPC_INLINE Registers multiply_add(Registers total, Registers a, float b) {
-  for (int own = 0; own < kRegisters; ++own) total.each[own] += a.each[own] * b;
+  for (int own = 0; own < kRegisters; ++own)
+    total.each[own] = multiply_add(total.each[own], a.each[own], Register{} + b);
   return total;
 }
 

@@ -8,7 +8,7 @@ constexpr int64_t kPlaces = 2 * kLanes;
 // The columns of a block of rows that stays in the nearest cache, in steps of 32.
 constexpr int64_t kStepsHeld = 32;
 // The sequences of a register, and the most that are multiplied at a time. Blocks of rows are faster
-// for less than `kFewest`.
+// for fewer than `kFewest`.
 constexpr int64_t kHalf = 8, kGroup = 16, kFewest = 5;
 static_assert(kRegister == kHalf && Form<bf16>::kChunk == kLanes);
 
@@ -107,7 +107,7 @@ template <class T, int kRows, int kHalves>
 inline void panel_dots(const T* weight, int64_t stride, const float* x, int64_t columns,
                        NextRows& next, int64_t lines, float* out) {
   constexpr int kSums = kRows * kHalves;
-  __m256 sums[kPlaces][kSums];
+  __m256 sums[kPlaces][kSums] = {};
   const int64_t whole = columns / kPlaces, x_stride = steps_of(columns) * kHalves * kHalf;
   bool first = true;
   const auto add = [&](const T* rows, int64_t apart, int64_t step, int64_t steps, int64_t ahead) {

@@ -41,7 +41,7 @@ TPC_INLINE void put_some(bf16* to, Lanes values, int64_t count) {
   std::memcpy(to, &found, sizeof(bf16) * static_cast<size_t>(count < kLanes ? count : kLanes));
 }
 
-// exp(x) within 2 units in the last place. The result is 0 below -87.3 and infinite above 88.3.
+// `exponential` in registers: compilers hold vectors of 64 bytes in memory.
 TPC_INLINE __m256 power_of_e(__m256 x) {
   const __m256 low = _mm256_set1_ps(-87.3f), high = _mm256_set1_ps(88.3f);
   // The second operand is the result if one is NaN.
@@ -72,9 +72,7 @@ TPC_INLINE Lanes square_roots(Lanes x) {
   return joined(_mm256_sqrt_ps(own.low), _mm256_sqrt_ps(own.high));
 }
 
-struct Chosen {
-  __m256 low, high;
-};
+using Chosen = Halves;
 
 // The lanes from `first` to `last` of 16.
 TPC_INLINE Chosen lanes_from(int64_t first, int64_t last) {
@@ -186,15 +184,15 @@ TPC_INLINE void interleave(const bf16* const* rows, int64_t columns, Packed* pac
 // Load 16 rows of 16 values, and transpose them.
 TPC_INLINE void load_transposed(const float* from, int64_t stride, Lanes* block) {
   for (int64_t line = 0; line < kLanes; line += 8) {
-    __m256 halves[2][8];
+    __m256 rows[2][8];
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 8
       for (int64_t own = 0; own < 8; ++own)
-        halves[half][own] = _mm256_loadu_ps(from + (8 * half + own) * stride + line);
-      transpose(halves[half]);
+        rows[half][own] = _mm256_loadu_ps(from + (8 * half + own) * stride + line);
+      transpose(rows[half]);
     }
     for (int64_t own = 0; own < 8; ++own)
-      block[line + own] = joined(halves[0][own], halves[1][own]);
+      block[line + own] = joined(rows[0][own], rows[1][own]);
   }
 }
 

@@ -217,7 +217,8 @@ void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch
     const bf16* stored = from(a.weight) + row * a.columns;
     const Packed* weight = as_packed(stored);
     int64_t stride = steps;
-    if (!weight || rows % kRows) {  // the last rows are followed by zeros
+    // Copy the rows if they must be widened, or followed by zeros up to a multiple of kRows.
+    if (!weight || rows % kRows) {
       stride = steps + kLanes;  // lines at a power of two would compete for places in the cache
       if (!held) held = scratch.take<Packed>(kBlock * stride);
       for (int64_t own = 0; own < rows; ++own)
