@@ -14,9 +14,9 @@ class cached_property(Generic[T]):  # noqa: N801
     In Python 3.11 the lock takes longer than most of the attributes of instructions.
     """
 
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self._compute = compute
-        self.__doc__ = compute.__doc__
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        self.func = func
+        self.__doc__ = func.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -30,5 +30,5 @@ class cached_property(Generic[T]):  # noqa: N801
     def __get__(self, instance: object, owner: type | None = None) -> cached_property[T] | T:
         if instance is None:
             return self
-        found = vars(instance)[self._name] = self._compute(instance)
+        found = vars(instance)[self._name] = self.func(instance)
         return found
