@@ -83,19 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Without `argv` it is the command line of this process, which ends afterwards. The interpreter
     then need not search for garbage, which takes as long as importing a library of torch's size.
     """
+    words = _command_first(sys.argv[1:] if argv is None else argv)
     if argv is not None:
-        return _status(argv)
-    command = COMMANDS.get(next(iter(_command_first(sys.argv[1:])), ""))
+        return _status(words)
+    command = _command_of(words)
     if command is not None and command.pauses:
         gc.disable()  # else it would collect once at the end of the pause
-    status = _status(sys.argv[1:])
+    status = _status(words)
     gc.freeze()
     return status
 
 
-def _status(argv: Sequence[str]) -> int:
+def _status(words: list[str]) -> int:
     """Run one command line and return the exit status."""
-    words = _command_first(argv)
     try:
         result = _run(words)
     except SystemExit as shown:  # argparse exits after printing help or the version
@@ -119,9 +119,13 @@ def _command_first(argv: Sequence[str]) -> list[str]:
     return [*command, *flags, *rest]
 
 
+def _command_of(words: Sequence[str]) -> Command | None:
+    return COMMANDS.get(words[0]) if words else None
+
+
 def _worded(error: Exception, words: list[str]) -> str:
     """Return the message of an error, with the options of the command that raised it."""
-    command = COMMANDS.get(words[0]) if words else None
+    command = _command_of(words)
     if command is None:
         return str(error)
     parser = command.parser("")

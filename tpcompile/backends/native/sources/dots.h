@@ -218,8 +218,7 @@ template <class T>
 struct Operand {
   Sequences<T> values;
   int64_t batch, columns, leaves;
-  const float* const* tiles;   // only for AMX
-  const float* const* panels;  // only for AVX2, null below kFewest
+  const float* const* packed;  // tiles for AMX, or panels for AVX2, if there are enough sequences
 };
 
 // Prefetches of the rows after a block of rows, a few lines at a time. They come in the order of
@@ -247,6 +246,23 @@ class NextRows {
 // The rows and sequences of a block, and the least number of sequences that blocks are for.
 constexpr int kBlock = 4;
 
+// Pack the values of all sequences, in groups of 16, each with a run of columns for each leaf.
+template <class T, class Pack>
+inline const float* const* packed_runs(const T* x, int64_t stride, int64_t batch, int64_t columns,
+                                       int64_t leaves, Scratch& scratch, const Pack& pack) {
+  const float** found = scratch.take<const float*>((batch + 15) / 16 * leaves);
+  const float** next = found;
+  for (int64_t group = 0; group < batch; group += 16) {
+    const int64_t left = batch - group, sequences = left < 16 ? left : 16;
+    for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
+      const int64_t width = columns / leaves + (leaf < columns % leaves);
+      *next++ = pack(x + group * stride + first, stride, sequences, width, scratch);
+      first += width;
+    }
+  }
+  return found;
+}
+
 #if defined(__AMX_BF16__)
 #include "tiles.h"
 #elif defined(TPC_PANELS)
@@ -256,13 +272,15 @@ constexpr int kBlock = 4;
 template <class T>
 inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, int64_t leaves,
                           [[maybe_unused]] Scratch& scratch) {
-  Operand<T> found{values, batch, columns, leaves, nullptr, nullptr};
+  Operand<T> found{values, batch, columns, leaves, nullptr};
 #if defined(__AMX_BF16__)
   if constexpr (std::is_same_v<T, bf16>)
-    found.tiles = tiled(values.first, values.stride, batch, columns, leaves, scratch);
+    found.packed =
+        packed_runs(values.first, values.stride, batch, columns, leaves, scratch, tiled);
 #elif defined(TPC_PANELS)
   if (batch >= kFewest)
-    found.panels = panels(values.first, values.stride, batch, columns, leaves, scratch);
+    found.packed =
+        packed_runs(values.first, values.stride, batch, columns, leaves, scratch, panel);
 #endif
   return found;
 }

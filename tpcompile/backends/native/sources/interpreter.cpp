@@ -108,9 +108,6 @@ const Path* path_named(const char* name) {
   return nullptr;
 }
 
-}  // namespace tpc
-
-namespace tpc {
 namespace {
 
 int64_t now_ns() {

@@ -41,22 +41,6 @@ inline const float* panel(const float* x, int64_t stride, int64_t sequences, int
   return found;
 }
 
-// Return the panels of all sequences, in groups of 16, each with a run of columns for each leaf.
-inline const float* const* panels(const float* x, int64_t stride, int64_t batch, int64_t columns,
-                                  int64_t leaves, Scratch& scratch) {
-  const float** found = scratch.take<const float*>((batch + kGroup - 1) / kGroup * leaves);
-  const float** next = found;
-  for (int64_t group = 0; group < batch; group += kGroup) {
-    const int64_t sequences = batch - group < kGroup ? batch - group : kGroup;
-    for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
-      const int64_t width = columns / leaves + (leaf < columns % leaves);
-      *next++ = panel(x + group * stride + first, stride, sequences, width, scratch);
-      first += width;
-    }
-  }
-  return found;
-}
-
 // A weight in all lanes. Weights in bf16 are loaded in pairs: broadcasts of 16 bits take longer.
 template <bool kOdd>
 TPC_INLINE __m256 everywhere(const f32* from) {
@@ -153,7 +137,7 @@ TPC_INLINE void panel_rows(const T* weight, int64_t stride, const Operand<T>& x,
     for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
       const int64_t width = each + (leaf < longer);
       const T* rows = weight + first;
-      const float* own = x.panels[group * x.leaves + leaf];
+      const float* own = x.packed[group * x.leaves + leaf];
       NextRows next(rows + kRows * stride, stride * kBytes, width * kBytes);
       const int64_t passes = (width / kPlaces + kStepsHeld - 1) / kStepsHeld * kPlaces;
       const int64_t lines =

@@ -51,23 +51,6 @@ inline const float* tiled(const bf16* x, int64_t stride, int64_t sequences, int6
   return found;
 }
 
-// Return the tiles of all sequences, in groups of 16, each with a run of columns for each leaf.
-inline const float* const* tiled(const bf16* x, int64_t stride, int64_t batch, int64_t columns,
-                                 int64_t leaves, Scratch& scratch) {
-  const int64_t groups = (batch + 15) / 16;
-  const float** found = scratch.take<const float*>(groups * leaves);
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t left = batch - 16 * group, sequences = left < 16 ? left : 16;
-    for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
-      const int64_t width = columns / leaves + (leaf < columns % leaves);
-      found[group * leaves + leaf] =
-          tiled(x + 16 * group * stride + first, stride, sequences, width, scratch);
-      first += width;
-    }
-  }
-  return found;
-}
-
 // Multiply up to 16 rows: `sums[row][sequence]`. Prefetch as many bytes from `ahead`.
 inline void tile_block(const bf16* weight, int64_t stride, int64_t rows, int64_t columns,
                        const float* x, int64_t sequences, const char* ahead, float* sums) {
@@ -111,7 +94,7 @@ inline void tile_dots(const bf16* weight, int64_t stride, int64_t rows, const Op
       const char* ahead = reinterpret_cast<const char*>(own + kTileRows * stride);
       for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
         const int64_t width = each + (leaf < longer);
-        tile_block(own + first, stride, held, width, x.tiles[group * x.leaves + leaf], sequences,
+        tile_block(own + first, stride, held, width, x.packed[group * x.leaves + leaf], sequences,
                    ahead + first * kTileRows * static_cast<int64_t>(sizeof(bf16)),
                    sums + leaf * held * sequences);
         first += width;
