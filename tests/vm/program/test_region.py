@@ -1,4 +1,4 @@
-"""A region fits its buffer, or the refusal explains why not."""
+"""Regions fit their buffers, or the refusal explains why not."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from hypothesis import strategies as st
 
 from tests.vm.programs import MANY
 from tpcompile.vm.program import Box, Buffer
-from tpcompile.vm.program.region import box_text, fits, refusal
+from tpcompile.vm.program.region import all_fit, box_text, refusal
 
 interval = st.tuples(st.integers(-1, 4), st.integers(-1, 4))
 
 
 @MANY
-@given(st.lists(interval, max_size=2).map(tuple), st.lists(st.integers(1, 3), max_size=2))
-def test_what_does_not_fit_is_refused_with_a_reason(box: Box, shape: list[int]) -> None:
-    assert fits(box, tuple(shape)) == (refusal(box, tuple(shape)) == "")
+@given(
+    st.lists(st.lists(interval, max_size=2).map(tuple), max_size=3),
+    st.lists(st.integers(1, 3), max_size=2).map(tuple),
+)
+def test_boxes_that_do_not_fit_are_refused_with_a_reason(
+    boxes: list[Box], shape: tuple[int, ...]
+) -> None:
+    assert all_fit(boxes, shape) == all(refusal(box, shape) == "" for box in boxes)
 
 
 def test_the_reason_names_the_dimension() -> None:

@@ -52,6 +52,22 @@ def test_only_what_is_written_is_numbered() -> None:
     assert [sorted(near) for near in parts.near] == [[0, 1], [0, 1]]
 
 
+def test_boxes_of_all_accesses_are_collected() -> None:
+    weight, x, low = Region(0, ((0, 4),)), Region(1, ((0, 4),)), Region(1, ((0, 2),))
+    parts = Parts([Touch((weight, x), (low,)), Touch((weight, low))])
+    assert parts.boxes == {0: [weight.box, weight.box], 1: [x.box, low.box]}
+
+
+def test_instructions_are_left_out() -> None:
+    x, low = Region(0, ((0, 4),)), Region(0, ((0, 2),))
+    steps = (Touch((x,)), Touch((), (low,)), Touch((low,)), Touch((x, low)))
+    parts = Parts(steps)
+    found = parts.without(slice(1, 3))
+    assert found.instructions == (steps[0], steps[3])
+    assert (found.reads, found.writes) == ([[0], [0, 1]], [[], []])
+    assert found.near == parts.near and len(parts.reads) == 4
+
+
 def test_buffers_with_the_same_parts_are_cut_alike() -> None:
     whole = [Region(buffer, ((0, 4),)) for buffer in range(2)]
     low = [Region(buffer, ((0, 2),)) for buffer in range(2)]

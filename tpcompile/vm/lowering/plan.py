@@ -165,6 +165,11 @@ class Lowered:
     """Buffers of one name are consecutive, one per rank."""
     instructions: tuple[StepInstruction, ...]
 
+    @property
+    def layers(self) -> list[int]:
+        """The layer of each instruction, -1 outside the layers."""
+        return [one.layer for one in self.instructions]
+
     def numbers(self, name: str) -> Sequence[int]:
         """Return the numbers of the buffers of this name, by rank."""
         return [n for n, buffer in enumerate(self.buffers) if buffer.name == name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import lt
 from typing import NamedTuple
 
 from tpcompile.vm.program.buffer import Box
@@ -37,13 +39,13 @@ def overlap(one: Box, other: Box) -> bool:
     return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
 
 
-def fits(box: Box, shape: tuple[int, ...]) -> bool:
-    """Return whether the box is a non-empty part of a buffer of this shape."""
-    if len(box) != len(shape):
+def all_fit(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """Return whether all boxes are non-empty parts of a buffer of this shape."""
+    if set(map(len, boxes)) - {len(shape)}:
         return False
-    for dim, extent in enumerate(shape):
-        start, stop = box[dim]
-        if not 0 <= start < stop <= extent:
+    for extent, intervals in zip(shape, zip(*boxes, strict=True), strict=False):
+        starts, stops = zip(*intervals, strict=True)
+        if min(starts) < 0 or max(stops) > extent or not all(map(lt, starts, stops)):
             return False
     return True
 

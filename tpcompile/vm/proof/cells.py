@@ -7,8 +7,9 @@ they share a cell, and a part has been overwritten once all its cells have been.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import chain, count
+from collections.abc import Sequence
+from copy import copy
+from itertools import count
 
 from tpcompile.vm.program import Box, Instruction, Region
 
@@ -21,43 +22,53 @@ class Parts:
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         self.instructions = instructions
-        joined = [instruction.joins for instruction in instructions]
-        written = {region[0] for i in instructions for region in i.writes}
-        written |= {join.region[0] for joins in joined for join in joins}
+        written = {region[0] for one in instructions for region in one.writes}
+        written |= {join.region[0] for one in instructions for join in one.joins}
         self._numbers: dict[Region, int] = defaultdict(count().__next__)
         self.reads: list[list[int]] = []
         """By instruction, the numbers of the parts that it reads in buffers that are written."""
         self.writes: list[list[int]] = []
         self.joins: list[list[int]] = []
+        self.arrivals: list[list[int]] = []
+        """By instruction, the number of blocks of each head that it joins."""
         numbers = self._numbers
-        self._constant: set[Region] = set()
-        """The regions of buffers that no instruction writes."""
-        for instruction, joins in zip(instructions, joined, strict=True):
-            reads = instruction.reads
-            self._constant.update([r for r in reads if r[0] not in written])
-            self.reads.append([numbers[r] for r in reads if r[0] in written])
-            self.writes.append([numbers[r] for r in instruction.writes])
+        constant: dict[int, list[Box]] = defaultdict(list)
+        for instruction in instructions:
+            reads: list[int] = []
+            for region in instruction.reads:
+                if region[0] in written:
+                    reads.append(numbers[region])
+                else:
+                    constant[region[0]].append(region[1])
+            self.reads.append(reads)
+            self.writes.append([numbers[region] for region in instruction.writes])
+            joins = instruction.joins
             self.joins.append([numbers[join.region] for join in joins])
+            self.arrivals.append([join.arrivals for join in joins])
+        self.boxes: dict[int, list[Box]] = constant
+        """By buffer, all boxes that instructions access. A box may occur more than once."""
         self.cells = [0] * len(self._numbers)
         """The cells of each part, as bits. Compare them only with those of parts in `near`."""
         self.near: list[tuple[int, ...]] = [()] * len(self._numbers)
         """For each part, the parts that overlap it, including itself."""
         self._cut()
 
-    @property
-    def regions(self) -> Iterator[Region]:
-        """All regions that the instructions access, each once."""
-        return chain(self._numbers, self._constant)
+    def without(self, left_out: slice) -> Parts:
+        """Return the parts of the same program without some of its instructions."""
+        found = copy(self)
+        for name in ("instructions", "reads", "writes", "joins", "arrivals"):
+            every = getattr(self, name)
+            setattr(found, name, every[: left_out.start] + every[left_out.stop :])
+        return found
 
     def _cut(self) -> None:
-        boxes: dict[int, list[Box]] = {}
         numbers: dict[int, list[int]] = {}
         for region, number in self._numbers.items():
-            boxes.setdefault(region.buffer, []).append(region.box)
+            self.boxes[region.buffer].append(region.box)
             numbers.setdefault(region.buffer, []).append(number)
         alike: dict[tuple[Box, ...], list[tuple[int, list[int]]]] = {}
         for buffer, own in numbers.items():
-            kind = tuple(boxes[buffer])
+            kind = tuple(self.boxes[buffer])
             if kind not in alike:  # most buffers have the same parts on every rank
                 alike[kind] = cut(kind)
             for number, (cells, near) in zip(own, alike[kind], strict=True):

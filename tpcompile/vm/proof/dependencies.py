@@ -170,16 +170,15 @@ def dependencies(instructions: Sequence[Instruction]) -> list[tuple[Group, ...]]
 
 def dependencies_of(parts: Parts) -> list[tuple[Group, ...]]:
     """Return, for each instruction of these parts, the groups that must complete before it."""
-    instructions = parts.instructions
     memory = _Memory(parts)
     found: list[tuple[Group, ...]] = []
-    for number, instruction in enumerate(instructions):
+    for number in range(len(parts.instructions)):
         groups: list[Group] = []
         for part in parts.reads[number]:
             groups += memory.read(part, number)
         for part in parts.writes[number]:
             groups += memory.write(part, number)
-        for part, join in zip(parts.joins[number], instruction.joins, strict=True):
-            groups += memory.join(part, join.arrivals, number)
+        for part, arrivals in zip(parts.joins[number], parts.arrivals[number], strict=True):
+            groups += memory.join(part, arrivals, number)
         found.append(tuple(dict.fromkeys(groups) if len(groups) > 1 else groups))
     return found

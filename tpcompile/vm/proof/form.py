@@ -5,11 +5,11 @@ The order of instructions is checked only if the form is correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from tpcompile.vm.program import Instruction, Program, Region
-from tpcompile.vm.program.region import box_text, fits, refusal
+from tpcompile.vm.program import Box, Instruction, Program, Region
+from tpcompile.vm.program.region import all_fit, box_text, refusal
 from tpcompile.vm.proof.conflict import Heads
 from tpcompile.vm.proof.fault import Fault, cited
 
@@ -74,29 +74,37 @@ def check_counters(program: Program) -> Iterator[Fault]:
         )
 
 
-def check_regions(program: Program, regions: Iterable[Region] | None = None) -> Iterator[Fault]:
-    """Check that all regions are parts of buffers; `regions` are those of the program, if known."""
+def check_regions(
+    program: Program, boxes: Mapping[int, Sequence[Box]] | None = None
+) -> Iterator[Fault]:
+    """Check that all regions are parts of buffers.
+
+    `boxes` are those that the program accesses, by buffer, if the caller has them.
+    """
     shapes = [buffer.shape for buffer in program.buffers]
-    if regions is None:
-        regions = {
-            region
-            for one in program.instructions
-            for region in chain(one.reads, one.writes, joined(one))
-        }
-    bad = {region for region in regions if not _is_inside(region, shapes)}
-    if not bad:
+    found = _boxes(program) if boxes is None else boxes
+    if all(0 <= n < len(shapes) and all_fit(own, shapes[n]) for n, own in found.items()):
         return
     for number, instruction in enumerate(program.instructions):
         for region in (*instruction.reads, *instruction.writes, *joined(instruction)):
-            if region in bad:
+            if not _is_inside(region, shapes):
                 yield Fault(
                     "bounds", f"{cited(program, number)} accesses {_outside(program, region)}"
                 )
 
 
+def _boxes(program: Program) -> dict[int, list[Box]]:
+    """Return the boxes of each buffer that the program accesses."""
+    found: dict[int, list[Box]] = {}
+    for one in program.instructions:
+        for buffer, box in chain(one.reads, one.writes, joined(one)):
+            found.setdefault(buffer, []).append(box)
+    return found
+
+
 def _is_inside(region: Region, shapes: Sequence[tuple[int, ...]]) -> bool:
     buffer, box = region
-    return 0 <= buffer < len(shapes) and fits(box, shapes[buffer])
+    return 0 <= buffer < len(shapes) and not refusal(box, shapes[buffer])
 
 
 def _outside(program: Program, region: Region) -> str:

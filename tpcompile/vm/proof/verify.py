@@ -85,8 +85,8 @@ def _faults(program: Program, parts: Parts | None) -> list[Fault]:
         said = f"in {cited(program, found.number)}, {wrong.said}"
         (foreign if wrong.rule == "rank" else faults).append(Fault(wrong.rule, said))
     known = parts is not None and parts.instructions is program.instructions
-    regions = parts.regions if parts is not None and known else None
-    faults = faults or list(check_regions(program, regions))
+    boxes = parts.boxes if parts is not None and known else None
+    faults = faults or list(check_regions(program, boxes))
     return foreign + (faults or _order_faults(program, parts))
 
 

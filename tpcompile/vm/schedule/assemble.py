@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from tpcompile.errors import UsageError
 from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.proof.cells import Parts
-from tpcompile.vm.proof.counters import assign_counters
+from tpcompile.vm.proof.counters import Ordering, assign_counters
 from tpcompile.vm.proof.dependencies import dependencies_of
 from tpcompile.vm.proof.waiting import Groups, Uses
-from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES, schedule
+from tpcompile.vm.schedule.layers import Layers, alike_layers
+from tpcompile.vm.schedule.list_schedule import tails
+from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES, Queues, schedule
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A program, the dependencies that it was made from, and the time of each phase."""
+    """A program, the parts of buffers that it accesses, and the time of each phase."""
 
     program: Program
     parts: Parts
     """The parts of buffers that the instructions access, which the verifier needs too."""
-    groups: Groups
-    """For each instruction, the groups that must complete before it starts, on any worker."""
     seconds: dict[str, float]
     """The time that each phase took."""
+    _groups: Groups
+    """The dependencies that the program was made from."""
+    _layers: Layers | None = None
+    """The layers, if some of them are left out in `_groups`."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether some layers are copies of others."""
+        return self._layers is not None
+
+    @cached_property
+    def groups(self) -> Groups:
+        """For each instruction, the groups that must complete before it starts, on any worker."""
+        return self._groups if self._layers is None else Uses(dependencies_of(self.parts))
+
+    def longest(self, costs: Sequence[float]) -> float:
+        """Return the time of a step with unlimited workers, if the instructions take so long."""
+        if self._layers is not None:
+            found = self._layers.longest(tails(self._groups, self._layers.few(costs)))
+            if found is not None:
+                return found
+        return max(tails(self.groups, costs), default=0.0)
 
 
 @paused_collector()
@@ -39,11 +63,13 @@ def assemble(
     workers: int = 1,
     ranks: int = 1,
     repeats: bool = False,
+    layers: Sequence[int] = (),
 ) -> Assembled:
     """Make a program of these instructions for `workers` workers on each rank; it is not verified.
 
     The policy uses `costs` as the times of the instructions. If the program `repeats`, no step
-    starts before the previous one is complete.
+    starts before the previous one is complete. With `layers`, the layer of each instruction or -1,
+    layers that are alike are assembled once.
     """
     for instruction in instructions:
         if not 0 <= instruction.rank < ranks:
@@ -51,27 +77,78 @@ def assemble(
                 f"{instruction.label} belongs to rank {instruction.rank}, which does not exist",
                 expected=f"a rank from 0 to {ranks - 1}",
             )
-    sharing = workers if POLICIES[policy].dynamic else 1
-    clock = [time.perf_counter()]
-    parts = Parts(tuple(instructions))
-    groups = Uses(dependencies_of(parts))
-    clock.append(time.perf_counter())
+    work = _Assembly(policy, workers, ranks, repeats)
     ranks_of = [instruction.rank for instruction in instructions]
-    queues = schedule(policy, groups, costs, workers, ranks_of, ranks)
-    clock.append(time.perf_counter())
-    order = assign_counters(groups, queues, sharing, repeats)
+    with work.timed("dependencies"):
+        parts = Parts(tuple(instructions))
+        alike = alike_layers(parts, layers, ranks_of, costs)
+    made = None if alike is None else work.with_copies(alike, parts, ranks_of, costs)
+    if made is None:
+        alike, made = None, work.ordered(parts, ranks_of, costs)
     program = Program(
         tuple(buffers),
         tuple(parts.instructions),
-        queues,
-        order.waits,
-        order.signals,
+        made.queues,
+        made.ordering.waits,
+        made.ordering.signals,
         ranks,
-        sharing,
+        work.sharing,
         repeats,
         name,
     )
-    clock.append(time.perf_counter())
-    names = ("dependencies", "schedule", "counters")
-    seconds = {n: clock[at + 1] - clock[at] for at, n in enumerate(names)}
-    return Assembled(program, parts, groups, seconds)
+    return Assembled(program, parts, work.seconds, made.groups, alike)
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """The queues and counters of a program, and the dependencies that they were made from."""
+
+    groups: Groups
+    queues: Queues
+    ordering: Ordering
+
+
+@dataclass(frozen=True)
+class _Assembly:
+    """The options of an assembly, and the time that each phase has taken so far."""
+
+    policy: str
+    workers: int
+    ranks: int
+    repeats: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sharing(self) -> int:
+        return self.workers if POLICIES[self.policy].dynamic else 1
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to that of a phase."""
+        started = time.perf_counter()
+        yield
+        spent = time.perf_counter() - started
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+    def ordered(self, parts: Parts, ranks_of: Sequence[int], costs: Sequence[float]) -> _Ordered:
+        """Find the dependencies of instructions, schedule them, and assign counters."""
+        with self.timed("dependencies"):
+            groups = Uses(dependencies_of(parts))
+        with self.timed("schedule"):
+            queues = schedule(self.policy, groups, costs, self.workers, ranks_of, self.ranks)
+        with self.timed("counters"):
+            ordering = assign_counters(groups, queues, self.sharing, self.repeats)
+        return _Ordered(groups, queues, ordering)
+
+    def with_copies(
+        self, layers: Layers, parts: Parts, ranks_of: Sequence[int], costs: Sequence[float]
+    ) -> _Ordered | None:
+        """Do the same with few layers, and copy the others; None if the layers do not repeat."""
+        few = self.ordered(parts.without(layers.left_out), layers.few(ranks_of), layers.few(costs))
+        with self.timed("schedule"):
+            queues = layers.queues(few.queues)
+        with self.timed("counters"):
+            ordering = None if queues is None else layers.ordering(few.ordering)
+        if queues is None or ordering is None:
+            return None
+        return _Ordered(few.groups, queues, ordering)

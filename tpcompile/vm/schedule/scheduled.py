@@ -19,7 +19,6 @@ from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.proof.verify import check_program, refuse
 from tpcompile.vm.schedule.assemble import Assembled, assemble
 from tpcompile.vm.schedule.clock import Timing, timing_on
-from tpcompile.vm.schedule.list_schedule import tails
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.targets import TARGETS, Target
 
@@ -75,7 +74,7 @@ def scheduled(
         return Scheduled(
             made.program,
             costs,
-            max(tails(made.groups, _costs(parts, target.most_bytes_per_us)), default=0.0),
+            made.longest(_costs(parts, target.most_bytes_per_us)),
             faults,
             None if faults else timing_on(made.program, parts, target),
             {"lower": lowering, **made.seconds, "verify": verifying},
@@ -98,6 +97,7 @@ def _assembled(lowered: Lowered, costs: tuple[float, ...], policy: str) -> Assem
         lowered.plan.workers,
         lowered.ranks,
         repeats=True,
+        layers=lowered.layers,
     )
 
 

@@ -1,0 +1,181 @@
+"""Tests of copying equal layers: the program is that of assembling all instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.vm.programs import Touch, steps
+from tpcompile.frontend import capture
+from tpcompile.passes import run_passes
+from tpcompile.scheduling import choose
+from tpcompile.vm.lowering import Lowered, lower
+from tpcompile.vm.program import Buffer, Region
+from tpcompile.vm.proof.cells import Parts
+from tpcompile.vm.proof.verify import check_program
+from tpcompile.vm.schedule import layers as module
+from tpcompile.vm.schedule.assemble import Assembled, assemble
+from tpcompile.vm.schedule.layers import Layers, alike_layers
+from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
+from tpcompile.vm.targets import TARGETS
+
+LAYERS = 7
+OWN = 9
+"""In random layers, the buffer of the first layer; the ends have the one before it."""
+TARGET = TARGETS["cpu"]
+X, Y, CACHE = 0, 1, 2
+"""The buffers of the layers below; each layer has its own cache, from number 2 on."""
+
+
+def region(buffer: int, start: int = 0, stop: int = 4) -> Region:
+    return Region(buffer, ((start, stop),))
+
+
+def chain_of_layers() -> tuple[list[Touch], list[int]]:
+    """Return layers that store half of x in their caches and read them, and their numbers."""
+    found, layers = [Touch(writes=(region(X),))], [-1]
+    for layer in range(LAYERS):
+        cache = CACHE + layer
+        for half in ((0, 2), (2, 4)):
+            found.append(Touch((region(X, *half),), (region(cache, *half),)))
+        found.append(Touch((region(cache),), (region(Y),)))
+        found.append(Touch((region(Y),), (region(X),)))
+        layers += [layer] * 4
+    return [*found, Touch((region(X),))], [*layers, -1]
+
+
+def alike(instructions: list[Touch], layers: list[int], costs: list[float]) -> Layers | None:
+    return alike_layers(Parts(tuple(instructions)), layers, [0] * len(layers), costs)
+
+
+def test_alike_layers_are_found() -> None:
+    instructions, layers = chain_of_layers()
+    costs = [1.0] * len(layers)
+    found = alike(instructions, layers, costs)
+    assert found == Layers(1, 4, LAYERS)
+    assert found.few(layers) == [-1, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 6, 6, 6, 6, -1]
+    costs[1] = 2.0
+    assert alike(instructions, layers, costs) == found, "the first layer may differ"
+
+
+def test_layers_of_one_instruction_that_take_longer_are_not_alike() -> None:
+    instructions, layers = chain_of_layers()
+    costs = [1.0] * len(layers)
+    costs[4 * 4 + 1] = 2.0
+    assert alike(instructions, layers, costs) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(Touch((region(CACHE + 2),), (region(Y),)), id="another layer's cache"),
+        pytest.param(Touch((region(CACHE + 3, 0, 2),), (region(Y),)), id="less of its cache"),
+        pytest.param(Touch((region(CACHE + 3),), (region(X),)), id="another buffer"),
+        pytest.param(Touch((region(CACHE + 3),)), id="no write"),
+        pytest.param(Touch((region(CACHE + 3),), (region(Y),), rank=1), id="another rank"),
+    ],
+)
+def test_layers_with_other_accesses_are_not_alike(wrong: Touch) -> None:
+    instructions, layers = chain_of_layers()
+    number = 1 + 3 * 4 + 2
+    instructions[number] = wrong
+    ranks_of = [one.rank for one in instructions]
+    costs = [1.0] * len(layers)
+    assert alike_layers(Parts(tuple(instructions)), layers, ranks_of, costs) is None
+
+
+def test_a_cache_that_is_read_after_the_layers_is_not_left_out() -> None:
+    instructions, layers = chain_of_layers()
+    instructions[-1] = Touch((region(CACHE + 4),))
+    assert alike(instructions, layers, [1.0] * len(layers)) is None
+
+
+@pytest.mark.parametrize("layers", [[], [-1, 0, 0, 1, 1], [0, 1, 0, 1, 2, 3, 4], [-1] * 9])
+def test_layers_that_cannot_be_left_out(layers: list[int]) -> None:
+    instructions = [Touch((region(X),)) for _ in layers]
+    assert alike(instructions, layers, [1.0] * len(layers)) is None
+
+
+def of_layer(one: Touch, own: int, layer: int) -> Touch:
+    """Return the instruction with a layer's buffer instead of buffer `own`."""
+
+    def moved(found: Region) -> Region:
+        return found._replace(buffer=OWN + layer) if found.buffer == own else found
+
+    joins = tuple(join._replace(region=moved(join.region)) for join in one.joins)
+    reads, writes = (tuple(map(moved, some)) for some in (one.reads, one.writes))
+    return replace(one, reads=reads, writes=writes, joins=joins)
+
+
+def repeated(body: tuple[Touch, ...], own: int, ends: int) -> tuple[list[Touch], list[int]]:
+    """Return the instructions of a layer, once per layer, and their numbers.
+
+    Buffer `own` is one per layer. The first instructions of the layer come also before all layers,
+    and the last ones after them.
+    """
+    plain = [of_layer(one, own, -1) for one in body if not one.joins]
+    before, after = plain[:ends], plain[max(0, len(plain) - ends) :]
+    layers = [of_layer(one, own, layer) for layer in range(LAYERS) for one in body]
+    numbers = [layer for layer in range(LAYERS) for _ in body]
+    return [*before, *layers, *after], [*([-1] * len(before)), *numbers, *([-1] * len(after))]
+
+
+@given(steps(most=8, ranks=2), st.integers(0, 3), st.booleans(), st.randoms())
+@settings(deadline=None)
+def test_programs_of_random_layers_are_valid(
+    drawn: tuple[tuple[Buffer, ...], tuple[Touch, ...]], ends: int, repeats: bool, dice: Random
+) -> None:
+    shared, body = drawn
+    own = dice.randrange(len(shared))
+    instructions, layers = repeated(body, own, ends)
+    buffers = [*shared, *[shared[own]] * (OWN + LAYERS - len(shared))]
+    taken = {one.label: dice.choice((1.0, 2.0, 3.5)) for one in body}
+    costs = [taken[one.label] for one in instructions]
+    for policy in POLICIES:
+        options = (policy, 2, 2, repeats)
+        found = assemble("", buffers, instructions, costs, *options, layers)
+        assert check_program(found.program) == []
+        whole = assemble("", buffers, instructions, costs, *options)
+        assert found.longest(costs) == pytest.approx(whole.longest(costs))
+
+
+@pytest.fixture(scope="module", params=[("qwen3-0.6b", 1), ("qwen2.5-0.5b", 3)], ids=str)
+def lowered(request: pytest.FixtureRequest) -> Lowered:
+    """A model with many layers, for seven workers per rank."""
+    preset, tp = request.param
+    choices = choose(tp=tp, target="cpu", workers=7)
+    graph, _ = run_passes(capture(f"preset:{preset}").graph, choices.passes)
+    return lower(graph, choices.plan)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_model_gives_the_same_program_with_copies(lowered: Lowered, policy: str) -> None:
+    found, whole = assembled(lowered, policy, lowered.layers), assembled(lowered, policy, ())
+    assert found.program == whole.program
+    costs = [instruction.cost(TARGET) for instruction in lowered.instructions]
+    assert found.longest(costs) == pytest.approx(whole.longest(costs))
+    assert len(found.groups) == len(whole.groups) == len(costs)
+    if policy == DEFAULT_POLICY:
+        assert found.copied and not whole.copied
+
+
+def test_a_wrong_copy_is_found_by_the_verifier(
+    lowered: Lowered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that waits for counters of the layer that it was copied from runs too early."""
+    monkeypatch.setattr(module, "_from", lambda first, by: lambda counter: counter)
+    monkeypatch.setattr(module._Counters, "repeat", True)
+    found = assembled(lowered, DEFAULT_POLICY, lowered.layers)
+    assert found.copied
+    assert check_program(found.program)
+
+
+def assembled(lowered: Lowered, policy: str, layers: Sequence[int]) -> Assembled:
+    costs = [instruction.cost(TARGET) for instruction in lowered.instructions]
+    options = (policy, lowered.plan.workers, lowered.ranks, True)
+    return assemble("", lowered.buffers, lowered.instructions, costs, *options, layers)
