@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +105,17 @@ class Reader:
     def check_quiet(self) -> None:
         assert self.problems == []
         assert self.page.evaluate("() => window.hacked") is None
+
+
+def fails(check: Callable[[], None]) -> bool:
+    """Return whether a check fails."""
+    from playwright.sync_api import Error
+
+    try:
+        check()
+    except (AssertionError, Error, ValueError, KeyError, IndexError):
+        return True
+    return False
 
 
 def watch(page: Any) -> Reader:

@@ -1,16 +1,25 @@
-"""The Schedule view says what the program of the decode step is."""
+"""The Schedule view says what the program of the decode step is, and nothing without its data."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.browser.checks.texts import number
-from tests.browser.reader import Reader
+from tests.browser.checks.schedule import CHECKS, shown
+from tests.browser.reader import Reader, fails, watch
 from tests.browser.subject import TP, Truth
+from tpcompile.exploring import Exploration
+from tpcompile.inspect.explorer.columns import pack_columns
 from tpcompile.scheduling import choose
 from tpcompile.vm.schedule.scheduled import Scheduled, scheduled
+
+Columns = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -19,49 +28,75 @@ def step(truth: Truth) -> Scheduled:
     return scheduled(truth.step, choices.target, choices.plan, choices.policy)
 
 
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_reader_finds(name: str, reader: Reader, step: Scheduled) -> None:
+    CHECKS[name](reader, step)
+
+
+def zeros(*names: str) -> Callable[[Columns], Columns]:
+    """Return a function that fills the columns whose names begin so with zeros."""
+    return lambda columns: {
+        name: np.zeros_like(column) if name.startswith(names) else column
+        for name, column in columns.items()
+    }
+
+
+def empty(lengths: str, *elements: str) -> Callable[[Columns], Columns]:
+    """Return a function that empties the sequences of all instructions."""
+    return lambda columns: zeros(lengths)(columns) | {name: columns[name][:0] for name in elements}
+
+
+LEFT_OUT: dict[str, tuple[Callable[[Columns], Columns], list[str]]] = {
+    "kinds": (zeros("group_kind"), ["kinds", "totals", "critical_path", "idle"]),
+    "finishes": (zeros("finish"), ["figures", "totals"]),
+    "starts": (zeros("start"), ["idle", "longest_waits"]),
+    "parts": (zeros("parts"), ["loads"]),
+    "operands": (zeros("own_"), ["operands"]),
+    "workers": (zeros("worker"), ["operands", "idle"]),
+    "layers": (zeros("group_layer"), ["operands", "longest_waits"]),
+    "reads": (zeros("reads"), ["accesses"]),
+    "boxes": (zeros("access_box"), ["accesses"]),
+    "waits": (empty("waits", "wait_counter", "wait_until"), ["waits", "signals"]),
+    "signals": (empty("signals", "signal_counter"), ["signals", "waits"]),
+    "releases": (zeros("released_by"), ["idle", "longest_waits"]),
+    "critical path": (lambda columns: columns | {"chain": columns["chain"][:0]}, ["critical_path"]),
+}
+"""For each part of the data: a function that leaves it out, and checks that must then fail."""
+
+
+def columns_of(index: dict[str, Any], blob: bytes) -> Columns:
+    return {
+        name: np.frombuffer(blob, np.dtype(dtype).newbyteorder("<"), count, offset)
+        for name, (dtype, offset, count) in index.items()
+    }
+
+
+@pytest.mark.parametrize("part", LEFT_OUT)
+def test_no_check_passes_without_its_data(
+    part: str, browser: Any, exploration: Exploration, step: Scheduled, tmp_path: Path
+) -> None:
+    leave_out, checks = LEFT_OUT[part]
+    assert exploration.schedule is not None
+    data, blob = exploration.schedule
+    index, blob = pack_columns(leave_out(columns_of(data["index"], blob)))
+    path = tmp_path / "report.html"
+    replace(exploration, schedule=(data | {"index": index}, blob)).write(path)
+    page = browser.new_page(viewport={"width": 1500, "height": 1000})
+    page.set_default_timeout(3_000)
+    reader = watch(page)
+    reader.open(path.as_uri())
+    passed = [name for name in checks if not fails(partial(CHECKS[name], reader, step))]
+    page.close()
+    assert passed == [], f"passed without {part}"
+
+
+def test_every_check_can_fail() -> None:
+    assert set(CHECKS) == {name for _, checks in LEFT_OUT.values() for name in checks}
+
+
 @pytest.fixture
 def schedule(reader: Reader) -> Reader:
-    reader.go(view="schedule")
-    reader.page.wait_for_selector("body[data-schedule]")
-    return reader
-
-
-def test_figures(schedule: Reader, step: Scheduled) -> None:
-    count, queues = len(step.program.instructions), len(step.program.queues)
-    words = schedule.text("p.figures")
-    assert step.timing is not None
-    workers = queues * step.program.sharing
-    assert f"{count:,} instructions on {workers} workers of {TP} ranks" in words
-    assert f"{step.timing.makespan:,.1f} µs predicted" in words
-    assert "proved free of races and deadlocks" in words
-
-
-def test_every_kind_is_counted(schedule: Reader, step: Scheduled) -> None:
-    wanted = Counter(type(one).name for one in step.program.instructions)
-    rows = schedule.page.eval_on_selector(
-        ".tables table",
-        "one => [...one.rows].slice(1).map(row => [...row.cells].map(c => c.innerText.trim()))",
-    )
-    found = {row[0]: number(row[1]) for row in rows if row[1]}
-    assert found.pop("the step") == wanted.total()
-    assert found == wanted
-
-
-def test_totals_of_every_level_are_exact(schedule: Reader, step: Scheduled) -> None:
-    assert step.timing is not None
-    found = schedule.page.evaluate(
-        """() => {
-          const { levels, totals, rawTotals } = Explorer.timeline;
-          return { raw: rawTotals(), levels: levels().map((_, number) => totals(number)) };
-        }"""
-    )
-    wanted: Counter[str] = Counter()
-    times = zip(step.program.instructions, step.timing.starts, step.timing.finishes, strict=True)
-    for one, start, finish in times:
-        wanted[type(one).name] += round(finish * 1000) - round(start * 1000)
-    assert found["raw"] == wanted
-    assert len(found["levels"]) > 1
-    assert all(own == found["raw"] for own in found["levels"])
+    return shown(reader)
 
 
 def test_a_theme_that_changes_while_another_view_is_shown(schedule: Reader) -> None:

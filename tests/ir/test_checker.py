@@ -394,9 +394,11 @@ EDITS: dict[str, tuple[tuple[str, Callable[[fx.GraphModule], None], str], ...]] 
 def test_each_rule_refuses_what_breaks_it(
     rule: str, edit: Callable[[fx.GraphModule], None], found: str
 ) -> None:
-    gm = lowered()
+    gm, used = lowered(), Checker()
+    assert used.check(gm) == []
     edit(gm)
     problems = check_graph(gm)
+    assert used.check(gm) == problems, "a checker that has seen the graph finds the same"
     first = problems[0]
     assert first.rule == rule, first
     assert found in first.got, first

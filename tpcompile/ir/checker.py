@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from operator import is_
 from typing import Any
 
 from torch import fx
@@ -62,7 +63,8 @@ class Checker:
     """A graph checker with a cache.
 
     It infers an op's type from the same operand types only once, and checks a parameter only once,
-    also across graphs.
+    also across graphs. A node whose call and operand types are the same objects is not inferred
+    again.
     """
 
     _types: dict[Any, AnyType] = field(default_factory=dict)
@@ -72,6 +74,8 @@ class Checker:
     """Parameters found valid with their tensors, by identity and number of ranks."""
     _shapes_of_parameters: set[Any] = field(default_factory=set)
     """Keys of parameters found valid, without the names of their tensors."""
+    _calls: dict[fx.Node, tuple[tuple[Any, ...], AnyType]] = field(default_factory=dict)
+    """The last valid call of each node, with the types of its operands, and its type."""
 
     def check(self, gm: fx.GraphModule) -> list[Problem]:
         """Return every problem of a graph, and set the types of its nodes."""
@@ -87,7 +91,7 @@ class Checker:
                     early = next(n for n in operands if n is node or n not in seen)
                     raise RuleError("order", f"a use of %{early.name}", "its definition first")
                 if typed.issuperset(operands):
-                    self._visit(node, info)
+                    self._visit(node, operands, info)
                     typed.add(node)
             except RuleError as error:
                 problems.append(_problem(node, error))
@@ -117,7 +121,7 @@ class Checker:
                 hint=f"{first.hint}\n    {first.line}",
             )
 
-    def _visit(self, node: fx.Node, info: GraphInfo) -> None:
+    def _visit(self, node: fx.Node, operands: list[fx.Node], info: GraphInfo) -> None:
         if node.op == "placeholder":
             check_input(node, info.tp)
         elif node.op == "get_attr":
@@ -132,9 +136,19 @@ class Checker:
         elif node.op == "output":
             _check_output(node, info)
         else:
-            kind = self.infer(node)
-            check_ranks(kind, info.tp)
-            node.meta["type"] = kind
+            node.meta["type"] = self._called(node, operands, info.tp)
+
+    def _called(self, node: fx.Node, operands: list[fx.Node], ranks: int) -> AnyType:
+        """Return the type of a call. If nothing about it has been replaced, it is the last one."""
+        types = [operand.meta["type"] for operand in operands]
+        call = (node.target, node.args, node.kwargs, ranks, *types)
+        known = self._calls.get(node)
+        if known is not None and len(known[0]) == len(call) and all(map(is_, known[0], call)):
+            return known[1]
+        kind = self.infer(node)
+        check_ranks(kind, ranks)
+        self._calls[node] = call, kind
+        return kind
 
     def _tensors_of(self, parameter: Parameter, ranks: int) -> tuple[Tensor, ...]:
         """Check a parameter, and return the checkpoint tensors that it is made of."""

@@ -94,7 +94,7 @@ class Printer:
         if node.op == "placeholder":
             return f"%{node.name} = input : {kind}"
         if node.op == "output":
-            return f"return {_operand(node.args[0])}"
+            return f"return {written_operand(node.args[0])}"
         if node.op == "get_attr":
             return f"%{node.name} = param({self._recipe(node)}) : {kind}"
         origin = one_line(str(origin_of(node))) if self.origins else ""
@@ -159,19 +159,20 @@ def _extent(kind: ValueType, dim: int) -> str:
 
 def _expression(node: fx.Node) -> str:
     if node.target is operator.getitem:
-        return f"{_operand(node.args[0])}[{node.args[1]}]"
+        return f"{written_operand(node.args[0])}[{node.args[1]}]"
     return f"{op_name(node)}({_operands(node)})"
 
 
 def _operands(node: fx.Node) -> str:
     spec = spec_of(node)
-    parts = [_operand(arg) for arg in node.args]
+    parts = [written_operand(arg) for arg in node.args]
     if spec:
         named = zip(spec.argument_names, node.args, strict=False)
         parts = [
-            _operand(arg) if _has_node(arg) else f"{name}={_operand(arg)}" for name, arg in named
+            written_operand(arg) if _has_node(arg) else f"{name}={written_operand(arg)}"
+            for name, arg in named
         ]
-    parts += [f"{name}={_operand(arg)}" for name, arg in node.kwargs.items()]
+    parts += [f"{name}={written_operand(arg)}" for name, arg in node.kwargs.items()]
     return ", ".join(parts)
 
 
@@ -181,11 +182,11 @@ def _has_node(arg: Any) -> bool:
     return isinstance(arg, fx.Node)
 
 
-def _operand(arg: Any) -> str:
+def written_operand(arg: Any) -> str:
     if isinstance(arg, fx.Node):
         return f"%{arg.name}"
     if isinstance(arg, list | tuple):
-        return "[" + ", ".join(map(_operand, arg)) + "]"
+        return "[" + ", ".join(map(written_operand, arg)) + "]"
     if isinstance(arg, torch.dtype):
         return dtype_name(arg)
     if isinstance(arg, str):
