@@ -135,6 +135,16 @@ def test_steps_are_measured_on_the_cpu_only() -> None:
         explore("preset:tiny-qwen3", 1, target="h200", measured=True)
 
 
+def test_steps_are_measured_for_a_calibrated_target(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"name": "mine", "workers": 1}')
+    found = explore("preset:tiny-qwen3", 1, target=str(path), measured=True)
+    assert found.schedule is not None
+    data, _ = found.schedule
+    assert data["target"]["name"] == "mine"
+    assert data["measured"] and all(step["us"] > 0 for step in data["measured"])
+
+
 def test_comparisons() -> None:
     said: list[str] = []
     one = explore(

@@ -175,6 +175,18 @@ def test_its_op_is_written_as_it_says(python: Python, granite: Path) -> None:
     assert f"        scaled_embedding = {wanted}" in python(_SOURCE, str(granite))
 
 
+def test_text_with_its_ops_is_read_back(run: Run, granite: Path, tmp_path: Path) -> None:
+    dumped, verified, printed = run(
+        f"dump {granite} --tp 3 -p granite -o {tmp_path / 'graph.txt'}",
+        f"opt {tmp_path / 'graph.txt'} --verify-only",
+        f"opt {tmp_path / 'graph.txt'}",
+    )
+    assert (dumped.status, verified.status) == (0, 0), dumped.err + verified.err
+    text = (tmp_path / "graph.txt").read_text()
+    assert printed.out == text
+    assert "tpc.scaled_embedding(" in text
+
+
 def test_the_model_is_refused_without_the_plugin(granite: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"aten\.div"):
         tpcompile.schedule(str(granite))

@@ -258,11 +258,6 @@ def _stepped(
     report = ScheduleReport(choices.asked(model), step)
     steps: MeasuredSteps | None = None
     if measured:
-        if choices.target.name != "cpu":
-            raise UsageError(
-                "measured runs the program on this machine's CPU", got=choices.target.name,
-                expected="target cpu",
-            )  # fmt: skip
         say("measuring steps")
         steps = ScheduledStep(report).measure().measured
     found.schedule = step_data(report, steps)

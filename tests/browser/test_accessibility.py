@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.browser.axe import problems
 from tests.browser.reader import Reader
-
-axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
 PLACES = {
     "pipeline": {"pass": "fuse-qkv", "node": "l0_q_k_v_proj"},
@@ -16,16 +15,6 @@ PLACES = {
     "compare": {"node": "l0_swiglu"},
 }
 COLOURS = {"runOnly": ["color-contrast"]}
-
-
-def problems(reader: Reader, options: dict[str, object]) -> list[str]:
-    found = axe.Axe().run(reader.page, options={"resultTypes": ["violations"], **options})
-    return [
-        f"{one['id']}: {one['help']}: {node['html'][:120]}"
-        for one in found.response["violations"]
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"][:3]
-    ]
 
 
 @pytest.mark.parametrize("view", PLACES)

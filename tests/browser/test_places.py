@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.browser.checks.texts import names
-from tests.browser.reader import Reader
+from tests.browser.reader import Reader, watch
 from tests.browser.subject import TP, Truth
 
 VIEWS = ["pipeline", "graph", "ranks", "schedule", "compare"]
@@ -165,6 +166,30 @@ def test_the_theme(reader: Reader) -> None:
     reader.page.emulate_media(color_scheme="dark")
     assert reader.page.evaluate(colour) == dark
     reader.page.emulate_media(color_scheme="light")
+
+
+def test_the_theme_is_kept(browser: Any, report: Path) -> None:
+    reader = watch(browser.new_page(color_scheme="light"))
+    theme = "() => document.documentElement.dataset.theme"
+    reader.open(report.as_uri())
+    assert reader.page.evaluate(theme) is None
+    reader.click("#theme")
+    reader.open(report.as_uri())
+    assert reader.page.evaluate(theme) == "dark"
+    reader.check_quiet()
+    reader.page.close()
+
+
+def test_a_browser_without_storage(browser: Any, report: Path) -> None:
+    reader = watch(browser.new_page(color_scheme="light"))
+    reader.page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new Error('refused'); } })"
+    )
+    reader.open(report.as_uri())
+    reader.click("#theme")
+    assert reader.page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    reader.check_quiet()
+    reader.page.close()
 
 
 def test_print(reader: Reader) -> None:

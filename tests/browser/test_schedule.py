@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.browser.checks.schedule import CHECKS, shown
+from tests.browser.checks.schedule import CHECKS, shown, table_under
 from tests.browser.reader import Reader, fails, watch
 from tests.browser.subject import TP, Truth
-from tpcompile.exploring import Exploration
+from tpcompile.exploring import Exploration, explore
 from tpcompile.inspect.explorer.columns import pack_columns
 from tpcompile.scheduling import choose
 from tpcompile.vm.schedule.scheduled import Scheduled, scheduled
@@ -92,6 +92,24 @@ def test_no_check_passes_without_its_data(
 
 def test_every_check_can_fail() -> None:
     assert set(CHECKS) == {name for _, checks in LEFT_OUT.values() for name in checks}
+
+
+def test_a_measured_step(browser: Any, session_captures: None, tmp_path: Path) -> None:
+    found = explore("preset:tiny-qwen3", 1, target="cpu", workers=1, measured=True)
+    found.write(tmp_path / "report.html")
+    page = browser.new_page()
+    reader = watch(page)
+    reader.open((tmp_path / "report.html").as_uri())
+    shown(reader, step=1, instruction=0)
+    predicted, measured = table_under(reader, "Time")[0][1:]
+    assert (predicted, measured) == ("predicted", "measured, step 1")
+    rows = table_under(reader, "Predicted and measured, step 1")
+    assert found.schedule is not None
+    kinds = [kind["name"] for kind in found.schedule[0]["kinds"]]
+    assert [row[0] for row in rows[1:-1]] == kinds
+    assert all(float(row[3].removesuffix(" µs").replace(",", "")) > 0 for row in rows[1:])
+    reader.check_quiet()
+    page.close()
 
 
 @pytest.fixture

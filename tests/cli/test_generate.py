@@ -108,6 +108,12 @@ def test_text_is_shown_as_it_comes_on_a_terminal(
     assert terminal.shown > 4
 
 
+def test_an_invalid_graph_is_status_1(cli: Cli, broken_pipeline: str) -> None:
+    ran = cli(f"generate {TINY} --tp 2 --prompt-ids 1 -p", broken_pipeline)
+    assert (ran.status, ran.out) == (1, "")
+    assert "The pass drop-collective left an invalid graph" in ran.err
+
+
 def test_ids_in_ids_out(cli: Cli) -> None:
     eager = preset_pair("tiny-qwen3").eager
     found = eager.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False)

@@ -39,7 +39,7 @@ from tpcompile.cli.command import (
 )
 from tpcompile.cli.logs import logged
 from tpcompile.cli.wording import with_options
-from tpcompile.errors import CompileError, RankError
+from tpcompile.errors import CompileError, PassError, RankError, VerifyError
 from tpcompile.pause import paused_collector
 from tpcompile.plugins import load_plugins
 
@@ -105,7 +105,9 @@ def _status(words: list[str]) -> int:
         return FAILED
     except CompileError as error:
         sys.stderr.write(f"error: {_worded(error, words)}\n")
-        return BAD_INPUT
+        # Both: a FailedPassError, whose module imports torch.
+        failed = isinstance(error, PassError) and isinstance(error, VerifyError)
+        return FAILED if failed else BAD_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED

@@ -18,11 +18,12 @@ from tests.passes.steps import TINY_VOCABULARY
 from tpcompile.errors import CompileError, UsageError
 from tpcompile.frontend import parse_graph
 from tpcompile.ir.checker import check_graph
+from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import DECODE_OPS
 from tpcompile.ir.parse import text_problems
 from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph, read_graph
-from tpcompile.passes import for_ranks, parse_pipeline, run_passes
+from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.presets import PRESETS
 
 OFFICIAL = [name for name in PRESETS if name not in TINY]
@@ -71,6 +72,19 @@ def test_every_stage_of_an_official_model(model: str) -> None:
     """Parsing checks each graph too: it is as valid as the one that was printed."""
     graph = captured_once(f"preset:{model}").graph
     assert visit_stages(graph, (1, 2, 3, 4), _assert_same) > 100
+
+
+@pytest.mark.parametrize(
+    "module",
+    ['layers.0["a"]', "two words", "line\nbreak\r\x00\u2028", "# not a comment", "<script>", "a:7"],
+)
+@pytest.mark.parametrize("file", ["", "modeling.py", "my model.py", 'a".py', "new\nline.py"])
+def test_hostile_origins(module: str, file: str) -> None:
+    gm, _ = run_passes(captured_once("preset:tiny-qwen3").graph, default_pipeline(2))
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            node.meta["origin"] = replace(origin_of(node), module=module, file=file, line=3)
+    _assert_same(format_graph(gm), gm)
 
 
 @pytest.fixture(scope="module")

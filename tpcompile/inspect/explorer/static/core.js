@@ -142,12 +142,24 @@ Explorer.details = function (...children) {
 
 Explorer.onTheme = [];   // callbacks of what is drawn on a canvas
 
+// Store the theme if one is given, and return the last one. Browsers may refuse storage to files.
+function storedTheme(theme) {
+  try {
+    if (theme) localStorage.setItem("tpcompile-theme", theme);
+    return localStorage.getItem("tpcompile-theme");
+  } catch {
+    return null;
+  }
+}
+
 function setUpTheme() {
-  const root = document.documentElement;
+  const root = document.documentElement, last = storedTheme();
+  if (["light", "dark"].includes(last)) root.dataset.theme = last;
   const dark = () => root.dataset.theme ? root.dataset.theme === "dark"
     : matchMedia("(prefers-color-scheme: dark)").matches;
   document.getElementById("theme").addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
+    storedTheme(root.dataset.theme);
     for (const callback of Explorer.onTheme) callback();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
