@@ -131,7 +131,7 @@ def test_options_are_refused_before_the_capture(options: dict[str, Any], words: 
 
 
 def test_steps_are_measured_on_the_cpu_only() -> None:
-    with pytest.raises(UsageError, match="target cpu"):
+    with pytest.raises(UsageError, match="target='cpu', or a file"):
         explore("preset:tiny-qwen3", 1, target="h200", measured=True)
 
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.model import compare_with_eager
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UnsupportedError
 from tpcompile.frontend import capture
 from tpcompile.inspect.explorer.page import page_html
 from tpcompile.inspect.explorer.ranks import axes_json, distinct
@@ -32,7 +32,7 @@ from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.scheduling import DEFAULT_TARGET, Choices, ScheduledStep, choose
 from tpcompile.vm.schedule.measured import MeasuredSteps
 from tpcompile.vm.schedule.scheduled import scheduled
-from tpcompile.vm.targets import TARGETS, Target
+from tpcompile.vm.targets import Target
 
 Say = Callable[[str], None]
 COMPARED = (torch.float32, torch.bfloat16)
@@ -114,8 +114,8 @@ def explore(
         batch=batch,
         context=context,
         lowering=lowering,
+        measured=measured,
     )
-    _check_measured(choices, measured)
     say(f"capturing {model}")
     captured = capture(model, dtype=dtype_of(dtype)).graph
     name = model if isinstance(model, str) else info_of(captured).name
@@ -163,17 +163,6 @@ def _explored(
     except UnsupportedError as error:  # the modules run it, but there is no program
         found.about["decode step"] = str(error)
     return found
-
-
-def _check_measured(choices: Choices, measured: bool) -> None:
-    """Refuse targets other than this CPU, unless they come from a file."""
-    name = choices.target.name
-    if measured and name in TARGETS and name != "cpu":
-        raise UsageError(
-            "measured runs the program on this machine's CPU",
-            got=f"target {name}",
-            expected="target cpu, or a file that tpcompile calibrate wrote",
-        )
 
 
 def _about(graph: fx.GraphModule, model: str) -> dict[str, str]:

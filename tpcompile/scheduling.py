@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import torch
 
+from tpcompile.backends.devices import machine_of
 from tpcompile.backends.measuring import REPEATS, RandomMemory, measure
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
@@ -35,7 +36,7 @@ from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.text import format_program
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.schedule.scheduled import scheduled
-from tpcompile.vm.targets import Target, target_of
+from tpcompile.vm.targets import TARGETS, Target, target_of
 
 DEFAULT_TARGET = "h200"
 _CONTEXT = 1024
@@ -86,12 +87,18 @@ def choose(
     spans: int | None = None,
     interleaved: bool = False,
     pipeline: str | Sequence[Pass] | None = None,
+    measured: bool = False,
 ) -> Choices:
-    """Resolve the options of `schedule`. Invalid ones are refused before a model is captured."""
+    """Resolve the options of `schedule`. Invalid ones are refused before a model is captured.
+
+    Steps can be `measured` on this machine only. Its ranks then share the cores.
+    """
     check_tp(tp)
     for name, limit in (("spans", spans), ("context", context), ("max_seq_len", max_seq_len)):
         check_limit(name, limit)
     machine = target_of(target, workers)
+    if measured:
+        machine = _measurable(machine, tp, workers)
     policy = DEFAULT_POLICY if policy is None else POLICIES.spelling(policy)
     longest = max_seq_len or max(context or 0, _CONTEXT)
     context = context or min(longest, _CONTEXT)
@@ -124,6 +131,22 @@ def choose(
     plan.check_room(block)
     plan.check_spans(found.spans, block)
     return found
+
+
+def _measurable(machine: Target, tp: int, workers: int | None) -> Target:
+    """Return the target for a measurement: this machine's CPU, or a target that a file describes.
+
+    The target "cpu" gets an equal share of the cores for each rank, unless `workers` is given.
+    """
+    if machine.name not in TARGETS:
+        return machine
+    if machine.name != "cpu":
+        raise UsageError(
+            "measured=True runs the program on this machine's CPU",
+            got=f"target={machine.name!r}",
+            expected="target='cpu', or a file that tpcompile calibrate wrote",
+        )
+    return machine if workers else machine_of(CPU, tp)
 
 
 def _most(passes: Sequence[Pass], option: str) -> int:

@@ -70,7 +70,7 @@ def test_nothing_is_opened_unless_asked(
         (["--target", "h3000"], "h3000"),
         (["--policy", "no-such-policy"], "no-such-policy"),
         (["--lowering", "no-such-lowering"], "no-such-lowering"),
-        (["--target", "h200", "--measured"], "Found target h200. Expected target cpu"),
+        (["--target", "h200", "--measured"], "Found --target h200. Expected --target cpu"),
         (["--workers", "0"], "workers"),
         (["--tp", "7"], "--tp 7 is more than the number of query heads"),
     ],

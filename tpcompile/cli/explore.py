@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> Result:
             beside=args.beside,
             target=args.target or ("cpu" if args.measured else None),
             policy=args.policy,
-            workers=_workers(args),
+            workers=args.workers,
             batch=args.batch or 1,
             context=args.context,
             lowering=args.lowering,
@@ -108,15 +108,6 @@ def _run(args: argparse.Namespace) -> Result:
     if args.open and not webbrowser.open(args.output.resolve().as_uri()):
         sys.stderr.write("warning: there is no browser to open the page with\n")
     return Result("")
-
-
-def _workers(args: argparse.Namespace) -> int | None:
-    """Return the workers per rank; ranks that are measured share the cores of this machine."""
-    from tpcompile.cores import cores
-
-    shared = max(1, cores() // args.tp) if args.measured else None
-    chosen: int | None = args.workers
-    return shared if chosen is None else chosen
 
 
 COMMAND = Command("show a compilation as one page in a browser", _EXAMPLES, _add_arguments, _run)

@@ -212,7 +212,7 @@ def _choices(args: argparse.Namespace) -> Choices:
     if args.target in TARGETS:
         args.target = TARGETS.spelling(args.target)
     if args.measured:
-        _check_measured(args)
+        _check_form(args, "--measured")
     if args.aot is not None:
         _check_ahead(args)
     return choose(
@@ -227,23 +227,8 @@ def _choices(args: argparse.Namespace) -> Choices:
         spans=args.spans,
         interleaved=args.rotary == "interleaved",
         pipeline=args.pipeline,
+        measured=args.measured,
     )
-
-
-def _check_measured(args: argparse.Namespace) -> None:
-    """Refuse targets other than this CPU. Ranks share its cores."""
-    from tpcompile.cores import cores
-    from tpcompile.vm.targets import TARGETS
-
-    if args.target in TARGETS and args.target != "cpu":
-        raise UsageError(
-            "--measured runs the program on this machine's CPU",
-            got=f"--target {args.target}",
-            expected="--target cpu, or a file that tpcompile calibrate wrote",
-        )
-    _check_form(args, "--measured")
-    if args.target == "cpu" and args.workers is None:
-        args.workers = max(1, cores() // args.tp)
 
 
 def _check_ahead(args: argparse.Namespace) -> None:
