@@ -84,21 +84,26 @@ class AllReduce(StepInstruction):
 
     @property
     def traffic(self) -> int:
+        """The bytes of the terms of one rank; the terms of several are exchanged over a link."""
+        return self._term_bytes if self.at.ranks == 1 else 0
+
+    @property
+    def _term_bytes(self) -> int:
         """The bytes of all terms, which are fp32."""
         return 4 * self.at.ranks * self.at.slots * self.at.batch * self.columns.extent
 
     @property
     def values(self) -> int:
-        return self.traffic // 4
+        return self._term_bytes // 4
 
     def parts(self, target: Target) -> Parts:
         """Estimate the time. Terms of other ranks use a link, which few workers use at a time."""
         found = super().parts(target)
         if self.at.ranks == 1:
             return found
-        foreign = self.traffic - self.traffic // self.at.ranks
+        foreign = self._term_bytes - self._term_bytes // self.at.ranks
         exchange = target.exchange_us + foreign / target.link_bytes_per_us
-        return Parts(found.fixed_us + exchange, 0, 0.0)
+        return found._replace(fixed_us=found.fixed_us + exchange)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
