@@ -67,11 +67,13 @@ class Reader:
         found: list[list[str]] = self.page.eval_on_selector_all(f"{selector} tr", _CELLS)
         return found
 
-    def click(self, selector: str, text: str | None = None) -> None:
-        """Click the only element with a selector, and with this text if it is given."""
+    def click(self, selector: str, text: str | None = None, first: bool = False) -> None:
+        """Click the only element, or the first, with a selector and with this text if given."""
         found = self.page.locator(selector)
         if text is not None:
             found = found.get_by_text(text, exact=True)
+        if first:
+            found = found.first
         assert found.count() == 1, f"{found.count()} elements match {selector} {text or ''}"
         found.click(timeout=3000)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.browser.checks.schedule import shown
 from tests.browser.checks.texts import names
 from tests.browser.reader import Reader, watch
 from tests.browser.subject import TP, Truth
@@ -92,6 +95,26 @@ def test_the_list_of_keys(reader: Reader) -> None:
     assert dialog.is_visible()
     dialog.get_by_role("button").click(timeout=3000)
     assert not dialog.is_visible()
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "other"),
+    [
+        ("qkv weight", "%l0_q_k_v_proj_weight", "%l0_o_proj_weight"),
+        ("l1_swiglu", "%l1_swiglu", "%l0_swiglu"),
+        ("SWIGLU gate", "l0_norm_gate_up_swiglu", "tpc.rope("),
+        ("layer 1 rank 2", "layer 1 rank 2", "layer 2 rank 1"),
+        ("param(model q_norm", "q_norm_weight", "k_norm_weight ="),
+    ],
+)
+def test_search_finds_all_of_the_words(reader: Reader, words: str, found: str, other: str) -> None:
+    shown(reader)  # so that its instructions can be found
+    reader.go(view="pipeline", c=1)
+    reader.page.locator("#search").fill(words)
+    results = reader.texts("#found button")
+    assert any(found in text for text in results), results
+    assert not any(other in text for text in results), results
+    reader.page.locator("#search").fill("")
 
 
 def test_search(reader: Reader) -> None:

@@ -45,7 +45,7 @@ LEFT_OUT = {
     "cost": (_of(_LINES, "cost"), ["cost"]),
     "fates": (
         "data => { for (const one of " + _STAGES + ") one.fates = {}; }",
-        ["fates", "history"],
+        ["fates", "history", "collectives"],
     ),
     "sections": (_of(_STAGES, "sections"), ["diff", "line", "drawing"]),
     "matches": (_of(_STAGES, "matches"), ["passes"]),

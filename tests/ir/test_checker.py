@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -422,9 +423,11 @@ def test_problems_say_where_what_and_what_to_do() -> None:
     norm = called(gm, RMS_NORM)
     norm.args = (operand(operand(norm)), *norm.args[1:])
     (problem,) = check_graph(gm)
+    source = f"model.layers.0.input_layernorm {origin_of(norm).place}"
+    assert re.search(r" modeling_qwen3\.py:\d+$", source)
     assert problem.to_json() == {
         "node": "l0_input_normed",
-        "source": "model.layers.0.input_layernorm modeling_qwen3.py:63",
+        "source": source,
         "rule": "partial-nonlinear",
         "got": "f32[T, 64] Partial(sum)",
         "expected": "an operand that is already summed",
@@ -432,7 +435,7 @@ def test_problems_say_where_what_and_what_to_do() -> None:
         "line": format_node(norm),
     }
     assert str(problem) == (
-        "%l0_input_normed (model.layers.0.input_layernorm modeling_qwen3.py:63) breaks the rule "
+        f"%l0_input_normed ({source}) breaks the rule "
         "partial-nonlinear: found f32[T, 64] Partial(sum); expected an operand that is already "
         "summed. Only linear ops accept a Partial: put the all_reduce before this node.\n    "
         + problem.line

@@ -26,6 +26,7 @@ CHECKS: dict[str, Callable[..., None]] = {
         ranks.shares,
         ranks.heads,
         ranks.module,
+        ranks.collectives,
         comparison.comparison,
     )
 }

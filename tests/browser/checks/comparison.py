@@ -37,6 +37,10 @@ def comparison(reader: Reader, truth: Truth, exploration: Exploration) -> None:
         for layer, row in by_layer.items()
     }
     assert len(reader.texts("svg.plot")) == 2
+    most = wanted[0]
+    reader.click("#view table a", f"%{most['node']}", first=True)
+    [told] = [row for row in reader.rows("#details table") if row[:1] == ["bfloat16"]]
+    assert told == ["bfloat16", _exponent(most["error"]), _exponent(most["limit"])]
 
 
 def _growth(row: dict[str, Any], rows: list[dict[str, Any]], truth: Truth) -> float:
@@ -57,5 +61,5 @@ def _nearest(node: fx.Node, errors: dict[str, float]) -> float:
 
 
 def _exponent(value: float) -> str:
-    digits, _, power = f"{value:.1e}".partition("e")
+    digits, _, power = f"{value:.2e}".partition("e")
     return f"{digits}e{int(power):+d}"

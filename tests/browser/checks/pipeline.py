@@ -17,7 +17,8 @@ _PAIRS = (("insert-collectives", "fuse-qkv"), ("vocab-parallel", "insert-collect
 def passes(reader: Reader, truth: Truth) -> None:
     """Read the list of passes: the matches of each, and by how much the graph grew."""
     reader.go(view="pipeline", c=0)
-    found = {text.partition("\n")[0]: text for text in reader.texts("button.pass")}
+    texts = [text.replace("\xa0", " ") for text in reader.texts("button.pass")]
+    found = {text.partition("\n")[0]: text for text in texts}
     assert list(found) == [stage.name for stage in truth.stages]
     first, *others = truth.stages
     assert f"{first.stats.nodes_after} nodes" in found[first.name]

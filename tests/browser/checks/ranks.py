@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.browser.checks.texts import number
 from tests.browser.reader import Reader
-from tests.browser.subject import Truth
+from tests.browser.subject import LAYERS, Truth
 from tpcompile.inspect.plan import plan_report
 from tpcompile.ir.info import info_of
 from tpcompile.ir.plan import Plan
@@ -42,6 +42,21 @@ def heads(reader: Reader, truth: Truth) -> None:
     ]
     strip = reader.page.locator('svg[role="img"]').nth(1).get_attribute("aria-label")
     assert "rank 2 holds 1;" in strip and "rank 1 holds 0 to 1" in strip
+
+
+def collectives(reader: Reader, truth: Truth) -> None:
+    """Read which passes put the collectives of a decode step in; the panel must say the same."""
+    reader.go(view="ranks", c=1)
+    rows = [row for row in reader.rows('[aria-label="Collectives"]') if row and row[0]]
+    sums = [row for row in rows if row[1] == "all_reduce"]
+    assert len(sums) == 1 + 2 * LAYERS
+    fused = "shard-linears (inserted), insert-collectives (replaced), fuse-residual (fused)"
+    assert [row[4] for row in sums] == [
+        "vocab-parallel (replaced), insert-collectives (replaced)",
+        *[fused] * (2 * LAYERS),
+    ]
+    reader.go(view="ranks", c=1, node=sums[-1][2].removeprefix("%"))
+    assert f"The collective in it: {fused}." in reader.under("Why")
 
 
 def _repeats(plan: Plan) -> list[str]:

@@ -76,9 +76,9 @@ function comparisonParts(comparison, place) {
   }
   const pass = Stages.at(comparison.compilation, Stages.all()[comparison.compilation].stages.length - 1).data.name;
   const link = (row) => Explorer.link(`%${row.node}`, { node: row.node, c: comparison.compilation, pass });
-  const exponent = (value) => value === null ? "not finite" : value.toExponential(1);
+  const exponent = (value, digits = 1) => value === null ? "not finite" : value.toExponential(digits);
   return [
-    element("h2", {}, `${Stages.all()[comparison.compilation].name}, ${comparison.dtype}: ${comparison.ok ? "equal within rounding" : "DIFFERENT"}`),
+    element("h2", { id: `compared-${comparison.dtype}` }, `${Stages.all()[comparison.compilation].name}, ${comparison.dtype}: ${comparison.ok ? "equal within rounding" : "DIFFERENT"}`),
     element("p", {}, first ? ["First divergence: ", link(first), ` (${first.source}), ${first.problem || `error ${exponent(first.error)}, limit ${exponent(first.limit)}`}.`]
       : "No value diverges.", ` The next tokens are ${comparison.tokens_equal ? "the same" : "NOT the same"}.`),
     element("p", { class: "quiet" }, comparison.beside_fp32
@@ -86,13 +86,32 @@ function comparisonParts(comparison, place) {
       : "The error is the largest difference from eager, divided by the largest magnitude."),
     element("div", { class: "scrolled-x", tabindex: 0, role: "region", "aria-label": `Plot of the errors in ${comparison.dtype}` }, plotOf(comparison, place)),
     element("p", { class: "legend" }, element("span", { class: "chip error-key" }, "error"), element("span", { class: "chip limit-key" }, "limit")),
-    element("h3", {}, "Where the error grows most"),
+    element("h3", {}, `Where the error grows most in ${comparison.dtype}`),
+    element("p", { class: "quiet" }, "Growth is the error of a value less the largest error of its operands. The plot is logarithmic, so small errors look as if they grow fast."),
     table(["value", "source", "error of its operands", "its error", "growth"], growths(comparison).slice(0, 8).map(({ row, before, growth }) => [
-      link(row), row.source, exponent(before), exponent(row.error), exponent(growth)])),
+      link(row), row.source, exponent(before, 2), exponent(row.error, 2), exponent(growth, 2)])),
     element("h3", {}, "The value nearest to its limit, by layer"),
     table(["layer", "value", "error", "limit", ""], [...byLayer].map(([layer, row]) => [
       layer === null ? "outside" : layer, link(row), exponent(row.error), exponent(row.limit), row.ok ? "ok" : row.problem || "DIFFERS"])),
   ];
+}
+
+// Return the errors of a value in each dtype that it was compared in.
+function errorsOf(c, name) {
+  const rows = (Explorer.data.comparisons || []).filter((one) => one.compilation === c)
+    .flatMap((one) => comparedRows(one).filter((row) => row.node === name).map((row) => [one.dtype, row]));
+  if (!rows.length) return null;
+  return [element("h3", {}, "Error against eager"), table(["dtype", "error", "limit"],
+    rows.map(([dtype, row]) => [dtype, row.error.toExponential(2), row.limit.toExponential(2)]))];
+}
+
+// Make a button for each comparison, which scrolls to it.
+function jumps() {
+  const { comparisons } = Explorer.data;
+  if (comparisons.length < 2) return null;
+  return element("p", {}, "Go to ", comparisons.map(({ dtype }) => element("button", {
+    type: "button", onclick: () => document.getElementById(`compared-${dtype}`).scrollIntoView(),
+  }, dtype)));
 }
 
 Explorer.view({
@@ -102,11 +121,11 @@ Explorer.view({
   find(words) {
     const short = { float32: "fp32", bfloat16: "bf16", float16: "fp16" };
     return Explorer.data.comparisons.map(({ dtype }) => `Errors of all values in ${dtype} (${short[dtype] || dtype})`)
-      .filter((text) => text.toLowerCase().includes(words))
+      .filter(matcher(words))
       .map((text) => ({ kind: "Compare", text, place: { view: "compare", node: "" } }));
   },
   show(root, place) {
-    root.replaceChildren(...Explorer.data.comparisons.flatMap((one) => comparisonParts(one, place)));
+    root.replaceChildren(...[jumps(), ...Explorer.data.comparisons.flatMap((one) => comparisonParts(one, place))].filter(Boolean));
     const { compilation } = Explorer.data.comparisons[0];
     const last = Stages.at(compilation, Stages.all()[compilation].stages.length - 1);
     if (place.node) showValue(last, place.node); else Explorer.details(overview(last));

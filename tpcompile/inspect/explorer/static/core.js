@@ -201,6 +201,17 @@ function setUpKeys() {
 
 const MOST_FOUND = 60;
 
+// Return a function that says whether a text has all of the words. Underscores do not count, and
+// `layer 3` and `rank 1` are one word each, of which 3 is a whole number.
+function matcher(words) {
+  const plain = (text) => text.toLowerCase().replaceAll("_", "");
+  const parts = (plain(words).match(/(?:layer|rank) \d+|\S+/g) || []).map((part) => {
+    const escaped = part.replace(/[^\w\s]/g, "\\$&");
+    return new RegExp(/^(?:layer|rank) /.test(part) ? `${escaped}(?!\\d)` : escaped);
+  });
+  return (text) => parts.every((part) => part.test(plain(text)));
+}
+
 function setUpSearch() {
   const box = document.getElementById("search");
   const list = document.getElementById("found");

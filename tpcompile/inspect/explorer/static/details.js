@@ -20,6 +20,7 @@ function showValue(stage, name) {
     readers.every((reader) => reader === "") && readers.length ? null : valueList(readers.filter(Boolean), c, pass),
     readers.includes("") ? element("p", {}, "It is a result of the graph.") : null,
     why(stage, found, name),
+    errorsOf(c, name),
     originOf(line, layer),
     line.parameter ? recipeOf(line, layer) : null,
     line.cost ? costOf(line) : null,
@@ -88,6 +89,8 @@ function why(stage, found, name) {
       })),
     ] : null,
     element("ol", { class: "history" }, told.map((one) => element("li", {}, one))),
+    pastOf(stage, name).some(({ what }) => what === "fused")
+      ? element("p", {}, "The collective in it: ", makerWords(stage, name, new Map()), ".") : null,
   ];
 }
 

@@ -121,8 +121,14 @@ function zoomDrawing(picture, zoom) {
   return scale;
 }
 
+const READABLE = 0.7;   // the least scale at first
+
 function zoomButtons(picture) {
   let scale = zoomDrawing(picture, "fit");
+  if (scale < READABLE) {
+    scale = zoomDrawing(picture, READABLE);
+    picture.scrollLeft = (picture.scrollWidth - picture.clientWidth) / 2;
+  }
   const button = (text, label, next) => element("button", {
     type: "button", "aria-label": label, onclick: () => { scale = zoomDrawing(picture, next()); },
   }, text);

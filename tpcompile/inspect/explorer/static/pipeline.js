@@ -32,7 +32,7 @@ function passButton(c, s, stage) {
   const facts = s === 0 ? count(data.nodes, "node") : [
     `${formatNumber(data.ms)} ms`, count(data.matches, "match", "matches"),
     delta ? `${delta > 0 ? "+" : "−"}${Math.abs(delta)} nodes` : "", `check ${formatNumber(data.check_ms)} ms ✓`,
-  ].filter(Boolean).join(" · ");
+  ].filter(Boolean).map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ");
   return element("button", {
     type: "button", class: "pass", "aria-pressed": String(s === stage.s), title: data.text || data.name,
     onclick: () => Explorer.go({ view: "pipeline", c, pass: data.name, left: "" }),
@@ -245,23 +245,31 @@ Explorer.view({
     } else Explorer.details(overview(right));
   },
   find(words, most) {
-    const stage = Stages.ofPlace(Explorer.place);
-    const found = [];
-    Stages.all().forEach((compilation, c) => compilation.stages.forEach((_, s) => {
-      const { name } = Stages.at(c, s).data;
-      if (name.includes(words)) found.push({ kind: `pass of ${compilation.name}`, text: name, place: { view: "pipeline", c, pass: name, node: "", left: "" } });
-    }));
-    for (const section of Stages.sections(stage))
-      for (const line of section.lines) {
-        if (found.length >= most) return found;
-        const layer = section.first === null ? null : layerInWords(words, section);
-        const text = Stages.filled(line.text, layer);
-        if (text.toLowerCase().includes(words) && line.op !== "return")
-          found.push({ kind: Stages.title(section), text: text.slice(0, 160), place: { node: Stages.filled(line.name, layer), c: stage.c, pass: stage.data.name } });
-      }
-    return found;
+    const stage = Stages.ofPlace(Explorer.place), has = matcher(words);
+    const passes = Stages.all().flatMap((compilation, c) => compilation.stages.map((_, s) => Stages.at(c, s).data.name)
+      .filter(has).map((name) => ({ kind: `pass of ${compilation.name}`, text: name, place: { view: "pipeline", c, pass: name, node: "", left: "" } })));
+    const others = Stages.all().map((_, c) => c).filter((c) => c !== stage.c).map((c) => Stages.ofPlace({ c }));
+    for (const one of [stage, ...others]) {
+      const values = valuesWith(one, words, has, most - passes.length);
+      if (values.length) return [...passes, ...values];
+    }
+    return passes;
   },
 });
+
+// Return the values of a stage whose lines have all of the words.
+function valuesWith(stage, words, has, most) {
+  const found = [];
+  for (const section of Stages.sections(stage))
+    for (const line of section.lines) {
+      if (found.length >= most) return found;
+      const layer = section.first === null ? null : layerInWords(words, section);
+      const text = Stages.filled(line.text, layer);
+      if (has(text) && line.op !== "return")
+        found.push({ kind: `${Stages.title(section)}, ${stage.data.name}`, text: text.slice(0, 160), place: { node: Stages.filled(line.name, layer), c: stage.c, pass: stage.data.name } });
+    }
+  return found;
+}
 
 // Return the layer that words name, such as l12_ or layers.12., if a section has it.
 function layerInWords(words, section) {

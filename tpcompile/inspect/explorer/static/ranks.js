@@ -105,16 +105,18 @@ function rankBytes(plan) {
 
 const COLLECTIVE_OPS = ["tpc.redistribute", "tpc.all_reduce", "tpc.all_gather", "tpc.reduce_scatter"];
 
-// Return what passes did to a collective. A collective that was fused into a sum has its own past.
+// Return what passes did to a collective, since it is one. A collective that was fused into a sum has
+// its own past.
 function pastOf(stage, name) {
   const steps = Stages.history(stage, name).filter(({ what }) => what !== "changed");
   const fused = steps.flatMap((step) => step.what === "captured" ? [] : Stages.parts(stage.c, step.s, step.name)
     .map((part) => [Stages.at(stage.c, step.s - 1), part])
     .filter(([earlier, part]) => COLLECTIVE_OPS.includes((Stages.find(earlier, part) || { line: {} }).line.op)));
-  if (!fused.length) return steps;
+  const own = steps.filter(({ line }) => line && COLLECTIVE_OPS.includes(line.op));
+  if (!fused.length) return own.length ? own : steps;
   const [earlier, part] = fused[0];
-  const own = steps.filter(({ s }) => s > earlier.s);
-  return [...pastOf(earlier, part), ...own.map((step) => ({ ...step, what: "fused" }))];
+  const later = steps.filter(({ s }) => s > earlier.s);
+  return [...pastOf(earlier, part), ...later.map((step) => ({ ...step, what: "fused" }))];
 }
 
 // Return the passes that put a collective in: [{pass, what, name}]. Layers of one section are alike.
@@ -166,7 +168,7 @@ Explorer.view({
   available: () => (Explorer.data.compilations || []).some((one) => one.plan),
   find(words) {
     const topics = [...Object.values(AXES), "Collectives", "Emitted module of each rank", "Weights and KV cache of each rank"];
-    return topics.filter((topic) => topic.toLowerCase().includes(words))
+    return topics.filter(matcher(words))
       .map((topic) => ({ kind: "Ranks", text: topic, place: { view: "ranks", node: "" } }));
   },
   show(root, place) {

@@ -229,7 +229,7 @@ const ScheduleDetails = (() => {
     const { kinds, longest } = S.waitsOf(schedule, run, layer, 20);
     const released = D.releasedBy(schedule, run), early = (number) => released[number];
     return [
-      numbers(["kind", "instructions", "of them waited", "idle before, in all", "on average", "longest"],
+      numbers(["kind", "instructions", "of them waited", "idle before, on all workers together", "on average", "longest"],
         kinds.map((own) => [kindMark(schedule, own.kind), own.count.toLocaleString("en"), own.waited.toLocaleString("en"),
           us(own.idle), us(own.waited ? own.idle / own.waited : 0),
           linkTo(schedule, own.longest, us(run.idle[own.longest]))])),

@@ -324,7 +324,7 @@
   // ---- search and hooks ---------------------------------------------------------------------------
 
   function find(words, most) {
-    const parts = words.split(/\s+/), { schedule } = view, found = [];
+    const { schedule } = view, found = [], has = matcher(words);
     const put = (kind, text, place) => found.push({ kind, text, place: { view: "schedule", ...place } });
     const number = words.replace(/^instruction\s+/, "");
     if (/^\d+$/.test(number) && Number(number) < json().instructions)
@@ -335,7 +335,7 @@
     const first = view.firsts ||= firstOfGroups(schedule);
     for (let group = 0; group < first.length && found.length < most; group++) {
       const text = D.groupText(schedule, group);
-      if (parts.every((part) => text.includes(part))) put("instruction", text, { instruction: first[group] });
+      if (has(text)) put("instruction", text, { instruction: first[group] });
     }
     return found.slice(0, most);
   }
