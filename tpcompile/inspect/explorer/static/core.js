@@ -33,16 +33,19 @@ function table(headings, rows, attributes = {}) {
 
 function formatBytes(count) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]])
-    if (count >= size) return `${(count / size).toLocaleString("en", { maximumFractionDigits: 2 })} ${unit}`;
-  return `${count.toLocaleString("en")} B`;
+    if (count >= size) return `${formatNumber(count / size, 2)} ${unit}`;
+  return `${formatNumber(count)} B`;
 }
 
+const FORMATS = new Map();   // by the number of digits; toLocaleString would make one for each number
+
 function formatNumber(value, digits = 1) {
-  return value.toLocaleString("en", { maximumFractionDigits: digits });
+  if (!FORMATS.has(digits)) FORMATS.set(digits, new Intl.NumberFormat("en", { maximumFractionDigits: digits }));
+  return FORMATS.get(digits).format(value);
 }
 
 function count(number, noun, plural = `${noun}s`) {
-  return `${number.toLocaleString("en")} ${number === 1 ? noun : plural}`;
+  return `${formatNumber(number)} ${number === 1 ? noun : plural}`;
 }
 
 // ---- data ---------------------------------------------------------------------------------------
@@ -98,8 +101,8 @@ Explorer.open = function (view) {
 };
 
 Explorer.link = function (text, parts, attributes = {}) {
-  const given = Object.entries(parts).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const target = new URLSearchParams(given);
+  const target = Object.entries(parts).filter(([, value]) => value !== undefined && value !== null && value !== "")
+    .map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
   return element("a", {
     href: `#${target}`, ...attributes,
     onclick: (event) => {
