@@ -95,7 +95,9 @@ def test_a_cache_that_is_read_after_the_layers_is_not_left_out() -> None:
     assert alike(instructions, layers, [1.0] * len(layers)) is None
 
 
-@pytest.mark.parametrize("layers", [[], [-1, 0, 0, 1, 1], [0, 1, 0, 1, 2, 3, 4], [-1] * 9])
+@pytest.mark.parametrize(
+    "layers", [[], [-1, 0, 0, 1, 1], [0, 1, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [-1] * 9]
+)
 def test_layers_that_cannot_be_left_out(layers: list[int]) -> None:
     instructions = [Touch((region(X),)) for _ in layers]
     assert alike(instructions, layers, [1.0] * len(layers)) is None

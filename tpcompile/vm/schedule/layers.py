@@ -167,7 +167,7 @@ def alike_layers(
     `layers` has the layer of each instruction, -1 outside the layers.
     """
     count = max(layers, default=-1) + 1
-    if count <= _KEPT:
+    if count <= _KEPT or 0 not in layers:
         return None
     first, size = layers.index(0), layers.count(0)
     end = first + count * size
@@ -177,15 +177,16 @@ def alike_layers(
         return None
     seen = _Seen(parts)
     seen.read(0, first + size)
-    kinds: list[object] = []
+    kind: object = None
     own: list[int] = []
     """For each layer after the first, the number of its first part."""
     for start in range(first + size, end, size):
         stop = start + size
         own.append(seen.count)
-        kinds.append((seen.read(start, stop), ranks_of[start:stop], costs[start:stop]))
-        if kinds[-1] != kinds[0]:
+        found = seen.read(start, stop), ranks_of[start:stop], costs[start:stop]
+        if kind not in (None, found):
             return None
+        kind = found
     left_out = range(own[_KEPT - 2], own[-1])
     if any(part in left_out for part in seen.accesses(end, len(layers))):
         return None
