@@ -26,7 +26,7 @@ T = TypeVar("T", int, float)
 
 
 class _Zones(NamedTuple):
-    """Where the layers begin in a program of four layers, and where the last one ends."""
+    """The first instructions of layers in a program of four, and the first one after them."""
 
     second: int
     third: int

@@ -81,13 +81,15 @@ function readPlace() {
   return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 }
 
+// Return the address of a place, without parts that are undefined or "".
+function hashOf(parts) {
+  return "#" + Object.entries(parts).filter(([, value]) => value !== undefined && value !== null && value !== "")
+    .map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
+}
+
 // Go to a place: parts that are not given stay, and those that are undefined or "" are dropped.
 Explorer.go = function (parts, replace = false) {
-  const next = { ...Explorer.place, ...parts };
-  const words = new URLSearchParams();
-  for (const [key, value] of Object.entries(next))
-    if (value !== undefined && value !== null && value !== "") words.set(key, value);
-  const hash = `#${words}`;
+  const hash = hashOf({ ...Explorer.place, ...parts });
   if (hash === location.hash) return Explorer.render();
   history[replace ? "replaceState" : "pushState"](null, "", hash);
   Explorer.render();
@@ -101,10 +103,8 @@ Explorer.open = function (view) {
 };
 
 Explorer.link = function (text, parts, attributes = {}) {
-  const target = Object.entries(parts).filter(([, value]) => value !== undefined && value !== null && value !== "")
-    .map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
   return element("a", {
-    href: `#${target}`, ...attributes,
+    href: hashOf(parts), ...attributes,
     onclick: (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
