@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import functools
+import operator
+import signal
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ import torch
 from tpcompile.backends.native import asleep as module
 from tpcompile.backends.native.asleep import asleep
 
-OPEN_MP = ctypes.CDLL(None)
+LIBC = OPEN_MP = ctypes.CDLL(None)
 needs_open_mp = pytest.mark.skipif(
     not hasattr(OPEN_MP, "GOMP_parallel"), reason="torch was built without OpenMP"
 )
@@ -41,10 +44,21 @@ def test_results_and_errors_are_passed_on(threads: int) -> None:
 
 
 def test_an_interrupt_before_the_first_line_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        def tpc_asleep(self, wait: object) -> None:
-            """Return without a call, as ctypes does if Python raises before the first line."""
+    """Not printed and ignored, as errors of a ctypes callback are."""
+    interrupt = functools.partial(LIBC["raise"], signal.SIGINT)
 
+    class Library:
+        def tpc_asleep(self, wait: Callable[[], None]) -> None:
+            """Call both from C, so that Python sees the signal when the callback starts."""
+            list(map(operator.call, (interrupt, wait)))
+
+    calls: list[int] = []
     monkeypatch.setattr(module, "library", Library)
     with pytest.raises(KeyboardInterrupt):
-        asleep(lambda: 0)
+        asleep(lambda: calls.append(0))
+    assert not calls
+
+
+def test_an_interrupt_during_the_wait_is_raised(threads: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asleep(functools.partial(LIBC["raise"], signal.SIGINT))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from tpcompile.backends.native.build import library
@@ -20,14 +21,17 @@ def asleep(wait: Callable[[], T]) -> T:
     found: list[T] = []
     errors: list[BaseException] = []
 
-    def call() -> None:
+    def call() -> Iterator[None]:
+        """Pause inside `try`: Python may raise KeyboardInterrupt as soon as a function starts."""
         try:
+            yield
             found.append(wait())
         except BaseException as error:
             errors.append(error)
 
-    library().tpc_asleep(_WAIT(call))
-    if not found:
-        # Python may raise KeyboardInterrupt in `call` before its first line.
-        raise errors[0] if errors else KeyboardInterrupt
+    calls = call()
+    next(calls)
+    library().tpc_asleep(_WAIT(partial(next, calls, None)))
+    if errors:
+        raise errors[0]
     return found[0]

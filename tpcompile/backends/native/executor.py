@@ -139,7 +139,7 @@ class Native(Executor):
         Python raises KeyboardInterrupt between two calls of the library, and not within one.
         """
         done: int
-        share = self.memory.share
+        share, end = self.memory.share, library().tpc_end
         try:
             library().tpc_launch(self._machine, ctypes.c_int64(steps), times)
             wanted = 1 if self.streams else _ALL
@@ -151,7 +151,7 @@ class Native(Executor):
                     self.tell(done)
                     wanted = done + 1
         finally:
-            done = library().tpc_end(self._machine)
+            done = end(self._machine)  # the first call here, since a call may be interrupted
             if done == _FAILED:
                 self._close()
         return done
