@@ -1,8 +1,9 @@
 """`python -m benchmarks explorer`: size of the explorer's page, and the time to make and use it.
 
-Making the page is compared with the same capture, passes and schedule without recording, in
-alternation, in seconds of CPU time on one thread, so that other processes do not count. The page
-is then opened in Chromium, once per run in a new browser.
+The time of the page is the CPU time of all its parts, measured within one command. The same
+capture, passes and schedule also run without a page, in alternation; the difference of the commands
+should be close, but it varies by some percent of a command. The page is then opened in Chromium,
+once per run in a new browser.
 """
 
 from __future__ import annotations
@@ -73,8 +74,10 @@ class Used:
 class Run:
     """The page of one run: its size, the CPU seconds to make it, and its use."""
 
+    parts: dict[str, float]
+    """The recording of stages, the plan, the modules, the columns of the schedule, and writing."""
     explore: float
-    """Everything: capture, passes, schedule, recording and writing."""
+    """Everything: capture, passes, schedule and the page."""
     plain: float
     """The same capture, passes and schedule without a page."""
     mb: float
@@ -84,7 +87,7 @@ class Run:
     @property
     def make(self) -> float:
         """The seconds that the page costs."""
-        return self.explore - self.plain
+        return sum(self.parts.values())
 
     @property
     def frame_ms(self) -> float:
@@ -92,13 +95,14 @@ class Run:
         return quantiles(self.used.frames, n=20)[-1]
 
 
-def make_page(preset: str, tp: int, output: Path) -> float:
-    """Make the page in this process; return its CPU seconds, without imports."""
+def make_page(preset: str, tp: int, output: Path) -> tuple[float, dict[str, float]]:
+    """Make the page in this process; return the CPU seconds of all, and of the page's parts."""
     from tpcompile.exploring import explore
 
     started = time.process_time()
-    explore(f"preset:{preset}", tp, target=TARGET).write(output)
-    return time.process_time() - started
+    found = explore(f"preset:{preset}", tp, target=TARGET)
+    found.write(output)
+    return time.process_time() - started, found.seconds
 
 
 def make_plain(preset: str, tp: int) -> tuple[float, int]:
@@ -127,7 +131,8 @@ def run_child(kind: str, preset: str, tp: int, output: Path) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     if kind == "page":
-        return {"seconds": make_page(preset, tp, output)}
+        seconds, parts = make_page(preset, tp, output)
+        return {"seconds": seconds, "parts": parts}
     seconds, instructions = make_plain(preset, tp)
     return {"seconds": seconds, "instructions": instructions}
 
@@ -149,6 +154,7 @@ def measure_case(case: Case, page_first: bool) -> Run:
         order = ("page", "plain") if page_first else ("plain", "page")
         sides = {kind: _run_apart(kind, case, output) for kind in order}
         return Run(
+            parts=sides["page"]["parts"],
             explore=sides["page"]["seconds"],
             plain=sides["plain"]["seconds"],
             mb=output.stat().st_size / 1e6,
@@ -243,11 +249,13 @@ def _print(measured: Measured) -> None:
         table.add_column(case.name, justify="right")
     every = list(measured.cases.values())
     for name, values in (
-        ("explore, CPU s", [[run.explore for run in own] for own in every]),
-        (
-            "without the page, CPU s",
-            [[run.plain for run in own] for own in every],
+        *(
+            (f"{part}, CPU s", [[run.parts[part] for run in own] for own in every])
+            for part in every[0][0].parts
         ),
+        ("explore, CPU s", [[run.explore for run in own] for own in every]),
+        ("without the page, CPU s", [[run.plain for run in own] for own in every]),
+        ("difference, CPU s", [[run.explore - run.plain for run in own] for own in every]),
         ("first view, s", [[run.used.view_seconds for run in own] for own in every]),
         ("Schedule view, s", [[run.used.schedule_seconds for run in own] for own in every]),
         ("draw a frame, ms", [[median(run.used.draws) for run in own] for own in every]),

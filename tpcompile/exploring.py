@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ from tpcompile.inspect.explorer.ranks import axes_json, distinct
 from tpcompile.inspect.explorer.stages import StageRecorder
 from tpcompile.inspect.explorer.steps import step_data
 from tpcompile.inspect.files import write_file
+from tpcompile.inspect.instruments import Stats
 from tpcompile.inspect.plan import plan_report
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.ir.info import info_of
 from tpcompile.options import check_shards, dtype_of, passes_for
 from tpcompile.passes import Pass, parse_pipeline, pipeline_text, run_passes
 from tpcompile.passes.pipeline import DecodeFork
+from tpcompile.pause import paused_collector
 from tpcompile.plugins import load_plugins
 from tpcompile.rewriting.reproducer import versions, write_reproducer
 from tpcompile.runtime.model import CompiledModel
@@ -35,6 +39,7 @@ from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import Target
 
 Say = Callable[[str], None]
+Record = Callable[[str, fx.GraphModule, Stats], None]
 COMPARED = (torch.float32, torch.bfloat16)
 """The dtypes of comparisons with eager."""
 
@@ -49,6 +54,16 @@ class Exploration:
     compilations: list[dict[str, Any]] = field(default_factory=list)
     comparisons: list[dict[str, Any]] = field(default_factory=list)
     schedule: tuple[dict[str, Any], bytes] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """The CPU time of this thread that each part of the page took, without what it shows."""
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time of the block to that of a part of the page."""
+        started = time.thread_time()
+        yield
+        spent = time.thread_time() - started
+        self.seconds[part] = self.seconds.get(part, 0.0) + spent
 
     def html(self) -> str:
         """Return the page."""
@@ -73,8 +88,9 @@ class Exploration:
 
     def write(self, path: str | Path) -> None:
         """Write the page to a file."""
-        text = self.html()
-        write_file(Path(path), lambda file: file.write(text))
+        with self.timed("writing"):
+            text = self.html()
+            write_file(Path(path), lambda file: file.write(text))
 
 
 def explore(
@@ -145,6 +161,7 @@ def explore_compiled(
     _explored(graph, name, passes, choices, False, lambda text: None).write(path)
 
 
+@paused_collector()
 def _explored(
     captured: fx.GraphModule,
     name: str,
@@ -184,16 +201,27 @@ def _compiled(
 ) -> _Fork:
     """Run passes, and add the compilation to the page."""
     recorder, fork = StageRecorder(), DecodeFork(passes)
-    graph, _ = run_passes(captured, passes, [recorder, fork], on_failure=write_reproducer)
+    instruments = [_timed(recorder, found), fork]
+    graph, _ = run_passes(captured, passes, instruments, on_failure=write_reproducer)
     found.recordings.append(recorder)
     number = len(found.recordings) - 1
-    found.compilations.append(
-        _compilation(
-            f"prompts, tp={info_of(graph).tp}", graph, number, range(len(recorder.stages)), passes
-        )
-        | {"modules": _modules(graph)}
-    )
+    name, stages = f"prompts, tp={info_of(graph).tp}", range(len(recorder.stages))
+    with found.timed("plan"):
+        made = _compilation(name, graph, number, stages, passes)
+    with found.timed("modules"):
+        made["modules"] = _modules(graph)
+    found.compilations.append(made)
     return _Fork(fork, recorder, number)
+
+
+def _timed(record: Record, found: Exploration) -> Record:
+    """Add the time of a recorder's calls to that of the page's stages."""
+
+    def timed(name: str, gm: fx.GraphModule, stats: Stats) -> None:
+        with found.timed("stages"):
+            record(name, gm, stats)
+
+    return timed
 
 
 @dataclass(frozen=True)
@@ -237,11 +265,12 @@ def _stepped(
     """Run the passes of a decode step, schedule it, and add both to the page."""
     recorder, shared = fork.recorder, fork.decode.shared
     first = len(recorder.stages)
-    graph = fork.decode.run(choices.spans, [recorder.resumed(shared)])
+    graph = fork.decode.run(choices.spans, [_timed(recorder.resumed(shared), found)])
     stages = [*range(shared + 1), *range(first, len(recorder.stages))]
-    found.compilations.append(
-        _compilation(f"decode step, tp={choices.tp}", graph, fork.recording, stages, choices.passes)
-    )
+    name = f"decode step, tp={choices.tp}"
+    with found.timed("plan"):
+        made = _compilation(name, graph, fork.recording, stages, choices.passes)
+    found.compilations.append(made)
     say(f"scheduling for {choices.target.name}")
     step = scheduled(graph, choices.target, choices.plan, choices.policy)
     report = ScheduleReport(choices.asked(model), step)
@@ -249,7 +278,8 @@ def _stepped(
     if measured:
         say("measuring steps")
         steps = ScheduledStep(report).measure().measured
-    found.schedule = step_data(report, steps)
+    with found.timed("schedule"):
+        found.schedule = step_data(report, steps)
 
 
 def _comparison(result: Comparison, dtype: torch.dtype) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class ScheduledStep:
         the second of `layers`, or the first ones that fit.
         """
         found, timeline = self.report.found, self._timeline
-        spent = losses_of(found.program, timeline.timing, found.target)
+        spent = losses_of(found.program, found.parts, timeline.timing, found.target)
         limit = f"bandwidth limit {spent.limit.text(spent.makespan)}; {spent.limit.sharing}"
         notes = (limit, f"where the time goes: {spent.text()}")
         shown = None if layers is None else Range(*layers)

@@ -14,7 +14,7 @@ from benchmarks.explorer import CASES, Measured, Run, Used, main, run_child
 
 SMALL, LARGE = CASES
 _USED = Used(0.5, 0.8, {"fuse-qkv": 40.0, "cache-kv": 90.0}, [16.7] * 100, [4.0] * 100, True)
-_RUN = Run(9.0, 6.0, 3.5, 2000, _USED)
+_RUN = Run({"stages": 1.0, "schedule": 2.0}, 9.2, 6.0, 3.5, 2000, _USED)
 
 
 def _measured(run: Run = _RUN) -> Measured:
@@ -31,7 +31,7 @@ def _used(**changes: Any) -> Measured:
         (_measured(), True),
         (_measured(replace(_RUN, mb=15.9)), True),
         (_measured(replace(_RUN, mb=16.1)), False),
-        (_measured(replace(_RUN, explore=11.1)), False),
+        (_measured(replace(_RUN, parts={"stages": 5.1})), False),
         (_used(view_seconds=1.4), True),
         (_used(view_seconds=1.6), False),
         (_used(choices={"fuse-qkv": 10.0, "cache-kv": 151.0}), False),
@@ -70,7 +70,9 @@ def test_both_sides(tmp_path: Path) -> None:
     output = tmp_path / "report.html"
     page = run_child("page", "tiny-qwen3", 2, output)
     plain = run_child("plain", "tiny-qwen3", 2, output)
-    assert page["seconds"] > 0 < plain["seconds"]
+    assert set(page["parts"]) == {"stages", "plan", "modules", "schedule", "writing"}
+    assert 0 < sum(page["parts"].values()) < page["seconds"]
+    assert plain["seconds"] > 0
     assert plain["instructions"] > 100 and output.stat().st_size > 100_000
 
 

@@ -38,8 +38,8 @@ def of(target: Target, *queues: list[Load]) -> Losses:
     places = tuple(tuple(next(numbers) for _ in queue) for queue in queues)
     nothing: Any = ((),) * len(steps)
     program = Program((), tuple(steps), places, nothing, nothing)
-    timing = timing_on(program, [step.parts(target) for step in steps], target)
-    return losses_of(program, timing, target)
+    parts = [step.parts(target) for step in steps]
+    return losses_of(program, parts, timing_on(program, parts, target), target)
 
 
 def load(traffic: int = 0, **more: Any) -> Load:
@@ -84,7 +84,8 @@ def test_the_rank_that_loads_most_counts() -> None:
         for number, one in enumerate(timeline.program.instructions)
     )
     program = dataclasses.replace(timeline.program, instructions=loads)
-    found = losses_of(program, timeline.timing, MACHINE)
+    parts = [one.parts(MACHINE) for one in loads]
+    found = losses_of(program, parts, timeline.timing, MACHINE)
     assert found.limit.loaded == sum(one.traffic for one in loads if one.rank == 1)  # type: ignore[attr-defined]
     whole = found.limit.floor_us + sum(found.lost_us.values())
     assert whole == pytest.approx(timeline.timing.makespan)
@@ -103,4 +104,4 @@ def test_an_empty_program_loses_nothing() -> None:
     timeline: Timeline = step_timeline(1, 2)
     empty = dataclasses.replace(timeline.program, instructions=(), waits=(), signals=())
     timing = dataclasses.replace(timeline.timing, starts=(), finishes=(), idle=(0.0, 0.0))
-    assert set(losses_of(empty, timing, MACHINE).lost_us.values()) == {0.0}
+    assert set(losses_of(empty, (), timing, MACHINE).lost_us.values()) == {0.0}

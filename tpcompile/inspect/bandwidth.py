@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import Parts
 from tpcompile.vm.targets import Target
 
 
@@ -45,16 +47,16 @@ class Bandwidth:
         return f"those that load share it, each up to {one / 1000:,.1f} GB/s"
 
 
-def bandwidth_of(program: Program, target: Target) -> Bandwidth:
-    """Return the bound for a program."""
-    return Bandwidth(max(rank_loads(program), default=0), target)
+def bandwidth_of(program: Program, parts: Sequence[Parts], target: Target) -> Bandwidth:
+    """Return the bound for a program, given the parts of its instructions' times."""
+    return Bandwidth(max(rank_loads(program, parts), default=0), target)
 
 
-def rank_loads(program: Program) -> list[int]:
+def rank_loads(program: Program, parts: Sequence[Parts]) -> list[int]:
     """Return the bytes that each rank loads."""
     loaded = [0] * program.ranks
-    for one in program.instructions:
-        loaded[one.rank] += traffic_of(one)
+    for one, own in zip(program.instructions, parts, strict=True):
+        loaded[one.rank] += int(own.traffic)
     return loaded
 
 

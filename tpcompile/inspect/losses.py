@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from tpcompile.inspect.bandwidth import Bandwidth, rank_loads
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.instruction import Parts
 from tpcompile.vm.schedule.clock import Timing
 from tpcompile.vm.targets import Target
 
@@ -44,14 +45,14 @@ class Losses:
         return " + ".join(f"{us:,.1f} µs ({us / whole:.0%}) {what}" for what, us in parts.items())
 
 
-def losses_of(program: Program, timing: Timing, target: Target) -> Losses:
+def losses_of(program: Program, parts: Sequence[Parts], timing: Timing, target: Target) -> Losses:
     """Divide the time above the bandwidth limit among its causes.
 
     Each worker is entitled to an equal share of the bandwidth. Time during which it uses less is a
     deficit, attributed to what the worker does instead. Workers that load faster than their share
     make up for some of the deficits, in proportion.
     """
-    loads = rank_loads(program)
+    loads = rank_loads(program, parts)
     limit = Bandwidth(max(loads), target)
     rank = loads.index(limit.loaded)
     each = len(timing.idle) // program.ranks
@@ -61,17 +62,17 @@ def losses_of(program: Program, timing: Timing, target: Target) -> Losses:
     for number, one in enumerate(program.instructions):
         if one.rank == rank:
             spent = timing.finishes[number] - timing.starts[number]
-            for cause, us in _busy(one, spent, target).items():
+            for cause, us in _busy(one, parts[number], spent, target).items():
                 deficits[cause] += share * us
     return Losses(limit, timing.makespan, _scaled(deficits, timing.makespan - limit.floor_us))
 
 
-def _busy(one: Any, spent: float, target: Target) -> dict[str, float]:
+def _busy(one: Any, parts: Parts, spent: float, target: Target) -> dict[str, float]:
     """Return the time of an instruction during which it does not load at a worker's share."""
-    fixed = min(one.parts(target).fixed_us, spent)
+    fixed = min(parts.fixed_us, spent)
     dispatch = min(target.instruction_us, fixed)
     values = min(one.values * target.value_us, fixed - dispatch)
-    loading = one.traffic / target.worker_bytes_per_us
+    loading = parts.traffic / target.worker_bytes_per_us
     return {
         "dispatch": dispatch,
         "values": values,

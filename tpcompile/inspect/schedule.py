@@ -105,12 +105,15 @@ class ScheduleReport:
     def _bandwidth(self) -> Bandwidth:
         if self._losses is not None:
             return self._losses.limit
-        return bandwidth_of(self.found.program, self.found.target)
+        found = self.found
+        return bandwidth_of(found.program, found.parts, found.target)
 
     @cached_property
     def _losses(self) -> Losses | None:
-        clock = self.found.timing
-        return None if clock is None else losses_of(self.found.program, clock, self.found.target)
+        found, clock = self.found, self.found.timing
+        if clock is None:
+            return None
+        return losses_of(found.program, found.parts, clock, found.target)
 
     def _limit(self) -> str:
         clock = self.found.timing

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
-from tpcompile.vm.program import Instruction, Program, Wait
+import numpy as np
+
+from tpcompile.vm.program import Instruction, Program
 from tpcompile.vm.schedule.clock import Timing
 
 
@@ -34,9 +37,9 @@ class Timeline:
     @cached_property
     def rows(self) -> tuple[tuple[int, ...], ...]:
         """The instructions of each track, ordered by time."""
-        starts, finishes = self.timing.starts, self.timing.finishes
+        by_time = np.lexsort((self.timing.finishes, self.timing.starts))
         found: list[list[int]] = [[] for _ in self.tracks]
-        for number in sorted(range(len(starts)), key=lambda n: (starts[n], finishes[n])):
+        for number in by_time.tolist():
             found[self.timing.workers[number]].append(number)
         return tuple(map(tuple, found))
 
@@ -47,25 +50,32 @@ class Timeline:
         A tie goes to the first instruction, so among ranks that run in lockstep the first rank
         is chosen.
         """
-        signallers: dict[int, list[int]] = {}
-        for number, own in enumerate(self.program.signals):
-            for counter in own:
-                signallers.setdefault(counter, []).append(number)
-        finishes = self.timing.finishes
-        ended: dict[Wait, int] = {}
+        numbers = np.arange(len(self.program.instructions))
+        finished = np.lexsort((-numbers, self.timing.finishes))
+        place = np.empty_like(numbers)
+        place[finished] = numbers
+        ended, owners = self._ended(place)
+        last = np.full_like(numbers, -1)
+        np.maximum.at(last, owners, place[ended])
+        found = np.where(last < 0, -1, finished[last]).tolist()
+        return tuple(None if number < 0 else number for number in found)
 
-        def moment(number: int) -> tuple[float, int]:
-            return finishes[number], -number
+    def _ended(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the instruction whose signal ends each wait, and the instruction that waits.
 
-        found: list[int | None] = []
-        for own_waits in self.program.waits:
-            waits = [wait for wait in own_waits if wait.until]
-            for wait in waits:
-                if wait not in ended:
-                    by_time = sorted(signallers[wait.counter], key=moment)
-                    ended[wait] = by_time[wait.until - 1]
-            found.append(max((ended[wait] for wait in waits), key=moment, default=None))
-        return tuple(found)
+        `place` has the place of each instruction in the order of their finishes.
+        """
+        signals, waits = self.program.signals, self.program.waits
+        counters = np.fromiter(chain.from_iterable(signals), np.int64)
+        signallers = np.repeat(np.arange(len(signals)), list(map(len, signals)))
+        by_time = np.lexsort((place[signallers], counters))
+        first = np.searchsorted(counters[by_time], np.arange(self.program.counters))
+        every = np.fromiter(chain.from_iterable(chain.from_iterable(waits)), np.int64)
+        counter, until = every.reshape(-1, 2).T
+        owners = np.repeat(np.arange(len(waits)), list(map(len, waits)))
+        met = until > 0
+        nth = first[counter[met]] + until[met] - 1
+        return signallers[by_time[nth]], owners[met]
 
     @cached_property
     def chain(self) -> tuple[int, ...]:

@@ -22,7 +22,8 @@ def access_columns(program: Program) -> dict[str, np.ndarray]:
     """
     reads = list(map(attrgetter("reads"), program.instructions))
     writes = list(map(attrgetter("writes"), program.instructions))
-    joins = [tuple(join.region for join in one.joins) for one in program.instructions]
+    every = map(attrgetter("joins"), program.instructions)
+    joins = [own and tuple(join.region for join in own) for own in every]
     each = zip(reads, writes, joins, strict=True)
     regions = list(chain.from_iterable(chain.from_iterable(each)))
     boxes: defaultdict[Box, int] = defaultdict(count().__next__)

@@ -73,7 +73,7 @@ class Lines:
         kind, origin = type_of(node) if "type" in node.meta else None, origin_of(node)
         row: dict[str, Any] = {
             "text": text,
-            "name": general(f"%{node.name}")[1:],
+            "name": general_name(node.name, origin.layer),
             "op": _op(node),
             "operands": [general(f"%{other.name}")[1:] for other in node.all_input_nodes],
             "place": _placed(kind),
@@ -103,6 +103,11 @@ def generalised(layer: int | None, after: bool = False) -> Callable[[str], str]:
     if after:
         marks[str(layer + 1)] = AFTER
     return lambda text: _NUMBERS.sub(lambda found: marks.get(found[1], found[1]), text)
+
+
+def general_name(name: str, layer: int | None) -> str:
+    """Return the name of a value in the templates of a layer."""
+    return generalised(layer)(f"%{name}")[1:]
 
 
 def _same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from tpcompile.inspect.explorer.lines import Lines, generalised
+from tpcompile.inspect.explorer.lines import Lines, general_name, generalised
 from tpcompile.inspect.explorer.needs import needs_of
 from tpcompile.inspect.instruments import Stats
 from tpcompile.ir.info import info_of
@@ -28,6 +28,8 @@ class _Seen(NamedTuple):
     """A node as it was after a stage."""
 
     name: str
+    general: str
+    """The name in templates of lines."""
     layer: int | None
     meanings: tuple[str, ...]
     """The captured value of a call, or the checkpoint tensors of a parameter."""
@@ -73,7 +75,7 @@ class StageRecorder:
         self, name: str, gm: fx.GraphModule, stats: Stats, before: dict[fx.Node, _Seen]
     ) -> None:
         nodes = list(gm.graph.nodes)
-        now = {node: _seen(node) for node in nodes}
+        now = {node: _seen(node, before.get(node)) for node in nodes}
         self.stages.append(
             {
                 "name": name,
@@ -130,8 +132,11 @@ def _layer(node: fx.Node) -> int | None:
     return None if node.op in ("placeholder", "output") else origin_of(node).layer
 
 
-def _seen(node: fx.Node) -> _Seen:
-    return _Seen(node.name, _layer(node), _meanings(node), tuple(node.users))
+def _seen(node: fx.Node, before: _Seen | None) -> _Seen:
+    layer = _layer(node)
+    same = before is not None and (before.name, before.layer) == (node.name, layer)
+    general = before.general if before and same else general_name(node.name, layer)
+    return _Seen(node.name, general, layer, _meanings(node), tuple(node.users))
 
 
 def _meanings(node: fx.Node) -> tuple[str, ...]:
@@ -160,15 +165,18 @@ def _fates(
         if node in now:
             continue
         fate, other = _fate(node, before, now, heirs)
-        named = generalised(seen.layer)
-        found = [fate, named(f"%{other.name}")[1:] if other is not None else ""]
-        key = named(f"%{seen.name}")[1:]
-        if general.setdefault(key, found) != found:
+        found = [fate, _name_beside(now[other], seen.layer) if other is not None else ""]
+        if general.setdefault(seen.general, found) != found:
             yield seen.name, [fate, other.name if other is not None else ""]
     for node, seen in before.items():
-        if node in now and generalised(seen.layer)(f"%{seen.name}")[1:] in general:
+        if node in now and seen.general in general:
             yield seen.name, [KEPT, seen.name]
     yield from general.items()
+
+
+def _name_beside(seen: _Seen, layer: int | None) -> str:
+    """Return the name of a node in the templates of a layer."""
+    return seen.general if seen.layer == layer else general_name(seen.name, layer)
 
 
 def _needs(now: dict[fx.Node, _Seen]) -> Iterator[tuple[str, list[dict[str, str]]]]:
@@ -180,7 +188,7 @@ def _needs(now: dict[fx.Node, _Seen]) -> Iterator[tuple[str, list[dict[str, str]
             continue
         found, named = needs_of(node), generalised(seen.layer, after=True)
         shared = [{**need, "reader": named(f"%{need['reader']}")[1:]} for need in found]
-        if general.setdefault(named(f"%{seen.name}")[1:], shared) != shared:
+        if general.setdefault(seen.general, shared) != shared:
             yield seen.name, found
     yield from general.items()
 

@@ -75,7 +75,7 @@ def _figures(made: Scheduled) -> dict[str, Any]:
         "sharing": program.sharing,
         "makespan_us": None if clock is None else clock.makespan,
         "critical_us": made.critical_us,
-        "bandwidth": bandwidth_of(program, made.target).to_json(),
+        "bandwidth": bandwidth_of(program, made.parts, made.target).to_json(),
         "verified": not made.faults,
         "fault_count": sum(fault.count for fault in made.faults),
         "faults": [{"rule": one.rule, "said": one.said} for one in made.faults[:_MOST_FAULTS]],

@@ -7,6 +7,7 @@ import operator
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -131,9 +132,19 @@ def format_type(kind: AnyType, rank: int | None = None, names: LayoutNames | Non
         return "(" + ", ".join(format_type(part, rank, names) for part in kind) + ")"
     if rank is not None:
         extents = ", ".join(map(str, kind.local_shape(rank)))
-    else:
-        extents = ", ".join(_extent(kind, dim) for dim in range(kind.dims))
-    return f"{dtype_name(kind.dtype)}[{extents}] {_placed(kind, names)}"
+        return f"{dtype_name(kind.dtype)}[{extents}] {_placed(kind, names)}"
+    return _global_type(kind) if names is None else f"{_global_shape(kind)} {_placed(kind, names)}"
+
+
+@lru_cache(maxsize=4096)
+def _global_type(kind: ValueType) -> str:
+    """Format a type without names of layouts. The layers of a model have the same types."""
+    return f"{_global_shape(kind)} {_placed(kind, None)}"
+
+
+def _global_shape(kind: ValueType) -> str:
+    extents = ", ".join(_extent(kind, dim) for dim in range(kind.dims))
+    return f"{dtype_name(kind.dtype)}[{extents}]"
 
 
 def _placed(kind: ValueType, names: LayoutNames | None) -> str:
