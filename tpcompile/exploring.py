@@ -21,15 +21,15 @@ from tpcompile.inspect.explorer.ranks import axes_json, distinct
 from tpcompile.inspect.explorer.stages import StageRecorder
 from tpcompile.inspect.explorer.steps import step_data
 from tpcompile.inspect.files import write_file
-from tpcompile.inspect.instruments import Stats
 from tpcompile.inspect.plan import plan_report
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.ir.info import info_of
 from tpcompile.options import check_shards, dtype_of, passes_for
-from tpcompile.passes import Pass, parse_pipeline, pipeline_text, run_passes
+from tpcompile.passes import Instrument, Pass, parse_pipeline, pipeline_text, run_passes
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.pause import paused_collector
 from tpcompile.plugins import load_plugins
+from tpcompile.rewriting.manager import Stats
 from tpcompile.rewriting.reproducer import versions, write_reproducer
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.rank import rank_modules
@@ -39,7 +39,6 @@ from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import Target
 
 Say = Callable[[str], None]
-Record = Callable[[str, fx.GraphModule, Stats], None]
 COMPARED = (torch.float32, torch.bfloat16)
 """The dtypes of comparisons with eager."""
 
@@ -201,7 +200,7 @@ def _compiled(
 ) -> _Fork:
     """Run passes, and add the compilation to the page."""
     recorder, fork = StageRecorder(), DecodeFork(passes)
-    instruments = [_timed(recorder, found), fork]
+    instruments: list[Instrument] = [_timed(recorder, found), fork]
     graph, _ = run_passes(captured, passes, instruments, on_failure=write_reproducer)
     found.recordings.append(recorder)
     number = len(found.recordings) - 1
@@ -214,7 +213,7 @@ def _compiled(
     return _Fork(fork, recorder, number)
 
 
-def _timed(record: Record, found: Exploration) -> Record:
+def _timed(record: Instrument, found: Exploration) -> Instrument:
     """Add the time of a recorder's calls to that of the page's stages."""
 
     def timed(name: str, gm: fx.GraphModule, stats: Stats) -> None:

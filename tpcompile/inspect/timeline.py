@@ -51,7 +51,7 @@ class Timeline:
         is chosen.
         """
         numbers = np.arange(len(self.program.instructions))
-        finished = np.lexsort((-numbers, self.timing.finishes))
+        finished = np.lexsort((-numbers, np.array(self.timing.finishes)))
         place = np.empty_like(numbers)
         place[finished] = numbers
         ended, owners = self._ended(place)
