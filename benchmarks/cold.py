@@ -34,7 +34,8 @@ MOST_OVER_IMPORTS = 1.5
 MOST_OF_OTHER = 0.6
 """The part of the other version's time that `schedule` may take."""
 EXTRAS = ("accelerate", "datasets", "matplotlib", "pandas", "peft", "ray", "scipy", "sklearn")
-"""Packages that neither command needs. Transformers imports some of them if they are installed."""
+"""Packages that no command needs. Transformers imports some of them if they are installed."""
+_COMMAND = "from tpcompile.cli import main; main()"
 _MODULES = """
 import contextlib, json, os, sys
 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -57,8 +58,8 @@ class Measured:
     """The times of each side, round by round, and the modules that each command imports."""
 
     sides: Mapping[str, Sequence[Spent]]
-    beyond: Mapping[str, Sequence[str]]
-    """By command, the modules of other packages that the imports alone do not load."""
+    modules: Mapping[str, Sequence[str]]
+    """The modules of other packages that the imports and each command load."""
 
     def over_imports(self) -> float:
         """Return the median time of `plan` in addition to that of the imports in its round."""
@@ -76,9 +77,19 @@ class Measured:
         return median(own.wall / other.wall for own, other in pairs)
 
     def extras(self) -> list[str]:
-        """Return the packages in `EXTRAS` that commands import and the imports alone do not."""
-        packages = {name.partition(".")[0] for own in self.beyond.values() for name in own}
+        """Return the packages in `EXTRAS` that commands load."""
+        loaded = (own for name, own in self.modules.items() if name != "imports")
+        packages = {name.partition(".")[0] for own in loaded for name in own}
         return sorted(packages.intersection(EXTRAS))
+
+    @property
+    def beyond(self) -> dict[str, list[str]]:
+        """By command, the modules that the imports alone do not load."""
+        return {
+            name: [module for module in own if module not in self.modules["imports"]]
+            for name, own in self.modules.items()
+            if name != "imports"
+        }
 
     @property
     def ok(self) -> bool:
@@ -104,18 +115,15 @@ def spent(argv: Sequence[str]) -> Spent:
     return Spent(time.perf_counter() - started, usage.ru_utime + usage.ru_stime)
 
 
-def modules_after(work: str) -> set[str]:
-    """Return the modules that a fresh interpreter has loaded after this statement."""
-    command = [sys.executable, "-c", _MODULES.format(work=work)]
+def modules_after(work: str, argv: Sequence[str] = ()) -> list[str]:
+    """Return the modules of other packages that a fresh interpreter has loaded after a statement.
+
+    `argv` is its command line.
+    """
+    command = [sys.executable, "-c", _MODULES.format(work=work), *argv]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return set(json.loads(done.stdout))
-
-
-def beyond_imports(argv: Sequence[str]) -> list[str]:
-    """Return the modules of other packages that a command loads, without those of the imports."""
-    loaded = modules_after(f"from tpcompile.cli import main; main({list(argv)!r})")
-    others = loaded - modules_after(IMPORTS)
-    return sorted(name for name in others if name.partition(".")[0] != "tpcompile")
+    loaded: list[str] = json.loads(done.stdout)
+    return [name for name in loaded if name.partition(".")[0] != "tpcompile"]
 
 
 def measure(
@@ -132,7 +140,9 @@ def measure(
     for number in track(range(rounds), "rounds", console=progress):
         for name in sides if number % 2 == 0 else reversed(sides):
             found[name].append(spent(sides[name]))
-    return Measured(found, {name: beyond_imports(argv) for name, argv in own.items()})
+    modules = {"imports": modules_after(IMPORTS)}
+    modules |= {name: modules_after(_COMMAND, argv) for name, argv in own.items()}
+    return Measured(found, modules)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -161,7 +171,7 @@ def _json(measured: Measured) -> dict[str, Any]:
         "of_other": measured.of_other(),
         "extras": measured.extras(),
         "sides": {name: [asdict(one) for one in own] for name, own in measured.sides.items()},
-        "beyond": {name: list(own) for name, own in measured.beyond.items()},
+        "beyond": measured.beyond,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import os
 import subprocess
@@ -75,6 +76,32 @@ assert gc.get_freeze_count() > 0
 def test_only_a_process_that_ends_gives_up_its_garbage() -> None:
     ran = python("-c", ENDING)
     assert ran.returncode == 0, ran.stderr
+
+
+EXTRAS = """
+import contextlib, io, sys
+from tpcompile.cli import main
+sys.argv = ["tpcompile", *sys.argv[2:]] if sys.argv[1] == "alone" else sys.argv
+with contextlib.redirect_stdout(io.StringIO()):
+    main(None if sys.argv[0] == "tpcompile" else sys.argv[2:])
+loaded = {"accelerate", "scipy"} & set(sys.modules)
+assert "transformers" in sys.modules
+import scipy  # was only hidden from transformers
+raise SystemExit(str(sorted(loaded)))
+"""
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("accelerate", "scipy"))),
+    reason="needs accelerate and scipy",
+)
+@pytest.mark.parametrize(
+    ("whose", "loaded"), [("alone", "[]"), ("library", "['accelerate', 'scipy']")]
+)
+def test_only_a_process_of_its_own_does_without_extras(whose: str, loaded: str) -> None:
+    """Other code in the process of a caller may need the transformers that has them."""
+    ran = python("-c", EXTRAS, whose, *f"plan {TINY} --tp 2".split())
+    assert ran.stderr.splitlines()[-1] == loaded, ran.stderr
 
 
 def test_python_m_and_closed_pipe() -> None:

@@ -89,15 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = _command_of(words)
     if command is not None and command.pauses:
         gc.disable()  # else it would collect once at the end of the pause
-    status = _status(words)
+    status = _status(words, alone=True)
     gc.freeze()
     return status
 
 
-def _status(words: list[str]) -> int:
+def _status(words: list[str], alone: bool = False) -> int:
     """Run one command line and return the exit status."""
     try:
-        result = _run(words)
+        result = _run(words, alone)
     except SystemExit as shown:  # argparse exits after printing help or the version
         result = Result("", int(shown.code or 0))
     except (FailedError, RankError) as error:
@@ -134,7 +134,7 @@ def _worded(error: Exception, words: list[str]) -> str:
     return with_options(str(error), parser.options(), parser.given(words))
 
 
-def _run(argv: list[str]) -> Result:
+def _run(argv: list[str], alone: bool) -> Result:
     """Run the command and return its result. Output that libraries print goes to stderr."""
     top = _top_parser()
     if not argv:
@@ -149,6 +149,7 @@ def _run(argv: list[str]) -> Result:
     args = command.parser(f"tpcompile {name}").parse(rest)
     args.words = argv  # for errors that repeat the command
     args.stdout = sys.stdout  # for streamed results
+    args.alone = alone
     pause = paused_collector() if command.pauses else contextlib.nullcontext()
     with contextlib.redirect_stdout(sys.stderr), logged(args.verbose), pause:
         return command.run(args)

@@ -113,12 +113,18 @@ def lower_model(
 
 
 def capture_model(args: argparse.Namespace, say: Say) -> Captured:
-    """Capture the model, and report the time with `--timing` or on a terminal."""
-    from tpcompile.frontend import capture
-    from tpcompile.options import dtype_of
+    """Capture the model, and report the time with `--timing` or on a terminal.
 
+    In a process of its own, the command does without transformers' extras.
+    """
     started = time.perf_counter()
     say(f"capturing {args.model}")
+    from tpcompile.frontend import capture
+    from tpcompile.frontend.extras import import_without_extras
+    from tpcompile.options import dtype_of
+
+    if args.alone:
+        import_without_extras()
     captured = capture(args.model, dtype=dtype_of(args.dtype))
     if args.timing or sys.stderr.isatty():
         sys.stderr.write(f"captured in {time.perf_counter() - started:.1f} s\n")

@@ -79,9 +79,12 @@ def _run(args: argparse.Namespace) -> Result:
             "--random-weights applies to --compare only", hint="Add --compare, or leave it out"
         )
     with progress() as say:
+        from tpcompile.frontend.extras import import_without_extras
         from tpcompile.inspect.files import check_file
 
         check_file(args.output)
+        if args.alone:
+            import_without_extras()
         from tpcompile.exploring import explore
 
         found = explore(
