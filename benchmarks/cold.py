@@ -3,7 +3,8 @@
 Each round runs the imports of torch.export and of the model class, `tpcompile plan` and `tpcompile
 schedule` one after another, and every other round in reverse. Times are compared within a round.
 With `--against PYTHON`, an interpreter that imports another version of tpcompile, that version's
-commands run in the same rounds.
+commands run in the same rounds. The modules of both versions have bytecode, like those of a package
+that is installed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MOST_OF_OTHER = 0.6
 """The part of the other version's time that `schedule` may take."""
 EXTRAS = ("accelerate", "datasets", "matplotlib", "pandas", "peft", "ray", "scipy", "sklearn")
 """Packages that no command needs. Transformers imports some of them if they are installed."""
+_COMPILE = "import compileall, tpcompile; compileall.compile_dir(tpcompile.__path__[0], quiet=1)"
 _COMMAND = "from tpcompile.cli import main; main()"
 _MODULES = """
 import contextlib, json, os, sys
@@ -130,10 +132,12 @@ def measure(
     own: Mapping[str, Sequence[str]], against: str | None, rounds: int, progress: Console
 ) -> Measured:
     """Run all sides in every round, in alternating order."""
+    spent([sys.executable, "-c", _COMPILE])
     sides: dict[str, list[str]] = {"imports": [sys.executable, "-c", IMPORTS]}
     sides |= {name: [sys.executable, "-m", "tpcompile", *argv] for name, argv in own.items()}
     if against is not None:
         # -P, because the working directory has this version
+        spent([against, "-P", "-c", _COMPILE])
         other = [against, "-P", "-m", "tpcompile"]
         sides |= {f"other {name}": [*other, *argv] for name, argv in own.items()}
     found: dict[str, list[Spent]] = {name: [] for name in sides}
