@@ -77,6 +77,7 @@ def test_idle_is_a_part_of_the_workers_time() -> None:
 def test_an_empty_program_has_a_timeline() -> None:
     timeline = Timeline(Program((), (), ((), ()), (), ()), Timing((), (), (0.0, 0.0)))
     assert (timeline.rows, timeline.chain, timeline.idle) == (((), ()), (), 0.0)
+    assert timeline.released_by == ()
 
 
 def test_kinds_and_layers() -> None:

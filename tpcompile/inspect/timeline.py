@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,15 +68,14 @@ class Timeline:
         """
         signals, waits = self.program.signals, self.program.waits
         counters = np.fromiter(chain.from_iterable(signals), np.int64)
-        signallers = np.repeat(np.arange(len(signals)), list(map(len, signals)))
+        signallers = _owners(signals)
         by_time = np.lexsort((place[signallers], counters))
         first = np.searchsorted(counters[by_time], np.arange(self.program.counters))
         every = np.fromiter(chain.from_iterable(chain.from_iterable(waits)), np.int64)
         counter, until = every.reshape(-1, 2).T
-        owners = np.repeat(np.arange(len(waits)), list(map(len, waits)))
         met = until > 0
         nth = first[counter[met]] + until[met] - 1
-        return signallers[by_time[nth]], owners[met]
+        return signallers[by_time[nth]], _owners(waits)[met]
 
     @cached_property
     def chain(self) -> tuple[int, ...]:
@@ -97,6 +97,11 @@ class Timeline:
         """The fraction of the workers' time that is idle."""
         whole = self.timing.makespan * len(self.tracks)
         return sum(self.timing.idle) / whole if whole else 0.0
+
+
+def _owners(each: Sequence[Sequence[Any]]) -> np.ndarray:
+    """Return, for the elements of all sequences one after another, the number of their sequence."""
+    return np.repeat(np.arange(len(each)), np.fromiter(map(len, each), np.int64))
 
 
 def layer_of(instruction: Instruction) -> int | None:
