@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tpcompile.options import check_shards, dtype_of, passes_for
 from tpcompile.passes import Instrument, Pass, parse_pipeline, pipeline_text, run_passes
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.pause import paused_collector
+from tpcompile.phases import timed
 from tpcompile.plugins import load_plugins
 from tpcompile.rewriting.manager import Stats
 from tpcompile.rewriting.reproducer import versions, write_reproducer
@@ -56,13 +57,9 @@ class Exploration:
     seconds: dict[str, float] = field(default_factory=dict)
     """The CPU time of this thread that each part of the page took, without what it shows."""
 
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
+    def timed(self, part: str) -> AbstractContextManager[None]:
         """Add the time of the block to that of a part of the page."""
-        started = time.thread_time()
-        yield
-        spent = time.thread_time() - started
-        self.seconds[part] = self.seconds.get(part, 0.0) + spent
+        return timed(self.seconds, part, time.thread_time)
 
     def html(self) -> str:
         """Return the page."""
@@ -216,11 +213,11 @@ def _compiled(
 def _timed(record: Instrument, found: Exploration) -> Instrument:
     """Add the time of a recorder's calls to that of the page's stages."""
 
-    def timed(name: str, gm: fx.GraphModule, stats: Stats) -> None:
+    def recorded(name: str, gm: fx.GraphModule, stats: Stats) -> None:
         with found.timed("stages"):
             record(name, gm, stats)
 
-    return timed
+    return recorded
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tpcompile.errors import UsageError
 from tpcompile.pause import paused_collector
+from tpcompile.phases import timed
 from tpcompile.vm.program import Buffer, Instruction, Program
 from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.counters import Ordering, assign_counters
@@ -122,13 +122,9 @@ class _Assembly:
     def sharing(self) -> int:
         return self.workers if POLICIES[self.policy].dynamic else 1
 
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str) -> AbstractContextManager[None]:
         """Add the time of the block to that of a phase."""
-        started = time.perf_counter()
-        yield
-        spent = time.perf_counter() - started
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        return timed(self.seconds, phase)
 
     def ordered(self, parts: Parts, ranks_of: Sequence[int], costs: Sequence[float]) -> _Ordered:
         """Find the dependencies of instructions, schedule them, and assign counters."""
