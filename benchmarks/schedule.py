@@ -104,7 +104,7 @@ def run_cold(preset: str, tp: int, layers: int, policy: str, target: str = TARGE
     clock.append(time.perf_counter())
     graph, _ = run_passes(captured.graph, decode_pipeline(tp, machine.spans))
     clock.append(time.perf_counter())
-    found = scheduled(graph, machine, StepPlan(machine.workers, grain=machine.grain), policy)
+    found = scheduled(graph, machine, StepPlan.on(machine), policy)
     return Run(
         capture=clock[1] - clock[0],
         passes=clock[2] - clock[1],

@@ -34,7 +34,7 @@ from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.text import format_program
-from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
+from tpcompile.vm.schedule.policies import policy_for
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import TARGETS, Target, target_of
 
@@ -99,7 +99,7 @@ def choose(
     machine = target_of(target, workers)
     if measured:
         machine = _measurable(machine, tp, workers)
-    policy = DEFAULT_POLICY if policy is None else POLICIES.spelling(policy)
+    policy = policy_for(machine, policy)
     longest = max_seq_len or max(context or 0, _CONTEXT)
     context = context or min(longest, _CONTEXT)
     if context > longest:
@@ -107,13 +107,12 @@ def choose(
             f"context must be at most max_seq_len, got {context:,} and {longest:,} tokens",
             hint="Raise max_seq_len, or lower the context",
         )
-    plan = StepPlan(
-        machine.workers,
+    plan = StepPlan.on(
+        machine,
         batch=batch,
         max_seq_len=longest,
         context=context,
         lowering=AUTO if lowering is None else lowering,
-        grain=machine.grain,
     )
     if pipeline is None:
         spans = spans or plan.most_spans(machine.spans, CacheKv.block)

@@ -38,6 +38,8 @@ class SharedLayout:
     """The offset of rank 0's row of counters. The rows of the other ranks follow."""
     row: int
     """The size of a row."""
+    board: int
+    """The offset of the board of workers, on which executors note what each worker does."""
     size: int
 
     @classmethod
@@ -49,7 +51,8 @@ class SharedLayout:
             buffer = program.buffers[number]
             end += _aligned(math.prod(buffer.extents) * buffer.dtype.itemsize)
         row = _aligned(8 * program.counters)
-        return cls(places, end, row, max(1, end + row * program.ranks))
+        board = end + row * program.ranks
+        return cls(places, end, row, board, board + board_size(program))
 
 
 class RankShare:
@@ -81,6 +84,9 @@ class RankShare:
         whole = torch.frombuffer(memory, dtype=torch.int64, count=count, offset=layout.counters)
         self.counters = whole.view(program.ranks, layout.row // 8)
         """`[ranks, counters]`: each rank signals in its own row."""
+        self.board = torch.frombuffer(
+            memory, dtype=torch.uint8, count=board_size(program), offset=layout.board
+        )
         rows: Any = self.counters.view(-1).numpy()
         self._counters = memoryview(rows)
         self._row = layout.row // 8
@@ -154,6 +160,11 @@ def _shared_buffers(program: Program) -> list[int]:
         if program.buffers[region.buffer].rank != one.rank
     }
     return sorted(found)
+
+
+def board_size(program: Program) -> int:
+    """Return the size of the board of workers: a cache line for all, and one for each of them."""
+    return _ALIGN * (1 + len(program.queues) * program.sharing)
 
 
 def _aligned(size: int) -> int:

@@ -48,7 +48,7 @@ def _add_arguments(parser: Parser) -> None:
         metavar="T",
         help="cpu, a100, h100, h200, b200, or a file; default: h200, or cpu with --measured",
     )
-    group.add_argument("--policy", metavar="P", help="scheduling policy; default: critical-path")
+    group.add_argument("--policy", metavar="P", help="scheduling policy; default: by target")
     group.add_argument("--lowering", metavar="L", help="heads, rows or auto; default: auto")
     for option, name, what, help in (
         ("--workers", "W", "the number of workers", "workers per rank; default: the target's"),

@@ -64,7 +64,7 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--policy",
         metavar="P",
-        help="round-robin, zigzag, wave, critical-path or dynamic; default: critical-path",
+        help="round-robin, zigzag, wave, critical-path or dynamic; default: dynamic on a CPU, critical-path on a GPU",
     )
     parser.add_argument(
         "--lowering",

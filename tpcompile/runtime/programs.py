@@ -21,7 +21,7 @@ from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.text import format_program
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
-from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
+from tpcompile.vm.schedule.policies import policy_for
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import target_of
 
@@ -76,8 +76,7 @@ class StepPrograms:
             machine_of(device, tp) if options.target is None else target_of(options.target)
         )
         self._longest = max_seq_len
-        policy = DEFAULT_POLICY if options.policy is None else options.policy
-        self._policy = POLICIES.spelling(policy)
+        self._policy = policy_for(self._target, options.policy)
         self._lowering = AUTO if options.lowering is None else options.lowering
         self.batch = self.batch_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""
@@ -124,9 +123,8 @@ class StepPrograms:
         return step_trace(f"{title}, on {asked['target']}", steps, self._target, context)
 
     def _plan(self, batch: int) -> StepPlan:
-        target = self._target
-        return StepPlan(
-            target.workers, batch, self._longest, lowering=self._lowering, grain=target.grain
+        return StepPlan.on(
+            self._target, batch=batch, max_seq_len=self._longest, lowering=self._lowering
         )
 
     def _make(self, batch: int) -> StepProgram:

@@ -42,6 +42,9 @@ class Target:
     """The time of one worker per value that an instruction norms, converts or activates."""
     alone_bytes_per_us: float = 0.0
     """The bandwidth of one worker while no other one loads; 0 if it is that of all being busy."""
+    blocks_per_worker: int = 1
+    """The blocks of a phase per worker. If several, workers share a queue, so a worker that loses
+    its core to another program delays the others by a block and not by its share of the phase."""
 
     @property
     def worker_bytes_per_us(self) -> float:
@@ -127,7 +130,7 @@ def _check(target: Target) -> None:
             if not isinstance(value, str):
                 raise UsageError(f"The target has name={value!r}", expected="a string")
             continue
-        whole = name in ("workers", "grain", "spans")
+        whole = name in ("workers", "grain", "spans", "blocks_per_worker")
         number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         may_be_zero = name in ("value_us", "alone_bytes_per_us")
         finite = number and 0 <= value <= sys.float_info.max  # neither NaN nor infinity
@@ -146,7 +149,7 @@ def _check(target: Target) -> None:
 # GPU bandwidths and fp32 rates are the vendors' figures, per microsecond. A worker is a core or an
 # SM. An SM alone has 32 KB on their way in about 0.7 µs.
 _SM = 46_800
-add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1, 100_000))
+add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1, 100_000, blocks_per_worker=4))
 add_target(Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 16, 9_750_000, 0.0, _SM))
 add_target(Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 16, 33_500_000, 0.0, _SM))
 add_target(Target("h200", 132, 4_800_000, 1.2, 2.5, 450_000, 16, 16, 33_500_000, 0.0, _SM))

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -34,6 +35,10 @@ std::vector<T> values(std::ifstream& file) {
   if (!found.empty()) std::memcpy(found.data(), bytes.data(), bytes.size());
   return found;
 }
+
+struct alignas(64) Line {
+  char bytes[64];
+};
 
 struct Header {
   int64_t counters, queues, sharing, launches, steps;
@@ -90,12 +95,17 @@ class Dump {
 
   // Run all launches, and return whether each leaves the values of the dump behind.
   bool run(const char* path, uint64_t delays) {
+    const auto workers = static_cast<size_t>(header_.queues * header_.sharing);
+    const std::unique_ptr<Line[]> board(new Line[1 + workers]());
     const tpc_program program{words_.data(),    table_.data(),    lists_[0].data(),
                               lists_[1].data(), lists_[2].data(), lists_[3].data(),
                               lists_[4].data(), lists_[5].data(), lists_[6].data(),
-                              counters_.data(), 1,                header_.counters,
-                              0,                0,                static_cast<int32_t>(header_.queues),
-                              static_cast<int32_t>(header_.sharing), 0, 60.0, delays};
+                              counters_.data(), board.get(),      1,
+                              header_.counters, 0,                0,
+                              static_cast<int32_t>(header_.queues),
+                              static_cast<int32_t>(header_.sharing),
+                              0,                static_cast<int32_t>(workers),
+                              60.0,             delays};
     void* machine = tpc_open(&program, path);
     if (machine == nullptr) throw std::runtime_error("the machine cannot be opened");
     bool good = true;

@@ -54,7 +54,7 @@ def sources() -> CppLibrary:
     return CppLibrary(
         name="native backend",
         sources=Path(__file__).parent / "sources",
-        units={"interpreter": (), "asleep": (), "portable": _EXACT, **vector},
+        units={"interpreter": (), "paths": (), "asleep": (), "portable": _EXACT, **vector},
         headers={"tpc_abi.h": abi.c_header()},
         instead='or compile with backend="torch"',
         takes="about half a minute",

@@ -16,6 +16,7 @@ from tpcompile.backends.native.asleep import asleep
 from tpcompile.backends.native.build import library, paths
 from tpcompile.backends.native.checks import check_kernels, check_table, check_times
 from tpcompile.backends.rotation import CPU
+from tpcompile.backends.share import board_size
 from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_mean
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.abi import buffer_row
@@ -40,9 +41,10 @@ class _Program(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("queue_offsets", "queue_values")),
         *((name, ctypes.c_void_p) for name in ("wait_offsets", "wait_values")),
         *((name, ctypes.c_void_p) for name in ("signal_offsets", "signal_values")),
-        *((name, ctypes.c_void_p) for name in ("totals", "counters")),
+        *((name, ctypes.c_void_p) for name in ("totals", "counters", "board")),
         *((name, ctypes.c_int64) for name in ("counter_rows", "counter_stride", "own_row")),
-        *((name, ctypes.c_int32) for name in ("first_queue", "queues", "sharing", "first_core")),
+        *((name, ctypes.c_int32) for name in ("first_queue", "queues", "sharing")),
+        *((name, ctypes.c_int32) for name in ("first_worker", "workers")),
         ("timeout", ctypes.c_double),
         ("delays", ctypes.c_uint64),
     )
@@ -90,6 +92,7 @@ class Native(Executor):
         check_table(self._table, memory)
         self._caches = program.one_per_rank(Role.CACHE)
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
+        self._board = torch.zeros(board_size(program), dtype=torch.uint8)
         opened = library().tpc_open(ctypes.byref(self._program()), self.path.encode())
         if opened is None:
             raise UnsupportedError(
@@ -180,22 +183,24 @@ class Native(Executor):
             **{name: array.data_ptr() for name, array in self._arrays.items()},
             buffers=self._table.data_ptr(),
             counters=self._counters.data_ptr(),
+            board=self._board.data_ptr(),
             counter_rows=1,
             counter_stride=self._counters.numel(),
             own_row=0,
             first_queue=0,
             queues=len(program.queues),
             sharing=program.sharing,
-            first_core=0,
+            first_worker=0,
+            workers=len(program.queues) * program.sharing,
             timeout=self._timeout,
             delays=self._delays,
         )
         if share is not None:
-            found.counters = share.counters.data_ptr()
+            found.counters, found.board = share.counters.data_ptr(), share.board.data_ptr()
             found.counter_rows, found.counter_stride = share.counters.shape
             found.own_row = share.rank
             found.first_queue, found.queues = share.rank * each, each
-            found.first_core = share.rank * each * program.sharing
+            found.first_worker = share.rank * each * program.sharing
         return found
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.vm.program import Buffer
 from tpcompile.vm.program.instruction import Range, StepInstruction
-from tpcompile.vm.targets import INT32_MAX, MOST_WORKERS
+from tpcompile.vm.targets import INT32_MAX, MOST_WORKERS, Target
 
 LOWERINGS = ("heads", "rows")
 """Whole heads per instruction, or blocks of a head's rows, the last of which finishes the head."""
@@ -41,6 +41,8 @@ class StepPlan:
     column_splits: int = 1
     """The number of instructions that share the columns of a projection."""
     grain: int = 16
+    blocks_per_worker: int = 1
+    """The blocks per worker into which the work of a phase is divided."""
     steps: int = 64
     """The maximum number of tokens per launch."""
     stops: int = 8
@@ -61,6 +63,21 @@ class StepPlan:
                 f"column_splits={self.column_splits} is not supported",
                 expected="a power of two, so that the parts are subtrees of one sum",
             )
+
+    @classmethod
+    def on(cls, target: Target, **sizes: Any) -> StepPlan:
+        """Return a plan for the workers of a target."""
+        return cls(
+            target.workers,
+            grain=target.grain,
+            blocks_per_worker=target.blocks_per_worker,
+            **sizes,
+        )
+
+    @property
+    def shares(self) -> int:
+        """The number of blocks into which the work of a phase is divided."""
+        return self.workers * self.blocks_per_worker if self.workers > 1 else 1
 
     def most_blocks(self, block: int) -> int:
         """Return the number of blocks of the longest sequence, given the tokens per block."""
@@ -94,13 +111,13 @@ class StepPlan:
         return self.lowering == "rows" or (self.lowering == AUTO and heads < self.workers)
 
     def blocks(self, extent: int, most: int | None = None) -> list[Range]:
-        """Split an extent into one range per worker, or into `most` ranges.
+        """Split an extent into `shares` ranges, or into `most` ranges.
 
         The ranges are as even as multiples of the grain allow. There are fewer of them if that
         does not lengthen the longest one.
         """
         units = -(-extent // self.grain)
-        longest = -(-units // (most or self.workers))
+        longest = -(-units // (most or self.shares))
         return self.pieces(extent, -(-units // longest))
 
     def pieces(self, extent: int, count: int) -> list[Range]:
@@ -109,11 +126,11 @@ class StepPlan:
 
     def sums(self, extent: int) -> list[Range]:
         """Split the columns of a sum more coarsely than `blocks`, because a sum is little work."""
-        return self.blocks(extent, min(self.workers, -(-extent // (32 * self.grain))))
+        return self.blocks(extent, min(self.shares, -(-extent // (32 * self.grain))))
 
     def head_runs(self, heads: int, of: int) -> list[Range]:
-        """Split `heads` heads into runs, no longer than a worker's share of all `of` heads."""
-        longest = -(-of // self.workers)
+        """Split `heads` heads into runs, no longer than a share of all `of` heads."""
+        longest = -(-of // self.shares)
         return _cut(range(heads + 1), -(-heads // longest))
 
     def row_blocks(self, width: int, heads: int) -> list[Range]:

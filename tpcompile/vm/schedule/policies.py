@@ -14,8 +14,12 @@ from tpcompile.errors import UsageError
 from tpcompile.registry import Registry
 from tpcompile.vm.proof.waiting import Groups
 from tpcompile.vm.schedule.list_schedule import Start, list_schedule
+from tpcompile.vm.targets import Target
 
 DEFAULT_POLICY = "critical-path"
+"""The default for targets whose workers each have a block of a phase."""
+SHARED_POLICY = "dynamic"
+"""The default for targets whose workers have several blocks of a phase each."""
 Queues = tuple[tuple[int, ...], ...]
 
 
@@ -64,6 +68,13 @@ def policy(name: str, dynamic: bool = False) -> Callable[[MakeQueues], MakeQueue
         return queues
 
     return add
+
+
+def policy_for(target: Target, name: str | None = None) -> str:
+    """Return the policy of this name, in any case, or the default policy of a target."""
+    if name is None:
+        return SHARED_POLICY if target.blocks_per_worker > 1 else DEFAULT_POLICY
+    return POLICIES.spelling(name)
 
 
 def schedule(
@@ -139,7 +150,7 @@ def _critical_path(work: Work) -> Queues:
     return tuple(map(tuple, queues))
 
 
-@policy("dynamic", dynamic=True)
+@policy(SHARED_POLICY, dynamic=True)
 def _dynamic(work: Work) -> Queues:
     """Make one queue per rank, in the order in which list scheduling starts instructions."""
     queues: list[list[int]] = [[] for _ in range(work.ranks)]

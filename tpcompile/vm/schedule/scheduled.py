@@ -19,7 +19,7 @@ from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.proof.verify import check_program, refuse
 from tpcompile.vm.schedule.assemble import Assembled, assemble
 from tpcompile.vm.schedule.clock import Timing, timing_on
-from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
+from tpcompile.vm.schedule.policies import POLICIES, policy_for
 from tpcompile.vm.targets import TARGETS, Target
 
 
@@ -55,11 +55,11 @@ class Scheduled:
 
 
 def scheduled(
-    gm: fx.GraphModule, target: Target, plan: StepPlan, policy: str = DEFAULT_POLICY
+    gm: fx.GraphModule, target: Target, plan: StepPlan, policy: str | None = None
 ) -> Scheduled:
     """Lower, schedule, verify and time a graph that the decode pipeline made.
 
-    The program generates many tokens in one launch.
+    The program generates many tokens in one launch. The default policy is that of the target.
     """
     with paused_collector():
         started = time.perf_counter()
@@ -67,7 +67,7 @@ def scheduled(
         parts = [one.parts(target) for one in lowered.instructions]
         costs = _costs(parts, target.worker_bytes_per_us)
         lowering = time.perf_counter() - started
-        made = _assembled(lowered, costs, policy)
+        made = _assembled(lowered, costs, policy_for(target, policy))
         started = time.perf_counter()
         faults = tuple(check_program(made.program, made.parts))
         verifying = time.perf_counter() - started
@@ -145,7 +145,7 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
     target = replace(TARGETS["cpu"], workers=2)
     found, longest = [], max(StepPlan.max_seq_len, _room_for_spans(gm))
     for lowering in LOWERINGS:
-        plan = StepPlan(target.workers, max_seq_len=longest, lowering=lowering, grain=target.grain)
+        plan = StepPlan.on(target, max_seq_len=longest, lowering=lowering)
         lowered = lower(gm, plan)
         costs = tuple(one.cost(target) for one in lowered.instructions)
         for policy in POLICIES:

@@ -17,13 +17,15 @@ typedef struct {
   const int32_t* signal_values;
   const int32_t* totals;
   int64_t* counters;
+  void* board;  // see board.h: a line for all workers, and one for each
   int64_t counter_rows;
   int64_t counter_stride;
   int64_t own_row;
   int32_t first_queue;
   int32_t queues;
   int32_t sharing;
-  int32_t first_core;
+  int32_t first_worker;  // the place of this rank's first worker among those of all ranks
+  int32_t workers;       // of all ranks
   double timeout;
   uint64_t delays;  // the seed of random delays before instructions; 0 means none
 } tpc_program;

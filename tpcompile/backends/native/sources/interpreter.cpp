@@ -2,25 +2,23 @@
 // them. The functions of the C interface are at the end.
 #include <pthread.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "board.h"
+#include "clocks.h"
+#include "cores.h"
 #include "interface.h"
 #include "machine.h"
 
@@ -54,67 +52,6 @@ void* Scratch::bytes(size_t count) {
 }
 
 namespace {
-
-// Whether a path runs here is decided in this file, which has no target flags.
-struct Choice {
-  const Path* path;
-  bool (*runs_here)();
-};
-
-#if defined(__x86_64__)
-bool has_avx512_bf16() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16");
-}
-
-// Ask whether the CPU has tiles, and the system to let this process use them.
-bool asks_for_amx_bf16() {
-#if defined(__linux__)
-  constexpr unsigned kTileBits = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if ((d & kTileBits) != kTileBits) return false;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-
-bool has_amx_bf16() {
-  static const bool found = asks_for_amx_bf16();
-  return found;
-}
-#endif
-
-const Choice kPaths[] = {
-#if defined(__x86_64__)
-    {&amx_bf16, has_amx_bf16},
-    {&avx512_bf16, has_avx512_bf16},
-    {&avx2,
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("f16c");
-     }},
-#endif
-    {&portable, [] { return true; }}};
-
-}  // namespace
-
-const Path* path_named(const char* name) {
-  for (const Choice& choice : kPaths)
-    if (std::strcmp(choice.path->name, name) == 0 && choice.runs_here()) return choice.path;
-  return nullptr;
-}
-
-namespace {
-
-int64_t now_ns() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return int64_t{time.tv_sec} * 1000000000 + time.tv_nsec;
-}
 
 // The weights that an instruction reads first.
 struct Weights {
@@ -193,66 +130,84 @@ class Delays {
   uint64_t state_;
 };
 
-// What a worker has for itself.
-struct Worker {
-  Scratch scratch;
-  Delays delays;
-};
-
 // Let other threads run for some time.
 void delay(int64_t ns) {
   for (const int64_t end = now_ns() + ns; now_ns() < end;) sched_yield();
 }
 
+// The time that a wait usually takes, from earlier waits.
+class Usual {
+ public:
+  void add(int64_t ns) { usual_ns_ += (std::min(ns, kMostNs) - usual_ns_) / 8; }
+
+  // The time to poll before looking for the reason of a wait.
+  int64_t patience_ns() const { return kLeastNs + 2 * usual_ns_; }
+
+ private:
+  static constexpr int64_t kLeastNs = 10000, kMostNs = 100000;
+  int64_t usual_ns_ = 0;
+};
+
+// What a worker has for itself.
+struct Worker {
+  int number;
+  Seat& seat;
+  Delays delays;
+  Scratch scratch{};
+  Usual usual{};
+  CoreTime core_time{};
+  Strangers strangers{};
+};
+
+// An instruction that a worker has taken from its queue.
+struct Turn {
+  int64_t ticket, step;
+  int32_t number;
+};
+
+// Steps and tickets are counted from the start of the machine, as counters are: none of them is
+// ever cleared, so a worker may wait with an instruction of the next launch.
 class Machine {
  public:
   Machine(const tpc_program& program, const Path& path)
       : program_(program),
         path_(path),
         memory_{program.buffers},
-        tickets_(new std::atomic<int64_t>[static_cast<size_t>(program.queues)]) {
+        bell_(*static_cast<Bell*>(program.board)),
+        seats_(reinterpret_cast<Seat*>(&bell_ + 1)),
+        workers_(program.queues * program.sharing),
+        tickets_(new Ticket[static_cast<size_t>(program.queues)]),
+        done_(new Done[static_cast<size_t>(workers_)]) {
     const int32_t* edges = program.queue_offsets + program.first_queue;
+    instructions_ = edges[program.queues] - edges[0];
     for (int32_t at = edges[0]; at < edges[program.queues]; ++at)
       if (words_of(program.queue_values[at])[0] == TPC_OP_ARGMAX) ++ends_per_step_;
   }
 
   ~Machine() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      quits_ = true;
-    }
-    begins_.notify_all();
+    quits_.store(true);
+    bell_.ring();
     for (std::thread& thread : threads_) thread.join();
   }
 
   // Start the threads; return false if the system refuses one.
   bool start() {
-    const int count = program_.queues * program_.sharing;
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cores_ = CPU_COUNT(&allowed);
     try {
-      for (int worker = 0; worker < count; ++worker)
+      for (int worker = 0; worker < workers_; ++worker)
         threads_.emplace_back([this, worker] { work(worker); });
     } catch (const std::system_error&) {
       return false;
     }
-    if (program_.first_core + count <= cores_)
-      for (int worker = 0; worker < count; ++worker) pin(worker, allowed);
     return true;
   }
 
   void launch(int64_t steps, int64_t* times) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    last_step_.store(steps, std::memory_order_relaxed);
-    stops_.store(false, std::memory_order_relaxed);
+    begin_ = limit_.load();
+    stops_.store(false);
     times_ = times;
-    for (int queue = 0; queue < program_.queues; ++queue)
-      tickets_[static_cast<size_t>(queue)].store(0, std::memory_order_relaxed);
     step_ends_.store(0);
-    busy_ = static_cast<int>(threads_.size());
-    ++launches_;
-    begins_.notify_all();
+    limit_.store(begin_ + steps);
+    bell_.ring();
   }
 
   // Wait at most `milliseconds` until a launch ends or has done `wanted` steps. Return whether it
@@ -261,19 +216,23 @@ class Machine {
     std::unique_lock<std::mutex> lock(mutex_);
     wanted_.store(wanted);
     ends_.wait_for(lock, std::chrono::milliseconds(milliseconds),
-                   [&] { return busy_ == 0 || steps_done() >= wanted; });
+                   [&] { return over() || steps_done() >= wanted; });
     wanted_.store(INT64_MAX);
-    return busy_ == 0;
+    return over();
   }
 
-  void give_up() { fails_.store(true, std::memory_order_relaxed); }
+  void give_up() {
+    fails_.store(true);
+    bell_.ring();
+    tell();
+  }
 
   // End a launch after its current step. Return the number of its steps, or -1 if it failed.
   int64_t end() {
     stops_.store(true, std::memory_order_relaxed);
     std::unique_lock<std::mutex> lock(mutex_);
-    ends_.wait(lock, [this] { return busy_ == 0; });
-    return fails_.load(std::memory_order_relaxed) ? -1 : last_step_.load(std::memory_order_relaxed);
+    ends_.wait(lock, [this] { return over(); });
+    return fails_.load() ? -1 : limit_.load() - begin_;
   }
 
   void execute(int32_t number) const {
@@ -288,79 +247,102 @@ class Machine {
   }
 
  private:
-  void pin(int worker, const cpu_set_t& allowed) {
-    int left = program_.first_core + worker;
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-      if (!CPU_ISSET(core, &allowed) || left-- > 0) continue;
-      cpu_set_t own;
-      CPU_ZERO(&own);
-      CPU_SET(core, &own);
-      // Without permission the threads run where the system puts them.
-      pthread_setaffinity_np(threads_[static_cast<size_t>(worker)].native_handle(), sizeof own,
-                             &own);
-      return;
-    }
-  }
-
-  void work(int worker) {
-    Worker own{{}, Delays(program_.delays + static_cast<uint64_t>(worker) * 0x9e3779b9)};
-    for (int64_t seen = 0;; ++seen) {
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        begins_.wait(lock, [&] { return quits_ || launches_ > seen; });
-        if (quits_) return;
-      }
-      run(worker, own);
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (--busy_ > 0) continue;
-      steps_before_ += last_step_.load(std::memory_order_relaxed);
-      ends_.notify_all();
-    }
-  }
-
-  void run(int worker, Worker& state) {
-    const int place = worker / program_.sharing;
-    const int32_t* edges = program_.queue_offsets + program_.first_queue + place;
-    const int32_t* queue = program_.queue_values + edges[0];
+  void work(int number) {
+    Worker worker{number, take_seat(number),
+                  Delays(program_.delays + static_cast<uint64_t>(number) * 0x9e3779b9)};
+    const int queue = number / program_.sharing;
+    const int32_t* edges = program_.queue_offsets + program_.first_queue + queue;
     const int64_t length = edges[1] - edges[0];
     if (length == 0) return;
-    for (int64_t turn = 0;; ++turn) {
-      const int64_t own =
-          program_.sharing == 1
-              ? turn
-              : tickets_[static_cast<size_t>(place)].fetch_add(1, std::memory_order_relaxed);
-      const int64_t step = own / length;
-      if (!run_one(queue[own % length], step, state)) return;
+    for (int64_t turns = 0;; ++turns) {
+      Ticket& tickets = tickets_[static_cast<size_t>(queue)];
+      const int64_t ticket =
+          shares() ? tickets.next.fetch_add(1, std::memory_order_relaxed) : turns;
+      worker.seat.claim.store(ticket + 1);
+      if (!take(turn_of(queue, ticket), worker)) return;
     }
   }
 
-  // Run an instruction; return false if the launch ends before it.
-  bool run_one(int32_t number, int64_t step, Worker& worker) {
-    const int64_t begin = times_ == nullptr ? 0 : now_ns();
-    const int32_t* words = words_of(number);
-    if (ended(step)) return false;
-    fetch_weights(memory_, words);
-    const int32_t* waits = program_.wait_offsets + number;
+  // Describe the thread of a worker on the board, and pin it if each worker can have a core.
+  Seat& take_seat(int number) {
+    const int place = program_.first_worker + number;
+    Seat& seat = seats_[place];
+    clockid_t clock = 0;
+    pthread_getcpuclockid(pthread_self(), &clock);
+    seat.clock.store(clock);
+    seat.core.store(-1);
+    seat.thread.store(static_cast<int32_t>(syscall(SYS_gettid)));
+    if (program_.workers == cores_.count()) cores_.pin(seat, place);
+    seat.awake.store(1);
+    return seat;
+  }
+
+  // Whether workers share queues: then no queue orders instructions, and any worker may run one.
+  bool shares() const { return program_.sharing > 1; }
+
+  Turn turn_of(int queue, int64_t ticket) const {
+    const int32_t* edges = program_.queue_offsets + program_.first_queue + queue;
+    const int64_t length = edges[1] - edges[0];
+    return {ticket, ticket / length, program_.queue_values[edges[0] + ticket % length]};
+  }
+
+  // Run the instruction that a worker claims, unless another one has taken it meanwhile. Return
+  // false if the machine ends before.
+  bool take(const Turn& turn, Worker& worker) {
+    const bool launched = turn.step < limit_.load();
+    int64_t begin = launched ? now_if_timed() : 0;
+    if (launched) fetch_weights(memory_, words_of(turn.number));
+    if (ready(turn) || comes(turn, worker)) {
+      if (!launched) begin = now_if_timed();
+      int64_t claim = turn.ticket + 1;
+      if (worker.seat.claim.compare_exchange_strong(claim, 0)) run(turn, worker, begin);
+    }
+    return !ends();
+  }
+
+  // Whether an instruction may start.
+  bool ready(const Turn& turn) const {
+    if (turn.step >= limit_.load(std::memory_order_acquire)) return false;
+    const int32_t* waits = program_.wait_offsets + turn.number;
     for (int32_t at = waits[0]; at < waits[1]; ++at) {
       const int32_t counter = program_.wait_values[2 * at];
       const int64_t each = program_.totals[counter];
-      const int64_t until = program_.wait_values[2 * at + 1] + (steps_before_ + step) * each;
-      if (!comes(counter, until, step)) return false;
+      if (count(counter) < program_.wait_values[2 * at + 1] + turn.step * each) return false;
     }
-    if (ended(step)) return false;
-    const int64_t ready = times_ == nullptr ? 0 : now_ns();
+    // The step before this one may have been the last: it says so before its last signal.
+    return turn.step < limit_.load(std::memory_order_acquire);
+  }
+
+  int64_t now_if_timed() const {
+    return times_.load(std::memory_order_relaxed) == nullptr ? 0 : now_ns();
+  }
+
+  void run(const Turn& turn, Worker& worker, int64_t begin) {
+    const int64_t start = now_if_timed();
+    const int32_t* words = words_of(turn.number);
     if (program_.delays != 0) delay(worker.delays.next_ns());
     worker.scratch.reset();
     path_.kernels[words[0]](memory_, words, worker.scratch);
-    if (words[0] == TPC_OP_ARGMAX) end_step(words, step);
-    const int32_t* signals = program_.signal_offsets + number;
-    for (int32_t at = signals[0]; at < signals[1]; ++at)
-      __atomic_fetch_add(counter_of(program_.signal_values[at]), 1, __ATOMIC_RELEASE);
-    if (times_ != nullptr) {
-      int64_t* time = times_ + 3 * int64_t{number};
-      time[0] = begin, time[1] = ready, time[2] = now_ns();
+    if (words[0] == TPC_OP_ARGMAX) end_step(words, turn.step);
+    if (int64_t* times = times_.load(std::memory_order_relaxed)) {
+      int64_t* time = times + 3 * int64_t{turn.number};
+      time[0] = begin, time[1] = start, time[2] = now_ns();
     }
-    return true;
+    const int32_t* signals = program_.signal_offsets + turn.number;
+    for (int32_t at = signals[0]; at < signals[1]; ++at)
+      __atomic_fetch_add(counter_of(program_.signal_values[at]), 1, __ATOMIC_SEQ_CST);
+    done_[static_cast<size_t>(worker.number)].instructions.fetch_add(1);
+    if (bell_.has_sleepers() && completes(turn)) bell_.ring();
+  }
+
+  // Whether a counter that an instruction signals has all signals of its step. Waits for fewer
+  // signals look again after a while.
+  bool completes(const Turn& turn) const {
+    const int32_t* signals = program_.signal_offsets + turn.number;
+    return std::any_of(program_.signal_values + signals[0], program_.signal_values + signals[1],
+                       [&](int32_t counter) {
+                         return count(counter) >= (turn.step + 1) * program_.totals[counter];
+                       });
   }
 
   // Note the end of a step: its tokens are known.
@@ -368,17 +350,12 @@ class Machine {
     if (stops_.load(std::memory_order_relaxed) || all_ended(words)) end_after(step);
     // Sequentially consistent, as in `wait`: either the waiter sees the step or this sees the wish.
     ++step_ends_;
-    if (steps_done() < wanted_.load()) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    ends_.notify_all();
+    if (steps_done() >= wanted_.load()) tell();
   }
 
-  bool ended(int64_t step) const { return step >= last_step_.load(std::memory_order_acquire); }
-
   void end_after(int64_t step) {
-    int64_t last = last_step_.load(std::memory_order_relaxed);
-    while (step + 1 < last &&
-           !last_step_.compare_exchange_weak(last, step + 1, std::memory_order_release)) {
+    int64_t last = limit_.load();
+    while (step + 1 < last && !limit_.compare_exchange_weak(last, step + 1)) {
     }
   }
 
@@ -388,6 +365,20 @@ class Machine {
       if (memory_.at<int32_t>(at.finished)[b] == 0 && memory_.at<int32_t>(at.lengths)[b] != 0)
         return false;
     return true;
+  }
+
+  // Wake the caller that waits for a launch.
+  void tell() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ends_.notify_all();
+  }
+
+  // Whether no instruction of a launch is left, or it has failed.
+  bool over() const {
+    int64_t done = 0;
+    for (int worker = 0; worker < workers_; ++worker)
+      done += done_[static_cast<size_t>(worker)].instructions.load();
+    return fails_.load() || done >= limit_.load() * instructions_;
   }
 
   const int32_t* words_of(int32_t number) const {
@@ -403,51 +394,122 @@ class Machine {
     int64_t found = 0;
     for (int64_t row = 0; row < program_.counter_rows; ++row)
       found += __atomic_load_n(program_.counters + row * program_.counter_stride + counter,
-                               __ATOMIC_ACQUIRE);
+                               __ATOMIC_SEQ_CST);
     return found;
   }
 
-  // Wait until a counter reaches a value; return false if the launch ends before that.
-  bool comes(int32_t counter, int64_t until, int64_t step) {
-    constexpr int kSpins = 4096, kClockEvery = 1024;
-    const int patience = static_cast<int>(threads_.size()) > cores_ ? 16 : kSpins;
-    int64_t deadline = 0;
-    for (int64_t looks = 0; count(counter) < until; ++looks) {
-      if (ended(step)) return false;
-      if (looks < patience) {
-        rest();
+  // Whether the threads must end.
+  bool ends() const {
+    return quits_.load(std::memory_order_relaxed) || fails_.load(std::memory_order_relaxed);
+  }
+
+  // Wait until an instruction may start; return false if the machine ends before, and if another
+  // worker has taken it.
+  //
+  // A worker first polls for as long as its waits usually take. Then it looks for the reason: it
+  // runs an instruction that a worker without a core waits with, or gives its own core to a worker
+  // that has none. It sleeps if other programs want its core, or after a long time.
+  bool comes(const Turn& turn, Worker& worker) {
+    constexpr int kPolls = 16;
+    int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
+    for (int64_t polls = 1; !ready(turn); ++polls) {
+      if (ends()) return false;
+      if (turn.step >= limit_.load() && over()) {
+        tell();
+        sleep(worker, -1, [&] { return turn.step < limit_.load() || ends(); });
+        begin = now_ns(), look = begin + worker.usual.patience_ns();
         continue;
       }
-      sched_yield();
-      if (looks % kClockEvery) continue;
-      if (fails_.load(std::memory_order_relaxed)) return false;
-      const int64_t time = now_ns();
-      if (deadline == 0) deadline = time + static_cast<int64_t>(program_.timeout * 1e9);
-      if (time > deadline) {
-        give_up();
-        return false;
+      rest();
+      if (polls % kPolls) continue;
+      const int64_t now = now_ns();
+      if (now < look) continue;
+      if (worker.seat.claim.load() == 0) return false;
+      if (now - begin > static_cast<int64_t>(program_.timeout * 1e9)) give_up();
+      if (shares() && helps(worker)) {
+        begin = now_ns(), look = begin + worker.usual.patience_ns();
+      } else if (gives_core(worker, now - begin)) {
+        look = now_ns() + worker.usual.patience_ns();
+      } else if (now - begin < kPollNs && !worker.core_time.crowded(workers_ > cores_.count())) {
+        look = now + worker.usual.patience_ns();
+      } else {
+        sleep(worker, kNapNs, [&] { return ready(turn) || ends(); });
       }
     }
+    worker.usual.add(now_ns() - begin);
     return true;
   }
+
+  template <class Met>
+  void sleep(Worker& worker, int64_t ns, const Met& met) {
+    const int64_t begin = now_ns();
+    worker.seat.awake.store(0);
+    bell_.sleep(ns, met);
+    worker.seat.awake.store(1);
+    worker.core_time.slept(now_ns() - begin);
+  }
+
+  // Run an instruction that another worker of the queue claims, if one may start.
+  bool helps(Worker& worker) {
+    const int queue = worker.number / program_.sharing, first = queue * program_.sharing;
+    for (int other = first; other < first + program_.sharing; ++other) {
+      Seat& seat = seats_[program_.first_worker + other];
+      int64_t claim = seat.claim.load();
+      if (other == worker.number || claim == 0) continue;
+      const Turn turn = turn_of(queue, claim - 1);
+      if (!ready(turn) || !seat.claim.compare_exchange_strong(claim, 0)) continue;
+      run(turn, worker, now_if_timed());
+      return true;
+    }
+    return false;
+  }
+
+  // Exchange cores with a worker that has no core, after so long a wait.
+  bool gives_core(Worker& worker, int64_t waited_ns) {
+    if (worker.seat.core.load() < 0) return false;
+    for (int place = 0; place < program_.workers; ++place) {
+      Seat& seat = seats_[place];
+      if (&seat == &worker.seat || seat.thread.load() == 0 || !seat.awake.load()) continue;
+      const int other = place - program_.first_worker;
+      const bool here = 0 <= other && other < workers_;
+      if (here && shares() && seat.claim.load() != 0) continue;  // others can take its instruction
+      if (here ? runs(seat.clock.load()) : !worker.strangers.suspects(waited_ns)) continue;
+      const int64_t begin = now_ns();
+      if (!Cores::exchange(bell_, worker.seat, seat)) continue;
+      if (!here) worker.strangers.add(now_ns() - begin);
+      return true;
+    }
+    return false;
+  }
+
+  static constexpr int64_t kPollNs = 1000000, kNapNs = 500000;
+
+  struct alignas(64) Ticket {
+    std::atomic<int64_t> next{0};
+  };
+
+  struct alignas(64) Done {
+    std::atomic<int64_t> instructions{0};
+  };
 
   const tpc_program program_;
   const Path& path_;
   const Memory memory_;
-  std::unique_ptr<std::atomic<int64_t>[]> tickets_;
+  const Cores cores_;
+  Bell& bell_;
+  Seat* const seats_;  // of all ranks
+  const int workers_;
+  std::unique_ptr<Ticket[]> tickets_;
+  std::unique_ptr<Done[]> done_;  // by worker
   std::vector<std::thread> threads_;
-  int cores_ = 1;
   std::mutex mutex_;
-  std::condition_variable begins_, ends_;
-  int64_t launches_ = 0;
-  int busy_ = 0;
-  bool quits_ = false;
-  std::atomic<int64_t> last_step_{0};
-  std::atomic<bool> stops_{false}, fails_{false};
-  int64_t ends_per_step_ = 0;
+  std::condition_variable ends_;
+  std::atomic<bool> quits_{false}, stops_{false}, fails_{false};
+  std::atomic<int64_t> limit_{0};  // the number of steps of all launches
+  int64_t begin_ = 0;              // the number of steps before the launch
+  int64_t instructions_ = 0, ends_per_step_ = 0;
   std::atomic<int64_t> step_ends_{0}, wanted_{INT64_MAX};
-  int64_t steps_before_ = 0;
-  int64_t* times_ = nullptr;
+  std::atomic<int64_t*> times_{nullptr};
 };
 
 }  // namespace
@@ -456,12 +518,6 @@ class Machine {
 extern "C" {
 
 int32_t tpc_abi_version() { return TPC_ABI_VERSION; }
-
-const char* tpc_path(int32_t place) {
-  for (const tpc::Choice& choice : tpc::kPaths)
-    if (choice.runs_here() && place-- == 0) return choice.path->name;
-  return nullptr;
-}
 
 void* tpc_open(const tpc_program* program, const char* name) {
   const tpc::Path* path = tpc::path_named(name);
@@ -489,18 +545,6 @@ void tpc_execute(void* machine, int32_t number) {
 void tpc_give_up(void* machine) { static_cast<tpc::Machine*>(machine)->give_up(); }
 
 int64_t tpc_end(void* machine) { return static_cast<tpc::Machine*>(machine)->end(); }
-
-double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
-  const tpc::Path* path = tpc::path_named(name);
-  uint64_t (*read)(const char*, int64_t) = (path ? path : &tpc::portable)->read;
-  std::atomic<uint64_t> found{0};
-  const int64_t begin = tpc::now_ns(), part = bytes / threads;
-  std::vector<std::thread> all;
-  for (int32_t thread = 0; thread < threads; ++thread)
-    all.emplace_back([&, thread] { found += read(from + thread * part, part); });
-  for (std::thread& thread : all) thread.join();
-  return static_cast<double>(tpc::now_ns() - begin) * 1e-9;
-}
 
 void tpc_close(void* machine) { delete static_cast<tpc::Machine*>(machine); }
 }

@@ -1,0 +1,126 @@
+// Which core each worker runs on.
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#include "board.h"
+#include "clocks.h"
+
+namespace tpc {
+
+// Whether the system runs the thread of a clock of CPU time at this moment.
+inline bool runs(clockid_t clock) {
+  constexpr int64_t kLookNs = 3000;
+  const int64_t before = read_clock(clock);
+  for (const int64_t end = now_ns() + kLookNs; now_ns() < end;) {
+  }
+  return before < 0 || read_clock(clock) != before;
+}
+
+// The share of time in which this thread wants a core and has none.
+class CoreTime {
+ public:
+  // Note that the thread has slept, and so wanted no core.
+  void slept(int64_t ns) { slept_ns_ += ns; }
+
+  // Whether other programs want the core of this thread too.
+  bool crowded(bool otherwise) {
+    constexpr int64_t kWindowNs = 10000000, kLostShare = 20;
+    const int64_t now = now_ns();
+    if (now - begin_ < kWindowNs) return otherwise || crowded_;
+    const int64_t ran = read_clock(CLOCK_THREAD_CPUTIME_ID), wall = now - begin_;
+    crowded_ = wall - slept_ns_ - (ran - ran_) > wall / kLostShare;
+    begin_ = now, ran_ = ran, slept_ns_ = 0;
+    return otherwise || crowded_;
+  }
+
+ private:
+  int64_t begin_ = now_ns(), ran_ = read_clock(CLOCK_THREAD_CPUTIME_ID), slept_ns_ = 0;
+  bool crowded_ = false;
+};
+
+// Workers of other processes, of which no clock tells whether they have a core.
+//
+// They are suspected to have none after a wait. If this was wrong, an exchange of cores does not
+// delay this thread, because its new core is not busy; the next suspicion then takes longer.
+class Strangers {
+ public:
+  bool suspects(int64_t waited_ns) const { return waited_ns > kWaitNs << doubts_; }
+
+  void add(int64_t exchange_ns) {
+    constexpr int64_t kBusyNs = 100000;
+    if (exchange_ns > kBusyNs)
+      doubts_ = 0;
+    else if (doubts_ < kMostDoubts)
+      ++doubts_;
+  }
+
+ private:
+  static constexpr int64_t kWaitNs = 50000;
+  static constexpr int kMostDoubts = 6;
+  int doubts_ = 0;
+};
+
+// The cores of workers that are pinned, one each.
+//
+// If the core of a worker is busy with other programs, the worker that waits for it exchanges cores
+// with it: it has nothing to do itself. So the program never waits for a slice of another program.
+class Cores {
+ public:
+  // Count the cores that this process may use.
+  Cores() {
+    CPU_ZERO(&allowed_);
+    if (sched_getaffinity(0, sizeof allowed_, &allowed_) == 0) count_ = CPU_COUNT(&allowed_);
+  }
+
+  int count() const { return count_; }
+
+  // Pin a worker to the core of this place among the allowed ones.
+  void pin(Seat& seat, int place) const {
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(core, &allowed_) && place-- == 0 && place_on(seat.thread.load(), core))
+        seat.core.store(core);
+  }
+
+  // Exchange the cores of two workers; return false if this is not possible. Give up pinning if
+  // somebody else has moved one of them.
+  static bool exchange(Bell& bell, Seat& own, Seat& other) {
+    if (!bell.begin_move()) return false;
+    const int here = own.core.load(), there = other.core.load();
+    bool moved = false;
+    if (here >= 0 && there >= 0 && here != there) {
+      if (!is_on(own, here)) {
+        own.core.store(-1);
+      } else if (!is_on(other, there)) {
+        other.core.store(-1);
+      } else if (place_on(other.thread.load(), here)) {
+        moved = true;
+        own.core.store(there), other.core.store(here);
+        place_on(own.thread.load(), there);
+      }
+    }
+    bell.end_move();
+    return moved;
+  }
+
+ private:
+  static bool place_on(int thread, int core) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    return sched_setaffinity(thread, sizeof one, &one) == 0;
+  }
+
+  static bool is_on(const Seat& seat, int core) {
+    cpu_set_t found;
+    CPU_ZERO(&found);
+    return sched_getaffinity(seat.thread.load(), sizeof found, &found) == 0 &&
+           CPU_COUNT(&found) == 1 && CPU_ISSET(core, &found);
+  }
+
+  cpu_set_t allowed_;
+  int count_ = 1;
+};
+
+}  // namespace tpc

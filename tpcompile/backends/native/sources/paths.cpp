@@ -1,0 +1,94 @@
+// The vector paths: which of them run here, and how fast each reads memory.
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "clocks.h"
+#include "interface.h"
+#include "machine.h"
+
+namespace tpc {
+namespace {
+
+// Whether a path runs here is decided in this file, which has no target flags.
+struct Choice {
+  const Path* path;
+  bool (*runs_here)();
+};
+
+#if defined(__x86_64__)
+bool has_avx512_bf16() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bf16");
+}
+
+// Ask whether the CPU has tiles, and the system to let this process use them.
+bool asks_for_amx_bf16() {
+#if defined(__linux__)
+  constexpr unsigned kTileBits = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if ((d & kTileBits) != kTileBits) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx_bf16() {
+  static const bool found = asks_for_amx_bf16();
+  return found;
+}
+#endif
+
+const Choice kPaths[] = {
+#if defined(__x86_64__)
+    {&amx_bf16, has_amx_bf16},
+    {&avx512_bf16, has_avx512_bf16},
+    {&avx2,
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("f16c");
+     }},
+#endif
+    {&portable, [] { return true; }}};
+
+}  // namespace
+
+const Path* path_named(const char* name) {
+  for (const Choice& choice : kPaths)
+    if (std::strcmp(choice.path->name, name) == 0 && choice.runs_here()) return choice.path;
+  return nullptr;
+}
+
+}  // namespace tpc
+
+extern "C" {
+
+const char* tpc_path(int32_t place) {
+  for (const tpc::Choice& choice : tpc::kPaths)
+    if (choice.runs_here() && place-- == 0) return choice.path->name;
+  return nullptr;
+}
+
+double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
+  const tpc::Path* path = tpc::path_named(name);
+  uint64_t (*read)(const char*, int64_t) = (path ? path : &tpc::portable)->read;
+  std::atomic<uint64_t> found{0};
+  const int64_t begin = tpc::now_ns(), part = bytes / threads;
+  std::vector<std::thread> all;
+  for (int32_t thread = 0; thread < threads; ++thread)
+    all.emplace_back([&, thread] { found += read(from + thread * part, part); });
+  for (std::thread& thread : all) thread.join();
+  return static_cast<double>(tpc::now_ns() - begin) * 1e-9;
+}
+}
