@@ -18,6 +18,7 @@ BENCHMARKS = {
     "explorer": ("benchmarks.explorer", "size of the explorer page, time to make and use it"),
     "sum": ("benchmarks.sum", "time of a sum over ranks: gloo, sockets and shared memory"),
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
+    "contention": ("benchmarks.contention", "decoding beside other programs and on fewer cores"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
     "serving": ("benchmarks.serving", "many requests at once: simulated, and measured"),
     "servers": ("benchmarks.servers", "many requests at once: tpcompile and its peers"),

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ from tpcompile.runtime.weights import RandomWeights
 
 FILE_BYTES = 256 * 1000**2
 """The size at which a file is written. The writer needs this much memory plus one tensor."""
+
+
+_ABOUT = "benchmark.json"
+"""The file with the sizes of a checkpoint that is kept."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,21 @@ def random_checkpoint(
     """Write the preset with random weights to a temporary directory, and delete it afterwards."""
     with tempfile.TemporaryDirectory(prefix="tpcompile-benchmark-") as directory:
         yield write_checkpoint(Path(directory), model, seed, dtype)
+
+
+def kept_checkpoint(directory: Path, model: str, dtype: torch.dtype) -> RandomCheckpoint:
+    """Return the preset's checkpoint with random weights in `directory`; write it only once."""
+    about = directory / _ABOUT
+    if about.exists():
+        found = json.loads(about.read_text())
+        found["largest"] = tuple(found["largest"])
+        return RandomCheckpoint(directory=directory, dtype=dtype, **found)
+    directory.mkdir(parents=True, exist_ok=True)
+    written = write_checkpoint(directory, model, dtype=dtype)
+    sizes = {f.name: getattr(written, f.name) for f in fields(written)}
+    del sizes["directory"], sizes["dtype"]
+    about.write_text(json.dumps(sizes))  # last, so that an unfinished checkpoint is written again
+    return written
 
 
 def write_checkpoint(

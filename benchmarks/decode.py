@@ -190,10 +190,15 @@ def _measure_group(group: Group, options: Namespace, progress: Console) -> None:
 
 def _machine(threads: int) -> dict[str, Any]:
     """Return the processor, and the threads of each side."""
+    return {"cpu": processor(), "threads": threads}
+
+
+def processor() -> str:
+    """Return the name of the processor."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": names[0] if names else platform.machine(), "threads": threads}
+    return names[0] if names else platform.machine()
 
 
 def main(arguments: Sequence[str]) -> int:

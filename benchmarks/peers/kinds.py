@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 STEP_TOKENS = 1024
 """The tokens of prompts that servers may compute in a step: the engine's default."""
@@ -32,6 +32,10 @@ class Settings:
     """The interpreter that converts the checkpoint for OpenVINO; empty for that of the side."""
     longest: int = 0
     """The tokens of the longest sequence; only services know it."""
+    cores: Sequence[int] = ()
+    """The cores to which the process restricts itself before it loads; empty for no restriction."""
+    group: str = ""
+    """The directory of a cgroup that the process enters before it loads; empty for none."""
 
     @property
     def path(self) -> Path:
@@ -65,6 +69,18 @@ class Service(Protocol):
         """Continue all prompts greedily by `new` tokens each."""
 
 
+Written = tuple[list[int], list[float]]
+"""The new tokens, and the value of `time.monotonic` when each came, the same in all processes."""
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """A loaded model that continues a prompt by itself."""
+
+    def write(self, prompt: Sequence[int], new: int) -> Written:
+        """Continue a prompt greedily by `new` tokens."""
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -73,7 +89,7 @@ def _same(value: Any) -> Any:
 class Loaded:
     """A loaded model, and the processes that hold its weights, by rank."""
 
-    model: Decoder | Service
+    model: Decoder | Service | Writer
     processes: list[int]
     from_rank_zero: Callable[[Any], Any] = _same
     """Broadcasts a value from rank 0, if this process is one rank of several."""
@@ -99,6 +115,8 @@ KINDS = {
     "hugging-face-tp": Kind("benchmarks.peers.hugging_face:parallel", "accelerate"),
     "tpcompile": Kind("benchmarks.peers.tpcompile_model:modules", "tpcompile"),
     "tpcompile-native": Kind("benchmarks.peers.tpcompile_model:native", "tpcompile"),
+    "tpcompile-launches": Kind("benchmarks.peers.tpcompile_model:launches", "tpcompile"),
+    "tpcompile-tokens": Kind("benchmarks.peers.tpcompile_model:tokens", "tpcompile"),
     "llama.cpp": Kind("benchmarks.peers.llama:load", "llama-cpp-python gguf"),
     "openvino": Kind("benchmarks.peers.openvino_model:load", "openvino optimum-intel"),
     "tpcompile-engine": Kind("benchmarks.peers.tpcompile_model:engine", "tpcompile"),

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from benchmarks.peers.kinds import Continued, Settings
+from benchmarks.peers.kinds import Continued, Settings, Written
 from tpcompile.closing import Closing
 
 ROOT = Path(__file__).parents[2]
@@ -51,11 +51,22 @@ class SideSpec:
 
     longest: int = 0
     """The tokens of the longest sequence, if the side must know it."""
+    cores: tuple[int, ...] = ()
+    """The cores to which the side is restricted before it loads; empty for no restriction."""
+    group: str = ""
+    """The directory of the cgroup in which the side loads; empty for that of its parent."""
 
     def command(self, directory: Path, address: Path, largest_batch: int = 1) -> list[str]:
         """Return the arguments of Python that start the side."""
         settings = Settings(
-            str(directory), self.tp, self.threads, largest_batch, self.export_python, self.longest
+            str(directory),
+            self.tp,
+            self.threads,
+            largest_batch,
+            self.export_python,
+            self.longest,
+            self.cores,
+            self.group,
         )
         own = ["-m", "benchmarks.peers.worker", self.kind, str(address), settings.to_json()]
         if self.kind != "hugging-face-tp":
@@ -66,14 +77,18 @@ class SideSpec:
 
 
 def start_process(python: str, arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start Python with `arguments` in a new session, so torchrun and its ranks end together."""
+    """Start Python with `arguments` in a new process group, so that all its processes end together.
+
+    Not in a new session: Linux may schedule each session as one group, whose processes then get
+    another share beside those of other sessions, whatever their nice values.
+    """
     return subprocess.Popen(
         [python, *arguments],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        start_new_session=True,
+        process_group=0,
     )
 
 
@@ -123,6 +138,11 @@ class Side(Closing):
         """Continue all prompts at the same time by `new` tokens each."""
         found: list[Continued] = self._call("serve", prompts, new)
         return found
+
+    def write(self, prompt: Sequence[int], new: int) -> Written:
+        """Continue a prompt greedily by `new` tokens."""
+        written: Written = self._call("write", prompt, new)
+        return written
 
     def pause(self) -> None:
         """Stop all processes of the side: some servers poll while they wait."""

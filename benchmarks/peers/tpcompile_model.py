@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 import tpcompile
-from benchmarks.peers.kinds import Continued, Loaded, Settings
+from benchmarks.peers.kinds import Continued, Loaded, Settings, Written
 from benchmarks.peers.torch_decoder import TorchDecoder
 
 
@@ -23,6 +25,16 @@ def modules(settings: Settings) -> Loaded:
 def native(settings: Settings) -> Loaded:
     """Load with the native executor."""
     return _load(settings, "native")
+
+
+def launches(settings: Settings) -> Loaded:
+    """Load with the native executor, whose launches may run many tokens; threads by default."""
+    return _generating(settings, StoppingCriteriaList())
+
+
+def tokens(settings: Settings) -> Loaded:
+    """Load as `launches` does, with Python code after each token, so a launch runs one token."""
+    return _generating(settings, StoppingCriteriaList([_Never()]))
 
 
 def engine(settings: Settings) -> Loaded:
@@ -65,6 +77,55 @@ class EngineService:
                 tokens.append(event.chosen.token)
                 times.append(time.perf_counter() - begun)
         return tokens, times
+
+
+class _Never(StoppingCriteria):
+    """Stopping criteria that are asked after each token and never stop."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> Any:
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class _Clock(BaseStreamer):
+    """A streamer that records when each token comes."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.monotonic())
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        """Do nothing: all tokens have come."""
+
+
+class GreedyWriter:
+    """`generate` with a streamer."""
+
+    def __init__(self, model: Any, criteria: StoppingCriteriaList) -> None:
+        self._model, self._criteria = model, criteria
+
+    def write(self, prompt: Sequence[int], new: int) -> Written:
+        """Continue a prompt greedily by `new` tokens."""
+        clock = _Clock()
+        self._model.generate(
+            torch.tensor([list(prompt)]),
+            do_sample=False,
+            max_new_tokens=new,
+            stopping_criteria=self._criteria,
+            streamer=clock,
+        )
+        return clock.tokens[len(prompt) :], clock.times[1:]  # the prompt came first
+
+
+def _generating(settings: Settings, criteria: StoppingCriteriaList) -> Loaded:
+    """Load as a user does: the number of threads is chosen for the cores of this process."""
+    model = tpcompile.compile(settings.directory, tp=settings.tp, backend="native")
+    model.generation_config.eos_token_id = None
+    processes = list(model.processes) if settings.tp > 1 else [os.getpid()]
+    return Loaded(GreedyWriter(model, criteria), processes, close=model.close)
 
 
 def _load(settings: Settings, backend: str) -> Loaded:

@@ -14,25 +14,58 @@ import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.kinds import KINDS, Continued, Decoder, Loaded, Service, Settings
+from benchmarks.peers.kinds import (
+    KINDS,
+    Continued,
+    Decoder,
+    Loaded,
+    Service,
+    Settings,
+    Writer,
+    Written,
+)
 
 Rows = Sequence[Sequence[int]]
 Result = tuple[list[float], tuple[tuple[int, ...], bytes]]
 """The seconds of each step, and the logits of the last: their shape and fp32 numbers."""
 
 
+class Stepwise:
+    """A writer made of a decoder: each step's best token is the input of the next."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def write(self, prompt: Sequence[int], new: int) -> Written:
+        """Continue a prompt greedily by `new` tokens."""
+        tokens: list[int] = []
+        times: list[float] = []
+        self._decoder.begin(1, len(prompt) + new)
+        while len(tokens) < new:
+            logits = self._decoder.step([tokens[-1:] or prompt])
+            tokens.append(int(self._decoder.numbers(logits)[0].argmax()))
+            times.append(time.monotonic())
+        return tokens, times
+
+
 class Runner:
-    """The requests that a side answers: those of decoders, and `serve` of services."""
+    """The requests that a side answers: those of decoders, `serve` of services, and `write`."""
 
     def __init__(self, model: Any) -> None:
         self._decoder: Decoder = model
         self._service: Service = model
+        self._writer: Writer = model if isinstance(model, Writer) else Stepwise(model)
 
     def serve(self, prompts: Rows, new: int) -> list[Continued]:
         """Continue all prompts at the same time by `new` tokens each."""
         return self._service.serve(prompts, new)
+
+    def write(self, prompt: Sequence[int], new: int) -> Written:
+        """Continue a prompt greedily by `new` tokens."""
+        return self._writer.write(prompt, new)
 
     def prefill(self, rows: Rows, length: int) -> Result:
         """Start new sequences of up to `length` tokens."""
@@ -84,7 +117,16 @@ def main(arguments: Sequence[str]) -> int:
             parent.close()
 
 
+def _restrict(settings: Settings) -> None:
+    """Restrict this process, before it imports anything that counts cores."""
+    if settings.group:
+        (Path(settings.group) / "cgroup.procs").write_text(str(os.getpid()))
+    if settings.cores:
+        os.sched_setaffinity(0, settings.cores)
+
+
 def _run(kind: str, settings: Settings, parent: Connection | None) -> int:
+    _restrict(settings)
     loaded = KINDS[kind].load(settings)
     if parent is not None:
         parent.send(("done", loaded.processes))

@@ -1,0 +1,1 @@
+"""The parts of the `contention` benchmark: conditions, what causes them, pairs, and figures."""
