@@ -291,7 +291,6 @@ class Machine {
   bool take(const Turn& turn, Worker& worker) {
     const bool launched = turn.step < limit_.load();
     int64_t begin = launched ? now_if_timed() : 0;
-    if (launched) fetch_weights(memory_, words_of(turn.number));
     if (ready(turn) || comes(turn, worker)) {
       if (!launched) begin = now_if_timed();
       int64_t claim = turn.ticket + 1;
@@ -411,6 +410,7 @@ class Machine {
   // that has none. It sleeps if other programs want its core, or after a long time.
   bool comes(const Turn& turn, Worker& worker) {
     constexpr int kPolls = 16;
+    if (turn.step < limit_.load()) fetch_weights(memory_, words_of(turn.number));
     int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
     for (int64_t polls = 1; !ready(turn); ++polls) {
       if (ends()) return false;
