@@ -156,6 +156,17 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         tpcompile.UsageError,
         "does not shard the graph",
     ),
+    "no threads": ({"threads": 0}, tpcompile.UsageError, "threads must be a positive int, got 0"),
+    "true threads": (
+        {"threads": True},
+        tpcompile.UsageError,
+        "threads must be a positive int, got True",
+    ),
+    "too many threads": (
+        {"threads": 5000},
+        tpcompile.UsageError,
+        "threads must be at most 1,024, got 5,000",
+    ),
     "an invalid seed": ({"random_weights": "a"}, tpcompile.UsageError, "must be an integer seed"),
 }
 

@@ -13,7 +13,14 @@ from torch import fx, nn
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import capture as captured_of
-from tpcompile.options import check_limit, check_shards, device_of, dtype_of, passes_for
+from tpcompile.options import (
+    check_limit,
+    check_shards,
+    check_threads,
+    device_of,
+    dtype_of,
+    passes_for,
+)
 from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.plugins import load_plugins
@@ -22,7 +29,7 @@ from tpcompile.runtime.backend import BackendChoice
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.programs import ProgramOptions
-from tpcompile.runtime.ranks.launched import find_group
+from tpcompile.runtime.ranks.launched import agreed_threads, find_group
 from tpcompile.runtime.ranks.rank import rank_modules
 from tpcompile.runtime.ranks.start import starting
 from tpcompile.runtime.weights import weights_of
@@ -54,6 +61,7 @@ def compile(
     lowering: str | None = None,
     spans: int | None = None,
     isolate: bool = False,
+    threads: int | None = None,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -78,6 +86,10 @@ def compile(
     Backends that run programs also take the `target` that programs are scheduled for (default:
     the machine of `device`), the scheduling `policy`, the `lowering` ("heads", "rows" or "auto")
     and the number of attention `spans`.
+
+    `threads` is the number of workers of a rank for programs, also instead of those of `target`,
+    and of torch's threads for modules. By default the ranks of a machine share the cores that this
+    process may use, and a target file has its own number of workers.
     """
     asked = dict(locals())
     load_plugins()
@@ -86,21 +98,24 @@ def compile(
     check_limit("spans", spans)
     _check_seconds(rank_timeout)
     place = device_of(device)
+    check_threads(threads, place)
     how = ProgramOptions(target, policy, lowering, spans)
     chosen = BackendChoice(backend, place, how)
     limit = timedelta(seconds=rank_timeout)
     group = None if simulate else find_group(tp, place, timeout=limit)
     tp = tp if tp is not None else 1 if group is None else group.size()
+    share = threads if threads or group is None else agreed_threads(group, place)
     passes = passes_for(pipeline, tp)
     check_shards(passes, tp)
     inside = simulate or (tp == 1 and not isolate)
-    with starting(tp, group, place, inside=inside, timeout=rank_timeout) as load:
+    with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:
         captured = captured_of(model, dtype=dtype_of(dtype))
         weights = weights_of(captured, model, random_weights)
         fork = DecodeFork(passes, write_reproducer)
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
         longest = max_seq_len or captured.config.max_position_embeddings
-        programs = chosen.programs(fork, longest, max_batch or 1)
+        workers = share if target is None else threads
+        programs = chosen.programs(fork, longest, max_batch or 1, workers)
         described = rank_modules(graph, chosen.executor)
         modules = load(described, weights, captured.rotary.fresh)
         ranks = chosen.ranks(modules, programs, captured.rotary.fresh)

@@ -105,6 +105,7 @@ def explore(
     measured: bool = False,
     compare: bool = False,
     random_weights: int | None = None,
+    threads: int | None = None,
     say: Say = lambda text: None,
 ) -> Exploration:
     """Collect everything about a compilation of MODEL for `tp` ranks, as the data of a page.
@@ -112,7 +113,7 @@ def explore(
     `beside` are further compilations to look at side by side: pairs of a tp and a pipeline. The
     decode step is scheduled on `target` with a `policy`, as by `schedule`; with `measured`, steps
     also run on this machine. With `compare`, every value is compared with Hugging Face eager in
-    fp32 and in bf16, which needs weights.
+    fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank.
     """
     load_plugins()
     passes = passes_for(pipeline, tp)
@@ -138,7 +139,12 @@ def explore(
     for kind in COMPARED if compare else ():
         say(f"comparing with eager in {_named(kind)}")
         result = compare_with_eager(
-            model, passes, dtype=kind, random_weights=random_weights, simulate=True
+            model,
+            passes,
+            dtype=kind,
+            random_weights=random_weights,
+            simulate=True,
+            threads=threads,
         )
         found.comparisons.append(_comparison(result, kind))
     return found

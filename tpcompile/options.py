@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tpcompile.cores import MOST_THREADS
 from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline
@@ -59,6 +60,20 @@ def check_limit(name: str, limit: int | None) -> None:
     whole = isinstance(limit, int) and not isinstance(limit, bool)
     if limit is not None and (not whole or limit < 1):
         raise UsageError(f"{name} must be a positive int, got {limit!r}")
+
+
+def check_threads(threads: int | None, device: torch.device) -> None:
+    """Raise unless the threads of a rank are an int that this device can have, or None."""
+    check_limit("threads", threads)
+    if threads is None:
+        return
+    if threads > MOST_THREADS:
+        raise UsageError(f"threads must be at most {MOST_THREADS:,}, got {threads:,}")
+    if device.type != "cpu":
+        raise UsageError(
+            f"threads are those of a CPU, got device={str(device)!r}",
+            hint="Omit it: on a GPU a rank has one worker per SM",
+        )
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:

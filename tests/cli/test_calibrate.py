@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tpcompile.vm.targets import target_of
 
-LINE = "calibrate --model preset:tiny-qwen3 --context 40 --repeats 2 --workers 1"
+LINE = "calibrate --model preset:tiny-qwen3 --context 40 --repeats 2 --threads 1"
 
 
 def test_the_file_is_a_target(cli: Cli, tmp_path: Path) -> None:
@@ -47,6 +47,7 @@ REFUSED = {
     "-o none/mine.json": "There is no directory none",
     "-o mine.json --model preset:tiny": "There is no preset 'tiny'",
     "-o mine.json --other preset:tiny": "There is no preset 'tiny'",
+    "-o mine.json --threads 2 --workers 3": "Found --workers 3 and --threads 2",
     "-o mine.json --repeats 0": "the number of repeats must be an integer of at least 1",
 }
 

@@ -120,6 +120,7 @@ BAD = {
     "{0}/nowhere": "There is no directory",
     "{0} --chat-template {0}": "The chat template",
     "{0} --max-seq-len 1": "The conversation is too long",
+    "{0} --threads x": "the number of threads must be an integer of at least 1, got 'x'",
     "{0} --beams 2": "Unknown option --beams",
 }
 

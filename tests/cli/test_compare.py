@@ -86,7 +86,9 @@ def test_no_more_is_decoded_than_there_is_room_for(cli: Cli) -> None:
 PROGRAM = "compare preset:tiny-qwen3 --tp 3 --random-weights 0 --backend reference"
 
 
-@pytest.mark.parametrize("options", ["", "--lowering rows --workers 7", "-p decode{spans=3}"])
+@pytest.mark.parametrize(
+    "options", ["", "--lowering rows --workers 7", "--threads 2", "-p decode{spans=3}"]
+)
 def test_programs_agree(cli: Cli, options: str) -> None:
     ran = cli(f"{PROGRAM} --lengths 9,1 {options}")
     assert ran.status == 0, ran.out

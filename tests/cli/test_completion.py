@@ -28,6 +28,7 @@ COMPLETED = {
     "tpcompile dump x --stop-after fuse-q": ["fuse-qkv"],
     "tpcompile dump x --rank ": [],
     "tpcompile generate x --backend nat": ["native"],
+    "tpcompile serve x --thr": ["--threads"],
     "tpcompile completion ": ["bash", "zsh", "fish"],
     "tpcompile nonsense ": [],
 }

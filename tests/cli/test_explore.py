@@ -72,6 +72,8 @@ def test_nothing_is_opened_unless_asked(
         (["--lowering", "no-such-lowering"], "no-such-lowering"),
         (["--target", "h200", "--measured"], "Found --target h200. Expected --target cpu"),
         (["--workers", "0"], "workers"),
+        (["--threads", "2"], "--threads applies to --compare and --measured only"),
+        (["--measured", "--threads", "2", "--workers", "3"], "Found --workers 3 and --threads 2"),
         (["--tp", "7"], "--tp 7 is more than the number of query heads"),
     ],
 )

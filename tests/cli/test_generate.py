@@ -83,6 +83,16 @@ def test_steps_of_the_program_are_counted(cli: Cli) -> None:
     assert ran.out == plain.out
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_threads_of_a_rank(cli: Cli, backend: str) -> None:
+    before = torch.get_num_threads()
+    options = f"--prompt-ids 5,9 --max-new-tokens 6 --max-seq-len 64 --backend {backend}"
+    ran, plain = (cli(f"generate {TINY} {options} {more}") for more in ("-v --threads 3", ""))
+    assert ran.out == plain.out and ran.status == 0
+    assert ("instructions on 3 workers per rank" in ran.err) == (backend == "native")
+    assert torch.get_num_threads() == before
+
+
 def test_one_token_has_no_rate(cli: Cli) -> None:
     ran = cli(f"generate {TINY} --prompt-ids 5 --max-new-tokens 1 --json")
     assert json.loads(ran.out)["decode_tokens_per_s"] is None
@@ -197,6 +207,8 @@ BAD = {
     "preset:tiny-qwen3 --prompt-ids 1": "without weights. Pass a checkpoint, or --random-weights",
     f"{TINY} --prompt x --prompt-ids 1": "not allowed with",
     f"{TINY} --prompt ''": "The prompt is empty",
+    f"{TINY} --prompt-ids 1 --threads 0": "the number of threads must be an integer of at least 1",
+    f"{TINY} --prompt-ids 1 --threads 1025": "--threads must be at most 1,024, got 1,025",
     f"{TINY} --prompt-ids 1,x": "each token id must be an integer of at least 0, got 'x'",
     f"{TINY} --prompt-ids 1013": "must be in the vocabulary. Found 1013. Expected 0 to 1012",
     f"{TINY} --prompt-ids 1 --chat": "--chat requires a prompt in text",

@@ -175,7 +175,7 @@ def test_the_lowering_that_was_chosen(cli: Cli, workers: int, tp: int, chosen: s
 @pytest.mark.parametrize("tp", [1, 2])
 def test_measured_steps(cli: Cli, tmp_path: Path, tp: int) -> None:
     trace = tmp_path / "a.json"
-    line = f"schedule preset:tiny-qwen3 --target cpu --workers 1 --context 40 --tp {tp} --measured"
+    line = f"schedule preset:tiny-qwen3 --target cpu --threads 1 --context 40 --tp {tp} --measured"
     ran = cli(f"{line} --json --trace", str(trace))
     assert ran.status == 0, ran.err
     found = json.loads(ran.out)
@@ -297,6 +297,10 @@ REFUSED = {
     "--target cpu -p standard": "is not part of any decode instruction",
     "--target h200 --measured": "Expected --target cpu, or a file that tpcompile calibrate wrote",
     "--target cpu --measured --text": "--measured prints tables or JSON",
+    "--target cpu --measured --threads 0": "the number of threads must be an integer of at least 1",
+    "--target cpu --measured --threads 1025": "--threads must be at most 1,024, got 1,025",
+    "--target cpu --threads 2": "--threads applies to --measured only",
+    "--target cpu --measured --threads 2 --workers 3": "Found --workers 3 and --threads 2",
     "--tp 2": "--target",
 }
 

@@ -85,7 +85,9 @@ def expected() -> list[list[int]]:
 
 
 def test_a_plain_script(expected: list[list[int]]) -> None:
-    with started([*SERVE, "--tp", "2", "--api-key", "k", "--name", "tiny"]) as server:
+    with started(
+        [*SERVE, "--tp", "2", "--threads", "1", "--api-key", "k", "--name", "tiny"]
+    ) as server:
         url = server.url()
         assert "serving tiny on" in server.said
         assert "warning" in server.said and "Requests must consist of token ids" in server.said

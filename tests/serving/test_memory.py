@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tpcompile
+from tests.machine_files import V1, V2, group, process
 from tests.models import preset_pair
 from tpcompile.errors import UsageError
 from tpcompile.serving import Engine, memory
@@ -14,21 +15,30 @@ from tpcompile.serving import Engine, memory
 GB = 10**9
 
 
-def machine(root: Path, available: int, groups: dict[str, tuple[str, int, int]]) -> Path:
+NAMES = {
+    1: ("memory__limit_in_bytes", "memory__usage_in_bytes", "total_inactive_file"),
+    2: ("memory__max", "memory__current", "inactive_file"),
+}
+NO_LIMIT = {1: str(2**63 - 4096), 2: "max"}
+
+
+def machine(
+    root: Path, available: int, groups: dict[str, tuple[str, int, int]], version: int
+) -> Path:
     """Make files as Linux shows them: each group's limit, its use, and its copies of files."""
-    (root / "proc/self").mkdir(parents=True)
+    mounts = f"/ {V1.format('memory')}", f"/ {V2.format('')}"
+    process(root, ("1:memory:/pods/own\n", "0::/pods/own\n")[version - 1], *mounts)
     lines = "MemTotal: 1 kB\n", f"MemAvailable:   {available // 1024} kB\n"
     (root / "proc/meminfo").write_text("".join(lines))
-    (root / "proc/self/cgroup").write_text("1:cpu:/other\n0::/pods/own\n")
+    limits, uses, copies = NAMES[version]
     for name, (limit, used, files) in groups.items():
-        group = root / "sys/fs/cgroup" / name
-        group.mkdir(parents=True, exist_ok=True)
-        (group / "memory.max").write_text(f"{limit}\n")
-        (group / "memory.current").write_text(f"{used}\n")
-        (group / "memory.stat").write_text(f"active_file 5\ninactive_file {files}\n")
+        text = NO_LIMIT[version] if limit == "max" else limit
+        given = {limits: text, uses: str(used), "memory__stat": f"active_file 5\n{copies} {files}"}
+        group(root, ("memory/" if version == 1 else "") + name, **given)
     return root
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     ("groups", "free"),
     [
@@ -41,8 +51,10 @@ def machine(root: Path, available: int, groups: dict[str, tuple[str, int, int]])
         ({"pods/another": (str(GB), GB, 0)}, 8 * 1024**3),
     ],
 )
-def test_free_memory(tmp_path: Path, groups: dict[str, tuple[str, int, int]], free: int) -> None:
-    assert memory.free_memory(machine(tmp_path, 8 * 1024**3, groups)) == free
+def test_free_memory(
+    tmp_path: Path, groups: dict[str, tuple[str, int, int]], free: int, version: int
+) -> None:
+    assert memory.free_memory(machine(tmp_path, 8 * 1024**3, groups, version)) == free
 
 
 def test_free_memory_of_this_machine() -> None:

@@ -30,6 +30,13 @@ def test_a_written_target_is_read_again(tmp_path: Path) -> None:
     assert target_of(str(path), 7) == replace(target, workers=7)
 
 
+def test_ranks_share_the_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpcompile.cores.cores", lambda: 6)
+    assert [target_of("cpu", ranks=ranks).workers for ranks in (1, 2, 7)] == [6, 3, 1]
+    assert target_of("cpu", 5, ranks=2).workers == 5
+    assert target_of("h200", ranks=2) == TARGETS["h200"]
+
+
 def test_an_invalid_target_is_not_written() -> None:
     with pytest.raises(UsageError, match="bytes_per_us=inf"):
         target_text(replace(TARGETS["cpu"], bytes_per_us=float("inf")))

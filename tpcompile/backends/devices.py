@@ -8,15 +8,17 @@ from tpcompile.backends.executor import Executor
 from tpcompile.backends.native.executor import Native
 from tpcompile.backends.triton.executor import Triton
 from tpcompile.backends.triton.gpu import target_on
-from tpcompile.cores import cores
 from tpcompile.vm.targets import Target, target_of
 
 FASTEST: dict[str, type[Executor]] = {"cpu": Native, "cuda": Triton}
 """The executor that is fastest, by type of device."""
 
 
-def machine_of(device: torch.device, ranks: int = 1) -> Target:
-    """Return the machine of a device as a target. All ranks share its cores or SMs."""
+def machine_of(device: torch.device, ranks: int = 1, threads: int | None = None) -> Target:
+    """Return the machine of a device as a target. All ranks share its cores or SMs.
+
+    On a CPU each rank has `threads` workers, by default an equal share of the cores.
+    """
     if device.type == "cuda":
         return target_on(device, ranks)
-    return target_of("cpu", max(1, cores() // ranks))
+    return target_of("cpu", threads, ranks)

@@ -8,7 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpcompile.cli.command import Command, Parser, Result, json_text, number
+from tpcompile.cli.command import (
+    Command,
+    Parser,
+    Result,
+    add_threads_argument,
+    json_text,
+    number,
+    workers_of,
+)
 from tpcompile.cli.compiling import Say, progress
 from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
@@ -22,6 +30,7 @@ _OTHER = "preset:qwen3-1.7b"
 _EXAMPLES = """\
   tpcompile calibrate -o mine.json
   tpcompile calibrate -o mine.json --verify
+  tpcompile calibrate -o mine.json --threads 2
   tpcompile schedule preset:qwen3-0.6b --target mine.json --measured
 
 The command runs decode steps with random weights, on the native executor or on
@@ -49,6 +58,7 @@ def _add_arguments(parser: Parser) -> None:
         type=number(1, "the number of workers"),
         help="workers; default: one thread per core, or one per SM",
     )
+    add_threads_argument(parser)
     add(
         "--repeats",
         metavar="N",
@@ -77,16 +87,17 @@ def _run(args: argparse.Namespace) -> Result:
     check_file(args.output)
     with progress() as say:
         from tpcompile.calibration import calibrate, cases_of, verify
-        from tpcompile.options import device_of
+        from tpcompile.options import check_threads, device_of
         from tpcompile.vm.targets import target_text
 
         device = device_of(args.device)
+        check_threads(args.threads, device)
         found = calibrate(
             args.model,
             device=device,
             context=args.context,
             name=args.output.stem,
-            workers=args.workers,
+            workers=workers_of(args),
             repeats=args.repeats,
             say=_both(say),
         )

@@ -17,12 +17,13 @@ from tpcompile.cli.command import (
     Parser,
     Result,
     add_model_arguments,
+    add_threads_argument,
     backend_name,
     number,
     printable,
     refuse_unknown,
 )
-from tpcompile.cli.compiling import check_runnable, compile_model, progress
+from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.sampling import add_sampling_arguments, sampling_of
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
@@ -33,6 +34,7 @@ _EXAMPLES = """\
   tpcompile chat ./my-checkpoint
   tpcompile chat ./my-checkpoint --tp 2 --system "Answer in one sentence."
   tpcompile chat ./my-checkpoint --temperature 0
+  tpcompile chat ./my-checkpoint --threads 2
   echo "Why is the sky blue?" | tpcompile chat ./my-checkpoint
 
 Each line is a message. /reset starts a new conversation, and /exit or Ctrl-D
@@ -51,6 +53,7 @@ def _add_arguments(parser: Parser) -> None:
         help="what runs decode steps: auto (the fastest), native, triton or torch; "
         "default: auto")  # fmt: skip
     add("--device", metavar="D", help="cpu or cuda; default: cpu")
+    add_threads_argument(parser)
     add("--system", metavar="TEXT", help="the system's message at the beginning")
     add("--chat-template", metavar="FILE", type=Path,
         help="a Jinja template instead of the checkpoint's")  # fmt: skip
@@ -76,7 +79,7 @@ def _run(args: argparse.Namespace) -> Result:
                 hint="Leave out torchrun and give --tp, or start tpcompile serve under torchrun",
             )
         model = compile_model(args, say, max_batch=1)
-    with model:
+    with model, own_threads(args):
         torch.manual_seed(args.seed)
         _talk(args, Conversation(model, tokenizer, args.system))
     return Result("")

@@ -207,6 +207,29 @@ def add_model_arguments(
         )
 
 
+def add_threads_argument(parser: Parser, condition: str = "") -> None:
+    """Add the number of threads of a rank, of a command that runs a model."""
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=number(1, "the number of threads"),
+        help=f"{condition}CPU threads per rank: the workers of programs, and torch's for modules; "
+        "default: the ranks share the cores that this process may use",
+    )
+
+
+def workers_of(args: argparse.Namespace) -> int | None:
+    """Return the number of workers per rank of a program that runs here, which are threads."""
+    if None not in (args.workers, args.threads) and args.workers != args.threads:
+        raise UsageError(
+            "The workers of a program that runs on this CPU are its threads",
+            got=f"--workers {args.workers} and --threads {args.threads}",
+            hint="Leave out one of them",
+        )
+    workers: int | None = args.workers or args.threads
+    return workers
+
+
 def printable(text: str, stream: TextIO) -> str:
     """Return the text with escapes for characters that the stream cannot encode."""
     encoding = stream.encoding or "utf-8"

@@ -10,12 +10,14 @@ from tpcompile.cli.command import (
     Parser,
     Result,
     add_model_arguments,
+    add_threads_argument,
     backend_name,
     choice,
     json_text,
     number,
+    workers_of,
 )
-from tpcompile.cli.compiling import check_runnable, passes_of, progress
+from tpcompile.cli.compiling import check_runnable, own_threads, passes_of, progress
 from tpcompile.cli.numbers import lengths, relative_error
 from tpcompile.errors import UsageError
 
@@ -32,6 +34,7 @@ _EXAMPLES = """\
   tpcompile compare preset:tiny-qwen2 --tp 3 --random-weights 0 --dtype bfloat16
   tpcompile compare ./my-checkpoint --tp 2 --lengths 1,64 --all
   tpcompile compare ./my-checkpoint --tp 2 --backend native --steps 4
+  tpcompile compare ./my-checkpoint --tp 2 --threads 2
   tpcompile compare preset:tiny-qwen3 --tp 3 --random-weights 0 \\
       --backend reference --json
 
@@ -83,6 +86,7 @@ def _add_arguments(parser: Parser) -> None:
         type=relative_error,
         help="largest relative error allowed; default: depends on the dtype, 1e-5 for float32",
     )
+    add_threads_argument(parser)
     _add_program_arguments(parser)
     parser.add_argument(
         "--all", action="store_true", help="show every value, not only the worst of each layer"
@@ -95,7 +99,8 @@ def _add_program_arguments(parser: Parser) -> None:
     group.add_argument("--steps", metavar="K", type=number(1, "the number of steps"),
                        help="number of tokens to decode; default: 2")  # fmt: skip
     group.add_argument("--workers", metavar="W", type=number(1, "the number of workers"),
-                       help="parts that the work of a rank is split into; default: 4")  # fmt: skip
+                       help="parts that the work of a rank is split into; default: "
+                       "--threads, or else 4")  # fmt: skip
     group.add_argument(
         "--lowering",
         metavar="L",
@@ -120,7 +125,7 @@ def _run(args: argparse.Namespace) -> Result:
         )
     elif args.pipeline is None:
         args.pipeline = _PROGRAM
-    with progress() as say:
+    with progress() as say, own_threads(args):
         passes = passes_of(args)
         from tpcompile.options import check_shards
 
@@ -144,6 +149,7 @@ def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
         seed=args.seed,
         tolerance=args.tolerance,
         simulate=args.simulate,
+        threads=args.threads,
     )
 
 
@@ -155,7 +161,7 @@ def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
         args.model,
         passes,
         Batch(args.lengths, args.steps or 2, args.seed),
-        workers=args.workers or 4,
+        workers=workers_of(args) or 4,
         lowering=args.lowering or "heads",
         backend=args.backend,
         dtype=dtype_of(args.dtype),

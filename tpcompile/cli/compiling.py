@@ -84,8 +84,23 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             max_seq_len=args.max_seq_len,
             pipeline=args.pipeline,
             random_weights=args.random_weights,
+            threads=args.threads,
             **more,
         )
+
+
+@contextlib.contextmanager
+def own_threads(args: argparse.Namespace) -> Iterator[None]:
+    """Run the body with `--threads` of torch's threads, at most one per core by default."""
+    import torch
+
+    from tpcompile.backends.torch_threads import torch_threads
+    from tpcompile.cores import cores
+    from tpcompile.options import check_threads, device_of
+
+    check_threads(args.threads, device_of(getattr(args, "device", None)))
+    with torch_threads(args.threads or min(torch.get_num_threads(), cores())):
+        yield
 
 
 def _refuse_gpus_without_torchrun(args: argparse.Namespace) -> None:

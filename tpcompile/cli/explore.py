@@ -8,8 +8,16 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from tpcompile.cli.command import Command, Parser, Result, add_model_arguments, number
-from tpcompile.cli.compiling import progress
+from tpcompile.cli.command import (
+    Command,
+    Parser,
+    Result,
+    add_model_arguments,
+    add_threads_argument,
+    number,
+    workers_of,
+)
+from tpcompile.cli.compiling import own_threads, progress
 from tpcompile.errors import UsageError
 from tpcompile.presets import check_model_name
 
@@ -20,6 +28,7 @@ _EXAMPLES = """\
   tpcompile explore preset:tiny-qwen3 --tp 2 --beside "2:standard{block=16}"
   tpcompile explore build/demo --tp 2 --compare -o report.html
   tpcompile explore preset:tiny-qwen3 --target cpu --measured -o report.html
+  tpcompile explore build/demo --compare --measured --threads 2
 
 The page is one file that opens from disk and needs no network. It shows the
 passes, each stage as text and as a drawing, who holds what, the schedule of a
@@ -42,6 +51,7 @@ def _add_arguments(parser: Parser) -> None:
         action="store_true",
         help="also compare every value with Hugging Face eager, in fp32 and bf16",
     )
+    add_threads_argument(parser, "for --compare and --measured, ")
     group = parser.add_argument_group("the schedule of a decode step")
     group.add_argument(
         "--target",
@@ -78,7 +88,13 @@ def _run(args: argparse.Namespace) -> Result:
         raise UsageError(
             "--random-weights applies to --compare only", hint="Add --compare, or leave it out"
         )
-    with progress() as say:
+    if args.threads is not None and not (args.compare or args.measured):
+        raise UsageError(
+            "--threads applies to --compare and --measured only",
+            hint="Choose the workers of a target: --workers",
+        )
+    workers = workers_of(args) if args.measured else args.workers
+    with progress() as say, own_threads(args):
         from tpcompile.frontend.extras import import_without_extras
         from tpcompile.inspect.files import check_file
 
@@ -95,13 +111,14 @@ def _run(args: argparse.Namespace) -> Result:
             beside=args.beside,
             target=args.target or ("cpu" if args.measured else None),
             policy=args.policy,
-            workers=args.workers,
+            workers=workers,
             batch=args.batch or 1,
             context=args.context,
             lowering=args.lowering,
             measured=args.measured,
             compare=args.compare,
             random_weights=args.random_weights,
+            threads=args.threads,
             say=say,
         )
         say(f"writing {args.output}")

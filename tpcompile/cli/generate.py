@@ -12,12 +12,13 @@ from tpcompile.cli.command import (
     Parser,
     Result,
     add_model_arguments,
+    add_threads_argument,
     backend_name,
     json_text,
     number,
     printable,
 )
-from tpcompile.cli.compiling import check_runnable, compile_model, progress
+from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.cli.prompts import add_prompt_arguments, prompt_of
 from tpcompile.cli.sampling import GREEDY, add_sampling_arguments, sampling_of
 from tpcompile.errors import UsageError
@@ -37,6 +38,7 @@ _EXAMPLES = """\
   echo "Once upon a time" | tpcompile generate ./my-checkpoint
   tpcompile generate preset:tiny-qwen3 --random-weights 0 --prompt-ids 1,2,3
   tpcompile generate ./my-checkpoint --backend native --prompt Hi --trace a.json
+  tpcompile generate ./my-checkpoint --tp 2 --threads 3 --prompt Hi    6 cores
   torchrun --nproc-per-node 2 -m tpcompile generate ./my-checkpoint --prompt Hi
 
 The command prints the prompt and its continuation as one text, without special
@@ -57,6 +59,7 @@ def _add_arguments(parser: Parser) -> None:
         "reference: an interpreter, slow; or a plugin's executor; default: auto",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: cpu")
+    add_threads_argument(parser)
     add_prompt_arguments(parser)
     parser.add_argument(
         "--chat",
@@ -117,7 +120,7 @@ def _run(args: argparse.Namespace) -> Result:
         import torch
 
         model = compile_model(args, say)
-    with model:
+    with model, own_threads(args):
         prints = text.is_first_process()
         streamed = prints and tokenizer is not None and args.beams == 1 and _streams(args)
         writer = text.TextWriter(tokenizer, _writer(args), args.chat) if streamed else None

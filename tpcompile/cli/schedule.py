@@ -13,9 +13,11 @@ from tpcompile.cli.command import (
     Parser,
     Result,
     add_model_arguments,
+    add_threads_argument,
     choice,
     json_text,
     number,
+    workers_of,
 )
 from tpcompile.cli.compiling import Say, lower_model, progress
 from tpcompile.cli.numbers import layer_range
@@ -37,6 +39,7 @@ _EXAMPLES = """\
   tpcompile schedule preset:tiny-qwen3 --target cpu --workers 2 --text
   tpcompile schedule preset:tiny-qwen3 --target h200 --kernel
   tpcompile schedule preset:qwen3-0.6b --target cpu --measured --trace a.json
+  tpcompile schedule preset:qwen3-0.6b --target cpu --measured --threads 2
   tpcompile schedule preset:qwen3-0.6b --target h200 --aot sm_90
 
 Open the trace in https://ui.perfetto.dev. A target may be a JSON file with any
@@ -96,6 +99,7 @@ def _add_arguments(parser: Parser) -> None:
         "and in a table",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda, for --measured; default: cpu")
+    add_threads_argument(parser, "for --measured, ")
     parser.add_argument("--svg", metavar="F.svg", type=Path, help="write a picture of the schedule")
     parser.add_argument(
         "--svg-layers",
@@ -215,11 +219,13 @@ def _choices(args: argparse.Namespace) -> Choices:
         _check_form(args, "--measured")
     if args.aot is not None:
         _check_ahead(args)
+    if args.threads is not None:
+        _check_threads(args)
     return choose(
         tp=args.tp,
         target=args.target,
         policy=args.policy,
-        workers=args.workers,
+        workers=workers_of(args),
         batch=args.batch or 1,
         context=args.context,
         max_seq_len=args.max_seq_len,
@@ -237,6 +243,17 @@ def _check_ahead(args: argparse.Namespace) -> None:
 
     _check_form(args, "--aot")
     check_ahead(args.aot)
+
+
+def _check_threads(args: argparse.Namespace) -> None:
+    """Refuse threads of a program that does not run here."""
+    from tpcompile.options import check_threads, device_of
+
+    if not args.measured:
+        raise UsageError(
+            "--threads applies to --measured only", hint="Choose the workers of a target: --workers"
+        )
+    check_threads(args.threads, device_of(args.device))
 
 
 def _check_form(args: argparse.Namespace, option: str) -> None:

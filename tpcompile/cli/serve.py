@@ -18,10 +18,11 @@ from tpcompile.cli.command import (
     Parser,
     Result,
     add_model_arguments,
+    add_threads_argument,
     backend_name,
     number,
 )
-from tpcompile.cli.compiling import check_runnable, compile_model, progress
+from tpcompile.cli.compiling import check_runnable, compile_model, own_threads, progress
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
   tpcompile serve ./my-checkpoint
   tpcompile serve ./my-checkpoint --tp 2 --port 9000 --api-key secret
+  tpcompile serve ./my-checkpoint --threads 4
   torchrun --nproc-per-node 2 -m tpcompile serve ./my-checkpoint
   curl http://127.0.0.1:8000/v1/completions \\
       -d '{"prompt": "Once upon a time", "max_tokens": 32}'
@@ -57,6 +59,7 @@ def _add_arguments(parser: Parser) -> None:
         help="what runs decode steps: auto (the fastest), native, triton or torch; "
         "default: auto")  # fmt: skip
     add("--device", metavar="D", help="cpu or cuda; default: cpu")
+    add_threads_argument(parser)
     add("--isolate", action="store_true",
         help="run even a single rank in a worker, so that the server survives it")  # fmt: skip
     add("--host", metavar="H", default=_LOCAL, help=f"address to listen on; default: {_LOCAL}")
@@ -86,7 +89,11 @@ def _run(args: argparse.Namespace) -> Result:
 
     if launched_rank() > 0:
         return _follow(args)
-    with bound(args.host, args.port) as listening, _model(args) as model:  # the port first
+    with (
+        bound(args.host, args.port) as listening,  # the port first
+        own_threads(args),
+        _model(args) as model,
+    ):
         from tpcompile.serving import Engine
 
         with Engine(
@@ -106,7 +113,7 @@ def _follow(args: argparse.Namespace) -> Result:
     """Run the steps of rank 0, which also decides when to end."""
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
-    with _model(args) as model:
+    with own_threads(args), _model(args) as model:
         model.follow()
     return Result("")
 

@@ -46,10 +46,12 @@ def compare_with_eager(
     seed: int = 0,
     tolerance: float | None = None,
     simulate: bool = False,
+    threads: int | None = None,
 ) -> Comparison:
     """Run random tokens, in sequences of these lengths, through all stages.
 
-    The emitted modules run on real ranks, or in this process with `simulate`.
+    The emitted modules run on real ranks, or in this process with `simulate`. Torch has `threads`
+    threads on each rank, by default an equal share of the cores.
     """
     captured = capture(model, dtype=dtype)
     weights = weights_of(captured, model, random_weights)
@@ -57,7 +59,12 @@ def compare_with_eager(
     packed, ids, mask = _tokens(captured, lengths, seed)
     tp = info_of(graph).tp
     ranks = starting(
-        tp, None, torch.device("cpu"), inside=simulate or tp == 1, timeout=_RANK_TIMEOUT_S
+        tp,
+        None,
+        torch.device("cpu"),
+        inside=simulate or tp == 1,
+        timeout=_RANK_TIMEOUT_S,
+        threads=threads,
     )
     with ranks as load, opened(weights) as read:
         side = Source(captured, read)

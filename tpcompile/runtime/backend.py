@@ -53,7 +53,9 @@ class BackendChoice:
         """The executor; None if modules run decode steps."""
         return None if self.name == MODULES else EXECUTORS[self.name]
 
-    def programs(self, fork: DecodeFork, longest: int, batch: int) -> StepPrograms | None:
+    def programs(
+        self, fork: DecodeFork, longest: int, batch: int, workers: int | None = None
+    ) -> StepPrograms | None:
         """Return the programs that the executor runs, or None if modules run decode steps.
 
         See `StepPrograms` for the arguments. If the choice is automatic, warn about the reason why
@@ -67,7 +69,7 @@ class BackendChoice:
         executor = EXECUTORS[self.name]
         with self._or_modules():
             executor.prepare()
-            found = StepPrograms(fork, self._options, longest, batch, self._device)
+            found = StepPrograms(fork, self._options, longest, batch, self._device, workers)
             executor.check(found.for_batch(found.batch).program, self._device)
             return found
         return None

@@ -64,16 +64,20 @@ class StepPrograms:
         max_seq_len: int,
         batch: int,
         device: torch.device = CPU,
+        workers: int | None = None,
     ) -> None:
         """Create the decode graph and the program for `batch`, so that lowering fails early.
 
         `fork` has seen the pipeline of the prompt graph, which shares its weights and KV cache with
         the programs. The default target is the machine of `device`, which all ranks share.
+        `workers` overrides the workers of a rank, except on a GPU.
         """
         passes = fork.passes
         tp = max((one.tp for one in passes if isinstance(one, PlanSharding)), default=1)
         self._target = (
-            machine_of(device, tp) if options.target is None else target_of(options.target)
+            machine_of(device, tp, workers)
+            if options.target is None
+            else target_of(options.target, workers, tp)
         )
         self._longest = max_seq_len
         self._policy = policy_for(self._target, options.policy)

@@ -8,12 +8,20 @@ from pathlib import Path
 
 import torch
 
+from tpcompile.cgroups import ROOT, ControlGroup, groups_of
 from tpcompile.errors import UsageError
 from tpcompile.runtime.model import CompiledModel
 
 _SHARE = {"cpu": 0.5, "cuda": 0.8}
 """The share of the free memory that the KV cache may take by default."""
-_ROOT = Path("/")
+_NAMES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+"""By version of control groups: the limit, the use, and its part that holds copies of files.
+
+In version 1 a group without a limit has one that no machine reaches.
+"""
 
 
 def tokens_that_fit(model: CompiledModel) -> int:
@@ -43,7 +51,7 @@ def _free(device: torch.device) -> int:
     return free_memory()
 
 
-def free_memory(root: Path = _ROOT) -> int:
+def free_memory(root: Path = ROOT) -> int:
     """Return the bytes that this process can take without swapping, in its container if any.
 
     Memory that holds copies of files counts as free. `root` is where `/proc` and `/sys` are.
@@ -62,23 +70,16 @@ def _of_machine(root: Path) -> int:
 
 def _of_groups(root: Path) -> Iterator[int]:
     """Yield the memory that is left in each control group of this process that has a limit."""
-    own, groups = root / "proc/self/cgroup", root / "sys/fs/cgroup"
-    lines = own.read_text().splitlines() if own.exists() else []
-    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    for path in paths:
-        for group in (groups / path, *(groups / path).parents):
-            limit = group / "memory.max"
-            if not group.is_relative_to(groups) or not limit.exists():
-                continue
-            most = limit.read_text().strip()
-            if most != "max":
-                used = int((group / "memory.current").read_text())
-                yield max(0, int(most) - used + _of_files(group))
+    for group in groups_of("memory", root):
+        limit, used, files = _NAMES[group.version]
+        most = group.read(limit)
+        if most is not None and most != "max":
+            yield max(0, int(most) - (group.number(used) or 0) + _of_files(group, files))
 
 
-def _of_files(group: Path) -> int:
+def _of_files(group: ControlGroup, name: str) -> int:
     """Return the bytes of a group that hold copies of files not in use."""
-    for line in (group / "memory.stat").read_text().splitlines():
-        if line.startswith("inactive_file "):
+    for line in (group.read("memory.stat") or "").splitlines():
+        if line.startswith(f"{name} "):
             return int(line.split()[1])
     return 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tpcompile.cores import cores
+from tpcompile.cores import threads_of
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.registry import Registry
 
@@ -72,18 +72,18 @@ def add_target(target: Target) -> Target:
     return target
 
 
-def target_of(name: str | Target, workers: int | None = None) -> Target:
+def target_of(name: str | Target, workers: int | None = None, ranks: int = 1) -> Target:
     """Return the target of this name, in any case, or JSON file. `workers` overrides its workers.
 
-    `cpu` has one worker per core by default. Fields that a file omits are those of `cpu`. A target
-    is returned as it is, but for its workers.
+    `cpu` has one worker per core by default, of which each of `ranks` ranks gets an equal share.
+    Fields that a file omits are those of `cpu`. A target is returned as it is, but for its workers.
     """
     if isinstance(name, Target):
         found = name
     else:
         found = _from_file(Path(name)) if name.endswith(".json") else _named(name)
     if workers is None and isinstance(name, str) and found is TARGETS["cpu"]:
-        workers = cores()
+        workers = threads_of(ranks)
     if workers is not None:
         found = replace(found, workers=workers)
     _check(found)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from tests import launches
 from tests.runtime.ranks.left_behind import gone, in_time, only_files, own_files, until
 from tests.runtime.ranks.tiny_ranks import ACTS, WEIGHT, Doubled, halves, modules, step
+from tpcompile.cores import threads_of
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import SINGLE
@@ -123,7 +124,7 @@ def test_large_values_go_both_ways(ranks: SpawnedRanks) -> None:
 def test_workers_are_interpreters_of_their_own(ranks: SpawnedRanks) -> None:
     """Workers import only needed modules, have the given tables, and use their share of cores."""
     found = ranks.run(step(**_healthy(torch.tensor([4, 5])))).tolist()
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    threads = threads_of(2)
     assert found == [[0, 0, 0, threads, rank, 5, 10] for rank in range(2)]
 
 

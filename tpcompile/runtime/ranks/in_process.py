@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from tpcompile.backends.executor import OnTokens
+from tpcompile.backends.torch_threads import torch_threads
 from tpcompile.backends.torch_tp import run_together
 from tpcompile.comm import SimulatedGroup
+from tpcompile.cores import threads_of
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.progress import Loaded
 from tpcompile.runtime.ranks.executors import StepExecutors
@@ -31,7 +33,13 @@ class InProcessRanks(OneFront):
         rotary: Callable[[], nn.Module],
         device: torch.device,
         loaded: Loaded = lambda done, of: None,
+        threads: int | None = None,
     ) -> None:
+        """Load the ranks. `threads` are those of torch on each rank.
+
+        By default each has an equal share of the cores, and at most the number that the program
+        around this model has chosen for torch.
+        """
         self._owner = Owner()  # a fork would deadlock on torch's threads or on a held lock
         self._group = SimulatedGroup(len(modules))
         memory = [Parameters(module, device) for module in modules]
@@ -46,6 +54,7 @@ class InProcessRanks(OneFront):
             for module, own in zip(modules, weights, strict=True)
         ]
         self._executors = StepExecutors(self.parameter)
+        self._most_threads, self._threads = threads_of(len(modules)), threads
         self._lock = threading.RLock()
         """Steps of several threads take turns: they use the same memory."""
 
@@ -56,7 +65,8 @@ class InProcessRanks(OneFront):
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the result of every rank."""
         check_open(self.closed)
-        with self._lock:
+        threads = self._threads or min(self._most_threads, torch.get_num_threads())
+        with self._lock, torch_threads(threads):
             return run_together([partial(rank.run, step) for rank in self._ranks], self._group)
 
     def load_program(self, code: StepCode) -> None:

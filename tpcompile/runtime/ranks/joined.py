@@ -16,6 +16,7 @@ from torch import nn
 
 from tpcompile.backends.executor import OnTokens
 from tpcompile.backends.share import RankShare
+from tpcompile.backends.torch_threads import torch_threads
 from tpcompile.comm import ProcessGroupRank
 from tpcompile.errors import UsageError
 from tpcompile.ir.pieces import Read
@@ -54,6 +55,7 @@ class JoinedRanks:
         device: torch.device,
         loaded: Loaded = lambda done, of: None,
         timeout: float = 60.0,
+        threads: int = 1,
     ) -> None:
         self._closed = ""
         self._device = device
@@ -62,7 +64,7 @@ class JoinedRanks:
         weakref.finalize(self, _rest, self._owner, self._group)
         _keep_in_forks(group)
         self._tp = len(modules)
-        self._timeout = timeout
+        self._timeout, self._threads = timeout, threads
         self._columns: dict[int, list[int]] = {}
         """The columns of the logits on each rank, by the batch size of a program."""
         self._front: int = group.rank()
@@ -80,20 +82,23 @@ class JoinedRanks:
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return its result, which is the same on every rank."""
         with self._working() as rank:
-            self._check_alike(step)
-            return rank.run(step)
+            return self._run(rank, step)
 
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the results of all ranks, on every rank."""
         with self._working() as rank:
-            self._check_alike(step)
-            own = rank.run(step)
+            own = self._run(rank, step)
             results: list[torch.Tensor | None] = [None] * self._tp
             results[rank.module.rank] = own
             return [
                 self._group.broadcast(result, root, self._device)
                 for root, result in enumerate(results)
             ]
+
+    def _run(self, rank: Rank, step: Step) -> torch.Tensor:
+        self._check_alike(step)
+        with torch_threads(self._threads):
+            return rank.run(step)
 
     def check_programs(self) -> None:
         """Raise unless all processes can share memory. All of them must call this."""

@@ -12,11 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from tpcompile.comm import ProcessGroupRank
+from tpcompile.cores import threads_of
 from tpcompile.errors import RankError, UsageError
 from tpcompile.runtime.ranks.owner import Owner
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The environment variables that torch's `env://` reads; torchrun sets them."""
+_LOCAL_SIZE = "LOCAL_WORLD_SIZE"
+"""The variable in which torchrun tells the number of its processes on this machine."""
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -58,6 +62,17 @@ def find_group(
     except RuntimeError:  # a group of the user, for another device type
         return dist.new_group(backend=_backend(device), timeout=timeout)
     return group
+
+
+def agreed_threads(group: Any, device: torch.device) -> int:
+    """Return the threads of each rank: the smallest share that any of them has of its cores.
+
+    Every rank must call this. All ranks have the same programs, but not always the same cores.
+    """
+    ranks = int(os.environ.get(_LOCAL_SIZE, group.size())) if has_launcher() else group.size()
+    own = torch.tensor([threads_of(ranks)], device=device)
+    every = ProcessGroupRank(group).all_gather(own, 0, [1] * group.size())
+    return int(every.min())
 
 
 def _own_gpu() -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tpcompile.backends.executor import OnTokens
-from tpcompile.cores import cores
+from tpcompile.cores import cores, threads_of
 from tpcompile.errors import CompileError, UnsupportedError, UsageError
 from tpcompile.ir.pieces import Read
 from tpcompile.runtime.checkpoint import CheckpointFiles
@@ -50,6 +50,7 @@ class SpawnedRanks(OneFront):
 
     The constructor starts them from one interpreter, which takes about two seconds to import torch;
     `load` waits for them. If a rank fails, dies, or is silent for `timeout` seconds, all ranks end.
+    Torch has `threads` threads on each rank, by default an equal share of the cores.
     """
 
     def __init__(self, tp: int, *, threads: int | None = None, timeout: float = 60.0) -> None:
@@ -59,7 +60,7 @@ class SpawnedRanks(OneFront):
         self._modules: Sequence[RankModule] = ()
         self._rotary: nn.Module | None = None
         self._timeout = timeout
-        self._workers = Workers(tp, threads, timeout)
+        self._workers = Workers(tp, threads_of(tp, threads), timeout)
 
     @property
     def processes(self) -> list[int]:

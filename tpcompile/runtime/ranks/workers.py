@@ -15,7 +15,6 @@ from functools import partial
 from itertools import combinations
 from typing import TypeVar
 
-from tpcompile.cores import cores
 from tpcompile.errors import CompileError, RankError
 from tpcompile.runtime.ranks.channel import ChannelClosed, Encoded
 from tpcompile.runtime.ranks.descriptors import pipe, socket_pair
@@ -34,15 +33,14 @@ _CAUSE_S = 2.0
 class Workers:
     """The worker processes, one per rank; the failure of any worker is raised as an error."""
 
-    def __init__(self, tp: int, threads: int | None, timeout: float) -> None:
+    def __init__(self, tp: int, threads: int, timeout: float) -> None:
         self._timeout = timeout
         watched, lifeline = pipe()
         starter = _Starter()
         self.end = weakref.finalize(self, _end, Owner(), starter, lifeline)
         """The finaliser that ends all processes; it also runs at deletion and when Python exits."""
-        share = threads or max(1, cores() // tp)
         try:
-            self._launcher = starter.run(partial(Launcher, tp, watched, share))
+            self._launcher = starter.run(partial(Launcher, tp, watched, threads))
         except BaseException:
             self.end()
             raise
