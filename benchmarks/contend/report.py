@@ -19,7 +19,7 @@ def show(measured: Measured, console: Console) -> None:
     """Print the table and everything that explains it, in 100 columns."""
     console.print(_table(measured))
     console.print(
-        "launches, tokens: launches of many tokens, and of one token. ms: the median of a step, or\n"
+        "launches, tokens: launches of many tokens, and of one token. ms: the median of a step,\n"
         "with a quota the mean; of two processes the slower one. ×: relative to alone. 90 %: the\n"
         "90th percentile of the steps in the condition, relative to their median. Figures are\n"
         "medians of the pairs that count."
