@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contend.conditions import BY_NAME
+from benchmarks.contend.conditions import BY_NAME, SIDES
 from benchmarks.contend.figures import AGREEMENT, Measured, Series, Target
 
 _COLUMNS = ("alone, ms", "ms", "×", "limit", "90 %", "limit", "pairs", "")
@@ -59,8 +59,10 @@ def _table(measured: Measured) -> Table:
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     targets = {(t.side, t.condition, t.what): t for t in measured.targets()}
-    order = list(BY_NAME)
-    series = sorted(measured.series, key=lambda one: order.index(one.condition))
+    conditions = list(BY_NAME)
+    series = sorted(
+        measured.series, key=lambda one: (conditions.index(one.condition), SIDES.index(one.side))
+    )
     for name, group in groupby(series, key=lambda one: one.condition):
         table.add_row(f"[bold]{BY_NAME[name].title}[/bold]")
         for one in group:
