@@ -41,7 +41,7 @@ def test_bad_options(options: list[str], says: str, capsys: pytest.CaptureFixtur
         (reached(late=2.1), 1, "38 of 44 limits met, 6 MISSED"),
         (reached(gaps={TOKENS: [0.3, 0.2]}), 1, "tokens WRONG; largest gap 0.3000"),
         (reached(missing={LLAMA: "it fell"}), 1, "llama.cpp failed: it fell"),
-        (reached(impossible={"quota": "no cgroup"}), 0, "quota of 1.5: not possible here: no cgroup"),
+        (reached(impossible={"quota": "no cgroup"}), 0, "1.5: not possible here: no cgroup"),
     ],
 )
 def test_a_missed_limit_is_a_failure(
