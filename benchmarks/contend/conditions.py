@@ -49,11 +49,11 @@ CONDITIONS = (
     Condition("nice-10", "one busy process, nice 10", 1.15, busy=(10,)),
     Condition("nice-0", "one busy process, nice 0", 1.6, busy=(0,)),
     Condition("two-nice-0", "two busy processes, nice 0", 2.4, busy=(0, 0)),
-    Condition("quota", f"quota of {QUOTA:g} cores, from the start", 1.5, quota=True,
+    Condition("quota", f"started in a quota of {QUOTA:g}", 1.5, quota=True,
         loads_within=True),
-    Condition("quota-later", f"quota of {QUOTA:g} cores, later", 1.5, quota=True),
-    Condition("one-core", "one core, from the start", 2.1, one_core=True, loads_within=True),
-    Condition("one-core-later", "one core, later", 2.1, one_core=True),
-    Condition("two-at-once", "two processes of the side at once", 2.2, twin=True),
+    Condition("quota-later", f"moved to a quota of {QUOTA:g}", 1.5, quota=True),
+    Condition("one-core", "started on one core", 2.1, one_core=True, loads_within=True),
+    Condition("one-core-later", "moved to one core", 2.1, one_core=True),
+    Condition("two-at-once", "two at once", 2.2, twin=True),
 )  # fmt: skip
 BY_NAME = {condition.name: condition for condition in CONDITIONS}

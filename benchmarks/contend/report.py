@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contend.conditions import BY_NAME
+from benchmarks.contend.conditions import BY_NAME, SIDES
 from benchmarks.contend.figures import AGREEMENT, Measured, Series, Target
 
 _COLUMNS = ("alone, ms", "ms", "×", "limit", "90 %", "limit", "pairs", "")
@@ -19,7 +19,7 @@ def show(measured: Measured, console: Console) -> None:
     """Print the table and everything that explains it, in 100 columns."""
     console.print(_table(measured))
     console.print(
-        "launches, tokens: launches of many tokens, and of one token. ms: the median of a step, or\n"
+        "launches, tokens: launches of many tokens, and of one token. ms: the median of a step,\n"
         "with a quota the mean; of two processes the slower one. ×: relative to alone. 90 %: the\n"
         "90th percentile of the steps in the condition, relative to their median. Figures are\n"
         "medians of the pairs that count."
@@ -59,8 +59,10 @@ def _table(measured: Measured) -> Table:
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     targets = {(t.side, t.condition, t.what): t for t in measured.targets()}
-    order = list(BY_NAME)
-    series = sorted(measured.series, key=lambda one: order.index(one.condition))
+    conditions = list(BY_NAME)
+    series = sorted(
+        measured.series, key=lambda one: (conditions.index(one.condition), SIDES.index(one.side))
+    )
     for name, group in groupby(series, key=lambda one: one.condition):
         table.add_row(f"[bold]{BY_NAME[name].title}[/bold]")
         for one in group:
