@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import os
@@ -22,6 +23,18 @@ from tpcompile.errors import UnsupportedError
 
 _COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-psabi")
+_LONGEST_S = 900.0
+"""The time after which a compiler is assumed to hang: a build takes about half a minute."""
+_REMEDIES = {
+    errno.ENOSPC: "Free space on the disk",
+    errno.EDQUOT: "Free space within your quota",
+    errno.EROFS: "Make the file system writable",
+    errno.EMFILE: "Close files, or raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "Close files of other processes, or raise the limit of the system",
+    errno.ENOMEM: "Free memory",
+    errno.EAGAIN: "End other processes, or raise the limit of processes (ulimit -u)",
+}
+"""What to do about failures of the machine, which are not those of the compiler."""
 _LAST_LINES = 12
 """The number of lines of a compiler's output in an error."""
 
@@ -45,10 +58,12 @@ class CppLibrary:
 
     def load(self, file: Path | None = None) -> ctypes.CDLL:
         """Load the library from `file`, by default from the cache, where it is built if needed."""
+        file = file or self.built()
         try:
-            return ctypes.CDLL(str(file or self.built()))
+            return ctypes.CDLL(str(file))
         except OSError as error:
-            raise self._refused("cannot be loaded", got=str(error)) from error
+            hint = _remedy(str(error)) or f"Remove {file} to build it again"
+            raise self._refused("cannot be loaded", got=str(error), hint=hint) from error
 
     def built(self) -> Path:
         """Return the file of the library, which is built if it is not in the cache."""
@@ -60,12 +75,15 @@ class CppLibrary:
                 hint=self._hint("Install a C++ compiler"),
             )
         directory = self._cache_directory()
-        file = directory / f"{self.key(compiler)}.so"
-        if not file.exists():
-            with self._lock(directory):
-                if not file.exists():  # another process may have built it meanwhile
-                    self._build(compiler, file)
-        _check_private(file)
+        try:
+            file = directory / f"{self.key(compiler)}.so"
+            if not _is_whole(file):
+                with self._lock(directory):
+                    if not _is_whole(file):  # another process may have built it meanwhile
+                        self._build(compiler, file)
+            _check_private(file)
+        except OSError as error:
+            raise self._unwritable(directory, error) from error
         return file
 
     def key(self, compiler: str) -> str:
@@ -93,18 +111,17 @@ class CppLibrary:
         """Compile the sources next to `file`, and move the library there when it is complete."""
         if self.takes and sys.stderr is not None:
             sys.stderr.write(f"tpcompile: building the {self.name}, which takes {self.takes}\n")
-        try:
-            with tempfile.TemporaryDirectory(prefix="build-", dir=file.parent) as temporary:
-                own = Path(temporary)
-                self.write_headers(own)
-                with ThreadPoolExecutor(len(self.units)) as pool:
-                    made = list(pool.map(lambda n: self.compile_unit(compiler, own, n), self.units))
-                library = own / "library.so"
-                objects = map(str, made)
-                self._run([compiler, "-shared", "-pthread", "-o", str(library), *objects, "-ldl"])
-                library.replace(file)
-        except OSError as error:
-            raise self._unwritable(file.parent, error) from error
+        with tempfile.TemporaryDirectory(prefix="build-", dir=file.parent) as temporary:
+            own = Path(temporary)
+            self.write_headers(own)
+            with ThreadPoolExecutor(len(self.units)) as pool:
+                made = list(pool.map(lambda n: self.compile_unit(compiler, own, n), self.units))
+            library, checksum = own / "library.so", own / "checksum"
+            objects = map(str, made)
+            self._run([compiler, "-shared", "-pthread", "-o", str(library), *objects, "-ldl"])
+            checksum.write_text(_checksum(library), encoding="ascii")
+            library.replace(file)
+            checksum.replace(_checksum_file(file))
 
     def _cache_directory(self) -> Path:
         """Return the directory of built libraries, which only its owner may write to."""
@@ -118,7 +135,7 @@ class CppLibrary:
             raise UnsupportedError(
                 f"The cache of the {self.name} cannot be created at {directory}",
                 got=error.strerror or str(error),
-                hint=self._hint("Make it writable"),
+                hint=self._hint(_REMEDIES.get(error.errno or 0, "Make it writable")),
             ) from error
         _check_private(directory)
         return directory
@@ -126,40 +143,77 @@ class CppLibrary:
     @contextlib.contextmanager
     def _lock(self, directory: Path) -> Iterator[None]:
         """Let one process build at a time."""
-        try:
-            file = (directory / "lock").open("w")
-        except OSError as error:
-            raise self._unwritable(directory, error) from error
-        with file:
+        with (directory / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _run(self, command: list[str]) -> str:
+        """Run a compiler, whose messages are in English, and return its output."""
+        where, environment = " ".join(command), {**os.environ, "LC_ALL": "C"}
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", check=False
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=_LONGEST_S,
+                env=environment,
             )
+        except subprocess.TimeoutExpired as error:
+            said, hint = f"no end within {_LONGEST_S:g} s", "Check that the compiler works"
+            raise self._refused("cannot be built", where, said, hint) from error
         except OSError as error:
-            raise self._refused("cannot be built", " ".join(command), str(error)) from error
+            hint = _REMEDIES.get(error.errno or 0, "")
+            raise self._refused("cannot be built", where, str(error), hint) from error
         if done.returncode:
-            lines = (done.stderr or done.stdout).strip().splitlines()
+            whole = done.stderr or done.stdout
+            lines = whole.strip().splitlines()
             said = "\n".join(lines[:_LAST_LINES]) or f"exit status {done.returncode}"
-            raise self._refused("cannot be built", " ".join(command), said)
+            raise self._refused("cannot be built", where, said, _remedy(whole))
         return done.stdout
 
-    def _refused(self, what: str, where: str = "", got: str = "") -> UnsupportedError:
-        hint = self._hint("Install a compiler of C++17")
+    def _refused(
+        self, what: str, where: str = "", got: str = "", hint: str = ""
+    ) -> UnsupportedError:
+        hint = self._hint(hint or "Install a compiler of C++17")
         return UnsupportedError(f"The {self.name} {what}", where=where, got=got, hint=hint)
 
     def _unwritable(self, directory: Path, error: OSError) -> UnsupportedError:
         return UnsupportedError(
             f"The {self.name} cannot be built in {directory}",
             got=error.strerror or str(error),
-            hint=self._hint("Make the directory writable"),
+            hint=self._hint(_REMEDIES.get(error.errno or 0, "Make the directory writable")),
         )
 
     def _hint(self, do: str) -> str:
         return f"{do}, {self.instead}" if self.instead else do
+
+
+def _remedy(said: str) -> str:
+    """Return what to do about a failure of the machine that a message tells, or nothing."""
+    known = (do for number, do in _REMEDIES.items() if os.strerror(number) in said)
+    return next(known, "")
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _is_whole(library: Path) -> bool:
+    """Return whether a library is there, and has the checksum that was stored when it was built.
+
+    A library that is damaged would end the process by a signal when it is loaded or called.
+    """
+    try:
+        return _checksum_file(library).read_bytes() == _checksum(library).encode()
+    except FileNotFoundError:
+        return False
 
 
 def _check_private(path: Path) -> None:

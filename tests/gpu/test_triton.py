@@ -72,10 +72,10 @@ def test_times_of_instructions() -> None:
     assert measured_step(CASE.program, times).step_us > 0
 
 
-def test_auto_decodes_in_the_kernel() -> None:
+def test_generation_decodes_in_the_kernel() -> None:
     eager = lively("tiny-qwen3").to(GPU)
     asked = {"max_new_tokens": 24, "do_sample": False}
-    with tpcompile.compile(eager, device="cuda", max_seq_len=64) as model:
+    with tpcompile.compile(eager, device="cuda", backend="triton", max_seq_len=64) as model:
         assert model.backend == "triton"
         found = model.generate(IDS.to(GPU), **asked)
         assert model.steps == (23, 1)

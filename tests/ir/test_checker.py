@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable
 from typing import Any
@@ -448,6 +449,42 @@ def test_a_parameter_without_a_recipe_is_a_problem(missing: str) -> None:
     del made_of(gm, "layers.0.self_attn.o_proj").meta[missing]
     found = [problem for problem in check_graph(gm) if problem.rule == "recipe"]
     assert [problem.got for problem in found] == ["no recipe"]
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+@pytest.mark.parametrize("place", range(9))
+def test_swapped_operands_of_a_linear_are_a_problem(model: str, place: int) -> None:
+    """With and without a bias, which is then added to the result of no weight."""
+    gm, _ = run_passes(preset_pair(model).captured.graph, default_pipeline(2))
+    node = [node for node in gm.graph.nodes if node.target is LINEAR][place]
+    value, weight, *rest = node.args
+    node.args = (weight, value, *rest)
+    (problem,) = (one for one in check_graph(gm) if one.rule == "weight")
+    assert (problem.node, problem.got) == (node.name, f"the weight %{value}")
+    assert problem.expected.startswith("a parameter")
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
+def test_a_result_of_another_layer_s_op_is_a_problem(model: str) -> None:
+    gm, _ = run_passes(preset_pair(model).captured.graph, default_pipeline(2))
+    items = [node for node in gm.graph.nodes if node.target is operator.getitem]
+    layers: dict[Any, list[fx.Node]] = {}
+    for node in items:
+        source = operand(node)
+        layers.setdefault((source.target, node.args[1], origin_of(source).layer), []).append(node)
+    first = {key[:2]: nodes[0] for key, nodes in layers.items() if key[2] == 0}
+    others = [nodes[0] for key, nodes in layers.items() if key[2] == 1 and key[:2] in first]
+    assert len(others) >= 3
+    for node in others:
+        old = operand(node)
+        other = operand(first[old.target, node.args[1]])
+        node.replace_input_with(old, other)
+        found = [one for one in check_graph(gm) if one.rule == "item"]
+        assert [(one.node, one.got) for one in found] == [
+            (node.name, f"a result of %{other.name}, an op of another layer")
+        ]
+        node.replace_input_with(other, old)
+    assert check_graph(gm) == []
 
 
 def test_problems_without_source_or_hint_read_well_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from tpcompile.backends.native import build
 from tpcompile.backends.native.executor import Native
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.passes import default_pipeline
+from tpcompile.runtime.backend import BackendChoice
+from tpcompile.runtime.programs import ProgramOptions
 from tpcompile.runtime.ranks.in_process import InProcessRanks
 
 IDS = torch.tensor([[5, 6, 7]])
@@ -38,6 +41,18 @@ def test_auto_decodes_natively() -> None:
         assert model.steps.program == 4
         assert model.steps.modules == 1
     assert found.tolist() == eager.generate(IDS, max_new_tokens=5, do_sample=False).tolist()
+
+
+def test_auto_selects_the_gpu_kernel_only_after_a_run_on_a_gpu() -> None:
+    """Runs on GPUs are recorded in `benchmarks/results`, next to a README."""
+    recorded = Path(__file__).parents[2] / "benchmarks" / "results"
+    runs = [file for file in recorded.iterdir() if file.name != "README.md"]
+    cuda = torch.device("cuda")
+    choice = BackendChoice("auto", cuda, ProgramOptions())
+    assert choice.name == ("triton" if runs else "torch")
+    assert BackendChoice("triton", cuda, ProgramOptions(spans=2)).name == "triton"
+    with pytest.raises(UsageError, match=r'Modules have no target.*backend="triton"'):
+        BackendChoice("auto", cuda, ProgramOptions(spans=2))
 
 
 @pytest.mark.usefixtures("without_compiler")

@@ -1,4 +1,4 @@
-"""Devices: the executor that is fastest on each, and the machine that each is."""
+"""Devices: the executors of decode steps on each, and the machine that each is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from tpcompile.vm.targets import Target, target_of
 
 FASTEST: dict[str, type[Executor]] = {"cpu": Native, "cuda": Triton}
 """The executor that is fastest, by type of device."""
+
+AUTOMATIC: dict[str, type[Executor]] = {"cpu": Native}
+"""The executor that `backend="auto"` selects, by type of device; torch modules elsewhere.
+
+The Triton kernel has never run on a GPU. It belongs here when `benchmarks/results` has such a run.
+"""
 
 
 def machine_of(device: torch.device, ranks: int = 1, threads: int | None = None) -> Target:

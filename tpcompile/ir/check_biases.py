@@ -73,6 +73,18 @@ def wrong_biases(graph: fx.Graph, info: GraphInfo) -> Iterator[tuple[fx.Node, Ru
         yield output, RuleError("bias-owner", got, "every bias of the captured model added once")
 
 
+def computed_weights(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Yield an error for each linear whose weight is not a parameter, as if operands were swapped.
+
+    Passes, lowering and emitted modules find a linear's weight by its recipe.
+    """
+    for node in graph.nodes:
+        if node.target is LINEAR and not (len(node.args) > 1 and _is_parameter(node.args[1])):
+            got = ", ".join(map(str, node.args[1:2])) or "no weight"
+            expected = "a parameter, as in linear(input, weight, bias)"
+            yield node, RuleError("weight", f"the weight %{got}", expected)
+
+
 def _not_its_own(names: list[str], weights: list[str], info: GraphInfo) -> RuleError:
     own = dict(info.biases)
     return RuleError(
@@ -98,7 +110,8 @@ def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
     bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
     if bound.get("bias") is not None:
         partial = bound.get("partial")
-        yield bound["weight"] if partial is None else _weight_behind(partial), bound["bias"]
+        weight = bound["weight"] if partial is None else _weight_behind(partial)
+        yield weight if _is_parameter(weight) else None, bound["bias"]
 
 
 def _weight_behind(value: Any) -> fx.Node | None:

@@ -1,14 +1,15 @@
-"""Checks of graph inputs, and of the order in which ops use the KV cache."""
+"""Checks of graph inputs, of results of ops, and of the order in which ops use the KV cache."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
 
 from tpcompile.ir.check_parameters import check_ranks
-from tpcompile.ir.meta import value_type
+from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import (
     CACHE_OPS,
     CACHE_WRITERS,
@@ -41,6 +42,26 @@ def _is_cache(node: fx.Node, user: fx.Node) -> bool:
     if user.target not in CACHE_OPS:
         return False
     return [name for name, arg in _arguments(user).items() if arg is node] == ["cache"]
+
+
+def strayed_items(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
+    """Yield an error for each result of an op that is taken in another layer than the op's.
+
+    A layer is emitted as a function of its own, whose results are named where they are computed.
+    """
+    sections: dict[fx.Node, int] = {}
+    layer: int | None = None
+    section = 0
+    for node in graph.nodes:
+        if not node.op.startswith("call"):
+            continue
+        if node.target is not operator.getitem:
+            if origin_of(node).layer != layer:
+                layer, section = origin_of(node).layer, section + 1
+            sections[node] = section
+        elif sections.get(operand(node)) != section:
+            got = f"a result of %{operand(node).name}, an op of another layer"
+            yield node, RuleError("item", got, "a result of an op of the same layer")
 
 
 def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:

@@ -15,8 +15,8 @@ from typing import Any
 from torch import fx
 
 from tpcompile.errors import UnsupportedError, VerifyError
-from tpcompile.ir.check_biases import wrong_biases
-from tpcompile.ir.check_inputs import check_input, shared_layers
+from tpcompile.ir.check_biases import computed_weights, wrong_biases
+from tpcompile.ir.check_inputs import check_input, shared_layers, strayed_items
 from tpcompile.ir.check_parameters import (
     check_parameter,
     check_ranks,
@@ -103,6 +103,8 @@ class Checker:
             *shared_tensors(owners),
             *unread_rows(owners),
             *shared_layers(gm.graph),
+            *strayed_items(gm.graph),
+            *computed_weights(gm.graph),
             *wrong_biases(gm.graph, info),
         )
         problems += [_problem(node, error) for node, error in shared]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from tpcompile.backends.devices import FASTEST
+from tpcompile.backends.devices import AUTOMATIC, FASTEST
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.errors import CompileError, UnsupportedError, UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
@@ -31,11 +31,12 @@ class BackendChoice:
         _check_name(backend)
         automatic = backend == AUTO
         if automatic:
-            backend = FASTEST[device.type].name
+            known = AUTOMATIC.get(device.type)
+            backend = MODULES if known is None else known.name
         if backend == MODULES and options != ProgramOptions():
             raise UsageError(
                 "Modules have no target, policy, lowering or spans",
-                hint='Compile with backend="native"',
+                hint=f'Compile with backend="{FASTEST[device.type].name}"',
             )
         if backend != MODULES and device.type not in EXECUTORS[backend].devices:
             raise UnsupportedError(
@@ -105,7 +106,7 @@ class BackendChoice:
             self.name = MODULES
             warnings.warn(
                 "Torch modules run decode steps, because the "
-                f"{FASTEST[self._device.type].name} backend cannot. The reason: {error}\n"
+                f"{AUTOMATIC[self._device.type].name} backend cannot. The reason: {error}\n"
                 'Pass backend="torch" to choose modules without this warning.',
                 stacklevel=5,
             )

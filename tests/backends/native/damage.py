@@ -144,8 +144,7 @@ def _shape(dice: Random, old: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _stored(dice: Random, old: Buffer, other: Buffer) -> Buffer:
-    storage = other.storage if old.storage is None else _shape(dice, old.storage)
-    return replace(old, storage=storage)
+    return replace(old, storage=_shape(dice, dice.choice([old.extents, other.extents])))
 
 
 _BUFFERS: tuple[Callable[[Random, Buffer, Buffer], Buffer], ...] = (

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from tests.backends.reference.stepping import EVEN, Case
 from tests.models import preset_pair
-from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.errors import UnsupportedError, UsageError, VerifyError
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline, default_pipeline
@@ -181,3 +182,15 @@ def test_more_layers_are_more_of_the_same() -> None:
         for layer in (0, 1)
     ]
     assert layers[0] == layers[1]
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_a_graph_with_swapped_operands_is_refused_by_its_node(place: int) -> None:
+    passes = decode_pipeline(1, 2, 4)
+    gm, _ = run_passes(preset_pair("tiny-qwen2").captured.graph, passes)
+    nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+    node = [n for n in nodes if all(isinstance(arg, fx.Node) for arg in n.args[:2])][place]
+    node.args = (node.args[1], node.args[0], *node.args[2:])
+    plan = StepPlan(2, 1, max_seq_len=32, context=32, grain=4)
+    with pytest.raises(VerifyError, match=rf"violates the rule .*%{node.name} .*Found .*Expected"):
+        lower(gm, plan)

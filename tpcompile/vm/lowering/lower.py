@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir import ops
+from tpcompile.ir.checker import verify_graph
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import value_type
 from tpcompile.vm.lowering.building import Building
@@ -20,8 +21,12 @@ aten = torch.ops.aten
 
 
 def lower(gm: fx.GraphModule, plan: StepPlan) -> Lowered:
-    """Lower a graph of the decode pipeline to a program that is not scheduled yet."""
+    """Lower a graph of the decode pipeline to a program that is not scheduled yet.
+
+    Handlers rely on the rules of the graph, so one that was edited after the passes is refused.
+    """
     verify_nothing_left(gm)
+    verify_graph(gm)
     to = Building(gm, plan)
     for node in gm.graph.nodes:
         if node.op == "placeholder":

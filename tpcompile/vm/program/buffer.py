@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 
@@ -112,6 +113,10 @@ _TORCH = {
 }
 
 
+_CACHE_ORDER = (0, 1, 3, 2, 4)
+"""The dimensions of the cache's storage, the one with the largest stride first."""
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A tensor that a program uses; it is in the memory of `rank`."""
@@ -122,7 +127,7 @@ class Buffer:
     rank: int = 0
     role: Role = Role.SCRATCH
     storage: tuple[int, ...] | None = None
-    """The shape of the tensor in memory, if its dimensions are not those of regions."""
+    """The shape of the cache in memory, whose dimensions are not those of regions."""
 
     @property
     def box(self) -> Box:
@@ -141,7 +146,7 @@ class Buffer:
         reads them in this order: `[layers, 2, slots, heads, width]` has the strides of a
         contiguous `[layers, 2, heads, slots, width]`.
         """
-        order = [0, 1, 3, 2, 4] if self.role == Role.CACHE else range(len(extents))
+        order = _CACHE_ORDER if self.role == Role.CACHE else range(len(extents))
         found = [1] * len(extents)
         step = 1
         for dim in reversed(order):
@@ -159,3 +164,42 @@ class Buffer:
         wanted = self.strides(tensor.shape)
         each = zip(tensor.shape, tensor.stride(), wanted, strict=True)
         return all(extent == 1 or got == stride for extent, got, stride in each)
+
+
+class WrongBuffer(NamedTuple):
+    """A problem with a buffer itself, whatever instructions do with it."""
+
+    number: int
+    what: str
+    """The buffer and its wrong field."""
+    got: str
+    expected: str
+
+
+def wrong_buffers(buffers: Iterable[Buffer], ranks: int) -> Iterator[WrongBuffer]:
+    """Yield the first problem of each buffer that cannot be allocated as it is described.
+
+    Executors allocate every buffer, also one that no instruction uses. Only the cache may have a
+    storage: the regions of any other buffer are parts of its memory.
+    """
+    for number, buffer in enumerate(buffers):
+        wrong = _wrong_field(buffer, ranks)
+        if wrong is not None:
+            field, expected = wrong
+            what = f"{field} of buffer {number} ({buffer.role.word} buffer {buffer.name})"
+            yield WrongBuffer(number, what, str(getattr(buffer, field)), expected)
+
+
+def _wrong_field(buffer: Buffer, ranks: int) -> tuple[str, str] | None:
+    """Return a field that is wrong and the value expected, or None."""
+    if not 0 <= buffer.rank < ranks:
+        return "rank", f"a rank from 0 to {ranks - 1}"
+    if buffer.dtype not in _TORCH.values():
+        return "dtype", ", ".join(map(str, _TORCH.values()))
+    if any(extent < 1 for extent in buffer.shape):
+        return "shape", "extents of at least 1"
+    if buffer.role != Role.CACHE:
+        return None if buffer.storage is None else ("storage", "None: only the cache has one")
+    if len(buffer.storage or ()) != len(_CACHE_ORDER) or min(buffer.extents) < 1:
+        return "storage", f"{len(_CACHE_ORDER)} extents of at least 1"
+    return None

@@ -15,12 +15,14 @@ from typing import Any
 
 from tpcompile.errors import CompileError, UnsupportedError, VerifyError
 from tpcompile.vm.program.agreement import Agreement, Buffers, Wrong
+from tpcompile.vm.program.buffer import wrong_buffers
 from tpcompile.vm.program.instruction import StepInstruction, field_rules
 from tpcompile.vm.program.program import Program
 from tpcompile.vm.program.rules import Held, Number, Within
 from tpcompile.vm.targets import INT32_MAX
 
 NOT_IN_AGREEMENT = "An operand does not agree with the program's buffers"
+WRONG_BUFFER = "A buffer of the program is not valid"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def disagreements(program: Program) -> Iterator[Disagreement]:
 
 
 def verify_operands(program: Program, error: type[CompileError] = VerifyError) -> None:
-    """Raise an error for the first operand that does not agree with the buffers."""
+    """Raise an error for the first wrong buffer, or operand that does not agree with buffers."""
+    for wrong in wrong_buffers(program.buffers, program.ranks):
+        raise error(WRONG_BUFFER, where=wrong.what, got=wrong.got, expected=wrong.expected)
     for found in disagreements(program):
         raise error(
             NOT_IN_AGREEMENT,

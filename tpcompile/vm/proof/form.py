@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from tpcompile.vm.program import Box, Instruction, Program, Region
+from tpcompile.vm.program.buffer import wrong_buffers
 from tpcompile.vm.program.region import all_fit, box_text, refusal
 from tpcompile.vm.proof.conflict import Heads
 from tpcompile.vm.proof.fault import Fault, cited
@@ -72,6 +73,11 @@ def check_counters(program: Program) -> Iterator[Fault]:
             f"the program has {program.counters} counters, but only {most} waits and signals; "
             "counters must be numbered from 0 with no gaps",
         )
+
+
+def check_buffers(program: Program) -> Iterator[Fault]:
+    for wrong in wrong_buffers(program.buffers, program.ranks):
+        yield Fault("buffer", f"the {wrong.what} is {wrong.got}; it must be {wrong.expected}")
 
 
 def check_regions(

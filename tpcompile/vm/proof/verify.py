@@ -25,6 +25,7 @@ from tpcompile.vm.proof.earlier import Earlier
 from tpcompile.vm.proof.execution import run_order
 from tpcompile.vm.proof.fault import Fault, cited
 from tpcompile.vm.proof.form import (
+    check_buffers,
     check_counters,
     check_heads,
     check_queues,
@@ -76,7 +77,8 @@ def check_program(program: Program, parts: Parts | None = None) -> list[Fault]:
 
 
 def _faults(program: Program, parts: Parts | None) -> list[Fault]:
-    faults = list(check_queues(program)) or list(check_counters(program))
+    form = check_queues, check_counters, check_buffers
+    faults = next(filter(None, (list(check(program)) for check in form)), [])
     if faults:
         return faults
     foreign: list[Fault] = []

@@ -7,10 +7,10 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from tpcompile.errors import UsageError
-from tpcompile.vm.program.buffer import Buffer
+from tpcompile.vm.program.buffer import Buffer, wrong_buffers
 from tpcompile.vm.program.instruction import StepInstruction, field_types, operands_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
-from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, disagreements
+from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, WRONG_BUFFER, disagreements
 from tpcompile.vm.program.program import Program, Wait
 from tpcompile.vm.program.text.line import Line, lines_of
 from tpcompile.vm.program.text.values import (
@@ -111,6 +111,9 @@ class _Parser:
         return found
 
     def _check_operands(self, program: Program, lines: Sequence[Line]) -> None:
+        for bad in wrong_buffers(program.buffers, program.ranks):
+            line = self._sections["buffers"][bad.number]
+            raise line.refusal(WRONG_BUFFER, f"{bad.what} = {bad.got}", bad.expected)
         for found in disagreements(program):
             line, wrong = lines[found.number], found.wrong
             if found.shared:
