@@ -65,6 +65,10 @@ class RankError(CompileError):
     """A rank that failed to start, raised, died or hung."""
 
 
+class RequestError(CompileError):
+    """A request that an engine could not continue. Other requests are not affected."""
+
+
 class UnsupportedError(CompileError):
     """A valid request for a feature that tpcompile does not support."""
 

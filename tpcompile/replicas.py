@@ -15,8 +15,10 @@ from tpcompile.api import compile
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.text import tokenizer_of
 from tpcompile.serving.engine import Engine
-from tpcompile.serving.server.app import Options, Server, error_of, read_body
+from tpcompile.serving.server.answers import error_of
+from tpcompile.serving.server.app import Options, Server, read_body
 from tpcompile.serving.server.bodies import BadRequestError
+from tpcompile.serving.server.guard import ANY, Hosts
 
 _ATTEMPTS = 3
 """The replicas that a request is sent to, one after another, before it fails."""
@@ -75,7 +77,7 @@ def app(
         model,
         {"tp": tp, "max_batch": max_batch, **options},
         {"max_batch": max_batch, "kv_tokens": kv_tokens},
-        {"model": name or model, "key": api_key},
+        {"model": name or model, "key": api_key, "hosts": Hosts(frozenset({ANY}))},
     )
     front: Any = serve.deployment(
         ray_actor_options={"num_cpus": _FRONT_CPUS}, max_ongoing_requests=_MOST_REQUESTS

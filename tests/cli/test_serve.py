@@ -85,9 +85,8 @@ def expected() -> list[list[int]]:
 
 
 def test_a_plain_script(expected: list[list[int]]) -> None:
-    with started(
-        [*SERVE, "--tp", "2", "--threads", "1", "--api-key", "k", "--name", "tiny"]
-    ) as server:
+    options = ["--api-key", "k", "--name", "tiny", "--allowed-host", "api.example"]
+    with started([*SERVE, "--tp", "2", "--threads", "1", *options]) as server:
         url = server.url()
         assert "serving tiny on" in server.said
         assert "warning" in server.said and "Requests must consist of token ids" in server.said
@@ -97,6 +96,10 @@ def test_a_plain_script(expected: list[list[int]]) -> None:
         with httpx.Client(headers=headers, timeout=LIMIT_S) as client:
             assert continued(url, client.post) == expected
             assert client.get(f"{url}/v1/models").json()["data"][0]["id"] == "tiny"
+            for host, status in (("api.example", 200), ("evil.example", 403)):
+                answer = client.get(f"{url}/v1/models", headers={"Host": host})
+                assert answer.status_code == status
+            assert client.get(url, headers={"X": "x" * 10**6}).status_code == 431
         os.kill(server.process.pid, signal.SIGINT)
         assert server.process.wait(LIMIT_S) == 0, server.said
         assert "Traceback" not in server.said
@@ -108,6 +111,12 @@ def test_a_port_that_is_in_use_is_noticed_before_the_model_is_loaded() -> None:
         ran = scripts.run([*SERVE, "--port", port])
     assert ran.returncode == 2
     assert f"cannot listen on 127.0.0.1, port {port}" in ran.stderr
+
+
+def test_an_allowed_host_is_checked_before_the_model_is_loaded() -> None:
+    ran = scripts.run([*SERVE, "--allowed-host", "http://api.example"])
+    assert ran.returncode == 2
+    assert "An allowed host must be a name or an IP address" in ran.stderr
 
 
 def test_torchrun(expected: list[list[int]]) -> None:

@@ -15,7 +15,7 @@ import tpcompile
 from tpcompile.demo.model import make_demo
 from tpcompile.serving import Engine
 from tpcompile.serving.server.app import Options, Server
-from tpcompile.serving.server.listening import bound
+from tpcompile.serving.server.listening import bound, config_of
 
 KEY = "a key"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -36,8 +36,7 @@ def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.T
     listening = bound("127.0.0.1", 0)
     listening.listen()
     app = Server(engine, options).app()
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(app, 2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     host, port = listening.getsockname()

@@ -256,6 +256,9 @@ BAD = {
     "outside": ([1, VOCABULARY], {}, "from 0 to 1012"),
     "long": ([1] * 160, {}, "at most 159 tokens"),
     "text": ("hello", {}, "needs an engine with a tokenizer"),
+    "end": ([1], {"stop_tokens": (VOCABULARY,)}, "must be from 0 to 1012, got 1013"),
+    "negative end": ([1], {"stop_tokens": [-1], "min_tokens": 1}, "must be from 0 to 1012, got -1"),
+    "huge end": ([1], {"stop_tokens": (1, 10**30)}, f"must be from 0 to 1012, got {10**30}"),
     "stop": ([1], {"stop": "x"}, "Stop texts need an engine with a tokenizer"),
 }
 
@@ -273,6 +276,12 @@ def test_bad_requests(model: Any, name: str) -> None:
         ({"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
         ({"temperature": -1}, "temperature must be a number from 0 to 100, got -1"),
         ({"temperature": float("nan")}, "temperature must be"),
+        (
+            {"temperature": 1e-310},
+            r"temperature must be 0 \(greedy\), or a number from 1e-05 to 100",
+        ),
+        ({"temperature": 9.9e-6}, "got 9.9e-06"),
+        ({"stop_tokens": (True,)}, "stop_tokens must be token ids"),
         ({"top_p": 0}, "top_p must be"),
         ({"n": True}, "n must be an integer from 1 to 128, got True"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens must be at most max_tokens"),
@@ -282,6 +291,29 @@ def test_bad_requests(model: Any, name: str) -> None:
 def test_bad_options(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         SamplingParams(**options)
+
+
+def test_a_salt_that_is_not_hashable(model: Any) -> None:
+    salt: Any = ("tenant", [])
+    with Engine(model) as engine, pytest.raises(UsageError, match="salt must be hashable"):
+        engine.add([1], salt=salt)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-5},
+        {"temperature": 1e-5, "repetition_penalty": 1e-9, "top_k": 10**30},
+        {"temperature": 100, "repetition_penalty": 100, "presence_penalty": 2},
+        {"temperature": 1, "min_p": 1, "top_p": 1e-9, "frequency_penalty": -2},
+        {"temperature": 1, "stop_tokens": [VOCABULARY - 1, 0, 0], "min_tokens": 2},
+        {"temperature": 1, "seed": 2**63 - 1, "min_tokens": 3, "logprobs": 20},
+    ],
+)
+def test_the_limits_of_options(model: Any, options: dict[str, Any]) -> None:
+    with Engine(model) as engine:
+        (found,) = engine.add([1, 2, 3], SamplingParams(max_tokens=4, **options)).result()
+    assert 1 <= len(found.tokens) <= 4
 
 
 def test_a_closed_engine(model: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from tests.serving.conftest import KEY, Served
+from tpcompile.serving.sampling import Chosen, Sampler
+from tpcompile.serving.server.app import Options, Server
 
 PROMPT = "Anna is a baker . Felix"
 
@@ -28,6 +31,10 @@ def post(served: Served, path: str, body: Any, **options: Any) -> httpx.Response
     return httpx.post(
         f"{served.url}/v1/{path}", content=content, headers=headers, timeout=60, **options
     )
+
+
+def measured(served: Served) -> str:
+    return httpx.get(f"{served.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
 
 
 def eager_text(served: Served, prompt: str, new: int) -> str:
@@ -180,7 +187,7 @@ def test_models_health_metrics_and_the_page(served: Served) -> None:
     assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
     secret = "a secret text of a user"
     post(served, "completions", {"prompt": secret, "max_tokens": 2})
-    text = httpx.get(f"{served.url}/metrics").text
+    text = measured(served)
     assert "tpcompile_new_tokens_total" in text and "tpcompile_blocks_used" in text
     assert "secret" not in text
     assert "<textarea" in httpx.get(served.url).text
@@ -196,13 +203,30 @@ def test_curl(served: Served) -> None:
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.parametrize("key", ["", "Bearer", "Bearer another", f"bearer {KEY}", f"Bearer {KEY}x"])
+@pytest.mark.parametrize("key", ["", "Bearer", "Bearer another", f"Basic {KEY}", f"Bearer {KEY}x"])
 def test_a_missing_or_wrong_key(served: Served, key: str) -> None:
-    for call in (httpx.post, httpx.get):
-        path = "completions" if call is httpx.post else "models"
-        answer = call(f"{served.url}/v1/{path}", headers={"Authorization": key})
+    for method, path in (("POST", "v1/completions"), ("GET", "v1/models"), ("GET", "metrics")):
+        answer = httpx.request(method, f"{served.url}/{path}", headers={"Authorization": key})
         assert answer.status_code == 401
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer "])
+def test_the_scheme_of_a_key_in_any_case(served: Served, scheme: str) -> None:
+    headers = {"Authorization": f"{scheme} {KEY}"}
+    assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_a_key_that_is_not_ascii(served: Served) -> None:
+    app = Server(served.engine, Options("demo", "clé")).app()
+    transport = httpx.ASGITransport(app)
+
+    async def status(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}".encode()}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await http.get("/v1/models", headers=headers)).status_code
+
+    assert [asyncio.run(status(key)) for key in ("clé", "cle")] == [200, 401]
 
 
 BAD: dict[str, tuple[Any, int, str]] = {
@@ -221,6 +245,12 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "flag": ({"prompt": "a", "stream": 1}, 400, "stream must be true or false"),
     "range": ({"prompt": "a", "temperature": 1e9}, 400, "temperature must be"),
     "nan": ('{"prompt": "a", "temperature": NaN}', 400, "temperature must be"),
+    "coldest": ({"prompt": "a", "temperature": 1e-310}, 400, "temperature must be 0 (greedy), or"),
+    "cold": ({"prompt": "a", "temperature": 1e-38}, 400, "a number from 1e-05 to 100, got 1e-38"),
+    "stop id": ({"prompt": "a", "stop_token_ids": [10**6], "min_tokens": 1}, 400, "must be from 0"),
+    "huge id": ({"prompt": "a", "stop_token_ids": [10**30], "min_tokens": 1}, 400, "must be from"),
+    "negative id": ({"prompt": "a", "stop_token_ids": [-1]}, 400, "got -1"),
+    "many ids": ({"prompt": "a", "stop_token_ids": [1] * 1025}, 400, "a list of at most 1,024"),
     "many": ({"prompt": "a", "n": 5}, 400, "n must be at most 4"),
     "deep": ("[" * 100_000, 400, "must be JSON"),
     "bytes": (b"\xff\xfe", 400, "must be JSON"),
@@ -235,6 +265,41 @@ def test_bad_requests(served: Served, name: str) -> None:
     body, status, said = BAD[name]
     answer = post(served, "completions", body)
     assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True)
+
+
+def test_a_bad_stop_token_names_its_field(served: Served) -> None:
+    answer = post(served, "completions", {"prompt": "a", "stop_token_ids": [10**6]})
+    assert answer.json()["error"]["param"] == "stop_token_ids"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_of_one_request(
+    served: Served, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client gets it. Another request, which runs at the same time, gets its text."""
+    choose = Sampler.choose
+
+    def fail(sampler: Sampler, logits: torch.Tensor, tokens: list[int]) -> Chosen:
+        if len(tokens) % 2:
+            raise ValueError("no token")
+        return choose(sampler, logits, tokens)
+
+    init = Sampler.__init__
+
+    def start(sampler: Sampler, params: Any, *rest: Any) -> None:
+        init(sampler, params, *rest)
+        if params.seed == 666:
+            monkeypatch.setattr(sampler, "choose", lambda *given: fail(sampler, *given), False)
+
+    monkeypatch.setattr(Sampler, "__init__", start)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: client(served).completions.create(prompt=PROMPT, **GREEDY))
+        body = {"prompt": PROMPT, "seed": 666, "stream": stream, "ignore_eos": True, "n": 2}
+        answer = post(served, "completions", body)
+        assert other.result().choices[0].text == eager_text(served, PROMPT, 12)
+    assert answer.status_code == (200 if stream else 500)
+    assert "The request failed; others go on. Found ValueError: no token" in answer.text
+    assert ("[DONE]" in answer.text) is False
 
 
 def test_what_is_not_there(served: Served) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tpcompile.runtime.model import CompiledModel
     from tpcompile.serving import Engine
+    from tpcompile.serving.server.guard import Hosts
 
 _EXAMPLES = """\
   tpcompile serve ./my-checkpoint
@@ -42,8 +43,10 @@ _EXAMPLES = """\
 The server speaks OpenAI's API: /v1/models, /v1/completions (with text or token
 ids) and /v1/chat/completions, with streams. /health says whether it lives,
 /metrics has measurements for Prometheus, and / is a page to try it by hand. It
-listens on this machine only unless --host says otherwise. Texts of requests
-are never logged.
+listens on this machine only unless --host says otherwise, and answers only
+requests for a host that it knows: localhost, the value of --host, or one that
+--allowed-host names. With --host 0.0.0.0, these are all IP addresses and the
+name of the machine. Texts of requests are never logged.
 Ctrl-C ends it after the running requests, or after 10 seconds.
 The exit status is 0, 1 if a rank failed, or 2 for bad input."""
 _GRACE_S = 10
@@ -65,7 +68,11 @@ def _add_arguments(parser: Parser) -> None:
     add("--host", metavar="H", default=_LOCAL, help=f"address to listen on; default: {_LOCAL}")
     add("--port", metavar="P", type=number(0, "the port"), default=8000,
         help="port to listen on, 0 for a free one; default: 8000")  # fmt: skip
-    add("--api-key", metavar="K", help="key that clients must send; default: none")
+    add("--allowed-host", metavar="NAME", action="append", default=[],
+        help="another host by which clients, or pages in browsers, may address the server; may be "
+        "given several times; * allows all; default: localhost and --host")  # fmt: skip
+    add("--api-key", metavar="K",
+        help="key that clients must send, except for /health and /; default: none")  # fmt: skip
     add("--name", metavar="N", help="name of the model in answers; default: MODEL")
     add("--max-batch", metavar="B", type=number(1, "the batch"), default=16,
         help="requests that run at the same time; default: 16")  # fmt: skip
@@ -85,24 +92,15 @@ def _run(args: argparse.Namespace) -> Result:
         raise UsageError("The port must be at most 65535", got=str(args.port))
     _check_installed()
     from tpcompile.runtime.ranks.launched import launched_rank
+    from tpcompile.serving.server.guard import hosts_of
     from tpcompile.serving.server.listening import bound
 
     if launched_rank() > 0:
         return _follow(args)
-    with (
-        bound(args.host, args.port) as listening,  # the port first
-        own_threads(args),
-        _model(args) as model,
-    ):
-        from tpcompile.serving import Engine
-
-        with Engine(
-            model,
-            tokenizer=_tokenizer(args),
-            max_tokens_per_step=args.max_tokens_per_step,
-            kv_tokens=args.kv_tokens,
-        ).start() as engine:
-            _serve(args, engine, listening)
+    with bound(args.host, args.port) as listening:  # the port first
+        hosts = hosts_of(args.host, listening.getsockname()[0], args.allowed_host)
+        with own_threads(args), _model(args) as model, _engine(args, model) as engine:
+            _serve(args, engine, listening, hosts)
             if engine.failure:
                 sys.stderr.write(f"error: {engine.failure}\n")
                 return Result("", 1)
@@ -123,22 +121,25 @@ def _model(args: argparse.Namespace) -> CompiledModel:
         return compile_model(args, say, max_batch=args.max_batch, isolate=args.isolate)
 
 
-def _serve(args: argparse.Namespace, engine: Engine, listening: socket) -> None:
-    """Serve until the process is asked to end."""
-    import uvicorn
+def _engine(args: argparse.Namespace, model: CompiledModel) -> Engine:
+    from tpcompile.serving import Engine
 
+    return Engine(
+        model,
+        tokenizer=_tokenizer(args),
+        max_tokens_per_step=args.max_tokens_per_step,
+        kv_tokens=args.kv_tokens,
+    ).start()
+
+
+def _serve(args: argparse.Namespace, engine: Engine, listening: socket, hosts: Hosts) -> None:
+    """Serve until the process is asked to end."""
     from tpcompile.serving.server.app import Options, Server
-    from tpcompile.serving.server.listening import QuietServer
+    from tpcompile.serving.server.listening import QuietServer, config_of
 
     name = args.name or _short(args.model)
-    app = Server(engine, Options(name, args.api_key)).app()
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=_GRACE_S,
-    )
-    server = QuietServer(config)
+    app = Server(engine, Options(name, args.api_key, hosts=hosts)).app()
+    server = QuietServer(config_of(app, _GRACE_S))
     listening.listen(_BACKLOG)
     address, port = listening.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address

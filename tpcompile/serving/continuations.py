@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from tpcompile.errors import CompileError, RankError, RequestError
 from tpcompile.serving.params import SamplingParams
 from tpcompile.serving.plan import Piece, Sequence
 from tpcompile.serving.requests import ABORT, LENGTH, STOP, Event, Handle
@@ -24,6 +26,8 @@ class _Continuation:
     index: int
     sampler: Sampler
     words: Words | None
+    ends: frozenset[int]
+    """The tokens that end it."""
     most: int
     """The number of tokens of the prompt and the continuation."""
     forked: bool = False
@@ -31,12 +35,17 @@ class _Continuation:
 
 
 class Continuations:
-    """All continuations that run or wait, by their sequences."""
+    """All continuations that run or wait, by their sequences.
+
+    An error of a continuation ends its request after the step, and no other one.
+    """
 
     def __init__(self, scheduler: Scheduler, tokenizer: Any, ends: frozenset[int]) -> None:
         """Hold no continuations yet. `ends` are the tokens that end a sequence of the model."""
         self._scheduler, self._tokenizer, self._ends = scheduler, tokenizer, ends
         self._all: dict[Sequence, _Continuation] = {}
+        self._failed: dict[Handle, BaseException] = {}
+        """The requests to end with an error after the step, in which they may have blocks."""
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -48,8 +57,9 @@ class Continuations:
     def begin(self, handle: Handle, most: int, salt: Hashable) -> None:
         """Add the first continuation of a request; the others follow after the prompt."""
         whole = handle.params.prompt_logprobs is not None
-        sequence = self._scheduler.add(handle.prompt, salt, whole)
-        self._all[sequence] = self._made(handle, 0, most)
+        with self._isolated(handle):
+            own = self._made(handle, 0, most)
+            self._all[self._scheduler.add(handle.prompt, salt, whole)] = own
 
     def describe_prompt(self, piece: Piece, logits: torch.Tensor) -> None:
         """Record the log-probabilities of the tokens that follow those of a piece of a prompt.
@@ -57,22 +67,29 @@ class Continuations:
         A prompt that is computed again is not recorded again.
         """
         handle = self._all[piece.sequence].handle
-        done = len(handle.prompt_chosen)
-        for place, row in enumerate(logits, piece.first + 1):
-            if done < place < len(handle.prompt):
-                logprobs = torch.log_softmax(row.float(), 0)
-                most = handle.params.prompt_logprobs
-                handle.prompt_chosen.append(described(handle.prompt[place], logprobs, most))
+        done, most = len(handle.prompt_chosen), handle.params.prompt_logprobs
+        with self._isolated(handle):
+            for place, row in enumerate(logits, piece.first + 1):
+                if done < place < len(handle.prompt):
+                    logprobs = torch.log_softmax(row.float(), 0)
+                    handle.prompt_chosen.append(described(handle.prompt[place], logprobs, most))
 
     def go_on(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
         """Append the token that logits give, or that was chosen; begin others after a prompt."""
         own = self._all[sequence]
+        if own.handle in self._failed:
+            return
+        with self._isolated(own.handle):
+            self._go_on(sequence, own, found)
+
+    def _go_on(self, sequence: Sequence, own: _Continuation, found: torch.Tensor | Chosen) -> None:
         if not own.forked and own.index == 0:
             own.forked = True
             own.handle.shared = sequence.shared
             for index in range(1, own.handle.params.n):
+                made = self._made(own.handle, index, own.most)
                 child = self._scheduler.fork(sequence)
-                self._all[child] = self._made(own.handle, index, own.most)
+                self._all[child] = made
                 if child.left == 0:
                     self._append(child, found)
         self._append(sequence, found)
@@ -89,12 +106,40 @@ class Continuations:
 
     def fail(self, error: BaseException) -> None:
         """End all requests with an error."""
-        handles = {id(own.handle): own.handle for own in self._all.values()}
-        for sequence in self._all:
-            self._scheduler.end(sequence)
-        self._all.clear()
-        for handle in handles.values():
-            handle.put(error)
+        self.end_failed()
+        for handle in dict.fromkeys(own.handle for own in self._all.values()):
+            self._drop(handle, error)
+
+    def end_failed(self) -> None:
+        """End the requests that failed in the step, each with its error."""
+        while self._failed:
+            handle, error = self._failed.popitem()
+            if not isinstance(error, CompileError):
+                cause, error = (
+                    error,
+                    RequestError(
+                        "The request failed; others go on", got=f"{type(error).__name__}: {error}"
+                    ),
+                )
+                error.__cause__ = cause
+            self._drop(handle, error)
+
+    def _drop(self, handle: Handle, error: BaseException) -> None:
+        for sequence, own in list(self._all.items()):
+            if own.handle is handle:
+                self._scheduler.end(sequence)
+                del self._all[sequence]
+        handle.put(error)
+
+    @contextmanager
+    def _isolated(self, handle: Handle) -> Iterator[None]:
+        """Record an error that ends only this request; raise those that end the engine."""
+        try:
+            yield
+        except (RankError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a tokenizer is not an Exception
+            self._failed.setdefault(handle, error)
 
     def _append(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
         own = self._all[sequence]
@@ -105,7 +150,7 @@ class Continuations:
         params = own.handle.params
         new = len(sequence.tokens) - len(own.handle.prompt)
         finish = None
-        if new > params.min_tokens and chosen.token in self._ends_of(params):
+        if new > params.min_tokens and chosen.token in own.ends:
             finish = STOP
         elif len(sequence.tokens) >= own.most:
             finish = LENGTH
@@ -124,13 +169,11 @@ class Continuations:
 
     def _made(self, handle: Handle, index: int, most: int) -> _Continuation:
         params = handle.params
-        sampler = Sampler(params, len(handle.prompt), index, self._ends_of(params))
+        tokens = frozenset(params.stop_tokens)
+        ends = tokens if params.ignore_eos else tokens | self._ends
+        sampler = Sampler(params, len(handle.prompt), index, ends)
         words = None if self._tokenizer is None else Words(self._tokenizer, params.stop)
-        return _Continuation(handle, index, sampler, words, most)
-
-    def _ends_of(self, params: SamplingParams) -> frozenset[int]:
-        own = frozenset(params.stop_tokens)
-        return own if params.ignore_eos else own | self._ends
+        return _Continuation(handle, index, sampler, words, ends, most)
 
 
 def end_tokens(config: Any) -> frozenset[int]:

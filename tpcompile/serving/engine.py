@@ -103,8 +103,16 @@ class Engine(Closing):
         *,
         salt: Hashable = None,
     ) -> Handle:
-        """Add a request. It shares blocks only with requests of the same `salt`."""
+        """Add a request. It shares blocks only with requests of the same `salt`.
+
+        An error that a request causes later ends this request alone: its handle raises it.
+        """
         params = params or SamplingParams()
+        params.check_vocabulary(self.model.config.vocab_size)
+        try:
+            hash(salt)
+        except TypeError as error:
+            raise UsageError("salt must be hashable", got=repr(salt)) from error
         tokens = self._tokens(prompt)
         room = min(self.model.max_seq_len, self.scheduler.limits.most_tokens)
         if len(tokens) >= room:
@@ -129,20 +137,25 @@ class Engine(Closing):
         """Run a step; return whether there is more to do. Call it only without a thread."""
         while self._commands:
             self._commands.popleft()()
-        plan = self.scheduler.plan()
-        if not plan:
-            return False
         try:
-            for pieces, found in self._runs.run(plan):
-                self.scheduler.done(pieces)
-                for sequence, logits in found:
-                    self._work.go_on(sequence, logits)
+            return self._run_plan()
         except RankError as error:
             self._recover(error)
             return True
         except BaseException as error:
             self._work.fail(error)
             raise
+        finally:
+            self._work.end_failed()
+
+    def _run_plan(self) -> bool:
+        plan = self.scheduler.plan()
+        if not plan:
+            return False
+        for pieces, found in self._runs.run(plan):
+            self.scheduler.done(pieces)
+            for sequence, logits in found:
+                self._work.go_on(sequence, logits)
         self.steps += 1
         self._lost = 0
         return True

@@ -9,6 +9,8 @@ from typing import Any
 from tpcompile.errors import UsageError
 
 _MOST_SEED = 2**63 - 1
+_COLDEST = 1e-5
+"""The least temperature that is not greedy. fp32 logits divided by it are finite."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class SamplingParams:
     n: int = 1
     """The number of continuations."""
     temperature: float = 0.0
-    """0 is greedy: the best token, the first one if several are equal."""
+    """0 is greedy: the best token, the first one if several are equal. Else at least 1e-5."""
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
@@ -56,6 +58,13 @@ class SamplingParams:
             number = isinstance(value, kinds) and not isinstance(value, bool)
             if not number or not low <= value <= high:
                 raise UsageError(f"{name} must be {_said(low, high, whole)}, got {value!r}")
+            if not whole:
+                object.__setattr__(self, name, float(value))
+        if 0 < self.temperature < _COLDEST:
+            raise UsageError(
+                f"temperature must be 0 (greedy), or a number from {_COLDEST:g} to 100, "
+                f"got {self.temperature!r}"
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UsageError(
                 "min_tokens must be at most max_tokens",
@@ -63,8 +72,17 @@ class SamplingParams:
             )
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise UsageError(f"stop must consist of texts that are not empty, got {self.stop!r}")
-        if any(not isinstance(token, int) for token in self.stop_tokens):
+        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
+        if any(not isinstance(token, int) or isinstance(token, bool) for token in self.stop_tokens):
             raise UsageError(f"stop_tokens must be token ids, got {self.stop_tokens!r}")
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raise if a token that ends the continuation is not one of `size` tokens."""
+        outside = [token for token in self.stop_tokens if not 0 <= token < size]
+        if outside:
+            raise UsageError(
+                f"Tokens that end a request must be from 0 to {size - 1}, got {outside[0]}"
+            )
 
     @property
     def plain(self) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.responses import JSONResponse, Response
+
 from tpcompile.serving.requests import Completion, Event, Handle
 from tpcompile.serving.sampling import Chosen
 from tpcompile.serving.server.bodies import Asked
@@ -152,3 +154,14 @@ def usage(handles: Sequence[Handle], new: int) -> dict[str, Any]:
         "total_tokens": prompts + new,
         "prompt_tokens_details": {"cached_tokens": shared},
     }
+
+
+def said(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Return an error, as OpenAI's API has it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"message": message, "type": kind, "param": param, "code": status}
+
+
+def error_of(status: int, message: str, param: str | None = None) -> Response:
+    """Return an answer that says what is wrong."""
+    return JSONResponse({"error": said(status, message, param)}, status)

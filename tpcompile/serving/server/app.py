@@ -6,10 +6,11 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -18,8 +19,9 @@ from tpcompile.errors import CompileError, RankError, UsageError
 from tpcompile.runtime.text import encode_chat
 from tpcompile.serving.engine import Engine
 from tpcompile.serving.requests import Completion, Handle
-from tpcompile.serving.server.answers import Answer
+from tpcompile.serving.server.answers import Answer, error_of, said
 from tpcompile.serving.server.bodies import Asked, BadRequestError, chat, completion
+from tpcompile.serving.server.guard import Guard, Hosts
 from tpcompile.serving.server.metrics import Metrics, Watch
 from tpcompile.serving.server.page import PAGE
 
@@ -40,6 +42,8 @@ class Options:
     """The key that clients must send."""
     most_waiting: int = 1024
     """The requests that may wait; more are refused with a status of 429."""
+    hosts: Hosts = field(default_factory=Hosts)
+    """The hosts that requests may name, besides those of loopback."""
 
 
 class Server:
@@ -60,6 +64,7 @@ class Server:
                 Route("/v1/completions", self._handler(completion), methods=["POST"]),
                 Route("/v1/chat/completions", self._handler(chat), methods=["POST"]),
             ],
+            middleware=[Middleware(Guard, hosts=self._options.hosts)],
             exception_handlers={404: _missing, 405: _missing, 500: _broken},
         )
 
@@ -72,6 +77,8 @@ class Server:
         return JSONResponse(status, 503 if reason else 200)
 
     async def _measured(self, request: Request) -> Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
@@ -105,14 +112,19 @@ class Server:
         key = self._options.key
         if key is None:
             return None
-        given = request.headers.get("authorization", "")
-        if hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.lstrip().encode("latin-1"), key.encode())
+        if same and scheme.lower() == "bearer":
             return None
         return error_of(401, "The key is missing or wrong: send `Authorization: Bearer KEY`")
 
     async def _answer(self, request: Request, read: Read) -> Response:
         body = await _json(request)
         asked = read(body, self._engine.scheduler.limits.sequences)
+        try:
+            asked.params.check_vocabulary(self._engine.model.config.vocab_size)
+        except UsageError as error:
+            raise BadRequestError(str(error), "stop_token_ids") from error
         answer = Answer(self._options.model, asked, self._engine.tokenizer)
         prompts = asked.prompts if asked.messages is None else [self._chat(asked.messages)]
         handles = self._add(prompts, asked)
@@ -139,9 +151,11 @@ class Server:
         try:
             for prompt in prompts:
                 handles.append(self._engine.add(prompt, asked.params))
-        except UsageError as error:
+        except BaseException as error:
             _abort(handles)
-            raise BadRequestError(str(error), "prompt") from error
+            if isinstance(error, UsageError):
+                raise BadRequestError(str(error), "prompt") from error
+            raise
         self._metrics.prompt.inc(sum(len(handle.prompt) for handle in handles))
         return handles
 
@@ -180,7 +194,7 @@ class Server:
             while going:
                 piece = await pieces.get()
                 if isinstance(piece, BaseException):
-                    yield _event({"error": _said(500, str(piece))})
+                    yield _event({"error": said(500, str(piece))})
                     return
                 if isinstance(piece, int):
                     going, new = going - 1, new + piece
@@ -254,16 +268,6 @@ async def _disconnected(request: Request) -> None:
 
 def _event(piece: Any) -> str:
     return f"data: {json.dumps(piece)}\n\n"
-
-
-def _said(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": message, "type": kind, "param": param, "code": status}
-
-
-def error_of(status: int, message: str, param: str | None = None) -> Response:
-    """Return an answer that says what is wrong, as OpenAI's API does."""
-    return JSONResponse({"error": _said(status, message, param)}, status)
 
 
 async def _missing(request: Request, error: Any) -> Response:

@@ -11,6 +11,7 @@ from tpcompile.serving.params import SamplingParams
 
 _MOST_PROMPTS = 256
 _MOST_STOPS = 16
+_MOST_STOP_IDS = 1024
 _SHORT = 16
 """The new tokens of a completion that does not say how many, as in OpenAI's API."""
 
@@ -125,6 +126,10 @@ def _ids(value: Any) -> bool:
     return isinstance(value, list) and all(map(_whole, value))
 
 
+def _stop_ids(value: Any) -> bool:
+    return _ids(value) and len(value) <= _MOST_STOP_IDS
+
+
 def _anything(value: Any) -> bool:
     return True
 
@@ -152,7 +157,7 @@ _COMMON: dict[str, tuple[Check, str]] = {
     "frequency_penalty": (_number, "a number"),
     "repetition_penalty": (_number, "a number"),
     "stop": (_stop, f"a text, or at most {_MOST_STOPS} of them"),
-    "stop_token_ids": (_ids, "a list of integers"),
+    "stop_token_ids": (_stop_ids, f"a list of at most {_MOST_STOP_IDS:,} integers"),
     "stream": (_flag, "true or false"),
     "stream_options": (lambda value: isinstance(value, dict), "an object"),
     "user": (_text, "a text"),
