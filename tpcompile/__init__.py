@@ -21,6 +21,7 @@ from tpcompile.errors import (
     UsageError,
     VerifyError,
 )
+from tpcompile.libraries import library_errors
 
 if TYPE_CHECKING:
     from tpcompile.api import capture, compile
@@ -76,7 +77,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        with library_errors():
+            return getattr(importlib.import_module(_LAZY[name]), name)
     if name in _ROOMS:
-        return importlib.import_module(f"tpcompile.{name}")
+        with library_errors():
+            return importlib.import_module(f"tpcompile.{name}")
     raise AttributeError(f"module 'tpcompile' has no attribute {name!r}")

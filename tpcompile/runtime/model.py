@@ -19,6 +19,7 @@ from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
 from tpcompile.ir.info import info_of
 from tpcompile.ir.pieces import Read
+from tpcompile.libraries import library_errors
 from tpcompile.passes import Stage
 from tpcompile.runtime.arguments import (
     check_flag,
@@ -274,7 +275,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Run Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""
-        with self._open_calls.enter():
+        with self._open_calls.enter(), library_errors():
             self._check_open()
             refuse_code(kwargs.get("custom_generate"), kwargs.get("trust_remote_code"))
             self.new_cache()  # raises if the pipeline has no KV cache
