@@ -7,12 +7,17 @@ READY := $(VENV)/.ready
 # Tests start many interpreters, which would compile the package again without cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-environments check bench golden docs clean
+NEWEST := .venv-newest
+OLDEST := .venv-oldest
+
+.PHONY: help demo test test-environments test-newest test-oldest check bench golden docs clean
 
 help:
 	@echo "make demo    train a small Qwen3, generate text on two ranks, compare with Hugging Face"
 	@echo "make test    run lint, type and architecture checks, then the tests"
 	@echo "make test-environments  run the tests for other CPUs, terminals and locales, and under load (1 h)"
+	@echo "make test-newest        run a short list of tests with the newest libraries that are allowed"
+	@echo "make test-oldest        run the same list with the oldest ones, and Python 3.12 if it is there"
 	@echo "make check   run lint, type and architecture checks only"
 	@echo "make bench   run the benchmarks and print their tables"
 	@echo "make golden  regenerate the golden files (then read the diff)"
@@ -39,6 +44,24 @@ test: check
 test-environments: $(READY)
 	$(PYTHON) -m tests.environments
 
+# Both ends of the ranges in pyproject.toml, without constraints.txt; tests/libraries.py lists the tests.
+test-newest:
+	python3 -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install -q --disable-pip-version-check --upgrade \
+		--upgrade-strategy eager -e '.[test]'
+	$(NEWEST)/bin/python -m tests.libraries
+
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m tests.libraries
+
+$(OLDEST)/.ready: pyproject.toml
+	if python3.12 -c pass 2> /dev/null; then python3.12 -m venv --clear $(OLDEST); \
+		else python3 -m venv --clear $(OLDEST); fi
+	$(OLDEST)/bin/python -m tests.libraries --oldest > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check \
+		-c $(OLDEST)/constraints.txt -e '.[test]'
+	@touch $@
+
 check: $(READY)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
@@ -62,4 +85,4 @@ docs: $(READY)
 	$(PYTHON) docs/make_program_page.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

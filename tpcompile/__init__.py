@@ -22,6 +22,7 @@ from tpcompile.errors import (
     UsageError,
     VerifyError,
 )
+from tpcompile.libraries import library_errors
 
 if TYPE_CHECKING:
     from tpcompile.api import capture, compile
@@ -78,7 +79,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        with library_errors():
+            return getattr(importlib.import_module(_LAZY[name]), name)
     if name in _ROOMS:
-        return importlib.import_module(f"tpcompile.{name}")
+        with library_errors():
+            return importlib.import_module(f"tpcompile.{name}")
     raise AttributeError(f"module 'tpcompile' has no attribute {name!r}")

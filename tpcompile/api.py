@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.frontend import capture as captured_of
+from tpcompile.libraries import library_errors
 from tpcompile.options import (
     check_limit,
     check_shards,
@@ -38,11 +39,13 @@ from tpcompile.serving.batch import generate_batch
 _LONGEST_S = 7 * 24 * 3600
 
 
+@library_errors()
 def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphModule:
     """Return the raw graph of MODEL, typed, on one rank: the input of the first pass."""
     return captured_of(model, dtype=dtype_of(dtype)).graph
 
 
+@library_errors()
 def compile(
     model: Any,
     tp: int | None = None,

@@ -24,6 +24,7 @@ from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.trace import write_trace
+from tpcompile.libraries import library_errors
 from tpcompile.options import check_limit, check_shards, check_tp, dtype_of, passes_for
 from tpcompile.passes import Pass, decode_pipeline, run_passes
 from tpcompile.passes.cache_kv import CacheKv
@@ -241,6 +242,7 @@ class ScheduledStep:
         return Timeline(found.program, found.timing)
 
 
+@library_errors()
 def schedule(
     model: Any,
     *,

@@ -13,6 +13,7 @@ import torch
 import tpcompile
 from benchmarks.gpu.kernels import Megakernel, Shape
 from tpcompile.backends.measuring import RandomMemory, place_full
+from tpcompile.runtime.cache_name import CACHE
 from tpcompile.vm.program import Role
 from tpcompile.vm.schedule.policies import POLICIES
 
@@ -74,9 +75,9 @@ def _steps(model: Any, tokens: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     with torch.inference_mode():
         for step in range(_STEPS + 1):
             found = model(
-                input_ids=tokens[step], past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=tokens[step], use_cache=True, logits_to_keep=1, **{CACHE: cache}
             )
-            cache = found.past_key_values
+            cache = found[CACHE]
             if step:
                 yield found.logits[0, -1].float()
             if grows:

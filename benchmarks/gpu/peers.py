@@ -9,6 +9,7 @@ from transformers import DynamicCache, StaticCache
 
 from benchmarks.gpu.clock import elapsed_ms
 from benchmarks.gpu.kernels import Shape
+from tpcompile.runtime.cache_name import CACHE
 
 _BURSTS = 16
 """The bursts for which a static cache has room, because it cannot go back."""
@@ -42,9 +43,7 @@ class Eager:
                 token = self._step(self._model, token)
 
     def _step(self, model: Any, token: torch.Tensor) -> torch.Tensor:
-        found = model(
-            input_ids=token, past_key_values=self._cache, use_cache=True, logits_to_keep=1
-        )
+        found = model(input_ids=token, use_cache=True, logits_to_keep=1, **{CACHE: self._cache})
         return found.logits[:, -1].argmax(-1, keepdim=True)
 
 
@@ -86,7 +85,7 @@ def _fill(model: Any, cache: Any, tokens: int) -> None:
     with torch.inference_mode():
         model(
             input_ids=ids.to(model.device),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{CACHE: cache},
         )

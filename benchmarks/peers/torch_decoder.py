@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tpcompile.runtime.cache_name import CACHE
+
 
 class TorchDecoder:
     """A model, and the KV cache of its sequences."""
@@ -31,9 +33,7 @@ class TorchDecoder:
     def _call(self, model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
         ids = torch.tensor([list(row) for row in rows])
         with torch.inference_mode():
-            result = model(
-                input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
-            )
-        self._cache = result.past_key_values
+            result = model(input_ids=ids, use_cache=True, logits_to_keep=1, **{CACHE: self._cache})
+        self._cache = result[CACHE]
         logits: torch.Tensor = result.logits
         return logits

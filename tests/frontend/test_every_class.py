@@ -27,6 +27,7 @@ from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CompileError
 from tpcompile.frontend import capture
 from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.weights import weights_of
 
@@ -41,9 +42,10 @@ LENGTH = 4 * WINDOW - 1
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if is_mapped(kind)])
 def test_equal_or_refused_by_name(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     if cannot_be_built(kind):
-        with pytest.raises(_HUGGING_FACE):
+        try:
             tiny_model(tiny_config(kind), on_meta=True)
-        return
+        except _HUGGING_FACE:
+            return  # other versions may build it: then it is checked as all others
     reason = _check(tiny_config(kind), capfd)
     assert reason is None or kind not in EQUAL, reason
 
@@ -90,6 +92,6 @@ def _runs(model: Any) -> list[torch.Tensor]:
     with torch.inference_mode():
         plain = model(ids, use_cache=False).logits
         padded = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
-        cache = model(ids[:, :-1], use_cache=True).past_key_values
-        step = model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
+        cache = model(ids[:, :-1], use_cache=True)[CACHE]
+        step = model(ids[:, -1:], use_cache=True, **{CACHE: cache}).logits
     return [plain, padded, step]

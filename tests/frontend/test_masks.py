@@ -30,6 +30,7 @@ from tpcompile.frontend.layers import find_layers
 from tpcompile.frontend.masks import Mask, Meaning, agreed_split, meaning_of
 from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir.ops import ATTENTION
+from tpcompile.runtime.cache_name import CACHE
 
 TINY = {
     "vocab_size": 97,
@@ -82,7 +83,7 @@ def assert_as_eager(model: Any, tp: int) -> None:
         cache = compiled(ids[:, :14], use_cache=True).past_key_values
         for column in range(14, 20):
             token = ids[:, column : column + 1]
-            expected = model(token, past_key_values=eager_cache).logits
+            expected = model(token, **{CACHE: eager_cache}).logits
             found = compiled(token, past_key_values=cache).logits
             assert relative_error(found, expected) < TOLERANCE
 

@@ -17,6 +17,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.frontend import capture
 from tpcompile.frontend.layers import find_layers
 from tpcompile.frontend.watch import watch_layers
+from tpcompile.runtime.cache_name import CACHE
 
 
 def _model(layers: int = 6) -> Any:
@@ -42,7 +43,7 @@ def test_a_plain_loop_keeps_its_kinds() -> None:
 
 
 def _causal(model: Any, hidden: torch.Tensor) -> Any:
-    return create_causal_mask(model.config, hidden, attention_mask=None, past_key_values=None)
+    return create_causal_mask(model.config, hidden, attention_mask=None, **{CACHE: None})
 
 
 class _OtherTables(Qwen3Model):

@@ -21,6 +21,7 @@ import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
 from tpcompile.demo.model import demo_tokenizer
+from tpcompile.runtime.cache_name import CACHE
 
 NEW = 12
 
@@ -259,13 +260,13 @@ def test_a_conversation_goes_on_where_it_ended(both: Both) -> None:
                 turns.append(
                     model.generate(
                         said,
-                        past_key_values=caches[index],
                         max_new_tokens=4,
                         pad_token_id=PAD,
                         return_dict_in_generate=True,
+                        **{CACHE: caches[index]},
                     )
                 )
-                caches[index] = turns[-1].past_key_values
+                caches[index] = turns[-1][CACHE]
         assert turns[0].sequences.tolist() == turns[1].sequences.tolist()
         assert seen[0].inputs["input_ids"].numel() == (2 * 5 if turn == 0 else 2 * 7)
         said = torch.cat([turns[1].sequences, more], 1)

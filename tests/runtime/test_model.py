@@ -12,6 +12,7 @@ from transformers import DynamicCache
 import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import PAD, Both, lively, prompt, steps
+from tpcompile.runtime.cache_name import CACHE
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +74,12 @@ def test_a_cache_takes_what_eager_takes(both: Both) -> None:
         expected = both.eager(ids[:, :4], use_cache=True).past_key_values
     assert _close(
         _logits(both.compiled, input_ids=ids[:, 4:], past_key_values=copy.deepcopy(found)),
-        _logits(both.eager, input_ids=ids[:, 4:], past_key_values=copy.deepcopy(expected)),
+        _logits(both.eager, input_ids=ids[:, 4:], **{CACHE: copy.deepcopy(expected)}),
     )
     given = {"input_ids": ids[:, 4:], "position_ids": torch.tensor([[9, 11]])}
     assert _close(
         _logits(both.compiled, **given, past_key_values=found),
-        _logits(both.eager, **given, past_key_values=expected),
+        _logits(both.eager, **given, **{CACHE: expected}),
     )
 
 
@@ -87,7 +88,7 @@ def test_a_cache_takes_what_eager_takes(both: Both) -> None:
 def test_when_a_cache_comes_back(both: Both, use: bool | None, given: bool) -> None:
     caches = (both.compiled.new_cache(), DynamicCache()) if given else (None, None)
     outs = [
-        model(torch.tensor([[5, 6]]), past_key_values=cache, use_cache=use)
+        model(torch.tensor([[5, 6]]), use_cache=use, **{CACHE: cache})
         for model, cache in zip((both.compiled, both.eager), caches, strict=True)
     ]
     if given and use is False:

@@ -40,6 +40,7 @@ from tpcompile.cli.command import (
 from tpcompile.cli.logs import logged
 from tpcompile.cli.wording import with_options
 from tpcompile.errors import CompileError, PassError, RankError, VerifyError
+from tpcompile.libraries import library_errors
 from tpcompile.pause import paused_collector
 from tpcompile.plugins import load_plugins
 
@@ -97,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _status(words: list[str], alone: bool = False) -> int:
     """Run one command line and return the exit status."""
     try:
-        result = _run(words, alone)
+        with library_errors():
+            result = _run(words, alone)
     except SystemExit as shown:  # argparse exits after printing help or the version
         result = Result("", int(shown.code or 0))
     except (FailedError, RankError) as error:

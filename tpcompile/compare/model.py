@@ -25,6 +25,7 @@ from tpcompile.ir.info import info_of
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.rewriting.reproducer import write_reproducer
+from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.rank import rank_modules
@@ -114,10 +115,10 @@ class _Eager:
             ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=self._past,
             use_cache=self._cached,
+            **{CACHE: self._past},
         )
-        self._past = out.past_key_values
+        self._past = out.get(CACHE)
         logits: torch.Tensor = out.logits
         return logits
 
@@ -147,8 +148,8 @@ def _side_by_side(
             token = theirs[0][:, -1:].argmax(-1)
             mask = torch.cat([mask, torch.ones_like(token)], 1)
             theirs = [each(token, mask) for each in eager]
-            past = ours.past_key_values
-            ours = compiled(token, attention_mask=mask, past_key_values=past, use_cache=True)
+            past = {CACHE: ours[CACHE]}
+            ours = compiled(token, attention_mask=mask, use_cache=True, **past)
             said, *exact = [logits[:, -1] for logits in theirs]
             source = "one by one through the KV cache"
             yield _Run(

@@ -10,8 +10,8 @@ import torch
 from tpcompile.errors import UnsupportedError, UsageError
 
 _TAKEN = (
-    "only input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep "
-    "and return_dict"
+    "only input_ids, attention_mask, position_ids, past_key_values or cache, use_cache, "
+    "logits_to_keep and return_dict"
 )
 _ID_DTYPES = (torch.int64, torch.int32)
 """The dtypes that an embedding accepts."""

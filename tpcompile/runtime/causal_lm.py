@@ -9,6 +9,7 @@ from transformers import GenerationMixin
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.arguments import code_error, refuse_padded_ends
+from tpcompile.runtime.cache_name import CACHE, renamed
 from tpcompile.runtime.generation import decode_greedily
 from tpcompile.runtime.refusals import NO_GRADIENTS, Refusals, refusal
 
@@ -42,10 +43,10 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
                 "model is always stored in blocks on the ranks",
                 expected="None or 'dynamic'",
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache:
             cache = self.new_cache()
             cache.temporary = not generation_config.return_dict_in_generate
-            model_kwargs["past_key_values"] = cache
+            model_kwargs[CACHE] = cache
 
     def _sample(
         self,
@@ -76,7 +77,7 @@ class CausalLM(Refusals, _GenerationMixin):  # type: ignore[misc]
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare inputs as Hugging Face does, without the tokenizers that `generate` passes on."""
         own = {name: kwargs[name] for name in kwargs if name not in _NOT_FOR_FORWARD}
-        return super().prepare_inputs_for_generation(*args, **own)
+        return super().prepare_inputs_for_generation(*args, **renamed(own))
 
     def load_custom_generate(self, name: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: Hugging Face would run the code, older versions without trust_remote_code."""

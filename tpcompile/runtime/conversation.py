@@ -12,6 +12,7 @@ from transformers import StoppingCriteria
 
 from tpcompile.errors import UsageError
 from tpcompile.json_files import shortened
+from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.text import TextWriter, encode_chat
 
 
@@ -66,7 +67,7 @@ class Conversation:
         found = self._model.generate(
             given,
             attention_mask=torch.ones_like(given),
-            past_key_values=self._cache,
+            **{CACHE: self._cache},
             max_new_tokens=room,
             streamer=TextWriter(self._tokenizer, write, skip_prompt=True),
             stopping_criteria=[_Stop(stopped)],

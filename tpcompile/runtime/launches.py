@@ -12,6 +12,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from tpcompile.backends.executor import OnTokens
 from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.inspect.step_trace import StepTrace
+from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.kv.blocks import BlockPool
 from tpcompile.runtime.kv.cache import PagedCache
 from tpcompile.runtime.kv.packing import pack
@@ -62,7 +63,7 @@ class Launches(Leading):
         a temporary cache.
         """
         ranks = self._ranks
-        cache: PagedCache = inputs["past_key_values"]
+        cache: PagedCache = inputs[CACHE]
         if stops is None or not isinstance(ranks, ProgramRanks) or not cache.temporary:
             return 1
         positions = inputs.get("position_ids")
@@ -83,7 +84,7 @@ class Launches(Leading):
         `inputs` are the arguments of `forward` for the first step. A sequence that has ended gets
         -1. `each` receives the tokens of each step as they come.
         """
-        cache: PagedCache = inputs["past_key_values"]
+        cache: PagedCache = inputs[CACHE]
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         packed = pack(
             inputs["input_ids"].cpu(),

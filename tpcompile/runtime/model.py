@@ -19,6 +19,7 @@ from tpcompile.frontend import Captured
 from tpcompile.inspect.plan import PlanReport, plan_report
 from tpcompile.ir.info import info_of
 from tpcompile.ir.pieces import Read
+from tpcompile.libraries import library_errors
 from tpcompile.passes import Stage
 from tpcompile.runtime.arguments import (
     check_flag,
@@ -29,6 +30,7 @@ from tpcompile.runtime.arguments import (
     refuse_options,
 )
 from tpcompile.runtime.backend import MODULES
+from tpcompile.runtime.cache_name import CACHE, given_cache, renamed
 from tpcompile.runtime.causal_lm import CausalLM
 from tpcompile.runtime.generation import GreedyOutput
 from tpcompile.runtime.kv.blocks import BlockPool, blocks_for
@@ -197,12 +199,14 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
         logits_to_keep: int | torch.Tensor = 0,
         return_dict: bool | None = None,
         greedy: bool = False,
+        cache: Any = None,
         **options: Any,
     ) -> Any:
         """Return logits, as Hugging Face's causal LMs do.
 
-        `greedy` returns the best token after each sequence instead: the ranks then exchange one
-        value and one id per sequence, and no logits.
+        The KV cache has two names: `past_key_values`, and `cache` as in newer versions of
+        transformers. `greedy` returns the best token after each sequence instead: the ranks then
+        exchange one value and one id per sequence, and no logits.
         """
         with self._open_calls.enter():
             self._check_open()
@@ -212,27 +216,28 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             given = checked(
                 input_ids, attention_mask, position_ids, logits_to_keep, self._vocabulary
             )
-            past = past_key_values is not None
-            wanted = use_cache if use_cache is not None else past or self.config.use_cache
-            split = self._packs and packs_sequences(attention_mask, past_key_values, wanted)
-            cache = self._cache_for(past_key_values, use_cache)
+            past = given_cache({"past_key_values": past_key_values, "cache": cache})
+            has_past = past is not None
+            wanted = use_cache if use_cache is not None else has_past or self.config.use_cache
+            split = self._packs and packs_sequences(attention_mask, past, wanted)
+            own = self._cache_for(past, use_cache)
             packed = pack(
                 given.input_ids,
                 given.attention_mask,
                 given.position_ids,
                 1 if greedy else given.columns,
-                cache.real if past and cache is not None else None,
+                own.real if has_past and own is not None else None,
                 split,
             )
-            result = self._run(packed, cache, "tokens" if greedy else "logits")
+            result = self._run(packed, own, "tokens" if greedy else "logits")
         assert input_ids is not None
         found = packed.unpack(result).to(input_ids.device)
-        kept = cache if wanted else None
+        kept = own if wanted else None
         if greedy:
-            return GreedyOutput(tokens=found[:, -1], past_key_values=kept)
+            return GreedyOutput(tokens=found[:, -1], **{CACHE: kept})
         if told is False or (told is None and not self.config.return_dict):
             return (found,) if kept is None else (found, kept)
-        return CausalLMOutputWithPast(logits=found, past_key_values=kept)
+        return CausalLMOutputWithPast(logits=found, **{CACHE: kept})
 
     def _run(self, packed: Packed, cache: PagedCache | None, output: str) -> torch.Tensor:
         self._steps += 1
@@ -247,7 +252,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             return self._ranks.run(Step(inputs, output, placed.blocks, placed.copies))
 
     def new_cache(self) -> PagedCache:
-        """Return an empty KV cache to pass as `past_key_values`."""
+        """Return an empty KV cache to pass as `past_key_values`, or `cache`."""
         if self._pool is None:
             raise UnsupportedError(
                 "The model was compiled without a KV cache",
@@ -262,15 +267,15 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             return self.new_cache() if self._pool is not None or use_cache else None
         if not isinstance(given, PagedCache) or given.pool is not self._pool:
             raise UsageError(
-                "past_key_values must be a cache of this model",
+                f"{CACHE} must be a cache of this model",
                 got=type(given).__name__,
-                hint="Pass past_key_values of an earlier call, or model.new_cache()",
+                hint=f"Pass {CACHE} of an earlier call, or model.new_cache()",
             )
         return given
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Run Hugging Face's `generate`: greedy, sampling, beams, streamers, stopping criteria."""
-        with self._open_calls.enter():
+        with self._open_calls.enter(), library_errors():
             self._check_open()
             refuse_code(kwargs.get("custom_generate"), kwargs.get("trust_remote_code"))
             self.new_cache()  # raises if the pipeline has no KV cache
@@ -282,7 +287,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             if kwargs.get("attention_mask") is not None:
                 check_mask(kwargs["attention_mask"])
             self._ranks.agree()
-            return super().generate(*args, **kwargs)
+            return super().generate(*args, **renamed(kwargs))
 
     def __repr__(self) -> str:
         return f"CompiledModel({type(self).__name__}, tp={self.tp}, dtype={self.dtype})"

@@ -99,7 +99,7 @@ def test_blocks_go_back_when_the_cache_dies() -> None:
         ),
         ([[1] * 8, [0] * 8], [[1], [1]], "At row 0 of the batch"),
         (None, [[1]] * 4, "must have at most max_batch=3 sequences. Found 4 sequences"),
-        ([[1]] * 2, [[1]], "as past_key_values. Found a batch of 1. Expected a batch of 2"),
+        ([[1]] * 2, [[1]], "as the KV cache. Found a batch of 1. Expected a batch of 2"),
     ],
 )
 def test_what_has_no_room(filled: list[list[int]] | None, more: list[list[int]], said: str) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.runtime.slots import BLOCK, Slots
+from tpcompile.runtime.cache_name import CACHE, given_cache
 from tpcompile.runtime.kv.blocks import BlockPool
 from tpcompile.runtime.kv.cache import PagedCache
 
@@ -26,23 +27,25 @@ class Replay(Qwen3ForCausalLM):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any
     ) -> None:
-        if model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = PagedCache(self.pool, 1, 256)
+        if model_kwargs.get(CACHE) is None:
+            model_kwargs[CACHE] = PagedCache(self.pool, 1, 256)
 
     def forward(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
+        past = given_cache({"past_key_values": past_key_values, "cache": cache})
         new = input_ids.shape[1]
         if attention_mask is None:
-            columns = past_key_values.get_seq_length() + new
+            columns = past.get_seq_length() + new
             attention_mask = torch.ones(len(input_ids), columns, dtype=torch.long)
         real = attention_mask[:, -new:].bool()
-        with past_key_values.append(real) as appended:
+        with past.append(real) as appended:
             self.slots.run(appended, input_ids[real].tolist())
             whole = torch.zeros_like(attention_mask)
             whole[attention_mask.bool()] = torch.tensor(list(chain(*self.slots.rows(appended))))
@@ -57,9 +60,7 @@ class Replay(Qwen3ForCausalLM):
             )
             .logits[:, -new:]
         )
-        return CausalLMOutputWithPast(
-            logits=logits[:, -logits_to_keep:], past_key_values=past_key_values
-        )
+        return CausalLMOutputWithPast(logits=logits[:, -logits_to_keep:], **{CACHE: past})
 
 
 @pytest.fixture(scope="module")

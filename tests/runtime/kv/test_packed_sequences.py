@@ -15,6 +15,7 @@ from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import Both, enlivened, prompt
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.presets import preset
+from tpcompile.runtime.cache_name import CACHE
 
 VOCABULARY = 128
 
@@ -117,7 +118,7 @@ def test_a_cache_that_is_given_keeps_rows_whole(both: Both) -> None:
                 ids[:, 6:],
                 position_ids=positions,
                 use_cache=False,
-                past_key_values=model(ids[:, :6], use_cache=True).past_key_values,
+                **{CACHE: model(ids[:, :6], use_cache=True)[CACHE]},
             ).logits
             for model in (both.compiled, both.eager)
         ]
@@ -183,7 +184,7 @@ class _NeverApart(Qwen3Model):
     def forward(self, input_ids: Any, position_ids: Any = None, **options: Any) -> Any:
         hidden = self.embed_tokens(input_ids)
         del options["attention_mask"], options["inputs_embeds"]
-        mask = create_causal_mask(self.config, hidden, attention_mask=None, past_key_values=None)
+        mask = create_causal_mask(self.config, hidden, attention_mask=None, **{CACHE: None})
         return super().forward(
             inputs_embeds=hidden,
             position_ids=position_ids,

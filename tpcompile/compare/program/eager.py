@@ -21,6 +21,7 @@ from tpcompile.compare.program.texts import Texts
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import LINEAR
+from tpcompile.runtime.cache_name import CACHE
 
 _OUTPUTS = ("norm", "q", "k", "v", "q_normed", "k_normed", "mlp_norm", "embedding", "final_norm")
 """The values that modules of the model return. Residuals are the inputs of its norms."""
@@ -100,9 +101,9 @@ class Eager:
             out = self._model(
                 ids[None],
                 position_ids=places[None],
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{CACHE: cache},
             )
         logits: torch.Tensor = out.logits[0]
         return logits

@@ -12,6 +12,7 @@ import torch
 from transformers import Cache
 
 from tpcompile.errors import UnsupportedError, UsageError
+from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.kv.blocks import BlockPool, Row, blocks_for, grow, slots_of, tables_of
 
 
@@ -103,10 +104,10 @@ class PagedCache(Cache):
     def _check_batch(self, batch: int) -> None:
         if self.is_initialized and batch != len(self._rows):
             raise UsageError(
-                "The batch must have as many sequences as past_key_values",
+                "The batch must have as many sequences as the KV cache",
                 got=f"a batch of {batch}",
                 expected=f"a batch of {len(self._rows)}",
-                hint="Start without past_key_values, or call its batch_repeat_interleave",
+                hint=f"Start without {CACHE}, or call its batch_repeat_interleave",
             )
         if self._max_batch is not None and batch > self._max_batch:
             raise UsageError(
@@ -252,5 +253,5 @@ class PagedCache(Cache):
 def _no_tensors() -> UnsupportedError:
     return UnsupportedError(
         "This KV cache holds no tensors: K and V are stored on the ranks of the compiled model",
-        hint="Pass it as past_key_values only to that model; copy it with copy.deepcopy",
+        hint=f"Pass it as {CACHE} only to that model; copy it with copy.deepcopy",
     )

@@ -121,7 +121,7 @@ def _real(
     batch, past = before.shape
     if batch != len(input_ids):
         raise UsageError(
-            "The batch must have as many sequences as past_key_values",
+            "The batch must have as many sequences as the KV cache",
             got=f"a batch of {len(input_ids)}",
             expected=f"a batch of {batch}",
         )
