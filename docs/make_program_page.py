@@ -53,10 +53,12 @@ result.
   threshold of a wait is its number plus s times the counter's signals in one step. `wait c4>=0` is
   met at once in the first step; later it waits for all signals of the step before.
 - Each rank has the same number of **queues**; the first ones belong to rank 0. With `sharing=1`
-  each queue belongs to one worker. With the dynamic policy there is one queue per rank, and
-  `sharing` workers take from it. Each worker takes the next instruction, then waits until
-  it may start. Counters alone order the instructions, so such a program is proved for *any* number
-  of workers per queue. A program that is safe only if few workers share a queue is refused.
+  each queue belongs to one worker. With the dynamic policy, which is the default on a CPU, there is
+  one queue per rank, and `sharing` workers take from it. Each worker claims the next instruction,
+  then waits until it may start; meanwhile another worker may take the claim over. Counters alone
+  order the instructions, so such a program is proved for *any* number of workers per queue and for
+  any worker that runs an instruction. A program that is safe only if few workers share a queue is
+  refused.
 - **Joins** are blocks of one head that several instructions compute. The blocks are not ordered
   among themselves. The last block to arrive norms, rotates and stores the head.
 - **Sums** have fixed slots and are added in a fixed tree, across columns, spans and ranks. So the

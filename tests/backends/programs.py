@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -57,7 +58,8 @@ def memory_of(
 ) -> StepMemory:
     """The memory of a program for so many sequences, which have no tokens yet."""
     graph, weights = _graph(model, dtype, tp, odd, long)
-    plan = StepPlan(workers, batch, max_seq_len=longest, context=32, grain=4, steps=steps)
-    program = scheduled(graph, target_of("cpu", workers), plan).proved
+    target = replace(target_of("cpu", workers), grain=4)
+    plan = StepPlan.on(target, batch=batch, max_seq_len=longest, context=32, steps=steps)
+    program = scheduled(graph, target, plan).proved
     rotation = rotation_of(program, _captured(model, dtype, odd, long).rotary.fresh())
     return StepMemory(program, lambda rank, name: weights[name][rank], rotation)

@@ -27,9 +27,11 @@ def test_places_are_apart() -> None:
     share = RankShare(program, 0, bytearray(layout.size))
     ends = [(at, at + share.tensors[number].nbytes) for number, at in layout.buffers.items()]
     ends += [(layout.counters + layout.row * rank, 0) for rank in range(program.ranks)]
+    ends.append((layout.board, layout.board + share.board.nbytes))
     assert all(one[1] <= other[0] for one, other in pairwise(ends))
     assert layout.row >= 8 * program.counters
-    assert layout.size == layout.counters + layout.row * program.ranks
+    assert layout.board == layout.counters + layout.row * program.ranks
+    assert layout.size == layout.board + share.board.nbytes
 
 
 def test_a_rank_that_never_signals_is_missed() -> None:

@@ -7,7 +7,6 @@ to an integer atomically, so each rank has its own row of counters, and a waiter
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tpcompile.vm.program import Program
 _ALIGN = 64
 """The alignment of buffers and rows of counters: a cache line, in bytes."""
 
-_LOOKS = 1000
+_LOOKS = 100
 """The number of times that a counter is polled before the first sleep."""
 
 _REST_S = 50e-6
@@ -139,11 +138,10 @@ class RankShare:
         while self.count(counter) < until:
             looks += 1
             if looks < _LOOKS:
-                os.sched_yield()
-            elif self.lost() or time.monotonic() > end:
+                continue
+            if self.lost() or time.monotonic() > end:
                 return self.count(counter) >= until  # a rank that has ended may have signalled
-            else:
-                time.sleep(_REST_S)
+            time.sleep(_REST_S)
         return True
 
     def count(self, counter: int) -> int:

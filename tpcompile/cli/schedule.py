@@ -67,7 +67,8 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--policy",
         metavar="P",
-        help="round-robin, zigzag, wave, critical-path or dynamic; default: dynamic on a CPU, critical-path on a GPU",
+        help="round-robin, zigzag, wave, critical-path or dynamic; default: dynamic if the target "
+        "has several blocks per worker, as cpu has, else critical-path",
     )
     parser.add_argument(
         "--lowering",

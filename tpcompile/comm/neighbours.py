@@ -6,7 +6,6 @@ over gloo, whose threads must wake each other. Each token needs two sums per lay
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
@@ -62,7 +61,6 @@ class Neighbours:
 
     def _rest(self, ends: list[_Exchange], until: float) -> None:
         if time.perf_counter() < until:
-            os.sched_yield()
             return
         select.select(
             [end.other for end in ends if end.room], [end.other for end in ends if end.sent], []

@@ -95,6 +95,7 @@ class Case:
     interleaved: bool = False
     policy: str = "critical-path"
     workers: int = 3
+    blocks_per_worker: int = 1
     column_splits: int = 1
 
     @property
@@ -115,6 +116,7 @@ class Case:
             lowering=self.lowering,
             column_splits=self.column_splits,
             grain=4,
+            blocks_per_worker=self.blocks_per_worker,
             steps=STEPS,
         )
 

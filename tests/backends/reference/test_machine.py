@@ -104,6 +104,19 @@ def test_bits_do_not_depend_on_the_schedule(model: str, tp: int) -> None:
 def test_bits_with_an_adversary(policy: str) -> None:
     """The bits are unchanged when any single instruction is delayed as long as possible."""
     case = Case("tiny-qwen3", 2, lengths=(3, 9), policy=policy, lowering="rows", workers=3)
+    _assert_no_delay_matters(case)
+
+
+def test_bits_with_an_adversary_of_several_blocks_per_worker() -> None:
+    """A shared queue lets any worker run a claimed instruction, so the adversary may hold any."""
+    case = Case("tiny-qwen3", lengths=(3, 9), policy="dynamic", workers=3, blocks_per_worker=4)
+    assert len(case.program.instructions) > 2 * len(
+        replace(case, blocks_per_worker=1).program.instructions
+    )
+    _assert_no_delay_matters(case)
+
+
+def _assert_no_delay_matters(case: Case) -> None:
     wanted = steps_of(case, 1)
     for number in range(0, len(case.program.instructions), 3):
         _assert_same(steps_of(case, 1, lambda step: held_back(number)), wanted)  # noqa: B023

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tpcompile.errors import UsageError
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program.instruction import Range
+from tpcompile.vm.targets import TARGETS
 
 SIZES = st.integers(1, 400)
 
@@ -29,6 +32,16 @@ def test_blocks(workers: int, grain: int, extent: int) -> None:
     assert max(one.extent for one in found) <= -(-units // workers) * grain
     full = [one.extent for one in found[:-1]]
     assert max(full, default=0) - min(full, default=0) <= grain
+
+
+def test_several_blocks_per_worker() -> None:
+    """They let work move between workers, so a single worker has one block."""
+    plan = StepPlan.on(replace(TARGETS["cpu"], workers=2), batch=3)
+    assert (plan.workers, plan.grain, plan.batch, plan.shares) == (2, 16, 3, 8)
+    assert len(plan.blocks(1024)) == len(plan.head_runs(32, 32)) == 8
+    assert len(plan.blocks(48)) == 3, "the grain is the limit"
+    assert StepPlan(1, blocks_per_worker=4).shares == 1
+    assert StepPlan.on(TARGETS["h200"]).shares == TARGETS["h200"].workers
 
 
 @given(grain=st.integers(1, 64), extents=st.tuples(st.integers(1, 9_999), st.integers(1, 9_999)))

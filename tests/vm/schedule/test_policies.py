@@ -16,7 +16,16 @@ from tpcompile.vm.proof.verify import check_program
 from tpcompile.vm.schedule.assemble import assemble
 from tpcompile.vm.schedule.clock import timing
 from tpcompile.vm.schedule.list_schedule import tails
-from tpcompile.vm.schedule.policies import POLICIES, depths, schedule
+from tpcompile.vm.schedule.policies import POLICIES, depths, policy_for, schedule
+from tpcompile.vm.targets import TARGETS
+
+
+def test_default_policies_of_targets() -> None:
+    assert POLICIES[policy_for(TARGETS["cpu"])].dynamic, "its workers share the blocks of a phase"
+    assert not POLICIES[policy_for(TARGETS["h200"])].dynamic
+    assert policy_for(TARGETS["cpu"], "Zigzag") == "zigzag"
+    with pytest.raises(UsageError, match="zigzag"):
+        policy_for(TARGETS["cpu"], "zigzg")
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -64,10 +64,11 @@ class Program:
     sharing: int = 1
     """The number of workers that take from each queue.
 
-    If there are several, each takes the next instruction from the front and only then waits for
-    its counters. Later instructions may overtake it, so counters alone order them. The verifier
-    proves such a program for any number of workers per queue, so an executor may start more or
-    fewer. A program that is safe only for this number is refused.
+    If there are several, each claims the next instruction from the front and only then waits for
+    its counters; another worker may take the claim over. Later instructions may overtake it, so
+    counters alone order them. The verifier proves such a program for any number of workers per
+    queue, so an executor may start more or fewer. A program that is safe only for this number is
+    refused.
     """
     repeats: bool = False
     """Whether one launch runs several steps.

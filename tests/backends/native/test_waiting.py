@@ -1,0 +1,94 @@
+"""Workers that lose their cores: others run what they wait with, and the bits stay the same."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.backends.reference.stepping import Case, place
+from tpcompile.backends.native import Native
+from tpcompile.backends.native.executor import Native as Executor
+
+CASE = Case("tiny-qwen3", lengths=(9, 3), spans=1, policy="dynamic", workers=3, blocks_per_worker=4)
+STEPS = 3
+_HOLD, _RELEASE = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _run(native: Executor, case: Case, launches: int = 1) -> list[torch.Tensor]:
+    """Return the tokens and logits of some launches from the same state."""
+    found: list[torch.Tensor] = []
+    for _ in range(launches):
+        place(native, case)
+        found += [native.run(STEPS), native.logits.clone()]
+    return found
+
+
+def _threads(native: Executor) -> list[int]:
+    """Return the ids of the workers' threads, which stand on the board."""
+    seats = native._board[64:].view(torch.int32).view(-1, 16)
+    return [int(thread) for thread in seats[:, 2]]
+
+
+@contextmanager
+def _held(thread: int) -> Iterator[None]:
+    """Stop a thread: the handler of one signal, `pause`, returns after another signal.
+
+    The handlers stay, because the thread receives the second signal at some later time.
+    """
+    for number, handler in ((_HOLD, _LIBC.pause), (_RELEASE, _LIBC.abs)):
+        _LIBC.signal(number, ctypes.cast(handler, ctypes.c_void_p))
+    _LIBC.tgkill(os.getpid(), thread, _HOLD)
+    try:
+        yield
+    finally:
+        _LIBC.tgkill(os.getpid(), thread, _RELEASE)
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Start processes that use all the time of a core, and end them afterwards."""
+    command = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    started = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("held", range(CASE.workers))
+def test_a_worker_without_a_core_holds_nothing_up(held: int) -> None:
+    """It sleeps with a claim on an instruction of the next launch; others run that one too."""
+    native = Native(CASE.memory())
+    wanted = _run(native, CASE, launches=3)
+    with _held(_threads(native)[held]):
+        found = _run(native, CASE, launches=3)
+    later = _run(native, CASE, launches=3)
+    native.close()
+    for one, other, third in zip(wanted, found, later, strict=True):
+        assert torch.equal(one, other) and torch.equal(one, third)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+@pytest.mark.parametrize("policy", ["dynamic", "critical-path"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_bits_beside_busy_processes(tp: int, policy: str, workers: int) -> None:
+    case = replace(CASE, tp=tp, policy=policy, workers=workers)
+    native = Native(case.memory())
+    wanted = _run(native, case)
+    with _busy(2):
+        found = _run(native, case, launches=20)
+    native.close()
+    for turn, value in enumerate(found):
+        assert torch.equal(value, wanted[turn % 2])
