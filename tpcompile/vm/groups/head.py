@@ -212,7 +212,7 @@ def norm_head(to: Building, node: fx.Node) -> None:
             dtype=DType.of(value_type(bound["weight"]).dtype),
         )
         blocks = to.plan.pieces(columns[rank], slots)
-        to.instructions += [NormLmHead(at, rows, slot) for slot, rows in enumerate(blocks)]
+        to.deal(NormLmHead(at, rows, slot) for slot, rows in enumerate(blocks))
 
 
 def _first_row(node: fx.Node, rank: int) -> int:

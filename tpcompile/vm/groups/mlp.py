@@ -110,4 +110,4 @@ def norm_gate_up(to: Building, node: fx.Node) -> None:
             ffn=columns[rank],
             dtype=DType.of(value_type(bound["weight"]).dtype),
         )
-        to.instructions += [NormGateUpSwiglu(at, rows) for rows in to.plan.blocks(columns[rank])]
+        to.deal(NormGateUpSwiglu(at, rows) for rows in to.plan.blocks(columns[rank]))

@@ -170,7 +170,7 @@ def linear_residual(to: Building, node: fx.Node) -> None:
     to.put(node, out)
     for rank in range(to.ranks):
         at = _project_operands(to, node, rank, out + rank)
-        to.instructions += [LinearResidual(at, rows) for rows in to.plan.blocks(width_of(node))]
+        to.deal(LinearResidual(at, rows) for rows in to.plan.blocks(width_of(node)))
 
 
 @lowers(LINEAR, where=read_by(ALL_REDUCE_RESIDUAL))
@@ -190,10 +190,10 @@ def _make_terms(to: Building, node: fx.Node, x: fx.Node, weight: fx.Node) -> int
         at = _terms_operands(to, node, rank, x, weight, terms + rank)
         for slot, columns in enumerate(_columns(to, at)):
             leaves = at.leaves // to.plan.column_splits
-            to.instructions += [
+            to.deal(
                 LinearTerms(at, rows, columns, slot, leaves)
                 for rows in to.plan.blocks(width_of(node))
-            ]
+            )
     return terms
 
 

@@ -159,7 +159,7 @@ def norm_qkv(to: Building, node: fx.Node) -> None:
         for part, heads in zip((Part.Q, Part.K, Part.V), counts, strict=True):
             out = q if part == Part.Q else cache
             at = _qkv_operands(to, node, rank, part, first, out + rank)
-            to.instructions += _heads(to, at, heads, sum(counts))
+            to.deal(_heads(to, at, heads, sum(counts)))
             first += heads * at.width
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,17 @@ class Building:
                     expected=f"{before}, as before",
                 )
         return first
+
+    def deal(self, blocks: Iterable[StepInstruction]) -> None:
+        """Append the blocks of a phase, which are in the order of their weights in memory.
+
+        Workers that share a queue take blocks in turn. The order of the instructions is such that
+        a worker's blocks are then neighbours, so it loads one stream of weights.
+        """
+        found = list(blocks)
+        each = -(-len(found) // self.plan.workers)
+        for turn in range(each):
+            self.instructions += found[turn::each]
 
     def number(self, name: str) -> int:
         """Return the number of rank 0's buffer of a declared name."""
