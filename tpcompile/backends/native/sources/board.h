@@ -47,11 +47,13 @@ class alignas(64) Bell {
 
 // What others know of a worker.
 struct alignas(64) Seat {
-  std::atomic<int64_t> claim;   // 1 + the ticket of the instruction that it waits with, or 0
-  std::atomic<int32_t> thread;  // 0 before the worker has started
+  enum : int32_t { kSleeps = 0, kWaits = 1, kRuns = 2 };
+
+  std::atomic<int64_t> claim;  // 1 + the ticket of the instruction that it runs next, or 0
+  std::atomic<int32_t> thread;
   std::atomic<int32_t> clock;  // the CPU time of its thread, for this process
   std::atomic<int32_t> core;  // the core that it is pinned to, or -1
-  std::atomic<int32_t> awake;
+  std::atomic<int32_t> state;  // before it has started, the worker sleeps
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(Bell) == 64, "processes share");

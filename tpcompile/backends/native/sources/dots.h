@@ -182,10 +182,13 @@ TPC_INLINE int64_t rows_ahead(int64_t stride, size_t size) {
   return bytes >= kAhead ? 1 : kAhead / bytes;
 }
 
-// A row that is about `kAhead` bytes further on.
+// The place about `kAhead` bytes after a row, of which `left` rows are left: this or the next
+// weights.
 template <class T>
-TPC_INLINE const char* ahead_of(const T* row, int64_t stride) {
-  return reinterpret_cast<const char*>(row + rows_ahead(stride, sizeof(T)) * stride);
+TPC_INLINE const char* ahead_of(const T* row, int64_t stride, int64_t left, const char* next) {
+  const int64_t rows = rows_ahead(stride, sizeof(T)), bytes = stride * static_cast<int64_t>(sizeof(T));
+  if (rows < left || next == nullptr) return reinterpret_cast<const char*>(row) + rows * bytes;
+  return next + (rows - left) * bytes;
 }
 
 // Combine `count` terms in a fixed tree, neighbours first, then neighbours of neighbours. The
@@ -382,7 +385,7 @@ inline void dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
   for (int64_t row = 0; row < rows; ++row) {
     const T* own = weight + row * stride;
-    const char* ahead = ahead_of(own, stride);
+    const char* ahead = ahead_of(own, stride, rows - row, scratch.next_weights);
     if (x.leaves == 1) {
       row_dots(own, ahead, x.values, x.batch, x.columns, out + row, out_stride, sums);
       continue;

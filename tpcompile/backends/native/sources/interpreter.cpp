@@ -88,16 +88,20 @@ Weights first_weights(const int32_t* words) {
   }
 }
 
-// Fetch the first rows of weights into the second cache: they do not depend on what is waited for.
-void fetch_weights(const Memory& memory, const int32_t* words) {
-  constexpr int64_t kRows = 16, kMostBytes = 1 << 16;
+// The address of the weights that an instruction reads first, or null.
+const char* next_weights(const Memory& memory, const int32_t* words) {
   const Weights first = first_weights(words);
-  if (first.buffer == TPC_NONE) return;
+  if (first.buffer == TPC_NONE) return nullptr;
   const tpc_buffer& buffer = memory.buffers[first.buffer];
   const int64_t row = buffer.strides[0] * (buffer.dtype == TPC_DTYPE_F32 ? 4 : 2);
-  const int64_t rows = std::min(kRows, buffer.shape[0] - first.row);
-  const char* from = reinterpret_cast<const char*>(buffer.address) + first.row * row;
-  for (int64_t at = 0; at < std::min(rows * row, kMostBytes); at += 64)
+  return reinterpret_cast<const char*>(buffer.address) + first.row * row;
+}
+
+// Fetch the first rows of weights into the second cache: they do not depend on what is waited for.
+void fetch_weights(const Memory& memory, const int32_t* words) {
+  constexpr int64_t kBytes = 1 << 16;
+  const char* from = next_weights(memory, words);
+  for (int64_t at = 0; from != nullptr && at < kBytes; at += 64)
     __builtin_prefetch(from + at, 0, 2);
 }
 
@@ -250,17 +254,32 @@ class Machine {
   void work(int number) {
     Worker worker{number, take_seat(number),
                   Delays(program_.delays + static_cast<uint64_t>(number) * 0x9e3779b9)};
-    const int queue = number / program_.sharing;
-    const int32_t* edges = program_.queue_offsets + program_.first_queue + queue;
-    const int64_t length = edges[1] - edges[0];
-    if (length == 0) return;
-    for (int64_t turns = 0;; ++turns) {
-      Ticket& tickets = tickets_[static_cast<size_t>(queue)];
-      const int64_t ticket =
-          shares() ? tickets.next.fetch_add(1, std::memory_order_relaxed) : turns;
-      worker.seat.claim.store(ticket + 1);
-      if (!take(turn_of(queue, ticket), worker)) return;
+    const int32_t* edges = program_.queue_offsets + program_.first_queue + queue_of(worker);
+    if (edges[0] == edges[1]) return;
+    Turn turn = claim_next(worker);
+    while (!ends()) {
+      const bool launched = turn.step < limit_.load();
+      int64_t begin = launched ? now_if_timed() : 0;
+      const bool may_start = ready(turn) || comes(turn, worker);
+      if (!launched) begin = now_if_timed();
+      int64_t claim = turn.ticket + 1;
+      const bool own = may_start && worker.seat.claim.compare_exchange_strong(claim, 0);
+      const Turn next = ends() ? turn : claim_next(worker);
+      if (own) run(turn, next, worker, begin);
+      turn = next;
     }
+  }
+
+  int queue_of(const Worker& worker) const { return worker.number / program_.sharing; }
+
+  // Claim the next instruction of the queue. A worker claims before it runs an instruction: the
+  // prefetches at its end go on with the next weights.
+  Turn claim_next(Worker& worker) {
+    const int queue = queue_of(worker);
+    Ticket& tickets = tickets_[static_cast<size_t>(queue)];
+    const Turn turn = turn_of(queue, tickets.next.fetch_add(1, std::memory_order_relaxed));
+    worker.seat.claim.store(turn.ticket + 1);
+    return turn;
   }
 
   // Describe the thread of a worker on the board, and pin it if each worker can have a core.
@@ -273,7 +292,7 @@ class Machine {
     seat.core.store(-1);
     seat.thread.store(static_cast<int32_t>(syscall(SYS_gettid)));
     if (program_.workers == cores_.count()) cores_.pin(seat, place);
-    seat.awake.store(1);
+    seat.state.store(Seat::kWaits);
     return seat;
   }
 
@@ -284,19 +303,6 @@ class Machine {
     const int32_t* edges = program_.queue_offsets + program_.first_queue + queue;
     const int64_t length = edges[1] - edges[0];
     return {ticket, ticket / length, program_.queue_values[edges[0] + ticket % length]};
-  }
-
-  // Run the instruction that a worker claims, unless another one has taken it meanwhile. Return
-  // false if the machine ends before.
-  bool take(const Turn& turn, Worker& worker) {
-    const bool launched = turn.step < limit_.load();
-    int64_t begin = launched ? now_if_timed() : 0;
-    if (ready(turn) || comes(turn, worker)) {
-      if (!launched) begin = now_if_timed();
-      int64_t claim = turn.ticket + 1;
-      if (worker.seat.claim.compare_exchange_strong(claim, 0)) run(turn, worker, begin);
-    }
-    return !ends();
   }
 
   // Whether an instruction may start.
@@ -316,8 +322,10 @@ class Machine {
     return times_.load(std::memory_order_relaxed) == nullptr ? 0 : now_ns();
   }
 
-  void run(const Turn& turn, Worker& worker, int64_t begin) {
+  void run(const Turn& turn, const Turn& next, Worker& worker, int64_t begin) {
     const int64_t start = now_if_timed();
+    worker.seat.state.store(Seat::kRuns, std::memory_order_relaxed);
+    worker.scratch.next_weights = next_weights(memory_, words_of(next.number));
     const int32_t* words = words_of(turn.number);
     if (program_.delays != 0) delay(worker.delays.next_ns());
     worker.scratch.reset();
@@ -330,6 +338,7 @@ class Machine {
     const int32_t* signals = program_.signal_offsets + turn.number;
     for (int32_t at = signals[0]; at < signals[1]; ++at)
       __atomic_fetch_add(counter_of(program_.signal_values[at]), 1, __ATOMIC_SEQ_CST);
+    worker.seat.state.store(Seat::kWaits, std::memory_order_relaxed);
     done_[static_cast<size_t>(worker.number)].instructions.fetch_add(1);
     if (bell_.has_sleepers() && completes(turn)) bell_.ring();
   }
@@ -410,6 +419,8 @@ class Machine {
   // that has none. It sleeps if other programs want its core, or after a long time.
   bool comes(const Turn& turn, Worker& worker) {
     constexpr int kPolls = 16;
+    while (shares() && helps(turn, worker, Seat::kRuns))
+      if (ready(turn)) return true;
     if (turn.step < limit_.load()) fetch_weights(memory_, words_of(turn.number));
     int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
     for (int64_t polls = 1; !ready(turn); ++polls) {
@@ -426,7 +437,7 @@ class Machine {
       if (now < look) continue;
       if (worker.seat.claim.load() == 0) return false;
       if (now - begin > static_cast<int64_t>(program_.timeout * 1e9)) give_up();
-      if (shares() && helps(worker)) {
+      if (shares() && helps(turn, worker, Seat::kSleeps)) {
         begin = now_ns(), look = begin + worker.usual.patience_ns();
       } else if (gives_core(worker, now - begin)) {
         look = now_ns() + worker.usual.patience_ns();
@@ -443,22 +454,23 @@ class Machine {
   template <class Met>
   void sleep(Worker& worker, int64_t ns, const Met& met) {
     const int64_t begin = now_ns();
-    worker.seat.awake.store(0);
+    worker.seat.state.store(Seat::kSleeps);
     bell_.sleep(ns, met);
-    worker.seat.awake.store(1);
+    worker.seat.state.store(Seat::kWaits);
     worker.core_time.slept(now_ns() - begin);
   }
 
-  // Run an instruction that another worker of the queue claims, if one may start.
-  bool helps(Worker& worker) {
-    const int queue = worker.number / program_.sharing, first = queue * program_.sharing;
+  // Run an instruction that another worker of the queue claims, if one may start and the other
+  // worker is in this state or a busier one.
+  bool helps(const Turn& own, Worker& worker, int32_t state) {
+    const int queue = queue_of(worker), first = queue * program_.sharing;
     for (int other = first; other < first + program_.sharing; ++other) {
       Seat& seat = seats_[program_.first_worker + other];
       int64_t claim = seat.claim.load();
-      if (other == worker.number || claim == 0) continue;
+      if (other == worker.number || claim == 0 || seat.state.load() < state) continue;
       const Turn turn = turn_of(queue, claim - 1);
       if (!ready(turn) || !seat.claim.compare_exchange_strong(claim, 0)) continue;
-      run(turn, worker, now_if_timed());
+      run(turn, own, worker, now_if_timed());
       return true;
     }
     return false;
@@ -469,10 +481,11 @@ class Machine {
     if (worker.seat.core.load() < 0) return false;
     for (int place = 0; place < program_.workers; ++place) {
       Seat& seat = seats_[place];
-      if (&seat == &worker.seat || seat.thread.load() == 0 || !seat.awake.load()) continue;
+      const int32_t state = seat.state.load();
+      if (&seat == &worker.seat || state == Seat::kSleeps) continue;
       const int other = place - program_.first_worker;
       const bool here = 0 <= other && other < workers_;
-      if (here && shares() && seat.claim.load() != 0) continue;  // others can take its instruction
+      if (here && shares() && state == Seat::kWaits) continue;  // others can take its claim
       if (here ? runs(seat.clock.load()) : !worker.strangers.suspects(waited_ns)) continue;
       const int64_t begin = now_ns();
       if (!Cores::exchange(bell_, worker.seat, seat)) continue;

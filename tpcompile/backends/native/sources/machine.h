@@ -21,6 +21,10 @@ class Scratch {
 
   void reset() { used_ = 0; }
 
+  // The weights that the worker reads after those of this instruction, or null. The prefetches at
+  // the end of the instruction go on there, so that a worker reads one stream.
+  const char* next_weights = nullptr;
+
  private:
   void* bytes(size_t count);
 

@@ -18,7 +18,11 @@ void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& sc
   const Operand<T> x = normed<T>(memory, at, scratch);
   float* gate = scratch.take<float>(batch * rows);
   float* up = scratch.take<float>(batch * rows);
+  const char* const next_weights = scratch.next_weights;
+  scratch.next_weights = reinterpret_cast<const char*>(
+      memory.at<T>(at.weight) + (int64_t{at.ffn} + at.rows.start) * x.columns);
   linear_rows(memory, at, x, at.rows.start, rows, gate, rows, scratch);
+  scratch.next_weights = next_weights;
   linear_rows(memory, at, x, int64_t{at.ffn} + at.rows.start, rows, up, rows, scratch);
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t row = 0; row < rows; row += kLanes) {

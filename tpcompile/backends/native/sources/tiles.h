@@ -85,6 +85,8 @@ inline void tile_dots(const bf16* weight, int64_t stride, int64_t rows, const Op
                       float* out, int64_t out_stride, Scratch& scratch) {
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
   float* sums = scratch.take<float>(x.leaves * kTileRows * 16);
+  const char* const next_weights =
+      scratch.next_weights ? scratch.next_weights : reinterpret_cast<const char*>(weight);
   for (int64_t group = 0; 16 * group < x.batch; ++group) {
     const int64_t left = x.batch - 16 * group, sequences = left < 16 ? left : 16;
     for (int64_t row = 0; row < rows; row += kTileRows) {
@@ -92,6 +94,7 @@ inline void tile_dots(const bf16* weight, int64_t stride, int64_t rows, const Op
       if (row == 0 || held < kTileRows) shape_tiles(held, sequences);
       const bf16* own = weight + row * stride;
       const char* ahead = reinterpret_cast<const char*>(own + kTileRows * stride);
+      if (row + kTileRows >= rows) ahead = next_weights;
       for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
         const int64_t width = each + (leaf < longer);
         tile_block(own + first, stride, held, width, x.packed[group * x.leaves + leaf], sequences,
