@@ -60,9 +60,8 @@ class Continuations:
         done = len(handle.prompt_chosen)
         for place, row in enumerate(logits, piece.first + 1):
             if done < place < len(handle.prompt):
-                logprobs = torch.log_softmax(row.float(), 0)
                 most = handle.params.prompt_logprobs
-                handle.prompt_chosen.append(described(handle.prompt[place], logprobs, most))
+                handle.prompt_chosen.append(described(handle.prompt[place], row, most))
 
     def go_on(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
         """Append the token that logits give, or that was chosen; begin others after a prompt."""
