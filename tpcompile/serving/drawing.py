@@ -24,6 +24,8 @@ _CANDIDATES = 256
 _RUN = 256
 """The weights that are added before the sums are cumulated."""
 
+_SAMPLED = 64
+"""One of so many scores is added to estimate whether the candidates may suffice."""
 _PIECE = 2**14
 """The scores that are added at a time, few enough to stay in the cache of a core."""
 
@@ -36,6 +38,12 @@ class Cumulative:
         self._starts = np.arange(0, len(weights), _RUN)
         self._sums = np.cumsum(np.add.reduceat(weights, self._starts, dtype=np.float64))
         self.total = float(self._sums[-1])
+
+    def before(self, place: int) -> float:
+        """Return the sum of the weights before a place."""
+        run = place // _RUN
+        inside = self._weights[run * _RUN : place].sum(dtype=np.float64)
+        return float(inside + (self._sums[run - 1] if run else 0.0))
 
     def place(self, target: float) -> int:
         """Return the first place up to which the sum is above `target`; at most the last positive.
@@ -62,7 +70,11 @@ class Kept:
     """
 
     weights: np.ndarray
-    """Their probabilities relative to that of the best token, as float32."""
+    """The probabilities of tokens relative to that of the best one, as float32."""
+    cumulative: Cumulative
+    """Their sums."""
+    first: int = 0
+    """The place of the first token that may be drawn; all after it may be drawn too."""
     candidates: np.ndarray | None = None
     """The ids from which the best were chosen; None: all ids."""
     scores: np.ndarray | None = None
@@ -72,14 +84,14 @@ class Kept:
 
     def draw(self, chance: float) -> int:
         """Return the token for a random number from 0 to less than 1."""
-        cumulative = Cumulative(self.weights)
-        return self.token(cumulative.place(chance * cumulative.total))
+        before = self.cumulative.before(self.first)
+        target = before + chance * (self.cumulative.total - before)
+        return self.token(max(self.first, self.cumulative.place(target)))
 
     def token(self, place: int) -> int:
         """Return the id of the token at a place."""
         if self.ordered is None or self.scores is None:
             return place
-        place += len(self.ordered) - len(self.weights)
         score = self.ordered[place]
         rank = place - int(np.searchsorted(self.ordered, score))
         found = int(np.flatnonzero(self.scores == score)[rank])
@@ -91,8 +103,9 @@ def kept(
 ) -> Kept:
     """Return the tokens that Hugging Face's warpers keep, which come in this order.
 
-    Top-k keeps all tokens that equal the last one. Top-p removes the least likely tokens, and of
-    equal ones those with lower ids first, while their sum is at most 1 - `top_p`.
+    Top-k keeps all tokens that equal the last one. Top-p removes the least likely tokens while
+    their sum is at most 1 - `top_p`, and of equal ones those with lower ids first. Hugging Face's
+    sort leaves the order of equal ones open.
     """
     top = scores.max()
     if not np.isfinite(top):
@@ -103,18 +116,18 @@ def kept(
             hint="Use a higher temperature, and a dtype in which the model does not overflow",
         )
     if top_k is None and top_p == 1 and min_p == 0:
-        return Kept(_weights(scores, top))
+        weights = _weights(scores, top)
+        return Kept(weights, Cumulative(weights))
     candidates, rest = _candidates(scores, top, top_k, top_p, min_p)
     best = scores if candidates is None else scores[candidates]
     ordered = np.sort(best)
     weights = _weights(ordered, top)
-    first = 0
+    cumulative, first = Cumulative(weights), 0
     if top_p < 1:
-        cumulative = Cumulative(weights)
         first = cumulative.place((1 - top_p) * (cumulative.total + rest) - rest)
     if min_p:
         first = max(first, int(np.searchsorted(weights, np.float32(min_p))))
-    return Kept(weights[first:], candidates, best, ordered)
+    return Kept(weights, cumulative, first, candidates, best, ordered)
 
 
 def _candidates(
@@ -131,8 +144,13 @@ def _candidates(
     decided = bool(weights.min() < min_p)
     if top_p == 1:
         return (found if decided else None), 0.0
+    mass = float(weights.sum(dtype=np.float64))
+    sample = scores[::_SAMPLED]
+    likely = _SAMPLED * float(_weights(sample[sample < scores[found].min()], top).sum())
+    if not decided and likely > 2 * (1 - top_p) * (mass + likely):
+        return None, 0.0
     total = total_weight(scores, top)
-    rest = max(0.0, total - float(weights.sum(dtype=np.float64)))
+    rest = max(0.0, total - mass)
     if decided or rest <= (1 - top_p) * total:
         return found, rest
     return None, 0.0
@@ -141,7 +159,7 @@ def _candidates(
 def total_weight(scores: np.ndarray, top: np.floating) -> float:
     """Return the sum of e to the power of the scores less the greatest one."""
     pieces = (scores[first : first + _PIECE] for first in range(0, len(scores), _PIECE))
-    return sum(float(_weights(piece, top).sum(dtype=np.float64)) for piece in pieces)
+    return sum(float(_weights(piece, top).sum()) for piece in pieces)
 
 
 def _weights(scores: np.ndarray, top: np.floating) -> np.ndarray:
