@@ -9,6 +9,7 @@ for each other: beside a busy process each operation takes milliseconds.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,25 +26,29 @@ _RUN = 256
 """The weights that are added before the sums are cumulated."""
 
 _SAMPLED = 64
-"""One of so many scores is added to estimate whether the candidates may suffice."""
-_PIECE = 2**14
-"""The scores that are added at a time, few enough to stay in the cache of a core."""
+"""One of so many scores is looked at to estimate whether the candidates may suffice."""
+_PIECE = 64 * _RUN
+"""The scores whose weights are computed at a time, few enough to stay in the cache of a core."""
 
 
 class Cumulative:
-    """Cumulative sums of weights that are not negative, and whose total is positive."""
+    """Cumulative sums of weights: of e to the power of the scores less the greatest one."""
 
-    def __init__(self, weights: np.ndarray) -> None:
-        self._weights = weights
-        self._starts = np.arange(0, len(weights), _RUN)
-        self._sums = np.cumsum(np.add.reduceat(weights, self._starts, dtype=np.float64))
+    def __init__(self, scores: np.ndarray, top: np.floating) -> None:
+        self._scores, self._top = scores, top
+        pieces = (scores[first : first + _PIECE] for first in range(0, len(scores), _PIECE))
+        runs = [
+            np.add.reduceat(weights_of(each, top), np.arange(0, len(each), _RUN), dtype=np.float64)
+            for each in pieces
+        ]
+        self._sums = np.cumsum(np.concatenate(runs))
         self.total = float(self._sums[-1])
 
     def before(self, place: int) -> float:
         """Return the sum of the weights before a place."""
         run = place // _RUN
-        inside = self._weights[run * _RUN : place].sum(dtype=np.float64)
-        return float(inside + (self._sums[run - 1] if run else 0.0))
+        inside = weights_of(self._scores[run * _RUN : place], self._top).sum(dtype=np.float64)
+        return self._before(run) + float(inside)
 
     def place(self, target: float) -> int:
         """Return the first place up to which the sum is above `target`; at most the last positive.
@@ -51,9 +56,19 @@ class Cumulative:
         Its weight is positive, so a token of probability 0 is never drawn.
         """
         run = _above(self._sums, target)
-        start = self._starts[run]
-        inside = np.cumsum(self._weights[start : start + _RUN], dtype=np.float64)
-        return int(start) + _above(inside, target - (self._sums[run - 1] if run else 0.0))
+        weights = weights_of(self._scores[run * _RUN : (run + 1) * _RUN], self._top)
+        inside = np.cumsum(weights, dtype=np.float64)
+        return run * _RUN + _above(inside, target - self._before(run))
+
+    def _before(self, run: int) -> float:
+        return float(self._sums[run - 1]) if run else 0.0
+
+
+def weights_of(scores: np.ndarray, top: np.floating) -> np.ndarray:
+    """Return the probabilities of tokens relative to that of the best one."""
+    weights: np.ndarray = scores - top
+    np.exp(weights, out=weights)
+    return weights
 
 
 def _above(sums: np.ndarray, target: float) -> int:
@@ -69,10 +84,8 @@ class Kept:
     Equal ones are in the order of their ids.
     """
 
-    weights: np.ndarray
-    """The probabilities of tokens relative to that of the best one, as float32."""
     cumulative: Cumulative
-    """Their sums."""
+    """The sums of the weights of the tokens."""
     first: int = 0
     """The place of the first token that may be drawn; all after it may be drawn too."""
     candidates: np.ndarray | None = None
@@ -116,18 +129,17 @@ def kept(
             hint="Use a higher temperature, and a dtype in which the model does not overflow",
         )
     if top_k is None and top_p == 1 and min_p == 0:
-        weights = _weights(scores, top)
-        return Kept(weights, Cumulative(weights))
+        return Kept(Cumulative(scores, top))
     candidates, rest = _candidates(scores, top, top_k, top_p, min_p)
     best = scores if candidates is None else scores[candidates]
     ordered = np.sort(best)
-    weights = _weights(ordered, top)
-    cumulative, first = Cumulative(weights), 0
+    cumulative, first = Cumulative(ordered, top), 0
     if top_p < 1:
         first = cumulative.place((1 - top_p) * (cumulative.total + rest) - rest)
     if min_p:
-        first = max(first, int(np.searchsorted(weights, np.float32(min_p))))
-    return Kept(weights, cumulative, first, candidates, best, ordered)
+        least = bisect_left(ordered, np.float32(min_p), key=lambda score: np.exp(score - top))
+        first = max(first, least)
+    return Kept(cumulative, first, candidates, best, ordered)
 
 
 def _candidates(
@@ -139,32 +151,29 @@ def _candidates(
     """
     if top_k is not None:
         return greatest(scores, top_k), 0.0
+    if _all_likely(scores, top, top_p, min_p):
+        return None, 0.0
     found = greatest(scores, _CANDIDATES)
-    weights = _weights(scores[found], top)
+    weights = weights_of(scores[found], top)
     decided = bool(weights.min() < min_p)
     if top_p == 1:
         return (found if decided else None), 0.0
     mass = float(weights.sum(dtype=np.float64))
-    sample = scores[::_SAMPLED]
-    likely = _SAMPLED * float(_weights(sample[sample < scores[found].min()], top).sum())
-    if not decided and likely > 2 * (1 - top_p) * (mass + likely):
-        return None, 0.0
-    total = total_weight(scores, top)
+    total = Cumulative(scores, top).total
     rest = max(0.0, total - mass)
     if decided or rest <= (1 - top_p) * total:
         return found, rest
     return None, 0.0
 
 
-def total_weight(scores: np.ndarray, top: np.floating) -> float:
-    """Return the sum of e to the power of the scores less the greatest one."""
-    pieces = (scores[first : first + _PIECE] for first in range(0, len(scores), _PIECE))
-    return sum(float(_weights(piece, top).sum()) for piece in pieces)
-
-
-def _weights(scores: np.ndarray, top: np.floating) -> np.ndarray:
-    weights: np.ndarray = scores - top
-    return np.exp(weights, out=weights)
+def _all_likely(scores: np.ndarray, top: np.floating, top_p: float, min_p: float) -> bool:
+    """Return whether many more tokens than the candidates are likely to be kept, by a sample."""
+    sample = np.sort(weights_of(scores[::_SAMPLED], top))
+    worse = sample[: -2 * _CANDIDATES // _SAMPLED]
+    if not len(worse) or worse[-1] < min_p:
+        return False
+    rest = _SAMPLED * float(worse.sum())
+    return top_p == 1 or rest > 2 * (1 - top_p) * (_CANDIDATES + rest)
 
 
 def greatest(scores: np.ndarray, count: int) -> np.ndarray:
@@ -178,7 +187,8 @@ def greatest(scores: np.ndarray, count: int) -> np.ndarray:
     ids = (np.arange(_ROWS)[:, None] * columns + near).ravel()
     ids = np.concatenate((ids, np.arange(_ROWS * columns, len(scores))))
     values = scores[ids]
-    return ids[values >= _last(values, count)]
+    found: np.ndarray = ids[values >= _last(values, count)]
+    return found
 
 
 def _last(values: np.ndarray, count: int) -> np.floating:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tpcompile.serving.drawing import greatest, kept, total_weight
+from tpcompile.serving.drawing import Cumulative, greatest, kept
 from tpcompile.serving.params import SamplingParams
 
 _PIECE = 2**14
@@ -91,7 +91,7 @@ class Sampler:
         """Return the random number of the token at a place, from 0 to less than 1."""
         text = f"{self._seed} {self._index} {place}".encode()
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-        return (number >> (64 - _CHANCE_BITS)) / 2**_CHANCE_BITS
+        return (number >> (64 - _CHANCE_BITS)) / float(1 << _CHANCE_BITS)
 
 
 class _Seen:
@@ -125,14 +125,15 @@ class _Counts:
     @property
     def counts(self) -> np.ndarray:
         """The counts of `ids`."""
-        return self._of_all[self.ids]
+        counts: np.ndarray = self._of_all[self.ids]
+        return counts
 
 
 def described(token: int, logits: torch.Tensor, most: int | None) -> Chosen:
     """Return a token with its log-probability and those of the best tokens, by their logits."""
     scores = logits.numpy() if logits.dtype == torch.float32 else _scores_of(logits)
     top = scores.max()
-    total = float(top) + math.log(total_weight(scores, top))
+    total = float(top) + math.log(Cumulative(scores, top).total)
     best = greatest(scores, most) if most else np.zeros(0, np.int64)
     best = best[np.argsort(-scores[best], kind="stable")][:most]
     pairs = zip(best.tolist(), scores[best].tolist(), strict=True)
@@ -141,7 +142,8 @@ def described(token: int, logits: torch.Tensor, most: int | None) -> Chosen:
 
 def _scores_of(logits: torch.Tensor) -> np.ndarray:
     """Return a copy of logits as float32."""
-    scores = torch.empty(len(logits), dtype=torch.float32)
-    for piece, copy in zip(logits.split(_PIECE), scores.split(_PIECE), strict=True):
-        copy.copy_(piece)
-    return scores.numpy()
+    scores = np.empty(len(logits), np.float32)
+    copy = torch.from_numpy(scores)
+    for first in range(0, len(logits), _PIECE):
+        copy[first : first + _PIECE] = logits[first : first + _PIECE]
+    return scores
