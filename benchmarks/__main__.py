@@ -20,6 +20,7 @@ BENCHMARKS = {
     "decode": ("benchmarks.decode", "tokens per second compared with Hugging Face"),
     "contention": ("benchmarks.contention", "decoding beside other programs and on fewer cores"),
     "gpu-decode": ("benchmarks.gpu_decode", "decode steps on a GPU: numbers, bandwidth, peers"),
+    "choose": ("benchmarks.choose", "time to choose a token from logits, by setting and batch"),
     "serving": ("benchmarks.serving", "many requests at once: simulated, and measured"),
     "servers": ("benchmarks.servers", "many requests at once: tpcompile and its peers"),
     "load": ("benchmarks.load", "memory and time of loading compared with Hugging Face TP"),

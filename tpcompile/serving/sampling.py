@@ -1,24 +1,23 @@
-"""The choice of a token from logits, by Hugging Face's own processors where they exist."""
+"""The choice of a token from logits. Hugging Face's processors are its meaning."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
+from tpcompile.serving.drawing import Cumulative, greatest, kept
 from tpcompile.serving.params import SamplingParams
+
+_PIECE = 2**14
+"""The logits that torch converts at a time: for so few it wakes no thread."""
+_CHANCE_BITS = 52
+"""The bits of a random number, which with a sum as float64 always gives less than the sum."""
 
 
 class Chosen(NamedTuple):
@@ -34,8 +33,9 @@ class Chosen(NamedTuple):
 class Sampler:
     """The choice of the tokens of one continuation.
 
-    It has no state but its seed: the random number of a token follows from the seed and its place.
-    So the same tokens come again if a part of the continuation is computed again.
+    Its state is its seed, and counts of the tokens that it has seen. The random number of a token
+    follows from the seed and its place, so the same tokens come again if a part of the continuation
+    is computed again.
     """
 
     def __init__(
@@ -48,66 +48,102 @@ class Sampler:
         self._params, self._prompt, self._index = params, prompt, index
         self._ends = sorted(ends) if params.min_tokens else []
         self._seed = secrets.randbits(63) if params.seed is None else params.seed
-        self._generator = torch.Generator()
-        self._before = LogitsProcessorList()
-        if params.repetition_penalty != 1:
-            self._before.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-        self._warpers = _warpers(params)
+        self._seen = _Seen(prompt)
 
     def choose(self, logits: torch.Tensor, tokens: Sequence[int]) -> Chosen:
-        """Choose the token that follows `tokens`, the prompt and all new ones, from `logits`."""
+        """Choose the token that follows `tokens`, the prompt and all new ones, from `logits`.
+
+        The tokens of an earlier call must be the first ones of later calls.
+        """
         params = self._params
-        scores = logits.float()[None]
-        logprobs = None if params.logprobs is None else torch.log_softmax(scores[0], 0)
-        scores = self._penalised(scores, tokens)
+        scores = _scores_of(logits)
+        self._penalise(scores, tokens)
         if params.temperature:
-            ids: Any = torch.tensor([tokens])
-            chances = torch.softmax(self._warpers(ids, scores), -1)[0]
-            self._generator.manual_seed(self._number(len(tokens)))
-            token = int(torch.multinomial(chances, 1, generator=self._generator))
+            if params.temperature != 1:
+                with np.errstate(all="ignore"):  # `kept` refuses an overflow
+                    scores /= np.float32(params.temperature)
+            best = kept(scores, params.top_k, params.top_p, params.min_p)
+            token = best.draw(self._chance(len(tokens)))
         else:
-            token = int(scores[0].argmax())
-        return Chosen(token) if logprobs is None else described(token, logprobs, params.logprobs)
+            token = int(scores.argmax())
+        return (
+            Chosen(token) if params.logprobs is None else described(token, logits, params.logprobs)
+        )
 
-    def _penalised(self, scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        params, new = self._params, tokens[self._prompt :]
-        if self._before:
-            ids: Any = torch.tensor([tokens])
-            scores = self._before(ids, scores)
-        if new and (params.presence_penalty or params.frequency_penalty):
-            counts = Counter(new)
-            scores = scores.clone()
-            penalties = params.presence_penalty + params.frequency_penalty * torch.tensor(
-                list(counts.values())
-            )
-            scores[0, list(counts)] -= penalties
-        if len(new) < params.min_tokens:
-            scores = scores.clone()
-            scores[0, self._ends] = -torch.inf
-        return scores
+    def _penalise(self, scores: np.ndarray, tokens: Sequence[int]) -> None:
+        """Change the scores of tokens that have occurred, and of those that come too early."""
+        params = self._params
+        added = params.presence_penalty or params.frequency_penalty
+        if added or params.repetition_penalty != 1:
+            self._seen.read(tokens, len(scores))
+        if params.repetition_penalty != 1:
+            penalty, ids = np.float32(params.repetition_penalty), self._seen.all.ids
+            own = scores[ids]
+            scores[ids] = np.where(own < 0, own * penalty, own / penalty)
+        if added:
+            new = self._seen.new
+            penalties = params.presence_penalty + params.frequency_penalty * new.counts
+            scores[new.ids] -= penalties.astype(np.float32)
+        if len(tokens) - self._prompt < params.min_tokens:
+            scores[self._ends] = -np.inf
 
-    def _number(self, place: int) -> int:
-        """Return the seed of the token at a place."""
+    def _chance(self, place: int) -> float:
+        """Return the random number of the token at a place, from 0 to less than 1."""
         text = f"{self._seed} {self._index} {place}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+        return (number >> (64 - _CHANCE_BITS)) / float(1 << _CHANCE_BITS)
 
 
-def described(token: int, logprobs: torch.Tensor, most: int | None) -> Chosen:
-    """Return a token with its log-probability and those of the best tokens."""
-    best = torch.topk(logprobs, most or 0)
-    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return Chosen(token, float(logprobs[token]), tuple(top))
+class _Seen:
+    """The tokens of a sequence, counted as they come."""
+
+    def __init__(self, prompt: int) -> None:
+        self._prompt, self._read = prompt, 0
+        self.all, self.new = _Counts(), _Counts()
+
+    def read(self, tokens: Sequence[int], vocabulary: int) -> None:
+        """Count the tokens that were not there before."""
+        ids = np.array(tokens[self._read :], np.int64)
+        self.all.add(ids, vocabulary)
+        self.new.add(ids[max(0, self._prompt - self._read) :], vocabulary)
+        self._read = len(tokens)
 
 
-def _warpers(params: SamplingParams) -> LogitsProcessorList:
-    """Return the warpers in Hugging Face's order."""
-    found = LogitsProcessorList()
-    if params.temperature not in (0, 1):
-        found.append(TemperatureLogitsWarper(float(params.temperature)))
-    if params.top_k is not None:
-        found.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        found.append(TopPLogitsWarper(params.top_p))
-    if params.min_p > 0:
-        found.append(MinPLogitsWarper(params.min_p))
-    return found
+class _Counts:
+    """How often each token has occurred."""
+
+    def __init__(self) -> None:
+        self.ids = np.zeros(0, np.int64)
+        self._of_all = np.zeros(0, np.int32)
+
+    def add(self, ids: np.ndarray, vocabulary: int) -> None:
+        if not len(self._of_all):
+            self._of_all = np.zeros(vocabulary, np.int32)
+        self.ids = np.concatenate((self.ids, np.unique(ids[self._of_all[ids] == 0])))
+        np.add.at(self._of_all, ids, 1)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The counts of `ids`."""
+        counts: np.ndarray = self._of_all[self.ids]
+        return counts
+
+
+def described(token: int, logits: torch.Tensor, most: int | None) -> Chosen:
+    """Return a token with its log-probability and those of the best tokens, by their logits."""
+    scores = logits.numpy() if logits.dtype == torch.float32 else _scores_of(logits)
+    top = scores.max()
+    total = float(top) + math.log(Cumulative(scores, top).total)
+    best = greatest(scores, most) if most else np.zeros(0, np.int64)
+    best = best[np.argsort(-scores[best], kind="stable")][:most]
+    pairs = zip(best.tolist(), scores[best].tolist(), strict=True)
+    return Chosen(token, float(scores[token]) - total, tuple((i, s - total) for i, s in pairs))
+
+
+def _scores_of(logits: torch.Tensor) -> np.ndarray:
+    """Return a copy of logits as float32."""
+    scores = np.empty(len(logits), np.float32)
+    copy = torch.from_numpy(scores)
+    for first in range(0, len(logits), _PIECE):
+        copy[first : first + _PIECE] = logits[first : first + _PIECE]
+    return scores

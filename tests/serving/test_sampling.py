@@ -1,0 +1,120 @@
+"""The choice of a token: Hugging Face's processors, penalties, seeds and log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+)
+
+from tpcompile.serving import SamplingParams
+from tpcompile.serving import sampling as module
+from tpcompile.serving.drawing import kept
+from tpcompile.serving.sampling import Sampler, described
+
+VOCABULARY = 40_003
+
+
+def logits(rows: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    dice = torch.Generator().manual_seed(3)
+    return (3 * torch.randn(rows, VOCABULARY, generator=dice)).to(dtype)
+
+
+def sampler(prompt: int = 4, index: int = 0, **options: Any) -> Sampler:
+    return Sampler(SamplingParams(**options), prompt, index, frozenset({5, 6}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("penalty", [1.0, 1.3, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 3])
+def test_the_scores_are_those_of_hugging_face(
+    dtype: torch.dtype, penalty: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def remember(scores: Any, *options: Any) -> Any:
+        seen.append(torch.tensor(scores))
+        return kept(scores, *options)
+
+    monkeypatch.setattr(module, "kept", remember)
+    (row,) = logits(dtype=dtype)
+    processors = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
+    if penalty != 1:
+        processors.insert(0, RepetitionPenaltyLogitsProcessor(penalty))
+    own = sampler(temperature=temperature, repetition_penalty=penalty, seed=1)
+    for tokens in ([9, 8, 9, 7], [9, 8, 9, 7, 1], [9, 8, 9, 7, 1, 8, 2]):
+        own.choose(row, tokens)
+        ids: Any = torch.tensor([tokens])
+        assert torch.equal(seen.pop(), processors(ids, row.float()[None])[0])
+
+
+def test_presence_and_frequency_count_new_tokens() -> None:
+    own = sampler(presence_penalty=1.0, frequency_penalty=0.5)
+    row = torch.zeros(10)
+    row[:4] = torch.tensor([3.0, 2.6, 1.4, 1.6])
+    tokens, found = [0, 0, 0, 0], []
+    for _ in range(5):
+        found.append(own.choose(row, tokens).token)
+        tokens.append(found[-1])
+    assert found == [0, 1, 3, 0, 2]
+
+
+def test_the_end_does_not_come_too_early() -> None:
+    row = torch.zeros(10)
+    row[5] = 9.0
+    assert sampler(min_tokens=2).choose(row, [1, 1, 1, 1, 2]).token == 0
+    assert sampler(min_tokens=2).choose(row, [1, 1, 1, 1, 2, 2]).token == 5
+    drawn = sampler(min_tokens=9, temperature=1, seed=1)
+    assert all(drawn.choose(row, [1] * n).token not in (5, 6) for n in range(4, 12))
+
+
+SETTINGS = [
+    {"temperature": 0.7},
+    {"temperature": 1, "top_p": 0.9},
+    {"temperature": 2.0, "top_k": 20, "top_p": 0.8, "min_p": 0.01},
+    {"temperature": 2.0, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 3},
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS)
+def test_a_row_gives_the_same_token_in_any_batch(options: dict[str, Any]) -> None:
+    """It depends on the row, the seed, the continuation and the place, and on nothing else."""
+    batch, tokens = logits(8), [1, 2, 3, 4, 5]
+    wanted = [sampler(seed=n, **options).choose(row, tokens) for n, row in enumerate(batch)]
+    for count in (3, 1):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            for n in (6, 2, 5):
+                alone = batch[n].clone()
+                assert sampler(seed=n, **options).choose(alone, tokens) == wanted[n]
+                assert torch.equal(alone, batch[n]), "the logits are not changed"
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_seeds_continuations_and_places_differ() -> None:
+    (row,) = logits()
+    found = {
+        sampler(seed=seed, index=index, temperature=2.0).choose(row, [1] * length).token
+        for seed in (1, 2)
+        for index in (0, 1)
+        for length in (4, 5)
+    }
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_are_those_of_torch(dtype: torch.dtype) -> None:
+    (row,) = logits(dtype=dtype)
+    wanted = torch.log_softmax(row.double(), 0)
+    chosen = described(11, row, 20)
+    assert chosen.logprob == pytest.approx(float(wanted[11]), abs=1e-5)
+    assert [value for _, value in chosen.top] == pytest.approx(wanted.topk(20).values.tolist())
+    assert all(value == pytest.approx(float(wanted[token])) for token, value in chosen.top)
+    assert described(11, row, 0).top == ()
