@@ -67,20 +67,11 @@ class Continuations:
         A prompt that is computed again is not recorded again.
         """
         handle = self._all[piece.sequence].handle
-<<<<<<< HEAD
         done, most = len(handle.prompt_chosen), handle.params.prompt_logprobs
         with self._isolated(handle):
             for place, row in enumerate(logits, piece.first + 1):
                 if done < place < len(handle.prompt):
-                    logprobs = torch.log_softmax(row.float(), 0)
-                    handle.prompt_chosen.append(described(handle.prompt[place], logprobs, most))
-=======
-        done = len(handle.prompt_chosen)
-        for place, row in enumerate(logits, piece.first + 1):
-            if done < place < len(handle.prompt):
-                most = handle.params.prompt_logprobs
-                handle.prompt_chosen.append(described(handle.prompt[place], row, most))
->>>>>>> sampling
+                    handle.prompt_chosen.append(described(handle.prompt[place], row, most))
 
     def go_on(self, sequence: Sequence, found: torch.Tensor | Chosen) -> None:
         """Append the token that logits give, or that was chosen; begin others after a prompt."""
