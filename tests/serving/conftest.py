@@ -36,7 +36,9 @@ def serve(engine: Engine, options: Options) -> tuple[uvicorn.Server, threading.T
     listening = bound("127.0.0.1", 0)
     listening.listen()
     app = Server(engine, options).app()
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -127,6 +127,7 @@ def _serve(args: argparse.Namespace, engine: Engine, listening: socket) -> None:
     app = Server(engine, Options(name, args.api_key)).app()
     config = uvicorn.Config(
         app,
+        ws="none",
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
