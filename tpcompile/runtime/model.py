@@ -232,7 +232,7 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             result = self._run(packed, own, "tokens" if greedy else "logits")
         assert input_ids is not None
         found = packed.unpack(result).to(input_ids.device)
-        kept = own if wanted else None
+        kept: Any = own if wanted else None
         if greedy:
             return GreedyOutput(tokens=found[:, -1], **{CACHE: kept})
         if told is False or (told is None and not self.config.return_dict):

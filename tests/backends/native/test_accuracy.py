@@ -13,6 +13,7 @@ import tpcompile
 from tests.models import scaled_config
 from tests.runtime.eager_pair import enlivened, prompt
 from tpcompile.demo.model import make_demo
+from tpcompile.runtime.cache_name import CACHE
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 
@@ -62,8 +63,8 @@ def _decoded(model: Any, ids: torch.Tensor) -> torch.Tensor:
     rows, past = [], None
     with torch.inference_mode():
         for column in ids.T[:, :, None]:
-            made = model(column, past_key_values=past, use_cache=True)
-            past = made.past_key_values
+            made = model(column, use_cache=True, **{CACHE: past})
+            past = made[CACHE]
             rows.append(made.logits.float())
     return torch.cat(rows[1:], 1)
 
