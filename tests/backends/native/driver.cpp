@@ -36,6 +36,11 @@ std::vector<T> values(std::ifstream& file) {
   return found;
 }
 
+template <class T>
+int32_t count(const std::vector<T>& values) {
+  return static_cast<int32_t>(values.size());
+}
+
 struct alignas(64) Line {
   char bytes[64];
 };
@@ -97,17 +102,35 @@ class Dump {
   bool run(const char* path, uint64_t delays) {
     const auto workers = static_cast<size_t>(header_.queues * header_.sharing);
     const std::unique_ptr<Line[]> board(new Line[1 + workers]());
-    const tpc_program program{words_.data(),    table_.data(),    lists_[0].data(),
-                              lists_[1].data(), lists_[2].data(), lists_[3].data(),
-                              lists_[4].data(), lists_[5].data(), lists_[6].data(),
-                              counters_.data(), board.get(),      1,
-                              header_.counters, 0,                0,
+    const tpc_program program{words_.data(),
+                              table_.data(),
+                              lists_[0].data(),
+                              lists_[1].data(),
+                              lists_[2].data(),
+                              lists_[3].data(),
+                              lists_[4].data(),
+                              lists_[5].data(),
+                              lists_[6].data(),
+                              counters_.data(),
+                              board.get(),
+                              1,
+                              header_.counters,
+                              0,
+                              count(table_),
+                              count(words_) / TPC_ROW_WORDS,
+                              count(lists_[6]),
+                              count(lists_[1]),
+                              count(lists_[3]) / 2,
+                              count(lists_[5]),
+                              0,
                               static_cast<int32_t>(header_.queues),
                               static_cast<int32_t>(header_.sharing),
-                              0,                static_cast<int32_t>(workers),
-                              60.0,             delays};
+                              0,
+                              static_cast<int32_t>(workers),
+                              60.0,
+                              delays};
     void* machine = tpc_open(&program, path);
-    if (machine == nullptr) throw std::runtime_error("the machine cannot be opened");
+    if (machine == nullptr) throw std::runtime_error(tpc_refusal());
     bool good = true;
     for (int64_t launch = 0; launch < header_.launches; ++launch) {
       for (size_t buffer = 0; buffer < table_.size(); ++buffer)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpcompile.cpp import CppLibrary
 from tpcompile.vm.program import abi
+from tpcompile.vm.program.c_rules import rules_header
 
 _EXACT = ("-ffp-contract=off",)
 """Each product is rounded before it is added: compilers would fuse them in some places only."""
@@ -32,6 +33,7 @@ def library() -> ctypes.CDLL:
     found = sources().load()
     found.tpc_path.restype = ctypes.c_char_p
     found.tpc_open.restype = ctypes.c_void_p
+    found.tpc_refusal.restype = ctypes.c_char_p
     found.tpc_end.restype = ctypes.c_int64
     found.tpc_steps_done.restype = ctypes.c_int64
     found.tpc_read.restype = ctypes.c_double
@@ -48,14 +50,27 @@ def paths() -> list[str]:
     return found
 
 
+@functools.cache
+def has_kernel(opcode: int) -> bool:
+    """Return whether every vector path has a kernel for this opcode."""
+    return bool(library().tpc_has_kernel(opcode))
+
+
 def sources() -> CppLibrary:
     """Return the description of the library."""
     vector = _X86 if platform.machine() in ("x86_64", "AMD64") else {}
     return CppLibrary(
         name="native backend",
         sources=Path(__file__).parent / "sources",
-        units={"interpreter": (), "paths": (), "asleep": (), "portable": _EXACT, **vector},
-        headers={"tpc_abi.h": abi.c_header()},
+        units={
+            "interpreter": (),
+            "checks": (),
+            "paths": (),
+            "asleep": (),
+            "portable": _EXACT,
+            **vector,
+        },
+        headers={"tpc_abi.h": abi.c_header(), "tpc_rules.h": rules_header()},
         instead='or compile with backend="torch"',
         takes="about half a minute",
     )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.native.build import has_kernel
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.program import Buffer, Program, Role, rules
@@ -22,14 +23,11 @@ from tpcompile.vm.program.agreement import shared_rules
 from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.instruction import NONE, StepInstruction, field_rules
 
-_OPCODES = range(1, 12)
-"""The opcodes that have kernels."""
-
 
 def check_kernels(program: Program) -> None:
     """Raise unless all instructions have kernels, and all their values one dtype."""
     for one in program.instructions:
-        if not isinstance(one, StepInstruction) or one.opcode not in _OPCODES:
+        if not isinstance(one, StepInstruction) or not has_kernel(one.opcode):
             raise UnsupportedError(
                 f"The native backend has no kernel for {one.name}",
                 where=one.label,

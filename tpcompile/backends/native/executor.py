@@ -17,7 +17,7 @@ from tpcompile.backends.native.build import library, paths
 from tpcompile.backends.native.checks import check_kernels, check_table, check_times
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.share import board_size
-from tpcompile.errors import RankError, UnsupportedError, UsageError, did_you_mean
+from tpcompile.errors import RankError, UnsupportedError, UsageError, VerifyError, did_you_mean
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.encoding import encode_program
@@ -43,6 +43,9 @@ class _Program(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("signal_offsets", "signal_values")),
         *((name, ctypes.c_void_p) for name in ("totals", "counters", "board")),
         *((name, ctypes.c_int64) for name in ("counter_rows", "counter_stride", "own_row")),
+        *((name, ctypes.c_int32) for name in ("buffer_count", "instruction_count")),
+        *((name, ctypes.c_int32) for name in ("counter_count", "queue_value_count")),
+        *((name, ctypes.c_int32) for name in ("wait_count", "signal_count")),
         *((name, ctypes.c_int32) for name in ("first_queue", "queues", "sharing")),
         *((name, ctypes.c_int32) for name in ("first_worker", "workers")),
         ("timeout", ctypes.c_double),
@@ -95,6 +98,7 @@ class Native(Executor):
         self._board = torch.zeros(board_size(program), dtype=torch.uint8)
         opened = library().tpc_open(ctypes.byref(self._program()), self.path.encode())
         if opened is None:
+            self._raise_refusal()
             raise UnsupportedError(
                 "The threads of the native backend cannot be started",
                 got=f"{len(program.queues) * program.sharing} workers",
@@ -159,6 +163,16 @@ class Native(Executor):
                 self._close()
         return done
 
+    def _raise_refusal(self) -> None:
+        """Raise if the library has refused the program, whose words do not fit its buffers."""
+        refusal = library().tpc_refusal().decode()
+        if refusal:
+            raise VerifyError(
+                "The native library refuses the program",
+                got=refusal,
+                hint="Compile the model again",
+            )
+
     def _check_usable(self) -> None:
         """Raise if the executor is closed or belongs to another process."""
         if not self._close.alive:
@@ -187,6 +201,11 @@ class Native(Executor):
             counter_rows=1,
             counter_stride=self._counters.numel(),
             own_row=0,
+            buffer_count=len(self._table),
+            instruction_count=len(self._arrays["words"]),
+            counter_count=len(self._arrays["totals"]),
+            **{f"{name}_count": len(self._arrays[f"{name}_values"]) for name in ("wait", "signal")},
+            queue_value_count=len(self._arrays["queue_values"]),
             first_queue=0,
             queues=len(program.queues),
             sharing=program.sharing,

@@ -113,7 +113,7 @@ _TORCH = {
 }
 
 
-_CACHE_ORDER = (0, 1, 3, 2, 4)
+CACHE_ORDER = (0, 1, 3, 2, 4)
 """The dimensions of the cache's storage, the one with the largest stride first."""
 
 
@@ -146,7 +146,7 @@ class Buffer:
         reads them in this order: `[layers, 2, slots, heads, width]` has the strides of a
         contiguous `[layers, 2, heads, slots, width]`.
         """
-        order = _CACHE_ORDER if self.role == Role.CACHE else range(len(extents))
+        order = CACHE_ORDER if self.role == Role.CACHE else range(len(extents))
         found = [1] * len(extents)
         step = 1
         for dim in reversed(order):
@@ -200,6 +200,6 @@ def _wrong_field(buffer: Buffer, ranks: int) -> tuple[str, str] | None:
         return "shape", "extents of at least 1"
     if buffer.role != Role.CACHE:
         return None if buffer.storage is None else ("storage", "None: only the cache has one")
-    if len(buffer.storage or ()) != len(_CACHE_ORDER) or min(buffer.extents) < 1:
-        return "storage", f"{len(_CACHE_ORDER)} extents of at least 1"
+    if len(buffer.storage or ()) != len(CACHE_ORDER) or min(buffer.extents) < 1:
+        return "storage", f"{len(CACHE_ORDER)} extents of at least 1"
     return None

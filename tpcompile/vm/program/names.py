@@ -31,7 +31,7 @@ class Names:
     def number(self, expression: str, prefix: str = "") -> int:
         """Return the value of an expression whose names are all bound."""
         found = 0
-        for sign, factors in _terms(expression):
+        for sign, factors in terms_of(expression):
             for factor in factors:
                 sign *= self._value(factor, prefix, self._values)
             found += sign
@@ -40,7 +40,7 @@ class Names:
     def bind(self, extent: int, expression: str, prefix: str, bound: dict[str, int]) -> bool:
         """Return whether an extent equals this product. Bind a free name in it to the quotient."""
         product, free = 1, ""
-        ((_, factors),) = _terms(expression)
+        ((_, factors),) = terms_of(expression)
         for factor in factors:
             value = self._value(factor, prefix, self._values, bound)
             if value is None:
@@ -60,7 +60,7 @@ class Names:
 
     def shown(self, expression: str, prefix: str) -> str:
         """Format a product, with its value if all names are bound."""
-        ((_, factors),) = _terms(expression)
+        ((_, factors),) = terms_of(expression)
         values = [self._value(factor, prefix, self._values) for factor in factors]
         if None in values or expression.isdigit():
             return expression
@@ -78,7 +78,7 @@ class Names:
 
 
 @cache
-def _terms(expression: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
+def terms_of(expression: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """Split an expression such as `"rows - heads*width"` into products with their signs."""
     first, *rest = expression.split(" - ")
     return ((1, tuple(first.split("*"))), *((-1, tuple(one.split("*"))) for one in rest))

@@ -21,6 +21,12 @@ typedef struct {
   int64_t counter_rows;
   int64_t counter_stride;
   int64_t own_row;
+  int32_t buffer_count;
+  int32_t instruction_count;
+  int32_t counter_count;
+  int32_t queue_value_count;
+  int32_t wait_count;    // pairs in `wait_values`
+  int32_t signal_count;  // numbers in `signal_values`
   int32_t first_queue;
   int32_t queues;
   int32_t sharing;
@@ -35,8 +41,14 @@ int32_t tpc_abi_version();
 // Return the name of the path at this place among those that run here, fastest first, or null.
 const char* tpc_path(int32_t place);
 
-// Return a machine, or null if the path does not run here or the threads cannot be started.
+// Return a machine, or null if the program is refused or the threads cannot be started.
 void* tpc_open(const tpc_program* program, const char* path);
+
+// Return why the last `tpc_open` of this thread refused the program, or an empty text.
+const char* tpc_refusal();
+
+// Return whether an instruction has a kernel on every path.
+int32_t tpc_has_kernel(int32_t opcode);
 
 // Start a launch of up to `steps` steps. `times` is null, or receives begin, ready and end of each
 // instruction in ns.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "board.h"
+#include "checks.h"
 #include "clocks.h"
 #include "cores.h"
 #include "interface.h"
@@ -534,7 +535,7 @@ int32_t tpc_abi_version() { return TPC_ABI_VERSION; }
 
 void* tpc_open(const tpc_program* program, const char* name) {
   const tpc::Path* path = tpc::path_named(name);
-  if (!path) return nullptr;
+  if (tpc::refuses(program, path)) return nullptr;
   auto machine = std::make_unique<tpc::Machine>(*program, *path);
   return machine->start() ? machine.release() : nullptr;
 }

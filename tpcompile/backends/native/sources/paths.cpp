@@ -80,6 +80,10 @@ const char* tpc_path(int32_t place) {
   return nullptr;
 }
 
+int32_t tpc_has_kernel(int32_t opcode) {
+  return opcode >= 0 && opcode < tpc::kKernels && tpc::portable.kernels[opcode] != nullptr;
+}
+
 double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
   const tpc::Path* path = tpc::path_named(name);
   uint64_t (*read)(const char*, int64_t) = (path ? path : &tpc::portable)->read;

@@ -1,0 +1,150 @@
+"""The native library itself refuses damaged words, lists and tables, before its threads start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from tests.backends.native.damage import CASES, Damaged, word
+from tests.backends.reference.stepping import Case
+from tests.vm.mutants.bases import FineCase
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.native import Native, executor
+from tpcompile.errors import UsageError, VerifyError
+from tpcompile.vm.program import Role
+from tpcompile.vm.program.abi import column_offsets, constants, layout
+from tpcompile.vm.program.buffer import DType
+from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
+from tpcompile.vm.program.instruction_set import INSTRUCTIONS
+
+CASE = Case("tiny-qwen3", tp=2)
+NAMES = constants()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[StepMemory, EncodedProgram], str]:
+    """Open a program without the checks of Python, and return the refusal of the library."""
+    monkeypatch.setattr(executor, "verify_program", lambda program: None)
+    monkeypatch.setattr(executor, "check_table", lambda table, memory: None)
+
+    def refusal(memory: StepMemory, encoded: EncodedProgram) -> str:
+        monkeypatch.setattr(executor, "encode_program", lambda program: encoded)
+        try:
+            Native(memory).close()
+        except VerifyError as error:
+            return str(error)
+        return ""
+
+    return refusal
+
+
+Opened = Callable[[StepMemory, EncodedProgram], str]
+
+
+def test_a_right_program(opened: Opened) -> None:
+    for case in (CASE, *CASES):
+        assert opened(case.memory(), encode_program(case.program)) == ""
+
+
+@pytest.mark.parametrize(
+    ("operand", "value", "said"),
+    [
+        ("ARGMAX_HISTORY", 10_000, r"argmax.history is buffer 10000 of \d+ buffers"),
+        ("ARGMAX_CLOCK", 0, r"argmax.clock is buffer 0, whose role is wrong"),
+        ("ARGMAX_STEPS", 2**20, r"argmax.history is buffer \d+, whose shape is wrong"),
+        ("ARGMAX_RANKS", 3, "argmax.ranks is 3, expected a number equal to 2"),
+        ("ARGMAX_LAYER", -2, "argmax.layer is -2, expected a number at least -1"),
+        ("NORM_LM_HEAD_ROWS", -1, "norm_lm_head.rows is -1, expected a number at least 0"),
+        ("NORM_LM_HEAD_SLOT", 99, r"norm_lm_head.slot is 99, expected a number at most \d+"),
+        ("NORM_LM_HEAD_BIAS", -2, "norm_lm_head.bias is buffer -2"),
+        ("LINEAR_TERMS_RESIDUAL", 0, "linear_terms.residual is 0, expected a number equal to -1"),
+        ("NORM_QKV_ROPE_APPEND_PART", 3, "norm_qkv_rope_append.part is 3"),
+        ("NORM_QKV_ROPE_APPEND_BLOCK", 17, r"is buffer \d+, whose block is wrong"),
+        ("EMBED_DTYPE", 2, "embed.dtype is 2, expected a number equal to 1"),
+    ],
+)
+def test_operands(opened: Opened, operand: str, value: int, said: str) -> None:
+    encoded = encode_program(CASE.program)
+    kind = next(kind for kind in INSTRUCTIONS if operand.startswith(f"{kind.upper()}_"))
+    opcode = INSTRUCTIONS[kind].opcode
+    encoded.words[int((encoded.words[:, 0] == opcode).nonzero()[0]), NAMES[operand]] = value
+    assert re.search(said, opened(CASE.memory(), encoded))
+
+
+def test_an_opcode_without_a_kernel(opened: Opened) -> None:
+    for opcode in (-1, 0, 12, 255, 256, 2**31 - 1):
+        encoded = encode_program(CASE.program)
+        encoded.words[3, 0] = opcode
+        assert f"the opcode {opcode} has no kernel" in opened(CASE.memory(), encoded)
+
+
+@pytest.mark.parametrize("name", ["queues", "waits", "signals"])
+@pytest.mark.parametrize(("part", "value"), [("values", 2**30), ("values", -1), ("offsets", 2**30)])
+def test_lists(opened: Opened, name: str, part: str, value: int) -> None:
+    encoded = encode_program(CASE.program)
+    getattr(getattr(encoded, name), part).view(-1)[1] = value
+    assert name in opened(CASE.memory(), encoded)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("address", 0, "address is wrong"),
+        ("address", -64, "address is wrong"),
+        ("role", Role.COS, "role is wrong|is buffer -1"),
+        ("rank", 1, "rank is wrong|is buffer -1"),
+        ("dtype", DType.BF16, "dtype"),
+        ("dtype", DType.I64, "dtype"),
+        ("block", 3, "block is wrong"),
+        ("dims", 1, "number of dimensions is wrong"),
+        ("dims", 2**40, "number of dimensions is wrong"),
+        ("shape", 0, "shape is wrong"),
+        ("shape", -1, "shape is wrong"),
+        ("strides", 2**40, "layout is wrong"),
+        ("strides", -1, "layout is wrong"),
+    ],
+)
+def test_the_table(opened: Opened, column: str, value: int, said: str) -> None:
+    roles = (Role.CACHE,) if column == "block" else (Role.WEIGHT, Role.CACHE)
+    for role in roles:
+        memory = CASE.memory()
+        each = enumerate(memory.program.buffers)
+        number = next(n for n, b in each if b.role == role and len(b.shape) > 1)
+        table = memory.table()
+        table[number, column_offsets()[column]] = value
+        memory.table = lambda table=table: table  # type: ignore[method-assign]
+        assert re.search(said, opened(memory, encode_program(CASE.program))), role
+
+
+def test_words_that_python_refuses(opened: Opened) -> None:
+    """The library refuses each damaged operand that the rules in Python refuse."""
+    refused = 0
+    for seed in range(240):
+        case = CASES[seed % len(CASES)]
+        damaged = word(Random(seed), Damaged(encode_program(case.program), case.program))
+        if _is_about_memory(case, damaged) and _is_refused(damaged):
+            refused += 1
+            assert opened(case.memory(), damaged.encoded), damaged.what
+    assert refused > 100
+
+
+def _is_refused(damaged: Damaged) -> bool:
+    try:
+        decode_program(damaged.encoded, damaged.like)
+    except UsageError:
+        return True
+    return False
+
+
+def _is_about_memory(case: FineCase, damaged: Damaged) -> bool:
+    """Whether the changed word is an operand, and no float, which kernels compute with."""
+    changed = (damaged.encoded.words != encode_program(case.program).words).nonzero()
+    number, column = changed[0].tolist()
+    if column == 0:
+        return True
+    kind = type(case.program.instructions[number])
+    kinds = {place: f.kind for f in layout(kind) for place in range(f.offset, f.offset + f.words)}
+    return kinds.get(column) not in (None, float)

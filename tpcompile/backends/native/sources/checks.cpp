@@ -1,0 +1,237 @@
+// Kernels access the memory that words and the table of buffers give them. So words must agree with
+// the buffers by the same rules as in Python; `tpc_rules.h` is generated from these.
+#include "checks.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+#include "tpc_rules.h"
+
+namespace tpc {
+namespace {
+
+thread_local char refusal[512];
+
+struct Refused {};
+
+[[gnu::format(printf, 2, 3)]] void require(bool good, const char* format, ...) {
+  if (good) return;
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(refusal, sizeof refusal, format, values);
+  va_end(values);
+  throw Refused{};
+}
+
+using Integer = long long;  // for printf
+
+int64_t itemsize(int64_t dtype) {
+  if (dtype == TPC_DTYPE_BF16 || dtype == TPC_DTYPE_F16) return 2;
+  return dtype == TPC_DTYPE_F32 || dtype == TPC_DTYPE_I32 ? 4 : 0;
+}
+
+class Checker {
+ public:
+  Checker(const tpc_program& program, const Path& path) : program_(program), path_(path) {}
+
+  void check() {
+    const tpc_program& p = program_;
+    require(p.words && p.buffers && p.totals && p.counters && p.board, "an array is missing");
+    require(p.queues > 0 && p.sharing > 0 && p.first_queue >= 0 && p.first_worker >= 0 &&
+                int64_t{p.first_worker} + int64_t{p.queues} * p.sharing <= p.workers,
+            "%d queues with %d workers each are not among %d workers", p.queues, p.sharing,
+            p.workers);
+    require(p.own_row >= 0 && p.own_row < p.counter_rows && p.counter_count <= p.counter_stride,
+            "the counters of rank %lld are not in memory", static_cast<Integer>(p.own_row));
+    for (int32_t buffer = 0; buffer < p.buffer_count; ++buffer)
+      ranks_ = std::max(ranks_, p.buffers[buffer].rank + 1);
+    check_list("queues", p.queue_offsets, p.first_queue, p.queues, p.queue_value_count);
+    check_list("waits", p.wait_offsets, 0, p.instruction_count, p.wait_count);
+    check_list("signals", p.signal_offsets, 0, p.instruction_count, p.signal_count);
+    for (int32_t at = 0; at < p.wait_count; ++at) {
+      const int32_t counter = counter_in("waits", p.wait_values[2 * at]);
+      const int32_t until = p.wait_values[2 * at + 1];
+      require(until >= 0 && until <= p.totals[counter], "waits: %d of %d signals of counter %d",
+              until, p.totals[counter], counter);
+    }
+    for (int32_t at = 0; at < p.signal_count; ++at) counter_in("signals", p.signal_values[at]);
+    const int32_t* edges = p.queue_offsets + p.first_queue;
+    for (int32_t at = edges[0]; at < edges[p.queues]; ++at) {
+      number_ = p.queue_values[at];
+      require(number_ >= 0 && number_ < p.instruction_count,
+              "queues: instruction %d of %d instructions", number_, p.instruction_count);
+      check_instruction(p.words + int64_t{number_} * TPC_ROW_WORDS);
+    }
+  }
+
+ private:
+  static void check_list(const char* name, const int32_t* offsets, int32_t first, int32_t count,
+                         int32_t size) {
+    require(offsets != nullptr, "%s: no offsets", name);
+    for (int32_t at = first; at < first + count; ++at)
+      require(offsets[at] >= 0 && offsets[at] <= offsets[at + 1] && offsets[at + 1] <= size,
+              "%s: the part %d:%d of %d values", name, offsets[at], offsets[at + 1], size);
+  }
+
+  int32_t counter_in(const char* name, int32_t counter) const {
+    require(counter >= 0 && counter < program_.counter_count, "%s: counter %d of %d counters", name,
+            counter, program_.counter_count);
+    return counter;
+  }
+
+  void check_instruction(const int32_t* words) {
+    const int32_t opcode = words[0];
+    require(opcode >= 0 && opcode < kKernels && path_.kernels[opcode],
+            "instruction %d: the opcode %d has no kernel", number_, opcode);
+    std::copy(words, words + TPC_ROW_WORDS, values_);
+    std::fill(values_ + TPC_ROW_WORDS, values_ + TPC_ROW_WORDS + TPC_FREE_NAMES, 0);
+    values_[TPC_ROW_WORDS] = ranks_;
+    for (const tpc_rule& rule : tpc_rules)
+      if (rule.opcode == opcode && values_[rule.when] == rule.value &&
+          !(rule.optional && values_[rule.word] == TPC_NONE))
+        check_rule(rule);
+  }
+
+  void check_rule(const tpc_rule& rule) {
+    const int64_t value = values_[rule.word];
+    switch (rule.kind) {
+      case TPC_RULE_LEAST:
+        return expect(rule, value >= rule.other, "at least", rule.other);
+      case TPC_RULE_BUFFER:
+        return check_buffers(rule);
+      case TPC_RULE_ABSENT:
+        return expect(rule, value == TPC_NONE, "equal to", TPC_NONE);
+      case TPC_RULE_MOST:
+        return expect(rule, value <= limit(rule), "at most", limit(rule));
+      case TPC_RULE_EXACTLY:
+        return expect(rule, value == limit(rule), "equal to", limit(rule));
+      case TPC_RULE_RANGE: {
+        const int64_t stop = values_[rule.word + 1], least = rule.other ? values_[rule.other] : 1;
+        expect(rule, value >= 0, "at least", 0);
+        require(stop <= limit(rule) && stop - value >= std::max(least, int64_t{1}),
+                "instruction %d: %s is %lld:%lld, expected a part of 0:%lld", number_, rule.name,
+                static_cast<Integer>(value), static_cast<Integer>(stop),
+                static_cast<Integer>(limit(rule)));
+        return;
+      }
+      case TPC_RULE_DTYPE:
+        const int64_t dtype = program_.buffers[values_[rule.other]].dtype;
+        return expect(rule, value == dtype, "equal to", dtype);
+    }
+  }
+
+  void expect(const tpc_rule& rule, bool good, const char* how, int64_t wanted) const {
+    require(good, "instruction %d: %s is %lld, expected a number %s %lld", number_, rule.name,
+            static_cast<Integer>(values_[rule.word]), how, static_cast<Integer>(wanted));
+  }
+
+  // A buffer of the instruction's rank, or one of each rank.
+  void check_buffers(const tpc_rule& rule) {
+    const int64_t own = values_[1], count = rule.each_rank ? ranks_ : 1;
+    const int64_t first = rule.word ? values_[rule.word] : only(rule.role, own);
+    require(first >= 0 && count <= program_.buffer_count && first <= program_.buffer_count - count,
+            "instruction %d: %s is buffer %lld of %d buffers", number_, rule.name,
+            static_cast<Integer>(first), program_.buffer_count);
+    for (int64_t place = 0; place < count; ++place)
+      check_buffer(rule, first + place, rule.each_rank ? place : own);
+  }
+
+  // The number of a rank's first buffer of a role, or -1.
+  int64_t only(int32_t role, int64_t rank) const {
+    for (int32_t buffer = 0; buffer < program_.buffer_count; ++buffer)
+      if (program_.buffers[buffer].role == role && program_.buffers[buffer].rank == rank)
+        return buffer;
+    return -1;
+  }
+
+  void check_buffer(const tpc_rule& rule, int64_t number, int64_t rank) {
+    const tpc_buffer& buffer = program_.buffers[number];
+    const auto good = [&](bool is, const char* what) {
+      require(is, "instruction %d: %s is buffer %lld, whose %s is wrong", number_, rule.name,
+              static_cast<Integer>(number), what);
+    };
+    good(buffer.role == rule.role, "role");
+    good(buffer.rank == rank, "rank");
+    if (rule.dtype == 0 && dtype_ == 0 && buffer.dtype != TPC_DTYPE_I32) dtype_ = buffer.dtype;
+    good(buffer.dtype == (rule.dtype ? rule.dtype : dtype_) && itemsize(buffer.dtype), "dtype");
+    good(buffer.address > 0 && buffer.address % itemsize(buffer.dtype) == 0, "address");
+    good(buffer.dims == rule.count, "number of dimensions");
+    for (int32_t dim = 0; dim < rule.count; ++dim)
+      good(bind(buffer.shape[dim], rule.products[dim]), "shape");
+    good(has_strides(buffer), "layout");
+    if (rule.other) good(buffer.block == values_[rule.other], "block");
+  }
+
+  // Whether the strides are those of a tensor without gaps, of which no size overflows.
+  static bool has_strides(const tpc_buffer& buffer) {
+    constexpr int kOrder[] = TPC_CACHE_ORDER;
+    int64_t step = itemsize(buffer.dtype);
+    for (int64_t at = buffer.dims - 1; at >= 0; --at) {
+      const int64_t dim = buffer.role == TPC_ROLE_CACHE ? kOrder[at] : at;
+      if (buffer.shape[dim] > 1 && buffer.strides[dim] != step / itemsize(buffer.dtype))
+        return false;
+      if (__builtin_mul_overflow(step, buffer.shape[dim], &step)) return false;
+    }
+    return step <= INT64_MAX - buffer.address;
+  }
+
+  // Whether an extent is this product. A name in it that is not bound becomes the quotient.
+  bool bind(int64_t extent, const int32_t (&factors)[3]) {
+    int32_t free = 0;
+    const int64_t known = product(factors, &free);
+    if (free == 0) return extent == known;
+    if (known <= 0 || extent <= 0 || extent % known != 0) return false;
+    values_[free] = extent / known;
+    return true;
+  }
+
+  // The first term less the others.
+  int64_t limit(const tpc_rule& rule) const {
+    int64_t found = 0;
+    for (int32_t term = 0; term < rule.count; ++term) {
+      int32_t free = 0;
+      const int64_t value = product(rule.products[term], &free);
+      if (free || __builtin_add_overflow(found, term ? -value : value, &found)) return INT64_MIN;
+    }
+    return found;
+  }
+
+  // A product without its name that is not bound; 0 if it is too large.
+  int64_t product(const int32_t (&factors)[3], int32_t* free) const {
+    int64_t found = 1;
+    for (const int32_t factor : factors) {
+      if (factor == 0) continue;
+      const int64_t value = factor < 0 ? -int64_t{factor} : values_[factor];
+      if (factor >= TPC_ROW_WORDS && value == 0) {
+        *free = factor;
+      } else if (__builtin_mul_overflow(found, value, &found)) {
+        return 0;
+      }
+    }
+    return found;
+  }
+
+  const tpc_program& program_;
+  const Path& path_;
+  int32_t number_ = 0;                                // of the instruction
+  int64_t ranks_ = 0, dtype_ = 0;                     // of the program's weights and values
+  int64_t values_[TPC_ROW_WORDS + TPC_FREE_NAMES]{};  // of words and of free names
+};
+
+}  // namespace
+
+bool refuses(const tpc_program* program, const Path* path) {
+  refusal[0] = 0;
+  try {
+    require(path != nullptr, "the path does not run here");
+    Checker(*program, *path).check();
+  } catch (const Refused&) {
+    return true;
+  }
+  return false;
+}
+
+}  // namespace tpc
+
+extern "C" const char* tpc_refusal() { return tpc::refusal; }
