@@ -293,6 +293,7 @@ class Machine {
     seat.core.store(-1);
     seat.thread.store(static_cast<int32_t>(syscall(SYS_gettid)));
     if (program_.workers == cores_.count()) cores_.pin(seat, place);
+    prefer_short_slices();
     seat.state.store(Seat::kWaits);
     return seat;
   }
