@@ -43,41 +43,18 @@ class CoreTime {
   void slept(int64_t ns) { slept_ns_ += ns; }
 
   // Whether other programs want the core of this thread too.
-  bool crowded(bool otherwise) {
-    constexpr int64_t kWindowNs = 10000000, kLostShare = 20;
-    const int64_t now = now_ns();
-    if (now - begin_ < kWindowNs) return otherwise || crowded_;
+  bool crowded(int64_t now) {
+    constexpr int64_t kWindowNs = 10000000, kLostShare = 10;
+    if (now - begin_ < kWindowNs) return crowded_;
     const int64_t ran = read_clock(CLOCK_THREAD_CPUTIME_ID), wall = now - begin_;
     crowded_ = wall - slept_ns_ - (ran - ran_) > wall / kLostShare;
     begin_ = now, ran_ = ran, slept_ns_ = 0;
-    return otherwise || crowded_;
+    return crowded_;
   }
 
  private:
   int64_t begin_ = now_ns(), ran_ = read_clock(CLOCK_THREAD_CPUTIME_ID), slept_ns_ = 0;
   bool crowded_ = false;
-};
-
-// Workers of other processes, of which no clock tells whether they have a core.
-//
-// They are suspected to have none after a wait. If this was wrong, an exchange of cores does not
-// delay this thread, because its new core is not busy; the next suspicion then takes longer.
-class Strangers {
- public:
-  bool suspects(int64_t waited_ns) const { return waited_ns > kWaitNs << doubts_; }
-
-  void add(int64_t exchange_ns) {
-    constexpr int64_t kBusyNs = 100000;
-    if (exchange_ns > kBusyNs)
-      doubts_ = 0;
-    else if (doubts_ < kMostDoubts)
-      ++doubts_;
-  }
-
- private:
-  static constexpr int64_t kWaitNs = 50000;
-  static constexpr int kMostDoubts = 6;
-  int doubts_ = 0;
 };
 
 // The cores of workers that are pinned, one each.

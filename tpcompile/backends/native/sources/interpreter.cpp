@@ -161,7 +161,6 @@ struct Worker {
   Scratch scratch{};
   Usual usual{};
   CoreTime core_time{};
-  Strangers strangers{};
 };
 
 // An instruction that a worker has taken from its queue.
@@ -425,6 +424,7 @@ class Machine {
       if (ready(turn)) return true;
     if (turn.step < limit_.load()) fetch_weights(memory_, words_of(turn.number));
     int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
+    worker.seat.crowded.store(worker.core_time.crowded(begin), std::memory_order_relaxed);
     for (int64_t polls = 1; !ready(turn); ++polls) {
       if (ends()) return false;
       if (turn.step >= limit_.load() && over()) {
@@ -443,7 +443,8 @@ class Machine {
         begin = now_ns(), look = begin + worker.usual.patience_ns();
       } else if (gives_core(worker, now - begin)) {
         look = now_ns() + worker.usual.patience_ns();
-      } else if (now - begin < kPollNs && !worker.core_time.crowded(workers_ > cores_.count())) {
+      } else if (now - begin < kPollNs && !worker.core_time.crowded(now) &&
+                 workers_ <= cores_.count()) {
         look = now + worker.usual.patience_ns();
       } else {
         sleep(worker, kNapNs, [&] { return ready(turn) || ends(); });
@@ -488,16 +489,21 @@ class Machine {
       const int other = place - program_.first_worker;
       const bool here = 0 <= other && other < workers_;
       if (here && shares() && state == Seat::kWaits) continue;  // others can take its claim
-      if (here ? runs(seat.clock.load()) : !worker.strangers.suspects(waited_ns)) continue;
+      // No clock tells whether a worker of another process has a core.
+      const bool has_core =
+          here ? runs(seat.clock.load())
+               : waited_ns < kStrangerNs || !(worker.seat.crowded.load() || seat.crowded.load());
+      if (has_core) continue;
       const int64_t begin = now_ns();
       if (!Cores::exchange(bell_, worker.seat, seat)) continue;
-      if (!here) worker.strangers.add(now_ns() - begin);
+      worker.core_time.slept(std::min(now_ns() - begin, kExchangeNs));
       return true;
     }
     return false;
   }
 
-  static constexpr int64_t kPollNs = 1000000, kNapNs = 500000;
+  static constexpr int64_t kPollNs = 1000000, kNapNs = 500000, kStrangerNs = 100000,
+                           kExchangeNs = 200000;  // more than it takes if no core is busy
 
   struct alignas(64) Ticket {
     std::atomic<int64_t> next{0};
