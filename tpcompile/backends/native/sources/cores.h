@@ -44,7 +44,7 @@ class CoreTime {
 
   // Whether other programs want the core of this thread too.
   bool crowded(int64_t now) {
-    constexpr int64_t kWindowNs = 10000000, kLostShare = 10;
+    constexpr int64_t kWindowNs = 10000000, kLostShare = 14;
     if (now - begin_ < kWindowNs) return crowded_;
     const int64_t ran = read_clock(CLOCK_THREAD_CPUTIME_ID), wall = now - begin_;
     crowded_ = wall - slept_ns_ - (ran - ran_) > wall / kLostShare;

@@ -489,10 +489,10 @@ class Machine {
       const int other = place - program_.first_worker;
       const bool here = 0 <= other && other < workers_;
       if (here && shares() && state == Seat::kWaits) continue;  // others can take its claim
-      // No clock tells whether a worker of another process has a core.
-      const bool has_core =
-          here ? runs(seat.clock.load())
-               : waited_ns < kStrangerNs || !(worker.seat.crowded.load() || seat.crowded.load());
+      // No clock tells whether a worker of another process has a core, but long waits do.
+      const bool crowded = worker.seat.crowded.load() || seat.crowded.load();
+      const bool has_core = here ? runs(seat.clock.load())
+                                 : waited_ns < (crowded ? kStrangerNs : 3 * kStrangerNs);
       if (has_core) continue;
       const int64_t begin = now_ns();
       if (!Cores::exchange(bell_, worker.seat, seat)) continue;
