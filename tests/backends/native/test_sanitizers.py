@@ -103,7 +103,7 @@ MISTAKES = {
     "a signal that orders nothing": (
         "thread",
         "interpreter.cpp",
-        ("1, __ATOMIC_RELEASE", "1, __ATOMIC_RELAXED"),
+        ("1, __ATOMIC_SEQ_CST", "1, __ATOMIC_RELAXED"),
         "data race",
     ),
     "a row too many": (
