@@ -144,7 +144,7 @@ def test_trace_and_picture(cli: Cli, tmp_path: Path) -> None:
     last = max(event["ts"] + event["dur"] for event in slices)
     assert last == pytest.approx(found["makespan_us"], abs=0.01)
     words = {text.text for text in ElementTree.parse(picture).iter() if text.text}
-    title = "preset:tiny-qwen3, tp=2, batch 1, 1,024 tokens, on cpu: critical-path"
+    title = "preset:tiny-qwen3, tp=2, batch 1, 1,024 tokens, on cpu: dynamic"
     assert {title, "rank 0", "rank 1", "worker 2", "all_reduce"} <= words
     before = picture.read_bytes()
     assert cli(CPU + " --tp 2", *files).status == 0

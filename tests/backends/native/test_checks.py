@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -45,7 +46,9 @@ Opened = Callable[[StepMemory, EncodedProgram], str]
 
 
 def test_a_right_program(opened: Opened) -> None:
-    for case in (CASE, *CASES):
+    alone = replace(CASE, tp=1, workers=1)
+    assert not alone.program.counters, "a single worker needs none"
+    for case in (CASE, alone, *CASES):
         assert opened(case.memory(), encode_program(case.program)) == ""
 
 
@@ -82,7 +85,9 @@ def test_an_opcode_without_a_kernel(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("name", ["queues", "waits", "signals"])
-@pytest.mark.parametrize(("part", "value"), [("values", 2**30), ("values", -1), ("offsets", 2**30)])
+@pytest.mark.parametrize(
+    ("part", "value"), [("values", 2**30), ("values", -(2**30)), ("offsets", 2**30)]
+)
 def test_lists(opened: Opened, name: str, part: str, value: int) -> None:
     encoded = encode_program(CASE.program)
     getattr(getattr(encoded, name), part).view(-1)[1] = value

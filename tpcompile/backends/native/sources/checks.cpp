@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 
 #include "tpc_rules.h"
 
@@ -37,7 +38,8 @@ class Checker {
 
   void check() {
     const tpc_program& p = program_;
-    require(p.words && p.buffers && p.totals && p.counters && p.board, "an array is missing");
+    require(p.words && p.buffers && p.counters && p.board && (p.totals || p.counter_count == 0),
+            "an array is missing");
     require(p.queues > 0 && p.sharing > 0 && p.first_queue >= 0 && p.first_worker >= 0 &&
                 int64_t{p.first_worker} + int64_t{p.queues} * p.sharing <= p.workers,
             "%d queues with %d workers each are not among %d workers", p.queues, p.sharing,
@@ -52,7 +54,7 @@ class Checker {
     for (int32_t at = 0; at < p.wait_count; ++at) {
       const int32_t counter = counter_in("waits", p.wait_values[2 * at]);
       const int32_t until = p.wait_values[2 * at + 1];
-      require(until >= 0 && until <= p.totals[counter], "waits: %d of %d signals of counter %d",
+      require(std::abs(until) <= p.totals[counter], "waits: %d of %d signals of counter %d",
               until, p.totals[counter], counter);
     }
     for (int32_t at = 0; at < p.signal_count; ++at) counter_in("signals", p.signal_values[at]);
