@@ -11,7 +11,7 @@ import pytest
 import tpcompile
 from tests.runtime.eager_pair import lively
 from tests.serving.test_engine import SMALL, alone, greedy, prompt
-from tpcompile.errors import RankError, RequestError
+from tpcompile.errors import RankError, RequestError, UsageError
 from tpcompile.serving import Engine, Event, Handle, SamplingParams, Scheduler, continuations
 from tpcompile.serving.continuations import Continuations
 from tpcompile.serving.sampling import Sampler
@@ -156,7 +156,7 @@ def test_no_token_is_left(model: Any, wanted: list[Any]) -> None:
     )
     with Engine(model, tokenizer=Letters(), max_batch=4, **SMALL) as engine:
         handles = [engine.add(*asked) for asked in OTHERS]
-        with pytest.raises(RequestError, match="RuntimeError"):
+        with pytest.raises(UsageError, match="No token can be drawn"):
             engine.add([1, 2], params).result()
         assert [handle.result() for handle in handles] == wanted
 

@@ -108,7 +108,7 @@ class BackendChoice:
                 "Torch modules run decode steps, because the "
                 f"{AUTOMATIC[self._device.type].name} backend cannot. The reason: {error}\n"
                 'Pass backend="torch" to choose modules without this warning.',
-                stacklevel=5,
+                stacklevel=6,
             )
 
 

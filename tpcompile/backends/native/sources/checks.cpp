@@ -157,10 +157,13 @@ class Checker {
     good(buffer.rank == rank, "rank");
     if (rule.dtype == 0 && dtype_ == 0 && buffer.dtype != TPC_DTYPE_I32) dtype_ = buffer.dtype;
     good(buffer.dtype == (rule.dtype ? rule.dtype : dtype_) && itemsize(buffer.dtype), "dtype");
-    good(buffer.address > 0 && buffer.address % itemsize(buffer.dtype) == 0, "address");
+    // A cache may have layers without slots before the first launch.
+    const int64_t *extents = buffer.shape, *end = extents + rule.count;
+    const bool empty = buffer.role == TPC_ROLE_CACHE && std::find(extents + 1, end, 0) != end;
+    good((buffer.address > 0 || empty) && buffer.address % itemsize(buffer.dtype) == 0, "address");
     good(buffer.dims == rule.count, "number of dimensions");
     for (int32_t dim = 0; dim < rule.count; ++dim)
-      good(bind(buffer.shape[dim], rule.products[dim]), "shape");
+      good((empty && dim > 0 && extents[dim] == 0) || bind(extents[dim], rule.products[dim]), "shape");
     good(has_strides(buffer), "layout");
     if (rule.other) good(buffer.block == values_[rule.other], "block");
   }
@@ -173,7 +176,7 @@ class Checker {
       const int64_t dim = buffer.role == TPC_ROLE_CACHE ? kOrder[at] : at;
       if (buffer.shape[dim] > 1 && buffer.strides[dim] != step / itemsize(buffer.dtype))
         return false;
-      if (__builtin_mul_overflow(step, buffer.shape[dim], &step)) return false;
+      if (__builtin_mul_overflow(step, std::max(buffer.shape[dim], int64_t{1}), &step)) return false;
     }
     return step <= INT64_MAX - buffer.address;
   }

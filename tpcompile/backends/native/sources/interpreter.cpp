@@ -258,14 +258,12 @@ class Machine {
     if (edges[0] == edges[1]) return;
     Turn turn = claim_next(worker);
     while (!ends()) {
-      const bool launched = turn.step < limit_.load();
-      int64_t begin = launched ? now_if_timed() : 0;
-      const bool may_start = ready(turn) || comes(turn, worker);
-      if (!launched) begin = now_if_timed();
+      int64_t taken = now_if_timed();
+      const bool may_start = ready(turn) || comes(turn, worker, taken);
       int64_t claim = turn.ticket + 1;
       const bool own = may_start && worker.seat.claim.compare_exchange_strong(claim, 0);
       const Turn next = ends() ? turn : claim_next(worker);
-      if (own) run(turn, next, worker, begin);
+      if (own) run(turn, next, worker, taken);
       turn = next;
     }
   }
@@ -323,7 +321,7 @@ class Machine {
     return times_.load(std::memory_order_relaxed) == nullptr ? 0 : now_ns();
   }
 
-  void run(const Turn& turn, const Turn& next, Worker& worker, int64_t begin) {
+  void run(const Turn& turn, const Turn& next, Worker& worker, int64_t taken) {
     const int64_t start = now_if_timed();
     worker.seat.state.store(Seat::kRuns, std::memory_order_relaxed);
     worker.scratch.next_weights = next_weights(memory_, words_of(next.number));
@@ -334,7 +332,7 @@ class Machine {
     if (words[0] == TPC_OP_ARGMAX) end_step(words, turn.step);
     if (int64_t* times = times_.load(std::memory_order_relaxed)) {
       int64_t* time = times + 3 * int64_t{turn.number};
-      time[0] = begin, time[1] = start, time[2] = now_ns();
+      time[0] = taken, time[1] = start, time[2] = now_ns();
     }
     const int32_t* signals = program_.signal_offsets + turn.number;
     for (int32_t at = signals[0]; at < signals[1]; ++at)
@@ -413,15 +411,17 @@ class Machine {
   }
 
   // Wait until an instruction may start; return false if the machine ends before, and if another
-  // worker has taken it.
+  // worker has taken it. If the worker does anything else meanwhile, `taken` is the time after it.
   //
   // A worker first polls for as long as its waits usually take. Then it looks for the reason: it
   // runs an instruction that a worker without a core waits with, or gives its own core to a worker
   // that has none. It sleeps if other programs want its core, or after a long time.
-  bool comes(const Turn& turn, Worker& worker) {
+  bool comes(const Turn& turn, Worker& worker, int64_t& taken) {
     constexpr int kPolls = 16;
-    while (shares() && helps(turn, worker, Seat::kRuns))
+    while (shares() && helps(turn, worker, Seat::kRuns)) {
+      taken = now_if_timed();
       if (ready(turn)) return true;
+    }
     if (turn.step < limit_.load()) fetch_weights(memory_, words_of(turn.number));
     int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
     worker.seat.crowded.store(worker.core_time.crowded(begin), std::memory_order_relaxed);
@@ -430,6 +430,7 @@ class Machine {
       if (turn.step >= limit_.load() && over()) {
         tell();
         sleep(worker, -1, [&] { return turn.step < limit_.load() || ends(); });
+        taken = now_if_timed();
         begin = now_ns(), look = begin + worker.usual.patience_ns();
         continue;
       }
@@ -440,6 +441,7 @@ class Machine {
       if (worker.seat.claim.load() == 0) return false;
       if (now - begin > static_cast<int64_t>(program_.timeout * 1e9)) give_up();
       if (shares() && helps(turn, worker, Seat::kSleeps)) {
+        taken = now_if_timed();
         begin = now_ns(), look = begin + worker.usual.patience_ns();
       } else if (gives_core(worker, now - begin)) {
         look = now_ns() + worker.usual.patience_ns();
