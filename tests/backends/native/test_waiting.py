@@ -39,6 +39,11 @@ def _threads(native: Executor) -> list[int]:
     return [int(thread) for thread in seats[:, 2]]
 
 
+def _cores(threads: list[int]) -> list[set[int]]:
+    """Return the cores that each thread may use, in their order."""
+    return sorted((os.sched_getaffinity(thread) for thread in threads), key=min)
+
+
 @contextmanager
 def _held(thread: int) -> Iterator[None]:
     """Stop a thread: the handler of one signal, `pause`, returns after another signal.
@@ -92,3 +97,26 @@ def test_bits_beside_busy_processes(tp: int, policy: str, workers: int) -> None:
     native.close()
     for turn, value in enumerate(found):
         assert torch.equal(value, wanted[turn % 2])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_workers_return_to_their_cores() -> None:
+    """Somebody may move them all to one core, and later give them back what they had."""
+    own = os.sched_getaffinity(0)
+    two = set(sorted(own)[:2])
+    case = replace(CASE, workers=2)
+    os.sched_setaffinity(0, two)
+    try:
+        native = Native(case.memory())
+        wanted = _run(native, case)
+    finally:
+        os.sched_setaffinity(0, own)
+    threads = _threads(native)
+    assert _cores(threads) == [{core} for core in sorted(two)]
+    for allowed, cores in (({min(two)}, [{min(two)}] * 2), (two, [{core} for core in sorted(two)])):
+        for thread in threads:
+            os.sched_setaffinity(thread, allowed)
+        found = _run(native, case, launches=2)
+        assert all(map(torch.equal, wanted * 2, found))
+        assert _cores(threads) == cores
+    native.close()

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 import tpcompile
 from tests import scripts
 from tests.models import TOLERANCE, relative_error
+from tpcompile.backends.executor import EXECUTORS
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.runtime.model import CompiledModel
 from tpcompile.runtime.ranks.program import ProgramRanks, decodes
@@ -239,6 +240,24 @@ def test_one_step_at_a_time_if_something_looks_at_each(
         assert launched == [1] * 4
         if "past_key_values" in options:
             assert options["past_key_values"].lengths == (6 + 4,)
+
+
+def test_torch_sleeps_while_a_step_runs_after_work_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a prompt, and after logits, which the caller works on; not between tokens."""
+    waits = []
+
+    def during(wait: Callable[[], Any]) -> Any:
+        waits.append(wait)
+        return wait()
+
+    with _compiled("native", tp=2) as model:
+        monkeypatch.setattr(EXECUTORS["native"], "during", during)
+        model.generate(IDS, max_new_tokens=5, stopping_criteria=[_Watching()])
+        assert len(waits) == 1
+        model.generate(IDS, max_new_tokens=5, do_sample=True)
+        assert len(waits) == 5
 
 
 def test_a_launch_needs_room_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -40,6 +41,8 @@ class ProgramRanks:
         self._loaded: set[int] = set()
         self.timed = False
         """Whether programs record the times of instructions."""
+        self._torch_idle = False
+        """Whether the last step returned tokens, after which torch's threads have no work."""
         self._last_timed: tuple[int, int] | None = None
         """The batch size of the last timed step, and the mean number of tokens per sequence."""
 
@@ -47,6 +50,7 @@ class ProgramRanks:
         """Run a step; return its result, which is the same on every rank."""
         if not decodes(step):
             log.debug("modules: a step of %d tokens", len(step.inputs["input_ids"]))
+            self._torch_idle = False
             return self._modules.run(step)
         found = self.launch(step)
         return found[0] if step.output == "tokens" else found
@@ -54,6 +58,7 @@ class ProgramRanks:
     def run_all(self, step: Step) -> list[torch.Tensor]:
         """Run a step; return the result of every rank. A program has one result for all."""
         if not decodes(step):
+            self._torch_idle = False
             return self._modules.run_all(step)
         return [self.run(step)] * self.programs.ranks
 
@@ -70,9 +75,9 @@ class ProgramRanks:
             self._modules.load_program(StepCode(program, batch, rotation, self.executor))
             self._loaded.add(batch)
         asked = replace(step, timed=self.timed)
-        found = EXECUTORS[self.executor].during(
-            lambda: self._modules.run_program(batch, asked, each)
-        )
+        wait = partial(self._modules.run_program, batch, asked, each)
+        found = wait() if self._torch_idle else EXECUTORS[self.executor].during(wait)
+        self._torch_idle = step.output == "tokens"
         steps = len(found) if step.output == "tokens" else 1
         log.debug("program: %d steps of %d sequences", steps, len(step.inputs["lengths"]))
         self.programs.steps += steps

@@ -52,7 +52,7 @@ struct alignas(64) Seat {
   std::atomic<int64_t> claim;  // 1 + the ticket of the instruction that it runs next, or 0
   std::atomic<int32_t> thread;
   std::atomic<int32_t> clock;  // the CPU time of its thread, for this process
-  std::atomic<int32_t> crowded;  // whether other programs recently used its core
+  std::atomic<int32_t> lost;  // of its time, the per cent in which it wanted a core and had none
   std::atomic<int32_t> core;  // the core that it is pinned to, or -1
   std::atomic<int32_t> state;  // before it has started, the worker sleeps
 };

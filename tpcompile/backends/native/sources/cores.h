@@ -42,19 +42,19 @@ class CoreTime {
   // Note that the thread has slept, and so wanted no core.
   void slept(int64_t ns) { slept_ns_ += ns; }
 
-  // Whether other programs want the core of this thread too.
-  bool crowded(int64_t now) {
-    constexpr int64_t kWindowNs = 10000000, kLostShare = 14;
-    if (now - begin_ < kWindowNs) return crowded_;
+  // The share in the last full window, in per cent.
+  int lost(int64_t now) {
+    constexpr int64_t kWindowNs = 10000000;
+    if (now - begin_ < kWindowNs) return lost_;
     const int64_t ran = read_clock(CLOCK_THREAD_CPUTIME_ID), wall = now - begin_;
-    crowded_ = wall - slept_ns_ - (ran - ran_) > wall / kLostShare;
+    lost_ = static_cast<int>(100 * (wall - slept_ns_ - (ran - ran_)) / wall);
     begin_ = now, ran_ = ran, slept_ns_ = 0;
-    return crowded_;
+    return lost_;
   }
 
  private:
   int64_t begin_ = now_ns(), ran_ = read_clock(CLOCK_THREAD_CPUTIME_ID), slept_ns_ = 0;
-  bool crowded_ = false;
+  int lost_ = 0;
 };
 
 // The cores of workers that are pinned, one each.
@@ -78,22 +78,25 @@ class Cores {
         seat.core.store(core);
   }
 
-  // Exchange the cores of two workers; return false if this is not possible. Give up pinning if
+  // Pin a worker to its core again if somebody moved it and then allowed it all cores.
+  void pin_again(const Seat& seat) const {
+    const int core = seat.core.load();
+    cpu_set_t found;
+    if (core < 0 || sched_getaffinity(seat.thread.load(), sizeof found, &found) != 0) return;
+    if (count_ > 1 && CPU_EQUAL(&found, &allowed_)) place_on(seat.thread.load(), core);
+  }
+
+  // Exchange the cores of two workers; return false if this is not possible, for example because
   // somebody else has moved one of them.
   static bool exchange(Bell& bell, Seat& own, Seat& other) {
     if (!bell.begin_move()) return false;
     const int here = own.core.load(), there = other.core.load();
     bool moved = false;
-    if (here >= 0 && there >= 0 && here != there) {
-      if (!is_on(own, here)) {
-        own.core.store(-1);
-      } else if (!is_on(other, there)) {
-        other.core.store(-1);
-      } else if (place_on(other.thread.load(), here)) {
-        moved = true;
-        own.core.store(there), other.core.store(here);
-        place_on(own.thread.load(), there);
-      }
+    if (here >= 0 && there >= 0 && here != there && is_on(own, here) && is_on(other, there) &&
+        place_on(other.thread.load(), here)) {
+      moved = true;
+      own.core.store(there), other.core.store(here);
+      place_on(own.thread.load(), there);
     }
     bell.end_move();
     return moved;

@@ -424,12 +424,13 @@ class Machine {
     }
     if (turn.step < limit_.load()) fetch_weights(memory_, words_of(turn.number));
     int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
-    worker.seat.crowded.store(worker.core_time.crowded(begin), std::memory_order_relaxed);
+    worker.seat.lost.store(worker.core_time.lost(begin), std::memory_order_relaxed);
     for (int64_t polls = 1; !ready(turn); ++polls) {
       if (ends()) return false;
       if (turn.step >= limit_.load() && over()) {
         tell();
         sleep(worker, -1, [&] { return turn.step < limit_.load() || ends(); });
+        cores_.pin_again(worker.seat);
         taken = now_if_timed();
         begin = now_ns(), look = begin + worker.usual.patience_ns();
         continue;
@@ -444,8 +445,9 @@ class Machine {
         taken = now_if_timed();
         begin = now_ns(), look = begin + worker.usual.patience_ns();
       } else if (gives_core(worker, now - begin)) {
-        look = now_ns() + worker.usual.patience_ns();
-      } else if (now - begin < kPollNs && !worker.core_time.crowded(now) &&
+        // On a busy core: time not used now lets this worker start soon when it wakes up.
+        sleep(worker, kNapNs, [&] { return ready(turn) || ends(); });
+      } else if (now - begin < kPollNs && worker.core_time.lost(now) <= kLittleLost &&
                  workers_ <= cores_.count()) {
         look = now + worker.usual.patience_ns();
       } else {
@@ -491,10 +493,10 @@ class Machine {
       const int other = place - program_.first_worker;
       const bool here = 0 <= other && other < workers_;
       if (here && shares() && state == Seat::kWaits) continue;  // others can take its claim
-      // No clock tells whether a worker of another process has a core, but long waits do.
-      const bool crowded = worker.seat.crowded.load() || seat.crowded.load();
-      const bool has_core = here ? runs(seat.clock.load())
-                                 : waited_ns < (crowded ? kStrangerNs : 3 * kStrangerNs);
+      // No clock tells whether a worker of another process has a core. If other programs take much
+      // of a core, a long wait tells; if they take little, an exchange costs more than it gains.
+      const bool shared = worker.seat.lost.load() + seat.lost.load() > kMuchLost;
+      const bool has_core = here ? runs(seat.clock.load()) : !shared || waited_ns < kStrangerNs;
       if (has_core) continue;
       const int64_t begin = now_ns();
       if (!Cores::exchange(bell_, worker.seat, seat)) continue;
@@ -504,6 +506,8 @@ class Machine {
     return false;
   }
 
+  // In per cent of the time in which a worker wanted a core, and of two workers together.
+  static constexpr int kLittleLost = 7, kMuchLost = 30;
   static constexpr int64_t kPollNs = 1000000, kNapNs = 500000, kStrangerNs = 100000,
                            kExchangeNs = 200000;  // more than it takes if no core is busy
 
