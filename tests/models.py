@@ -54,9 +54,12 @@ def scaled_config(name: str, **changes: Any) -> Any:
     return AutoConfig.for_model(**{**values, **small, **changes})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pair:
-    """A captured model, and Hugging Face's eager model with the same weights."""
+    """A captured model, and Hugging Face's eager model with the same weights.
+
+    Tests of many passes share it, and do not change it.
+    """
 
     captured: Captured
     eager: Any

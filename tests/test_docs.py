@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import scripts
+from tests.stages import graph_after
 
 pytestmark = pytest.mark.usefixtures("captured_once")
 ROOT = Path(__file__).parents[1]
@@ -50,7 +51,7 @@ def test_the_worked_pass_of_the_page_works() -> None:
 
     from tests.models import batch, preset_pair, stage_logits
     from tpcompile.errors import PassError
-    from tpcompile.passes import default_pipeline, run_passes
+    from tpcompile.passes import default_pipeline
 
     blocks = _python_blocks("writing-a-pass.md")
     assert len(blocks) == 7
@@ -60,7 +61,7 @@ def test_the_worked_pass_of_the_page_works() -> None:
 
     pair, packed = preset_pair("tiny-qwen3"), batch((4, 9))
     packed.logit_rows.copy_(torch.arange(len(packed.logit_rows)).flip(0))
-    plain, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    plain = graph_after(pair, default_pipeline(2))
     changed = space["graph"]
     assert isinstance(changed, fx.GraphModule)
     assert torch.equal(stage_logits(changed, pair, packed), stage_logits(plain, pair, packed))

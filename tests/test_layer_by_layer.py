@@ -18,10 +18,11 @@ from tests.models import (
     run,
     whole,
 )
+from tests.stages import graph_after
 from tpcompile.ir.meta import origin_of, type_of
 from tpcompile.ir.ops import ALL_REDUCE
 from tpcompile.ir.types import REPLICATE, ValueType
-from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes import default_pipeline
 
 LENGTHS = (4, 33, 11)
 CASES = [
@@ -63,7 +64,7 @@ def _eager_parts(pair: Pair) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("name", "tp"), CASES)
 def test_attention_and_mlp_of_every_layer(name: str, tp: int) -> None:
     pair = preset_pair(name)
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(tp))
+    gm = graph_after(pair, default_pipeline(tp))
     values = run(gm, pair, batch(LENGTHS))
     sums = {origin_of(n).module: n for n in gm.graph.nodes if n.target is ALL_REDUCE}
     expected = _eager_parts(pair)
@@ -75,7 +76,7 @@ def test_attention_and_mlp_of_every_layer(name: str, tp: int) -> None:
 @pytest.mark.parametrize(("name", "tp"), CASES)
 def test_ranks_agree_on_every_replicated_value(name: str, tp: int) -> None:
     pair = preset_pair(name)
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(tp))
+    gm = graph_after(pair, default_pipeline(tp))
     values = run(gm, pair, batch(LENGTHS))
     replicated = [node for node in gm.graph.nodes if _is_replicated(node)]
     assert len(replicated) > 20

@@ -14,6 +14,7 @@ from tests.models import (
     relative_error,
     stage_logits,
 )
+from tests.stages import graph_after, stages_of
 from tpcompile.errors import ShardingError
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.presets import DENSE
@@ -31,7 +32,8 @@ def test_there_are_91_pairs() -> None:
 @pytest.mark.parametrize("name", DENSE)
 def test_logits_are_those_of_eager(name: str, tp: int) -> None:
     pair = preset_pair(name)
-    graph, stages = run_passes(pair.captured.graph, default_pipeline(tp))
+    stages = stages_of(pair, default_pipeline(tp))
+    graph = stages[-1].graph
     model = CompiledModel.simulated(pair.captured, graph, stages, pair.read)
     for lengths in BATCHES:
         ids, mask = padded(lengths)
@@ -45,7 +47,7 @@ def test_logits_are_those_of_eager(name: str, tp: int) -> None:
 def test_tp_up_to_the_query_heads(name: str, heads: int) -> None:
     """The largest tp has one query head per rank; one more rank is refused."""
     pair = preset_pair(name)
-    graph, _ = run_passes(pair.captured.graph, default_pipeline(heads))
+    graph = graph_after(pair, default_pipeline(heads))
     found = stage_logits(graph, pair, batch((7, 3)))
     assert relative_error(found, eager_logits(pair.eager, (7, 3))) < TOLERANCE
     with pytest.raises(ShardingError, match=f"{heads} query heads"):

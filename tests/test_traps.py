@@ -31,6 +31,7 @@ from tests.models import (
     run,
     stage_logits,
 )
+from tests.stages import graph_after
 from tpcompile.frontend.rotary import RotaryTables
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.layout import FusedLayout, Layout, even_runs
@@ -80,7 +81,7 @@ def lowered(pair: Pair, tp: int, until: str = "") -> fx.GraphModule:
     passes = default_pipeline(tp)
     names = [current.name for current in passes]
     last = names.index(until) + 1 if until else len(names)
-    return run_passes(pair.captured.graph, passes[:last])[0]
+    return graph_after(pair, passes[:last])
 
 
 def error_of(gm: fx.GraphModule, pair: Pair, lengths: tuple[int, ...] = LENGTHS) -> float:

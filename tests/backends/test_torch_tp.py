@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits
+from tests.stages import graph_after
 from tpcompile.backends.torch_tp import emit_sources, functions, load_rank, run_simulated
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
 from tpcompile.comm import SimulatedGroup
@@ -19,13 +20,13 @@ from tpcompile.ir.meta import OUTPUTS
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.ops.argmax import local_argmax
 from tpcompile.ir.simulate import materialise, rank_inputs
-from tpcompile.passes import default_pipeline, parse_pipeline, run_passes
+from tpcompile.passes import default_pipeline, parse_pipeline
 from tpcompile.rewriting.structure import output_of
 
 
 def _modules(name: str, passes: list[Any]) -> tuple[list[nn.Module], SimulatedGroup, Any]:
     pair = preset_pair(name)
-    gm, _ = run_passes(pair.captured.graph, passes)
+    gm = graph_after(pair, passes)
     ranks = gm.meta["tpcompile"].tp
     weights = materialise(gm, pair.read)
     group = SimulatedGroup(ranks)
@@ -44,7 +45,7 @@ def _modules(name: str, passes: list[Any]) -> tuple[list[nn.Module], SimulatedGr
 
 @pytest.mark.parametrize("tp", [1, 3, 4])
 def test_source_golden(tp: int, golden: Any) -> None:
-    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(tp))
+    gm = graph_after(preset_pair("tiny-qwen3"), default_pipeline(tp))
     golden(f"torch_tp/tiny-qwen3-tp{tp}-rank0.py.txt", emit_sources(gm)[0])
 
 
@@ -124,13 +125,13 @@ def test_any_stage_behind_the_collectives_can_be_emitted() -> None:
 def test_a_wish_for_a_whole_value_has_no_form_in_torch() -> None:
     names = [current.name for current in default_pipeline(2)]
     stop = names.index("insert-collectives")
-    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2)[:stop])
+    gm = graph_after(preset_pair("tiny-qwen3"), default_pipeline(2)[:stop])
     with pytest.raises(UnsupportedError, match="insert-collectives"):
         emit_sources(gm)
 
 
 def test_source_calls_functions_and_no_custom_ops() -> None:
-    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2))
+    gm = graph_after(preset_pair("tiny-qwen3"), default_pipeline(2))
     source = emit_sources(gm)[1]
     ast.parse(source)
     assert "torch.ops" not in source
@@ -147,7 +148,7 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
 
 def test_a_parameter_of_the_wrong_shape_is_refused() -> None:
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    gm = graph_after(pair, default_pipeline(2))
     weights = {name: parts[0] for name, parts in materialise(gm, pair.read).items()}
     weights["norm_weight"] = weights["norm_weight"][:-1]
     with pytest.raises(AssertionError, match="norm_weight"):

@@ -11,10 +11,11 @@ import torch
 from torch import fx
 
 from tests.models import batch, preset_pair, run
+from tests.stages import graph_after
 from tpcompile.compare.comparison import Comparison, compare
 from tpcompile.ir.meta import origin_of, parameter_of, parameters, set_parameter
 from tpcompile.ir.ops import ATTENTION, RMS_NORM, ROPE
-from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes import default_pipeline
 from tpcompile.rewriting.rewrite import calls
 
 UNFUSED = [current.name for current in default_pipeline(3)].index("fuse-qkv")
@@ -24,7 +25,7 @@ UNFUSED = [current.name for current in default_pipeline(3)].index("fuse-qkv")
 def compared(change: Callable[[fx.GraphModule], object] | None = None) -> Comparison:
     """Compare tiny-qwen3 on three ranks, after an optional change."""
     pair, packed = preset_pair("tiny-qwen3"), batch((4, 9), 1013)
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(3)[:UNFUSED])
+    gm = graph_after(pair, default_pipeline(3)[:UNFUSED])
     if change is not None:
         change(gm)
     captured = run(pair.captured.graph, pair, packed)

@@ -23,6 +23,7 @@ from tests.models import (
     scaled_config,
     stage_logits,
 )
+from tests.stages import graph_after
 from tpcompile.frontend import INPUTS, capture
 from tpcompile.ir.meta import origin_of, parameter_of, parameters
 from tpcompile.ir.ops import spec_of
@@ -113,7 +114,7 @@ def family_pair(name: str) -> Pair:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str, tp: int) -> None:
     pair = family_pair(name)
-    graph, _ = run_passes(pair.captured.graph, default_pipeline(tp))
+    graph = graph_after(pair, default_pipeline(tp))
     found = stage_logits(graph, pair, batch(LENGTHS))
     assert relative_error(found, eager_logits(pair.eager, LENGTHS)) < TOLERANCE
 
@@ -127,7 +128,7 @@ def test_rope_types(kind: str) -> None:
         "qwen3-0.6b", max_position_embeddings=longest, rope_parameters=parameters
     )
     pair = pair_of(config)
-    graph, _ = run_passes(pair.captured.graph, default_pipeline(3))
+    graph = graph_after(pair, default_pipeline(3))
     errors = []
     for lengths in ((33,), (5,), (3, 33, 9)):
         found = stage_logits(graph, pair, batch(lengths))

@@ -7,6 +7,7 @@ from functools import lru_cache
 from torch import fx
 
 from tests.models import preset_pair
+from tests.stages import graph_after
 from tpcompile.passes import Instrument, default_pipeline, for_ranks, parse_pipeline, run_passes
 
 
@@ -24,4 +25,4 @@ def lowered(tp: int, *instruments: Instrument, pipeline: str = "") -> fx.GraphMo
 @lru_cache
 def captured() -> fx.GraphModule:
     """Return the graph before any pass."""
-    return run_passes(preset_pair("tiny-qwen3").captured.graph, [])[0]
+    return graph_after(preset_pair("tiny-qwen3"), [])

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from tests.models import preset_pair
+from tests.stages import graph_after, stages_of
 from tpcompile.errors import VerifyError
 from tpcompile.ir.checker import Checker, Problem, check_graph, check_parameter, verify_graph
 from tpcompile.ir.info import GraphInfo, info_of
@@ -52,7 +53,7 @@ def lowered(tp: int = 4, until: str = "") -> fx.GraphModule:
     passes = default_pipeline(tp)
     names = [current.name for current in passes]
     passes = passes[: names.index(until) + 1] if until else passes
-    return run_passes(preset_pair("tiny-qwen3").captured.graph, passes)[0]
+    return graph_after(preset_pair("tiny-qwen3"), passes)
 
 
 def named(gm: fx.GraphModule, part: str) -> fx.Node:
@@ -412,7 +413,8 @@ def test_each_rule_refuses_what_breaks_it(
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
 def test_good_graphs_have_no_problem(name: str, tp: int) -> None:
-    gm, stages = run_passes(preset_pair(name).captured.graph, default_pipeline(tp))
+    stages = stages_of(preset_pair(name), default_pipeline(tp))
+    gm = stages[-1].graph
     assert check_graph(gm) == []
     verify_graph(gm)
     for stage in stages:
@@ -455,7 +457,7 @@ def test_a_parameter_without_a_recipe_is_a_problem(missing: str) -> None:
 @pytest.mark.parametrize("place", range(9))
 def test_swapped_operands_of_a_linear_are_a_problem(model: str, place: int) -> None:
     """With and without a bias, which is then added to the result of no weight."""
-    gm, _ = run_passes(preset_pair(model).captured.graph, default_pipeline(2))
+    gm = graph_after(preset_pair(model), default_pipeline(2))
     node = [node for node in gm.graph.nodes if node.target is LINEAR][place]
     value, weight, *rest = node.args
     node.args = (weight, value, *rest)
@@ -466,7 +468,7 @@ def test_swapped_operands_of_a_linear_are_a_problem(model: str, place: int) -> N
 
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_a_result_of_another_layer_s_op_is_a_problem(model: str) -> None:
-    gm, _ = run_passes(preset_pair(model).captured.graph, default_pipeline(2))
+    gm = graph_after(preset_pair(model), default_pipeline(2))
     items = [node for node in gm.graph.nodes if node.target is operator.getitem]
     layers: dict[Any, list[fx.Node]] = {}
     for node in items:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.models import TOLERANCE, batch, preset_pair, relative_error, run, stage_logits, whole
+from tests.stages import graph_after
 from tpcompile.ir.checker import verify_graph
 from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
@@ -13,7 +14,7 @@ from tpcompile.ir.meta import parameter_of, type_of
 from tpcompile.ir.ops import ALL_REDUCE, PAGED_ATTENTION, REDUCE_SCATTER, SPECS
 from tpcompile.ir.simulate import local_args, materialise, rank_inputs
 from tpcompile.ir.types import Partial, Replicate, Shard, ValueType
-from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes import default_pipeline
 from tpcompile.passes.sequence_parallel import SequenceParallel
 from tpcompile.rewriting.rewrite import calls
 
@@ -23,7 +24,7 @@ PACKED = batch((5, 1, 7), 1013)
 @pytest.mark.parametrize("tp", [1, 2, 4, 5])
 def test_weights_are_each_rank_s_part(tp: int) -> None:
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(tp))
+    gm = graph_after(pair, default_pipeline(tp))
     weights = materialise(gm, pair.read)
     for node in gm.graph.nodes:
         if node.op == "get_attr":
@@ -37,8 +38,8 @@ def test_weights_are_each_rank_s_part(tp: int) -> None:
 def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
     """Replicas are bitwise equal, parts have the declared shape, and wholes equal tp=1."""
     pair = preset_pair(name)
-    gm, _ = run_passes(pair.captured.graph, [*default_pipeline(tp), SequenceParallel()])
-    single, _ = run_passes(pair.captured.graph, default_pipeline(1))
+    gm = graph_after(pair, [*default_pipeline(tp), SequenceParallel()])
+    single = graph_after(pair, default_pipeline(1))
     values, expected = run(gm, pair, PACKED), run(single, pair, PACKED)
     seen: set[type] = set()
     for node in gm.graph.nodes:
@@ -65,7 +66,7 @@ def test_every_value_is_as_its_type_says(name: str, tp: int) -> None:
 
 def test_global_arguments_become_each_rank_s() -> None:
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(4))
+    gm = graph_after(pair, default_pipeline(4))
     split = next(n for n in gm.graph.nodes if n.name.endswith("_parts"))
     spec = SPECS[split.target]
     assert split.args[1] == [96, 32, 32]
@@ -78,7 +79,7 @@ def test_global_arguments_become_each_rank_s() -> None:
     attention = next(n for n in gm.graph.nodes if n.target is PAGED_ATTENTION)
     found = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(4)]
     assert found == [{}] * 4, "no map is needed with one KV head, or one per query head"
-    three, _ = run_passes(preset_pair("qwen2.5-7b").captured.graph, default_pipeline(3))
+    three = graph_after(preset_pair("qwen2.5-7b"), default_pipeline(3))
     attention = next(n for n in three.graph.nodes if n.target is PAGED_ATTENTION)
     maps = [local_args(attention, SPECS[PAGED_ATTENTION], rank) for rank in range(3)]
     assert maps[0] == {"kv_heads": [0] * 7 + [1] * 3}
@@ -89,7 +90,7 @@ def test_global_arguments_become_each_rank_s() -> None:
 def test_ranks_get_empty_caches_and_blocks_in_a_row() -> None:
     """Sequences start in their own blocks, blocks are consecutive, and unwritten slots are NaN."""
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(4))
+    gm = graph_after(pair, default_pipeline(4))
     packed = batch((33, 1, 64), 1013)
     dealt = rank_inputs(gm, packed.inputs())
     assert [own["cache"].shape for own in dealt] == [
@@ -111,7 +112,7 @@ def test_a_graph_without_a_cache_is_given_none() -> None:
 
 def test_tokens_lie_on_ranks_in_runs() -> None:
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, [*default_pipeline(4), SequenceParallel()])
+    gm = graph_after(pair, [*default_pipeline(4), SequenceParallel()])
     values = run(gm, pair, PACKED)
     scattered = next(n for n in gm.graph.nodes if n.target is REDUCE_SCATTER)
     layout = TokenLayout(info_of(gm).tp)
@@ -121,7 +122,7 @@ def test_tokens_lie_on_ranks_in_runs() -> None:
 
 def test_operands_of_collectives_by_keyword() -> None:
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    gm = graph_after(pair, default_pipeline(2))
     expected = stage_logits(gm, pair, PACKED)
     for node in calls(gm, ALL_REDUCE):
         node.kwargs, node.args = {"x": node.args[0]}, ()

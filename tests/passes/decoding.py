@@ -13,10 +13,11 @@ import torch
 from torch import fx
 
 from tests.models import TOLERANCE, Pair, padded, preset_pair, relative_error
-from tests.passes.steps import TINY_VOCABULARY, Step
+from tests.passes.steps import TINY_VOCABULARY, Step, step_of
+from tests.stages import graph_after, stages_of
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
-from tpcompile.passes import Pass, Stage, run_passes
+from tpcompile.passes import Pass, Stage
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.rewriting.manager import clone
@@ -128,10 +129,15 @@ def filled(model: str, tp: int, lengths: tuple[int, ...], interleaved: bool = Fa
     return Filled(inputs, caches, expected)
 
 
-@lru_cache(maxsize=64)
 def decode_stages(model: str, tp: int, spans: int, interleaved: bool = False) -> list[Stage]:
-    passes = decode_pipeline(tp, spans, BLOCK, interleaved)
-    return run_passes(preset_pair(model).captured.graph, passes)[1]
+    return stages_of(preset_pair(model), decode_pipeline(tp, spans, BLOCK, interleaved))
+
+
+@lru_cache(maxsize=64)
+def _ran(model: str, passes: tuple[Pass, ...], tp: int, lengths: tuple[int, ...]) -> Ran:
+    """Run the decode step of a stage."""
+    pair, given = preset_pair(model), filled(model, tp, lengths)
+    return run_step(graph_after(pair, passes), pair, given.inputs, given.caches)
 
 
 @dataclass(frozen=True)
@@ -140,25 +146,27 @@ class DecodeStep:
 
     model: str
     tp: int
-    current: Pass
-    before: Stage
-    after: Stage
+    plain: Step
+    """The pass, for checks that run no decode step."""
 
     @property
-    def plain(self) -> Step:
-        """Return the pass as a `Step`, for checks that run no decode step."""
-        return Step(preset_pair(self.model), self.current, self.before, self.after)
+    def before(self) -> Stage:
+        return self.plain.before
+
+    @property
+    def after(self) -> Stage:
+        return self.plain.after
 
     @cached_property
     def ran(self) -> list[tuple[Filled, Ran, Ran]]:
         """Run the steps before and after the pass on all batches."""
-        pair = preset_pair(self.model)
-        given = [filled(self.model, self.tp, lengths) for lengths in BATCHES]
-        graphs = self.before.graph, self.after.graph
         return [
-            (each, *(run_step(gm, pair, each.inputs, each.caches) for gm in graphs))
-            for each in given
+            (filled(self.model, self.tp, lengths), self._ran(-1, lengths), self._ran(None, lengths))
+            for lengths in BATCHES
         ]
+
+    def _ran(self, end: int | None, lengths: tuple[int, ...]) -> Ran:
+        return _ran(self.model, self.plain.passes[:end], self.tp, lengths)
 
     def assert_same_bits(self) -> None:
         for _, before, after in self.ran:
@@ -177,7 +185,6 @@ class DecodeStep:
 @lru_cache
 def decode_step(name: str, model: str = "tiny-qwen3", tp: int = 4, spans: int = 3) -> DecodeStep:
     """Return the pass `name` of the decode pipeline."""
-    stages = decode_stages(model, tp, spans)
-    place = [stage.name for stage in stages].index(name)
-    current = decode_pipeline(tp, spans, BLOCK)[place - 1]
-    return DecodeStep(model, tp, current, stages[place - 1], stages[place])
+    passes = decode_pipeline(tp, spans, BLOCK)
+    place = [current.name for current in passes].index(name)
+    return DecodeStep(model, tp, step_of(preset_pair(model), passes[: place + 1]))

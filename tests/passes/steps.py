@@ -8,17 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
-from torch import fx
 
-from tests.models import (
-    TOLERANCE,
-    Pair,
-    batch,
-    eager_logits,
-    preset_pair,
-    relative_error,
-    stage_logits,
-)
+from tests.models import TOLERANCE, Pair, preset_pair, relative_error
+from tests.stages import eager_once, logits_after, stages_of
 from tpcompile.ir.checker import check_graph
 from tpcompile.passes import (
     Pass,
@@ -27,7 +19,6 @@ from tpcompile.passes import (
     default_pipeline,
     for_ranks,
     parse_pipeline,
-    run_passes,
 )
 from tpcompile.rewriting.manager import clone
 
@@ -66,12 +57,16 @@ SEQUENCE_PARALLEL = (
 
 @dataclass(frozen=True)
 class Step:
-    """A pass with the stages before and after it."""
+    """The last of these passes, with the stages before and after it."""
 
     pair: Pair
-    current: Pass
+    passes: tuple[Pass, ...]
     before: Stage
     after: Stage
+
+    @property
+    def current(self) -> Pass:
+        return self.passes[-1]
 
     @property
     def matches(self) -> int:
@@ -88,12 +83,12 @@ class Step:
     def logits(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the logits before and after the pass, for each batch."""
         return [
-            (self._run(self.before.graph, lengths), self._run(self.after.graph, lengths))
+            (self._logits(self.passes[:-1], lengths), self._logits(self.passes, lengths))
             for lengths in LENGTHS
         ]
 
-    def _run(self, gm: fx.GraphModule, lengths: Sequence[int]) -> torch.Tensor:
-        return stage_logits(gm, self.pair, batch(lengths, TINY_VOCABULARY))
+    def _logits(self, passes: tuple[Pass, ...], lengths: tuple[int, ...]) -> torch.Tensor:
+        return logits_after(self.pair, passes, lengths, TINY_VOCABULARY)
 
     def assert_same_bits(self) -> None:
         for before, after in self.logits:
@@ -103,7 +98,7 @@ class Step:
         """Assert that the logits match the previous stage and Hugging Face."""
         for lengths, (before, after) in zip(LENGTHS, self.logits, strict=True):
             assert relative_error(after, before) < TOLERANCE
-            expected = eager_logits(self.pair.eager, lengths)
+            expected = eager_once(self.pair, lengths)
             assert relative_error(after, expected) < TOLERANCE
 
     def again(self) -> Report:
@@ -135,5 +130,9 @@ def step(name: str, model: str = "tiny-qwen3", tp: int = 4, pipeline: str = "") 
     pair = preset_pair(model)
     passes = for_ranks(parse_pipeline(pipeline), tp) if pipeline else default_pipeline(tp)
     place = [current.name for current in passes].index(name)
-    _, stages = run_passes(pair.captured.graph, passes[: place + 1])
-    return Step(pair, passes[place], stages[-2], stages[-1])
+    return step_of(pair, passes[: place + 1])
+
+
+def step_of(pair: Pair, passes: Sequence[Pass]) -> Step:
+    """Return the last of these passes as a step."""
+    return Step(pair, tuple(passes), *stages_of(pair, passes)[-2:])

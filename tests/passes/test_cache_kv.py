@@ -19,6 +19,7 @@ from tests.models import (
 )
 from tests.passes.graphs import GraphBuilder, attention_graph, refusal
 from tests.passes.steps import step
+from tests.stages import graph_after
 from tpcompile.backends.torch_tp import emit_sources, load_rank, run_simulated
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import PassError, UsageError
@@ -86,7 +87,7 @@ class Decoder:
 
     def __init__(self, pair: Pair, tp: int, block: int, blocks: Sequence[int]) -> None:
         passes = [*default_pipeline(tp)[:-1], CacheKv(block)]
-        self.gm, _ = run_passes(pair.captured.graph, passes)
+        self.gm = graph_after(pair, passes)
         self.group = SimulatedGroup(tp)
         self.load(pair)
         self.block, self.blocks = block, list(blocks)
@@ -251,7 +252,7 @@ def test_the_size_of_a_block_is_an_option() -> None:
     assert check_graph(gm) == []
     assert block_size(gm) == 5
     assert parse_pipeline("cache-kv{block=5}") == [CacheKv(5)]
-    decode, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, decode_pipeline(2, block=7))
+    decode = graph_after(preset_pair("tiny-qwen3"), decode_pipeline(2, block=7))
     assert block_size(decode) == 7
     with pytest.raises(PassError, match="has no KV cache"):
         block_size(attention_graph())

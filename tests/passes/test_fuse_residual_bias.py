@@ -22,6 +22,7 @@ from tests.models import (
 from tests.passes.graphs import GraphBuilder, nearest
 from tests.passes.test_fuse_norm_linear import numbered
 from tests.passes.test_shard_linears import biased_llama
+from tests.stages import graph_after, stages_of
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL, SPECS
@@ -51,7 +52,8 @@ def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
     """Trap 6: on one rank the projection adds the bias, on several the all-reduce does, once."""
     made, expected = BIASED[name]
     pair = made()
-    gm, stages = run_passes(pair.captured.graph, decode_pipeline(tp))
+    stages = stages_of(pair, decode_pipeline(tp))
+    gm = stages[-1].graph
     assert stages[-1].stats.matches == 4
     assert not calls(gm, aten.add.Tensor)
     target = LINEAR_RESIDUAL if tp == 1 else ALL_REDUCE_RESIDUAL
@@ -67,7 +69,7 @@ def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
 def test_a_bias_on_every_rank_is_refused_and_wrong() -> None:
     """Trap 6 put back: a bias added to each rank's terms is counted tp times."""
     pair = biased_qwen3()
-    gm, _ = run_passes(pair.captured.graph, decode_pipeline(2))
+    gm = graph_after(pair, decode_pipeline(2))
     for node in calls(gm, ALL_REDUCE_RESIDUAL):
         if len(node.args) == 3:
             partial, residual, bias = (operand(node, place) for place in range(3))

@@ -11,12 +11,13 @@ from torch import fx
 from tests.models import batch, preset_pair, run
 from tests.passes.graphs import GraphBuilder, refusal
 from tests.passes.steps import TINY_VOCABULARY, step
+from tests.stages import graph_after
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import ALL_GATHER, ALL_REDUCE, ARGMAX, LINEAR, REDISTRIBUTE
 from tpcompile.ir.types import PARTIAL, REPLICATE
-from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes import default_pipeline
 from tpcompile.passes.greedy_head import GreedyHead
 from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import head_of, output_of
@@ -68,7 +69,7 @@ def test_a_gather_that_is_only_wished_for_is_passed_by_too() -> None:
     """Before insert-collectives the argmax reads the shards too, bypassing the redistribute."""
     passes = default_pipeline(3)
     place = [current.name for current in passes].index("insert-collectives")
-    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, [*passes[:place], GreedyHead()])
+    gm = graph_after(preset_pair("tiny-qwen3"), [*passes[:place], GreedyHead()])
     assert operand(output_of(gm.graph)).target is REDISTRIBUTE
     assert operand(calls(gm, ARGMAX)[0]) is head_of(gm.graph)
 
@@ -77,7 +78,7 @@ def test_a_gather_that_is_only_wished_for_is_passed_by_too() -> None:
 def test_another_place_gives_the_same_tokens(place: int) -> None:
     pair = preset_pair("tiny-qwen3")
     passes = [each for each in default_pipeline(3) if each.name != "greedy-head"]
-    gm, _ = run_passes(pair.captured.graph, [*passes[:place], GreedyHead(), *passes[place:]])
+    gm = graph_after(pair, [*passes[:place], GreedyHead(), *passes[place:]])
     values = run(gm, pair, batch((3, 4), TINY_VOCABULARY))
     for logits, tokens in values[output_of(gm.graph)]:
         assert torch.equal(tokens, logits.argmax(-1))

@@ -22,6 +22,7 @@ from tests.models import (
 )
 from tests.passes.decoding import BATCHES, decode_stages, filled, run_step
 from tests.passes.steps import TINY_VOCABULARY, Step, step
+from tests.stages import graph_after, stages_of
 from tpcompile.ir.meta import captured_value, parameter_of, parameters
 from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND, ROPE, SPECS
 from tpcompile.ir.ops.rotary import interleave
@@ -57,7 +58,7 @@ def test_numbers_of_every_stage_behind_it(model: str, tp: int) -> None:
     pair = preset_pair(model)
     expected = eager_logits(pair.eager, LENGTHS)
     packed = batch(LENGTHS, TINY_VOCABULARY)
-    stages = run_passes(pair.captured.graph, default_pipeline(tp, interleaved=True))[1]
+    stages = stages_of(pair, default_pipeline(tp, interleaved=True))
     names = [stage.name for stage in stages]
     for stage in stages[names.index("interleave-rotary") :]:
         found = stage_logits(stage.graph, pair, packed)
@@ -113,7 +114,7 @@ def test_what_has_another_order_is_no_captured_value(model: str) -> None:
     pair, packed = preset_pair(model), batch(LENGTHS, TINY_VOCABULARY)
     values = run(pair.captured.graph, pair, packed)
     expected = {node.name: of_ranks[0] for node, of_ranks in values.items()}
-    stages = run_passes(pair.captured.graph, default_pipeline(3, interleaved=True))[1]
+    stages = stages_of(pair, default_pipeline(3, interleaved=True))
     for stage in stages[6:]:
         compared = _compare(stage, run(stage.graph, pair, packed), expected)
         assert len(compared) >= 7 * 2 + 4, stage.name
@@ -185,7 +186,7 @@ _RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
 @pytest.mark.parametrize("model", MODELS)
 def test_it_may_stand_behind_sharding(model: str, text: str) -> None:
     pair = preset_pair(model)
-    gm, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(text), 4))
+    gm = graph_after(pair, for_ranks(parse_pipeline(text), 4))
     found = stage_logits(gm, pair, batch(LENGTHS, TINY_VOCABULARY))
     assert relative_error(found, eager_logits(pair.eager, LENGTHS)) < TOLERANCE
 

@@ -20,6 +20,7 @@ from tests.models import (
 )
 from tests.passes.decoding import DECODE
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
+from tests.stages import graph_after
 from tpcompile.errors import CompileError, PassError, ShardingError, UsageError
 from tpcompile.passes import (
     PASSES,
@@ -228,7 +229,7 @@ _SHARDED = f"{_RAISED},shard-linears,kv-heads,vocab-parallel,insert-collectives"
 )
 def test_another_order_gives_the_same_logits(text: str) -> None:
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(text), 2))
+    gm = graph_after(pair, for_ranks(parse_pipeline(text), 2))
     found = stage_logits(gm, pair, batch((3, 1), TINY_VOCABULARY))
     assert relative_error(found, eager_logits(pair.eager, (3, 1))) < TOLERANCE
 

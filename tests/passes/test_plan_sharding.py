@@ -9,12 +9,13 @@ import pytest
 from tests.models import preset_pair
 from tests.passes.graphs import attention_graph
 from tests.passes.steps import step
+from tests.stages import graph_after
 from tpcompile.errors import ShardingError, UsageError
 from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.plan import Plan
-from tpcompile.passes import parse_pipeline, run_passes
+from tpcompile.passes import parse_pipeline
 from tpcompile.passes.plan_sharding import PlanSharding
 
 RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
@@ -22,7 +23,7 @@ RAISED = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention"
 
 def _plan(options: str) -> Plan:
     passes = parse_pipeline(f"{RAISED},plan-sharding{{{options}}}")
-    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, passes)
+    gm = graph_after(preset_pair("tiny-qwen3"), passes)
     plan = info_of(gm).plan
     assert isinstance(plan, Plan)
     return plan

@@ -20,6 +20,7 @@ from tests.models import (
 from tests.passes.graphs import attention_graph
 from tests.passes.steps import SEQUENCE_PARALLEL, TINY_VOCABULARY, step
 from tests.passes.test_shard_linears import biased_llama
+from tests.stages import graph_after, stages_of
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ADD_RMS_NORM, ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RMS_NORM
@@ -65,9 +66,10 @@ def test_one_rank_keeps_all_tokens() -> None:
 @pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3"])
 def test_the_whole_pipeline_gives_the_bits_of_the_plain_one(model: str, tp: int) -> None:
     pair = preset_pair(model)
-    plain, _ = run_passes(pair.captured.graph, default_pipeline(tp))
+    plain = graph_after(pair, default_pipeline(tp))
     passes = for_ranks(parse_pipeline(SEQUENCE_PARALLEL), tp)
-    gm, stages = run_passes(pair.captured.graph, passes)
+    stages = stages_of(pair, passes)
+    gm = stages[-1].graph
     emitted = CompiledModel.simulated(pair.captured, gm, stages, pair.read)
     for lengths in BATCHES:
         packed = batch(lengths, TINY_VOCABULARY)
@@ -82,7 +84,7 @@ def test_the_whole_pipeline_gives_the_bits_of_the_plain_one(model: str, tp: int)
 def test_a_rank_without_tokens_holds_none() -> None:
     """A single token on four ranks is on the last; the other ranks have empty values."""
     pair = preset_pair("tiny-qwen3")
-    gm, _ = run_passes(pair.captured.graph, for_ranks(parse_pipeline(SEQUENCE_PARALLEL), 4))
+    gm = graph_after(pair, for_ranks(parse_pipeline(SEQUENCE_PARALLEL), 4))
     values = run(gm, pair, batch((1,), TINY_VOCABULARY))
     for node in calls(gm, REDUCE_SCATTER):
         assert [len(value) for value in values[node]] == [0, 0, 0, 1]
@@ -105,7 +107,7 @@ def test_only_norms_between_the_linears_are_split_by_tokens() -> None:
 def test_a_row_parallel_bias_is_added_to_each_token_once(tp: int) -> None:
     pair = biased_llama()
     passes = for_ranks(parse_pipeline(SEQUENCE_PARALLEL), tp)
-    gm, _ = run_passes(pair.captured.graph, passes)
+    gm = graph_after(pair, passes)
     for lengths in ((1,), (4, 3)):
         found = stage_logits(gm, pair, batch(lengths))
         assert relative_error(found, eager_logits(pair.eager, lengths)) < TOLERANCE
@@ -117,7 +119,7 @@ def test_a_residual_that_every_rank_holds_stays_whole() -> None:
     whole = SEQUENCE_PARALLEL.replace("vocab-parallel,", "")
     plain = whole.replace("sequence-parallel,", "")
     found, expected = (
-        stage_logits(run_passes(pair.captured.graph, passes)[0], pair, packed)
+        stage_logits(graph_after(pair, passes), pair, packed)
         for passes in (for_ranks(parse_pipeline(text), 3) for text in (whole, plain))
     )
     assert torch.equal(found, expected)

@@ -22,11 +22,12 @@ from tests.models import (
 )
 from tests.passes.graphs import attention_graph, refusal
 from tests.passes.steps import step
+from tests.stages import graph_after, stages_of
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, parameter_of, placement_of, value_type
 from tpcompile.ir.ops import REDISTRIBUTE
 from tpcompile.ir.types import PARTIAL, Shard
-from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes import default_pipeline
 from tpcompile.passes.shard_linears import ShardLinears
 from tpcompile.rewriting.rewrite import calls
 from tpcompile.rewriting.structure import attention_blocks, bias_of, mlp_blocks, weight_of
@@ -114,7 +115,7 @@ def test_a_plan_must_come_first() -> None:
 
 
 def test_the_bias_of_a_row_parallel_linear_is_added_behind_the_sum() -> None:
-    gm, _ = run_passes(biased_llama().captured.graph, default_pipeline(2)[:7])
+    gm = graph_after(biased_llama(), default_pipeline(2)[:7])
     for total in calls(gm, REDISTRIBUTE):
         assert len(operand(total).args) == 2  # the linear has no bias any more
         (added,) = total.users
@@ -127,7 +128,8 @@ def test_the_bias_of_a_row_parallel_linear_is_added_behind_the_sum() -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 5])
 def test_a_bias_on_every_linear_counts_once(tp: int) -> None:
     pair = biased_llama()
-    gm, stages = run_passes(pair.captured.graph, default_pipeline(tp))
+    stages = stages_of(pair, default_pipeline(tp))
+    gm = stages[-1].graph
     lengths = (1, 4, 2)
     expected = eager_logits(pair.eager, lengths)
     assert relative_error(stage_logits(gm, pair, batch(lengths)), expected) < TOLERANCE
@@ -141,7 +143,7 @@ def test_a_bias_on_every_linear_counts_once(tp: int) -> None:
 def test_a_bias_that_counted_twice_would_show() -> None:
     """The biases are large enough for the test above to detect one that is added twice."""
     pair = biased_llama()
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    gm = graph_after(pair, default_pipeline(2))
     for node in list(gm.graph.nodes):
         if node.op == "get_attr" and "o_proj.bias" in parameter_of(node).describe():
             (added,) = node.users

@@ -10,11 +10,12 @@ import torch
 from tests.models import pair_of, relative_error, scaled_config
 from tests.passes.decoding import BLOCK, decode_step, run_step, step_inputs, tables_for
 from tests.passes.graphs import GraphBuilder
+from tests.stages import stages_of
 from tpcompile.errors import UsageError
 from tpcompile.ir.meta import type_of
 from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION
 from tpcompile.ir.types import ValueType
-from tpcompile.passes import parse_pipeline, run_passes
+from tpcompile.passes import parse_pipeline
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.passes.split_attention import SplitAttention
 from tpcompile.rewriting.rewrite import calls
@@ -64,7 +65,7 @@ def test_windows_are_kept(window: int) -> None:
         "qwen3-0.6b", sliding_window=window, use_sliding_window=True, max_window_layers=0
     )
     pair = pair_of(config)
-    _, stages = run_passes(pair.captured.graph, decode_pipeline(2, 3, BLOCK))
+    stages = stages_of(pair, decode_pipeline(2, 3, BLOCK))
     after = next(stage for stage in stages if stage.name == "split-attention").graph
     assert {node.args[5] for node in calls(after, PARTIAL_ATTENTION)} == {window}
     kept = next(stage for stage in stages if stage.name == "cache-kv").graph

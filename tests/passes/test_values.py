@@ -8,9 +8,10 @@ import torch
 from tests.models import TOLERANCE, Pair, batch, preset_pair, relative_error, run, whole
 from tests.passes.steps import SEQUENCE_PARALLEL
 from tests.passes.test_shard_linears import biased_llama
+from tests.stages import stages_of
 from tpcompile.ir.meta import captured_value, type_of
 from tpcompile.ir.types import ValueType
-from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline, run_passes
+from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline
 
 PIPELINES = {
     "standard": default_pipeline(3),
@@ -30,7 +31,7 @@ def test_every_value_of_every_stage_is_that_of_the_captured_node(name: str, pipe
     packed = batch((2, 7), 1009)
     captured = run(pair.captured.graph, pair, packed)
     expected = {node.name: values[0] for node, values in captured.items()}
-    _, stages = run_passes(pair.captured.graph, PIPELINES[pipeline])
+    stages = stages_of(pair, PIPELINES[pipeline])
     for stage in stages:
         found = run(stage.graph, pair, packed)
         compared = set()

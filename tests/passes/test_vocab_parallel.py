@@ -10,10 +10,11 @@ from transformers import Qwen2Config
 from tests.models import VOCABULARY, batch, pair_of, stage_logits
 from tests.passes.graphs import attention_graph, refusal
 from tests.passes.steps import step
+from tests.stages import stages_of
 from tpcompile.ir.meta import operand, value_type
 from tpcompile.ir.ops import EMBEDDING, REDISTRIBUTE, VOCAB_EMBEDDING
 from tpcompile.ir.types import PARTIAL
-from tpcompile.passes import default_pipeline, run_passes
+from tpcompile.passes import default_pipeline
 from tpcompile.passes.vocab_parallel import VocabParallel
 from tpcompile.rewriting.manager import Stage
 from tpcompile.rewriting.rewrite import calls
@@ -73,7 +74,7 @@ def _untied(stage: str) -> tuple[Stage, Stage]:
         tie_word_embeddings=False,
     )
     pair = pair_of(config)
-    _, stages = run_passes(pair.captured.graph, default_pipeline(3))
+    stages = stages_of(pair, default_pipeline(3))
     place = [each.name for each in stages].index(stage)
     packed = batch((3, 1))
     before, after = (stage_logits(s.graph, pair, packed) for s in stages[place - 1 : place + 1])

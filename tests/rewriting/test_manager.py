@@ -10,6 +10,7 @@ from torch import fx
 
 from tests.models import Pair, preset_pair
 from tests.passes.steps import STANDARD
+from tests.stages import graph_after
 from tpcompile.errors import PassError, ShardingError, UsageError, VerifyError
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.info import info_of
@@ -161,7 +162,7 @@ def test_the_captured_graph_is_left_as_it_was(pair: Pair) -> None:
 
 
 def test_a_clone_is_a_graph_of_its_own(pair: Pair) -> None:
-    gm, _ = run_passes(pair.captured.graph, default_pipeline(2))
+    gm = graph_after(pair, default_pipeline(2))
     copied = clone(gm)
     before = format_graph(gm)
     assert format_graph(copied) == before

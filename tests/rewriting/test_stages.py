@@ -18,6 +18,7 @@ from tests.models import (
     stage_logits,
 )
 from tests.passes.steps import STANDARD, TINY_VOCABULARY
+from tests.stages import stages_of
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.pieces import evaluate
@@ -104,7 +105,7 @@ def _bound(gm: fx.GraphModule, pair: Pair) -> fx.GraphModule:
 @pytest.mark.parametrize(("tp", "name"), UNSHARDED)
 def test_an_unsharded_stage_runs_as_plain_torch(model: str, tp: int, name: str) -> None:
     pair = preset_pair(model)
-    _, stages = run_passes(pair.captured.graph, default_pipeline(tp)[: STANDARD.index(name)])
+    stages = stages_of(pair, default_pipeline(tp)[: STANDARD.index(name)])
     assert stages[-1].name == name
     packed = batch((3, 1, 4), TINY_VOCABULARY)
     expected = stage_logits(stages[-1].graph, pair, packed)

@@ -22,6 +22,7 @@ from tests.models import (
     stage_logits,
 )
 from tests.runtime.eager_pair import enlivened
+from tests.stages import stages_of
 from tpcompile.backends.torch_tp import emit_sources, load_rank, run_simulated
 from tpcompile.comm import SimulatedGroup
 from tpcompile.compare.model import compare_with_eager
@@ -100,7 +101,8 @@ def test_logits_are_eager_s_for_any_tp(model: str, activation: str) -> None:
     pair = small(model, activation)
     expected = eager_logits(pair.eager, LENGTHS)
     for tp in (1, 2, 3):
-        gm, stages = run_passes(pair.captured.graph, default_pipeline(tp))
+        stages = stages_of(pair, default_pipeline(tp))
+        gm = stages[-1].graph
         found = stage_logits(gm, pair, batch(LENGTHS, SMALL["vocab_size"]))
         assert relative_error(found, expected) < TOLERANCE
         matches = {stage.name: stage.stats.matches for stage in stages}

@@ -16,6 +16,7 @@ from torch import fx
 from transformers import AutoConfig
 
 from tests.models import Pair, padded, pair_of, preset_pair
+from tests.stages import stages_of
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
@@ -23,7 +24,6 @@ from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.backends.rotation import CPU, Rotation, rotation_of
 from tpcompile.ir.info import info_of
 from tpcompile.ir.simulate import materialise, run_ranks
-from tpcompile.passes import run_passes
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
@@ -164,7 +164,7 @@ def _graphs(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the graph that can prefill, and the decode graph lowered from it."""
     passes = decode_pipeline(tp, spans, BLOCK, interleaved)
-    _, stages = run_passes(pair_named(model).captured.graph, passes)
+    stages = stages_of(pair_named(model), passes)
     return next(s.graph for s in stages if s.name == "cache-kv"), stages[-1].graph
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from tests.compare.program.cases import QWEN2, QWEN3, SPANS, case_of
 from tests.models import preset_pair
+from tests.stages import stages_of
 from tpcompile.compare.groups import Group, Key
 from tpcompile.compare.program.structure import structure_of
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.ops import ROPE, SWIGLU
-from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.rewriting.rewrite import calls
 
@@ -73,7 +73,7 @@ def test_pairs_side_by_side_are_in_what_was_projected_to_rotate() -> None:
 )
 def test_a_graph_with_other_layers_is_refused(target: object, expected: str) -> None:
     passes = decode_pipeline(1, 2, 4)
-    _, stages = run_passes(preset_pair("tiny-qwen3").captured.graph, passes)
+    stages = stages_of(preset_pair("tiny-qwen3"), passes)
     gm = next(stage.graph for stage in stages if stage.name == "cache-kv")
     node = calls(gm, target)[0]
     node.replace_all_uses_with(node.all_input_nodes[0])

@@ -9,7 +9,7 @@ from torch import fx
 
 from tests.models import preset_pair
 from tests.passes.decoding import BLOCK
-from tpcompile.passes import run_passes
+from tests.stages import graph_after
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.vm.lowering import Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
@@ -49,7 +49,7 @@ CASES = (
 @lru_cache
 def graph(model: str, tp: int, spans: int, interleaved: bool) -> fx.GraphModule:
     passes = decode_pipeline(tp, spans, BLOCK, interleaved)
-    return run_passes(preset_pair(model).captured.graph, passes)[0]
+    return graph_after(preset_pair(model), passes)
 
 
 @lru_cache

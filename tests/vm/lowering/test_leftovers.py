@@ -14,6 +14,7 @@ from tests.models import Pair, preset_pair
 from tests.passes.decoding import DECODE, decode_stages
 from tests.passes.test_fuse_residual_bias import biased_qwen3
 from tests.passes.test_shard_linears import biased_llama
+from tests.stages import graph_after, stages_of
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.meta import operand
 from tpcompile.ir.ops import (
@@ -45,7 +46,8 @@ MODELS: dict[str, Callable[[], Pair]] = {
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_nothing_is_left_of_a_decode_step(name: str, tp: int, interleaved: bool) -> None:
     passes = decode_pipeline(tp, spans=2, interleaved=interleaved)
-    gm, stages = run_passes(MODELS[name]().captured.graph, passes)
+    stages = stages_of(MODELS[name](), passes)
+    gm = stages[-1].graph
     assert leftovers(gm) == []
     verify_nothing_left(gm)
     verify_nothing_left(stages[-1].graph)
@@ -69,7 +71,7 @@ def test_each_fusion_takes_what_is_left_before_it(tp: int) -> None:
 
 
 def test_a_graph_of_the_standard_pipeline_is_refused() -> None:
-    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, default_pipeline(2))
+    gm = graph_after(preset_pair("tiny-qwen3"), default_pipeline(2))
     with pytest.raises(UnsupportedError) as refused:
         verify_nothing_left(gm)
     said = str(refused.value)
@@ -84,7 +86,7 @@ def changed(behind: str, change: Callable[[fx.GraphModule], None]) -> list[Lefto
     """Return the leftovers if the graph is changed after a pass."""
     passes = decode_pipeline()
     place = [current.name for current in passes].index(behind) + 1
-    gm, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, passes[:place])
+    gm = graph_after(preset_pair("tiny-qwen3"), passes[:place])
     change(gm)
     gm, _ = run_passes(gm, passes[place:])
     return leftovers(gm)

@@ -12,9 +12,9 @@ from torch import fx
 
 from tests.backends.reference.stepping import EVEN, Case
 from tests.models import preset_pair
+from tests.stages import graph_after
 from tpcompile.errors import UnsupportedError, UsageError, VerifyError
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
-from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline, default_pipeline
 from tpcompile.rewriting.manager import clone
 from tpcompile.vm.groups import AllReduce, LinearResidual, NormQkvRows
@@ -142,7 +142,7 @@ def test_all_regions_lie_in_their_buffers() -> None:
 
 
 def _stage(model: str, passes: Any) -> Any:
-    return run_passes(preset_pair(model).captured.graph, passes)[0]
+    return graph_after(preset_pair(model), passes)
 
 
 def test_refuses_what_is_no_decode_graph() -> None:
@@ -187,7 +187,7 @@ def test_more_layers_are_more_of_the_same() -> None:
 @pytest.mark.parametrize("place", range(12))
 def test_a_graph_with_swapped_operands_is_refused_by_its_node(place: int) -> None:
     passes = decode_pipeline(1, 2, 4)
-    gm, _ = run_passes(preset_pair("tiny-qwen2").captured.graph, passes)
+    gm = graph_after(preset_pair("tiny-qwen2"), passes)
     nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
     node = [n for n in nodes if all(isinstance(arg, fx.Node) for arg in n.args[:2])][place]
     node.args = (node.args[1], node.args[0], *node.args[2:])

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -78,7 +79,7 @@ def _mode(interpret: bool) -> AbstractContextManager[None]:
 
 @contextmanager
 def set_knob(knobs: Any, name: str, value: object) -> Iterator[None]:
-    """Set an option of Triton within the context."""
+    """Set an attribute of Triton's within the context."""
     before = getattr(knobs, name)
     setattr(knobs, name, value)
     try:
@@ -93,14 +94,18 @@ def interpreted_library() -> Iterator[None]:
 
     Triton decides this when it is first imported, for the whole process. Numpy must not warn: NaN
     and infinity are values like others, and the interpreter of Triton 3.6 uses a deprecated
-    conversion, which numpy 2.4 no longer has.
+    conversion, which numpy 2.4 no longer has. By default the interpreter also computes each integer
+    operation in 64 bits, to find overflows, but it drops the result unless it debugs: a third of
+    its time.
     """
     language = importlib.import_module("triton.language")
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    options = replace(builder.options, sanitize_overflow=False)
     compiled = dict(_library())
     for name, function in compiled.items():
         setattr(language, name, _interpreted(function))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), set_knob(builder, "options", options):
             for kind in (RuntimeWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", kind)
             yield
