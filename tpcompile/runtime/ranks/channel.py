@@ -101,7 +101,9 @@ def encode(message: object) -> Encoded:
     pickler.dump(message)
     lengths = _LENGTHS.pack(header.tell(), pickler.size)
     header.write(bytes(-header.tell() % _ALIGN))
-    return Encoded([memoryview(lengths), header.getbuffer(), *pickler.parts])
+    # Not getbuffer(): Python 3.12.1 crashes when its view is in a reference cycle, such as that of
+    # an exception with the frame that sends the message.
+    return Encoded([memoryview(lengths), memoryview(header.getvalue()), *pickler.parts])
 
 
 def tensor_bytes(x: torch.Tensor) -> memoryview:
