@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.backends.processes import Processes
-from tests.backends.reference.stepping import Case, eager_logits, place, steps_of
+from tests.backends.reference.stepping import FEW_TOKENS, Case, eager_logits, place, steps_of
 from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.backends.memory import StepMemory
@@ -20,7 +20,7 @@ from tpcompile.errors import CompileError, UsageError
 from tpcompile.vm.program import Role, abi
 from tpcompile.vm.program.abi import VERSION
 
-CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3), spans=2)
+CASE = Case(FEW_TOKENS, tp=2, lengths=(9, 3), spans=2)
 Made = Executor | Processes
 Make = Callable[..., Made]
 

@@ -48,7 +48,10 @@ BIASED = "biased"
 """A model with a bias in all linears except the head."""
 WINDOWED = "windowed"
 """A model whose second layer attends to a window of five tokens."""
+FEW_TOKENS = "few-tokens"
+"""`tiny-qwen3` with a smaller vocabulary, for executors that take seconds per step."""
 OWN = {
+    FEW_TOKENS: {**preset("tiny-qwen3"), "vocab_size": 199},
     EVEN: {
         **preset("tiny-qwen3"),
         "num_attention_heads": 16,
@@ -62,6 +65,7 @@ OWN = {
         **preset("tiny-qwen3"),
         "model_type": "llama",
         "hidden_size": 96,
+        "vocab_size": 199,
         "attention_bias": True,
         "mlp_bias": True,
     },
@@ -70,6 +74,7 @@ OWN = {
         "use_sliding_window": True,
         "sliding_window": 5,
         "max_window_layers": 1,
+        "vocab_size": 199,
     },
 }
 """Configurations of the models that are not presets."""

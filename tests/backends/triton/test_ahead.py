@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 
 import tpcompile
 from tests.backends.reference.stepping import Case
-from tpcompile.backends.triton.ahead import compile_ahead
+from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.backends.triton.emit import emit
 from tpcompile.errors import UsageError
 from tpcompile.vm.program.instruction import WeightInstruction
@@ -24,12 +25,23 @@ from tpcompile.vm.program.instruction import WeightInstruction
 BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text())
 _REGISTERS_OF_AN_SM = 65_536
 _THREADS = 256
+SPLIT = Case("biased", tp=2, lengths=(5,), column_splits=2)
+
+
+@cache
+def kernel_of_preset(model: str) -> Compiled:
+    step = tpcompile.schedule(f"preset:{model}", target="h200", dtype=torch.bfloat16, context=2048)
+    return step.compile_ahead("sm_90")
+
+
+@cache
+def kernel_of(case: Case, arch: str) -> Compiled:
+    return compile_ahead(case.program, arch)
 
 
 @pytest.mark.parametrize("model", list(BUDGET))
 def test_the_kernel_is_within_its_budget(model: str) -> None:
-    step = tpcompile.schedule(f"preset:{model}", target="h200", dtype=torch.bfloat16, context=2048)
-    found = step.compile_ahead("sm_90")
+    found = kernel_of_preset(model)
     over = {name: found.to_json()[name] for name, most in BUDGET[model].items()}
     over = {name: value for name, value in over.items() if value > BUDGET[model][name]}
     assert not over
@@ -38,8 +50,7 @@ def test_the_kernel_is_within_its_budget(model: str) -> None:
 
 def test_weights_are_loaded_16_bytes_at_a_time() -> None:
     """Each tile of weights is on its way to shared memory in loads of 128 bits."""
-    step = tpcompile.schedule("preset:qwen3-0.6b", target="h200", dtype=torch.bfloat16)
-    assembly = step.compile_ahead("sm_90").assembly
+    assembly = kernel_of_preset("qwen3-0.6b").assembly
     sizes = re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", assembly)
     assert sizes.count("0x10") >= 90
 
@@ -49,11 +60,11 @@ def test_every_tile_compiles(arch: str) -> None:
     """Options that no preset has: biases, windows, row blocks, split columns, several sequences."""
     cases = (
         Case("windowed", lengths=(9, 3), lowering="rows", interleaved=True, policy="dynamic"),
-        Case("biased", tp=2, lengths=(5,), column_splits=2),
+        SPLIT,
         Case("even", tp=2, lengths=(5,)),
     )
     for case in cases:
-        found = compile_ahead(case.program, arch)
+        found = kernel_of(case, arch)
         assert found.code_bytes > 0 and found.registers > 0
 
 
@@ -65,15 +76,14 @@ def test_other_architectures_are_refused(arch: str) -> None:
 
 def test_first_weights_are_asked_for_before_waits() -> None:
     """The rows and columns of each instruction's weights, in bytes of their buffer."""
-    case = Case("biased", tp=2, lengths=(5,), column_splits=2)
-    emitted = emit(case.program)
-    assert "prefetch.global.L2" in compile_ahead(case.program, "sm_90").assembly
-    each = zip(case.program.instructions, emitted.weights.tolist(), strict=True)
+    emitted = emit(SPLIT.program)
+    assert "prefetch.global.L2" in kernel_of(SPLIT, "sm_90").assembly
+    each = zip(SPLIT.program.instructions, emitted.weights.tolist(), strict=True)
     for one, (number, first, count) in each:
         if not isinstance(one, WeightInstruction):
             assert number == -1
             continue
-        buffer = case.program.buffers[number]
+        buffer = SPLIT.program.buffers[number]
         region = next(region for region in one.reads if region.buffer == number)
         bytes_of = torch.arange(4 * buffer.shape[0] * buffer.shape[1]).view(*buffer.shape, 4)
         rows, columns = (slice(*interval) for interval in region.box)

@@ -12,13 +12,13 @@ import pytest
 import triton
 
 import tpcompile
-from tests.backends.reference.stepping import Case, steps_of, steps_on
+from tests.backends.reference.stepping import FEW_TOKENS, Case, steps_of, steps_on
 from tests.models import relative_error
 from tpcompile.backends.triton import Triton, load
 from tpcompile.backends.triton.ahead import compile_ahead
 from tpcompile.errors import UnsupportedError
 
-CASE = Case("tiny-qwen3", lengths=(3,))
+CASE = Case(FEW_TOKENS, lengths=(3,))
 
 
 def _import_instead(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:

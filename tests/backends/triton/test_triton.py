@@ -13,6 +13,7 @@ from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
     BIASED,
     EVEN,
+    FEW_TOKENS,
     WINDOWED,
     Case,
     place,
@@ -31,7 +32,7 @@ from tpcompile.vm.program.program import Wait
 
 EXACT = 1e-5
 """The tolerance against the reference machine in fp32: only the order of sums differs."""
-CASE = Case("tiny-qwen3", tp=2, lengths=(9, 3))
+CASE = Case(FEW_TOKENS, tp=2, lengths=(9, 3))
 
 CASES = {
     "qwen2, bias, 8 workers": Case("tiny-qwen2", lengths=(9,), workers=8),
@@ -39,10 +40,10 @@ CASES = {
         "tiny-qwen2", lengths=(9,), lowering="rows", interleaved=True, policy="zigzag", workers=8
     ),
     "qwen3, four sequences, two ranks": Case(
-        "tiny-qwen3", tp=2, lengths=(1, 4, 5, 9), spans=3, policy="wave"
+        FEW_TOKENS, tp=2, lengths=(1, 4, 5, 9), spans=3, policy="wave"
     ),
     "qwen3, row blocks, two ranks, shared queues": Case(
-        "tiny-qwen3", tp=2, lengths=(5,), lowering="rows", policy="dynamic", workers=8
+        FEW_TOKENS, tp=2, lengths=(5,), lowering="rows", policy="dynamic", workers=8
     ),
     "windows, shared queues": Case(WINDOWED, lengths=(14, 2), policy="dynamic", workers=8),
     "windows, more spans than blocks": Case(WINDOWED, lengths=(14,), spans=7),
@@ -65,7 +66,7 @@ def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
 
 @pytest.mark.parametrize("policy", ["critical-path", "dynamic"])
 def test_132_workers(policy: str) -> None:
-    case = Case("tiny-qwen3", lengths=(9,), workers=132, policy=policy)
+    case = Case(FEW_TOKENS, lengths=(9,), workers=132, policy=policy)
     (found,) = steps_on(Triton(case.memory()), case, 1)
     assert relative_error(found, steps_of(case, 1)[0]) < EXACT
 
@@ -80,7 +81,7 @@ def test_several_steps_in_one_launch() -> None:
 
 
 def test_bits_do_not_depend_on_the_schedule() -> None:
-    case = Case("tiny-qwen3", lengths=(9, 3))
+    case = Case(FEW_TOKENS, lengths=(9, 3))
     (wanted,) = steps_on(Triton(case.memory()), case, 1)
     for policy, workers, lowering in (
         ("dynamic", 8, "heads"),
@@ -93,7 +94,7 @@ def test_bits_do_not_depend_on_the_schedule() -> None:
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
-    one, three = Case("tiny-qwen3", lengths=(1,)), Case("tiny-qwen3", lengths=(1, 1, 1))
+    one, three = Case(FEW_TOKENS, lengths=(1,)), Case(FEW_TOKENS, lengths=(1, 1, 1))
     alone, together = (steps_on(Triton(case.memory()), case, 2) for case in (one, three))
     for own, found in zip(alone, together, strict=True):
         assert torch.equal(found[0], own[0])
