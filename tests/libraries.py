@@ -19,7 +19,8 @@ from pathlib import Path
 TESTS = (
     # the demo, generation and chat
     *("tests/demo", "tests/cli/test_make_demo.py", "tests/cli/test_generate.py"),
-    *("tests/cli/test_chat.py", "tests/cli/test_compare.py", "tests/test_api.py"),
+    *("tests/cli/test_chat.py", "tests/cli/test_compare.py", "tests/cli/test_explore.py"),
+    "tests/test_api.py",
     # the interface of Hugging Face's models, pipelines and evaluation harness
     *("tests/runtime/test_cache_name.py", "tests/runtime/test_arguments.py"),
     *("tests/runtime/test_model.py", "tests/runtime/test_generate.py"),
@@ -34,7 +35,7 @@ TESTS = (
     *("tests/serving/test_server.py", "tests/serving/test_engine.py"),
     *("tests/serving/test_batch.py", "tests/serving/test_replicas.py", "tests/cli/test_serve.py"),
     # the explorer
-    *("tests/inspect/explorer", "tests/cli/test_explore.py", "tests/test_exploring.py"),
+    *("tests/inspect/explorer", "tests/test_exploring.py"),
 )
 """The tests of what depends most on other libraries."""
 
