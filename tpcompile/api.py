@@ -118,10 +118,10 @@ def compile(
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
         longest = max_seq_len or captured.config.max_position_embeddings
         workers = share if target is None else threads
-        programs = chosen.programs(fork, longest, max_batch or 1, workers)
-        described = rank_modules(graph, chosen.executor)
+        steps = chosen.decide(fork, longest, max_batch or 1, workers)
+        described = rank_modules(graph, steps.executor)
         modules = load(described, weights, captured.rotary.fresh)
-        ranks = chosen.ranks(modules, programs, captured.rotary.fresh)
+        ranks = steps.ranks(modules, captured.rotary.fresh)
         made = CompiledModel(
             captured,
             graph,

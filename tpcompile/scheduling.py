@@ -27,15 +27,13 @@ from tpcompile.inspect.trace import write_trace
 from tpcompile.libraries import library_errors
 from tpcompile.options import check_limit, check_shards, check_tp, dtype_of, passes_for
 from tpcompile.passes import Pass, decode_pipeline, run_passes
-from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.plugins import load_plugins
 from tpcompile.rewriting.reproducer import write_reproducer
+from tpcompile.runtime.programs import ProgramOptions, StepChoices
 from tpcompile.vm.lowering import StepPlan
-from tpcompile.vm.lowering.plan import AUTO
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.text import format_program
-from tpcompile.vm.schedule.policies import policy_for
 from tpcompile.vm.schedule.scheduled import scheduled
 from tpcompile.vm.targets import TARGETS, Target, target_of
 
@@ -100,7 +98,6 @@ def choose(
     machine = target_of(target, workers)
     if measured:
         machine = _measurable(machine, tp, workers)
-    policy = policy_for(machine, policy)
     longest = max_seq_len or max(context or 0, _CONTEXT)
     context = context or min(longest, _CONTEXT)
     if context > longest:
@@ -108,16 +105,11 @@ def choose(
             f"context must be at most max_seq_len, got {context:,} and {longest:,} tokens",
             hint="Raise max_seq_len, or lower the context",
         )
-    plan = StepPlan.on(
-        machine,
-        batch=batch,
-        max_seq_len=longest,
-        context=context,
-        lowering=AUTO if lowering is None else lowering,
-    )
+    options = ProgramOptions(policy=policy, lowering=lowering, spans=spans)
+    sizes = {"batch": batch, "max_seq_len": longest, "context": context}
+    step = StepChoices.of(machine, options, **sizes)
     if pipeline is None:
-        spans = spans or plan.most_spans(machine.spans, CacheKv.block)
-        passes = decode_pipeline(tp, spans, interleaved=interleaved)
+        passes = decode_pipeline(tp, step.spans, interleaved=interleaved)
     elif spans or interleaved:
         raise UsageError(
             "Spans and the rotary order are options of the default pipeline only",
@@ -126,10 +118,10 @@ def choose(
     else:
         passes = passes_for(pipeline, tp)
         check_shards(passes, tp)
-    found = Choices(tp, machine, plan, passes, policy)
+    found = Choices(tp, machine, step.plan, passes, step.policy)
     block = _most(passes, "block")
-    plan.check_room(block)
-    plan.check_spans(found.spans, block)
+    found.plan.check_room(block)
+    found.plan.check_spans(found.spans, block)
     return found
 
 

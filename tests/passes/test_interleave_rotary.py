@@ -192,7 +192,8 @@ def test_it_may_stand_behind_sharding(model: str, text: str) -> None:
 
 
 def test_behind_fuse_qkv_it_is_refused() -> None:
-    text = f"{_RAISED},plan-sharding,fuse-qkv,interleave-rotary"
+    passes = for_ranks(parse_pipeline(f"{_RAISED},plan-sharding,fuse-qkv"), 1)
+    joined, _ = run_passes(preset_pair("tiny-qwen3").captured.graph, passes)
     with pytest.raises(tpcompile.CompileError) as refused:
-        run_passes(preset_pair("tiny-qwen3").captured.graph, for_ranks(parse_pipeline(text), 1))
+        run_passes(joined, parse_pipeline("interleave-rotary"))
     assert "Put interleave-rotary before fuse-qkv" in str(refused.value)

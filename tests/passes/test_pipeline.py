@@ -241,8 +241,16 @@ def test_another_order_gives_the_same_logits(text: str) -> None:
         ("canonicalize,shard-linears", PassError, "Put plan-sharding before this pass"),
         ("canonicalize,plan-sharding", ShardingError, "(In the pass plan-sharding{tp=2}, after"),
         (f"{_RAISED},kv-heads", PassError, "or a pipeline without kv-heads"),
-        (f"{_RAISED},fuse-qkv,shard-linears", ShardingError, "must be a separate linear"),
-        (f"{_RAISED},fuse-gate-up,shard-linears", ShardingError, "must be a separate linear"),
+        (
+            f"{_RAISED},fuse-qkv,shard-linears",
+            UsageError,
+            "shard-linears must run before fuse-qkv.",
+        ),
+        (
+            f"{_RAISED},cache-kv,fuse-gate-up,kv-heads,shard-linears",
+            UsageError,
+            "kv-heads must run after shard-linears and before fuse-gate-up and cache-kv.",
+        ),
     ],
 )
 def test_an_order_that_cannot_work_is_refused(
@@ -251,6 +259,15 @@ def test_an_order_that_cannot_work_is_refused(
     with pytest.raises(kind) as refused:
         run_passes(preset_pair("tiny-qwen3").captured.graph, for_ranks(parse_pipeline(text), 2))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("fusion", ["fuse-qkv", "fuse-gate-up"])
+def test_linears_that_were_joined_before_are_not_sharded(fusion: str) -> None:
+    """The passes that made a graph are unknown if its text is read from a file."""
+    captured = preset_pair("tiny-qwen3").captured.graph
+    joined, _ = run_passes(captured, for_ranks(parse_pipeline(f"{_RAISED},{fusion}"), 2))
+    with pytest.raises(ShardingError, match="must be a separate linear"):
+        run_passes(joined, parse_pipeline("shard-linears"))
 
 
 def test_a_name_of_a_pass_and_a_pipeline_is_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:

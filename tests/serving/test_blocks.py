@@ -27,6 +27,13 @@ def test_blocks_are_taken_and_released() -> None:
     assert blocks.available == 4 and blocks.kept == 0
 
 
+def test_blocks_that_are_taken_together_are_consecutive_if_possible() -> None:
+    blocks, taken = held()
+    blocks.release([taken[0], taken[3]])
+    blocks.release([taken[2]])
+    assert blocks.take(2) == taken[2:]
+
+
 def test_known_contents_are_found_until_the_block_is_needed() -> None:
     blocks, taken = held()
     blocks.know(taken, [1, 2, 3, 4, 5, 6], 0, None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpcompile.alike import kinds_of
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.masks import Meaning
 
@@ -39,9 +40,7 @@ class Layers:
 
     def told_apart(self, marks: Sequence[Any]) -> Layers:
         """Split each kind by the marks of its layers."""
-        known: dict[Any, int] = {}
-        pairs = zip(self.kinds, marks, strict=True)
-        return replace(self, kinds=tuple(known.setdefault(pair, len(known)) for pair in pairs))
+        return replace(self, kinds=kinds_of(zip(self.kinds, marks, strict=True)))
 
     def template(self, layer: int) -> int:
         """Return the traced layer that `layer` is a copy of."""
@@ -69,9 +68,7 @@ def find_layers(module: nn.Module) -> Layers:
     path, modules = max(lists, key=lambda item: len(item[1]))
     if not len(modules):
         raise UnsupportedError(f"{type(module).__name__} has no layers", where=path)
-    known: dict[Any, int] = {}
-    kinds = tuple(known.setdefault(_signature(layer), len(known)) for layer in modules)
-    return Layers(path, kinds)
+    return Layers(path, kinds_of(map(_signature, modules)))
 
 
 def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:

@@ -16,6 +16,7 @@ from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE,
 from tpcompile.ir.recipe import Permute
 from tpcompile.ir.roles import Interleaved
 from tpcompile.ir.text import format_node
+from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.rewriting.pattern import MissError
 from tpcompile.rewriting.rewrite import Report
 from tpcompile.rewriting.structure import bias_of, head_ops, weight_of
@@ -37,12 +38,7 @@ class InterleaveRotary:
     """
 
     name: ClassVar[str] = "interleave-rotary"
-    after: ClassVar[tuple[str, ...]] = (
-        "canonicalize",
-        "raise-norm",
-        "raise-rope",
-        "raise-attention",
-    )
+    after: ClassVar[tuple[str, ...]] = PlanSharding.after
     before: ClassVar[tuple[str, ...]] = ("fuse-qkv", "fuse-norm-qkv")
 
     def apply(self, gm: fx.GraphModule) -> Report:

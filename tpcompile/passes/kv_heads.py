@@ -11,7 +11,7 @@ from tpcompile.errors import PassError
 from tpcompile.ir.meta import origin_of, placement_of, value_type
 from tpcompile.ir.text import format_node
 from tpcompile.ir.types import REPLICATE
-from tpcompile.passes.shard_linears import plan_of, split_rows
+from tpcompile.passes.shard_linears import ShardLinears, plan_of, split_rows
 from tpcompile.rewriting.rewrite import Report
 from tpcompile.rewriting.structure import AttentionBlock, attention_blocks, weight_of
 
@@ -29,16 +29,7 @@ class KvHeads:
 
     name: ClassVar[str] = "kv-heads"
     after: ClassVar[tuple[str, ...]] = ("plan-sharding", "shard-linears")
-    before: ClassVar[tuple[str, ...]] = (
-        "fuse-qkv",
-        "fuse-gate-up",
-        "select-rows",
-        "cache-kv",
-        "fuse-norm-qkv",
-        "fuse-norm-gate-up",
-        "fuse-norm-linear",
-        "fuse-residual",
-    )
+    before: ClassVar[tuple[str, ...]] = ShardLinears.before
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

@@ -33,7 +33,6 @@ class RaiseNorm:
     """
 
     name: ClassVar[str] = "raise-norm"
-    after: ClassVar[tuple[str, ...]] = ("canonicalize",)
     before: ClassVar[tuple[str, ...]] = ("fuse-add-norm", "fuse-norm-linear")
 
     def apply(self, gm: fx.GraphModule) -> Report:

@@ -15,6 +15,7 @@ from tpcompile.ir.meta import parameter_of, placement_of, set_parameter, value_t
 from tpcompile.ir.ops import REDISTRIBUTE
 from tpcompile.ir.plan import Plan
 from tpcompile.ir.types import REPLICATE
+from tpcompile.passes.plan_sharding import PlanSharding
 from tpcompile.rewriting.rewrite import Report, insert_after, replace
 from tpcompile.rewriting.structure import attention_blocks, bias_of, mlp_blocks, weight_of
 
@@ -34,16 +35,7 @@ class ShardLinears:
 
     name: ClassVar[str] = "shard-linears"
     after: ClassVar[tuple[str, ...]] = ("plan-sharding",)
-    before: ClassVar[tuple[str, ...]] = (
-        "fuse-qkv",
-        "fuse-gate-up",
-        "select-rows",
-        "cache-kv",
-        "fuse-norm-qkv",
-        "fuse-norm-gate-up",
-        "fuse-norm-linear",
-        "fuse-residual",
-    )
+    before: ClassVar[tuple[str, ...]] = PlanSharding.before
 
     def apply(self, gm: fx.GraphModule) -> Report:
         report = Report()

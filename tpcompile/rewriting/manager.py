@@ -27,7 +27,7 @@ from tpcompile.ir.simulate import logits_of, materialise, run_ranks
 from tpcompile.ir.text import format_graph
 from tpcompile.pause import paused_collector
 from tpcompile.registry import Registry
-from tpcompile.rewriting.order import order_refusal
+from tpcompile.rewriting.order import check_order, order_refusal
 from tpcompile.rewriting.reproducer import OnFailure, is_worth_reproducing, reproducer_of
 from tpcompile.rewriting.rewrite import Report
 
@@ -51,8 +51,8 @@ _Kind = TypeVar("_Kind", bound=type[Pass])
 def graph_pass(kind: _Kind) -> _Kind:
     """Class decorator: register a pass under its name.
 
-    The class variables `after` and `before` list the passes that make and absorb the nodes that
-    it matches. They explain refusals; they do not restrict the order.
+    Its class variables `after` and `before` declare its order relative to other passes; see
+    `tpcompile.rewriting.order`.
     """
     check_options("pass", kind, "apply")
     PASSES.add(kind.name, kind)
@@ -170,10 +170,12 @@ def run_passes(
 ) -> tuple[fx.GraphModule, list[Stage]]:
     """Return the graph after all passes, and one stage for the captured graph and for each pass.
 
-    To resume from a later graph than the captured one, pass it with the passes already `done`.
-    If a pass fails, `on_failure` receives a reproducer; what it returns is added to the error.
+    Passes that violate their declared order are refused before any of them runs. To resume from a
+    later graph than the captured one, pass it with the passes already `done`. If a pass fails,
+    `on_failure` receives a reproducer; what it returns is added to the error.
     `first` is the name of the stage before the first pass.
     """
+    check_order(passes, done)
     checker = Checker()
     gm = clone(captured)
     stages = [_stage(first, "", Stats(0.0, 0.0, 0, 0, len(gm.graph.nodes)), captured, ())]

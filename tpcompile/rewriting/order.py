@@ -1,23 +1,37 @@
-"""Ordering rules of passes, used to explain why a pass refused a graph.
+"""The order of passes, which their class variables `after` and `before` declare.
 
-The class variable `after` of a pass lists the passes that make the nodes it matches, and `before`
-the passes that absorb these nodes. The rules explain refusals; they do not restrict the order.
+`after` lists the passes that make the nodes that a pass matches, `before` the passes that absorb
+these nodes. A pipeline need not have all of them, but those that it has must be in this order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
+
+from tpcompile.errors import UsageError
+
+
+def check_order(passes: Sequence[Any], done: Sequence[Any] = ()) -> None:
+    """Raise for the first pass that violates the declared order, given the passes already done."""
+    names = [current.name for current in (*done, *passes)]
+    for place, current in enumerate(passes, len(done)):
+        early = set(names[:place])
+        wrong = _wrong(current, set(names[place:]) - early, early)
+        if wrong and current.name not in early:
+            raise UsageError(wrong.removesuffix("."), got=",".join(names))
 
 
 def order_refusal(current: Any, done: Sequence[str]) -> str:
-    """Return the ordering rules that the passes in `done` violate, as text, or an empty string."""
-    missing = [other for other in getattr(current, "after", ()) if other not in done]
-    early = [other for other in getattr(current, "before", ()) if other in done]
+    """Return the passes that `current` lacks before it or has too early, as text, or ""."""
+    return _wrong(current, set(getattr(current, "after", ())).difference(done), done)
+
+
+def _wrong(current: Any, missing: Collection[str], early: Collection[str]) -> str:
     wants = [
         f"{word} {_listed(others)}"
-        for word, others in (("after", missing), ("before", early))
-        if others
+        for word, wrong in (("after", missing), ("before", early))
+        if (others := [other for other in getattr(current, word, ()) if other in wrong])
     ]
     return f"{current.name} must run {' and '.join(wants)}." if wants else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -46,70 +47,70 @@ class BackendChoice:
             )
         self.name = backend
         """The name of an executor, or "torch" for modules."""
-        self._options, self._device = options, device
+        self.device, self._options = device, options
         self._falls_back = automatic and options == ProgramOptions()
 
-    @property
-    def executor(self) -> type[Executor] | None:
-        """The executor; None if modules run decode steps."""
-        return None if self.name == MODULES else EXECUTORS[self.name]
-
-    def programs(
+    def decide(
         self, fork: DecodeFork, longest: int, batch: int, workers: int | None = None
-    ) -> StepPrograms | None:
-        """Return the programs that the executor runs, or None if modules run decode steps.
+    ) -> StepBackend:
+        """Return the executor and the programs that it runs, or modules if they run decode steps.
 
         See `StepPrograms` for the arguments. If the choice is automatic, warn about the reason why
         there are no programs.
         """
         cached = any(isinstance(one, CacheKv) for one in fork.passes)
-        if self._falls_back and not cached:  # nothing can decode
-            self.name = MODULES
-        if self.name == MODULES:
-            return None
+        if self.name == MODULES or (self._falls_back and not cached):  # nothing can decode
+            return StepBackend(self)
         executor = EXECUTORS[self.name]
-        with self._or_modules():
+        with self.or_modules():
             executor.prepare()
-            found = StepPrograms(fork, self._options, longest, batch, self._device, workers)
-            executor.check(found.for_batch(found.batch).program, self._device)
-            return found
-        return None
-
-    def ranks(
-        self,
-        modules: ModuleRanks,
-        programs: StepPrograms | None,
-        rotary: Callable[[], nn.Module],
-    ) -> Ranks:
-        """Return ranks that run the programs, or the modules alone if there are no programs."""
-        if programs is None:
-            return modules
-        with self._or_modules():
-            if len(set(modules.processes)) > 1 and not EXECUTORS[self.name].in_processes:
-                raise UnsupportedError(
-                    f"The {self.name} backend runs all ranks in one process",
-                    got=f"{len(set(modules.processes))} processes",
-                    hint='Choose backend="native", or pass simulate=True to tpcompile.compile',
-                )
-            modules.check_programs()
-            return ProgramRanks(modules, programs, rotary, self.name, self._device)
-        return modules
+            programs = StepPrograms(fork, self._options, longest, batch, self.device, workers)
+            executor.check(programs.for_batch(programs.batch).program, self.device)
+            return StepBackend(self, executor, programs)
+        return StepBackend(self)
 
     @contextmanager
-    def _or_modules(self) -> Iterator[None]:
-        """If the body raises and the choice is automatic, choose modules and warn."""
+    def or_modules(self) -> Iterator[None]:
+        """If the body raises and the choice is automatic, warn that modules run decode steps."""
         try:
             yield
         except CompileError as error:
             if not self._falls_back:
                 raise
-            self.name = MODULES
             warnings.warn(
                 "Torch modules run decode steps, because the "
-                f"{AUTOMATIC[self._device.type].name} backend cannot. The reason: {error}\n"
+                f"{AUTOMATIC[self.device.type].name} backend cannot. The reason: {error}\n"
                 'Pass backend="torch" to choose modules without this warning.',
                 stacklevel=6,
             )
+
+
+@dataclass(frozen=True)
+class StepBackend:
+    """The executor of decode steps and its programs; both are None if modules run the steps."""
+
+    choice: BackendChoice
+    executor: type[Executor] | None = None
+    programs: StepPrograms | None = None
+
+    def ranks(self, modules: ModuleRanks, rotary: Callable[[], nn.Module]) -> Ranks:
+        """Return ranks that run the programs, or the modules alone if there are no programs.
+
+        If the choice is automatic, ranks that share no memory run the modules, with a warning.
+        """
+        if self.executor is None or self.programs is None:
+            return modules
+        name, device = self.choice.name, self.choice.device
+        with self.choice.or_modules():
+            if len(set(modules.processes)) > 1 and not self.executor.in_processes:
+                raise UnsupportedError(
+                    f"The {name} backend runs all ranks in one process",
+                    got=f"{len(set(modules.processes))} processes",
+                    hint='Choose backend="native", or pass simulate=True to tpcompile.compile',
+                )
+            modules.check_programs()
+            return ProgramRanks(modules, self.programs, rotary, name, device)
+        return modules
 
 
 def _check_name(backend: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,7 +23,7 @@ from tpcompile.vm.program.text import format_program
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 from tpcompile.vm.schedule.policies import policy_for
 from tpcompile.vm.schedule.scheduled import scheduled
-from tpcompile.vm.targets import target_of
+from tpcompile.vm.targets import Target, target_of
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,30 @@ class ProgramOptions:
     spans: int | None = None
 
 
+@dataclass(frozen=True)
+class StepChoices:
+    """The machine, the policy, the division of work and the attention spans of a decode step."""
+
+    target: Target
+    policy: str
+    plan: StepPlan
+    spans: int
+
+    @classmethod
+    def of(
+        cls, target: Target, options: ProgramOptions, block: int = CacheKv.block, **sizes: int
+    ) -> StepChoices:
+        """Resolve the options for a machine, which is that of `options.target`, if it is given.
+
+        `block` is the number of tokens per block of the KV cache, and `sizes` those of the plan.
+        """
+        policy = policy_for(target, options.policy)
+        lowering = AUTO if options.lowering is None else options.lowering
+        plan = StepPlan.on(target, lowering=lowering, **sizes)
+        spans = options.spans or plan.most_spans(target.spans, block)
+        return cls(target, policy, plan, spans)
+
+
 class StepPrograms:
     """The programs by batch size, each created on first use."""
 
@@ -74,19 +98,17 @@ class StepPrograms:
         """
         passes = fork.passes
         tp = max((one.tp for one in passes if isinstance(one, PlanSharding)), default=1)
-        self._target = (
+        target = (
             machine_of(device, tp, workers)
             if options.target is None
             else target_of(options.target, workers, tp)
         )
-        self._longest = max_seq_len
-        self._policy = policy_for(self._target, options.policy)
-        self._lowering = AUTO if options.lowering is None else options.lowering
         self.batch = self.batch_for(batch)
         """The batch size of the program for the batch that the model was compiled for."""
         block = max((one.block for one in passes if isinstance(one, CacheKv)), default=1)
-        spans = options.spans or self._plan(self.batch).most_spans(self._target.spans, block)
-        self._graph = fork.run(spans)
+        sizes = {"batch": self.batch, "max_seq_len": max_seq_len}
+        self._choices = StepChoices.of(target, options, block, **sizes)
+        self._graph = fork.run(self._choices.spans)
         self._made: dict[int, StepProgram] = {}
         self.steps = 0
         """The number of steps that the programs have run."""
@@ -100,12 +122,12 @@ class StepPrograms:
     @property
     def most_steps(self) -> int:
         """The maximum number of steps per launch."""
-        return self._plan(self.batch).steps
+        return self._choices.plan.steps
 
     @property
     def most_stops(self) -> int:
         """The maximum number of tokens that end a sequence."""
-        return self._plan(self.batch).stops
+        return self._choices.plan.stops
 
     @staticmethod
     def batch_for(sequences: int) -> int:
@@ -124,30 +146,25 @@ class StepPrograms:
         steps = MeasuredSteps(found.program, [measured_step(found.program, times)])
         asked = found.schedule.asked
         title = f"{asked['model']}, tp={asked['tp']}, batch {batch}, {context:,} tokens"
-        return step_trace(f"{title}, on {asked['target']}", steps, self._target, context)
-
-    def _plan(self, batch: int) -> StepPlan:
-        return StepPlan.on(
-            self._target, batch=batch, max_seq_len=self._longest, lowering=self._lowering
-        )
+        return step_trace(f"{title}, on {asked['target']}", steps, self._choices.target, context)
 
     def _make(self, batch: int) -> StepProgram:
-        target = self._target
-        found = scheduled(self._graph, target, self._plan(batch), self._policy)
+        target, policy = self._choices.target, self._choices.policy
+        found = scheduled(self._graph, target, replace(self._choices.plan, batch=batch), policy)
         log.info(
             "program for a batch of %d: %d instructions on %d workers per rank of %s, policy %s",
             batch,
             len(found.program.instructions),
             target.workers,
             target.name,
-            self._policy,
+            policy,
         )
         asked = {
             "model": info_of(self._graph).name,
             "target": target.name,
             "tp": info_of(self._graph).tp,
             "workers": target.workers,
-            "policy": self._policy,
+            "policy": policy,
             "batch": batch,
         }
         return StepProgram(found.proved, ScheduleReport(asked, found))

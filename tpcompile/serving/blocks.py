@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+
+from tpcompile.runtime.kv.blocks import BlockPool
 
 Tokens = tuple[int, ...]
 
@@ -20,19 +22,18 @@ class Content:
 
 
 class Blocks:
-    """A fixed number of blocks, numbered from 0.
+    """A fixed number of blocks, numbered from 0, of which some have known contents.
 
-    Any number of sequences can hold a block. A block without holders is free. Known contents stay
+    Any number of sequences can hold a block. Known contents hold their block too, so that they stay
     available until a sequence needs the block; the least recently used block is evicted first.
     """
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
         """The number of blocks, and the tokens in each."""
-        self._holders = [0] * count
-        self._free = deque(range(count))
+        self._pool = BlockPool(size, enough=count)
         self._kept: OrderedDict[int, None] = OrderedDict()
-        """Free blocks with known contents, least recently used first."""
+        """Blocks that only their contents hold, least recently used first."""
         self._contents: dict[int, Content] = {}
         """By block."""
         self._known: dict[int, Content] = {}
@@ -40,8 +41,8 @@ class Blocks:
 
     @property
     def available(self) -> int:
-        """The number of free blocks, including those with known contents."""
-        return len(self._free) + len(self._kept)
+        """The number of blocks that no sequence holds, including those with known contents."""
+        return self._free + len(self._kept)
 
     @property
     def held(self) -> int:
@@ -50,47 +51,40 @@ class Blocks:
 
     @property
     def kept(self) -> int:
-        """The number of free blocks whose contents can still be shared."""
+        """The number of blocks that no sequence holds, whose contents can still be shared."""
         return len(self._kept)
+
+    @property
+    def _free(self) -> int:
+        return self.count - self._pool.used
 
     def take(self, count: int) -> list[int] | None:
         """Take so many blocks, or none if fewer are available."""
         if count > self.available:
             return None
-        found = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.popleft()
-            else:
-                block, _ = self._kept.popitem(last=False)
-                self._forget(block)
-            self._holders[block] = 1
-            found.append(block)
-        return found
+        for _ in range(count - self._free):
+            self._forget(self._kept.popitem(last=False)[0])
+        return list(self._pool.take(count))
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to blocks, which may be kept."""
         for block in blocks:
             self._kept.pop(block, None)
-            self._holders[block] += 1
+        self._pool.share(blocks)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Remove a holder from the blocks of a sequence.
 
         Later blocks are useless without earlier ones, so they count as used longer ago.
         """
+        self._pool.free(blocks)
         for block in reversed(blocks):
-            self._holders[block] -= 1
-            if self._holders[block]:
-                continue
-            if block in self._contents:
+            if block in self._contents and not self.holders(block):
                 self._kept[block] = None
-            else:
-                self._free.append(block)
 
     def holders(self, block: int) -> int:
         """Return the number of sequences that hold a block."""
-        return self._holders[block]
+        return self._pool.holders(block) - (block in self._contents)
 
     def find(self, tokens: Sequence[int], salt: Hashable) -> list[Content]:
         """Return the longest known run of blocks that begins with the first of these tokens.
@@ -127,9 +121,11 @@ class Blocks:
                 return
             content = Content(blocks[place], parent, own, salt)
             self._known[key] = self._contents[content.block] = content
+            self._pool.share((content.block,))
             parent = content
 
     def _forget(self, block: int) -> None:
+        self._pool.free((block,))
         content = self._contents.pop(block)
         del self._known[_key(content.parent, content.tokens, content.salt)]
 

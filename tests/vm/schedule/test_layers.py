@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from tests.vm.programs import Touch, steps
 from tpcompile.frontend import capture
 from tpcompile.passes import run_passes
+from tpcompile.presets import preset
 from tpcompile.scheduling import choose
+from tpcompile.vm.groups.attention import PartialAttention
 from tpcompile.vm.lowering import Lowered, lower
 from tpcompile.vm.program import Buffer, Region
+from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.verify import check_program
 from tpcompile.vm.schedule import layers as module
 from tpcompile.vm.schedule.assemble import Assembled, assemble
-from tpcompile.vm.schedule.layers import Layers, alike_layers
+from tpcompile.vm.schedule.layers import Layers, repeated_layers
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES
 from tpcompile.vm.targets import TARGETS
 
@@ -36,10 +42,10 @@ def region(buffer: int, start: int = 0, stop: int = 4) -> Region:
     return Region(buffer, ((start, stop),))
 
 
-def chain_of_layers() -> tuple[list[Touch], list[int]]:
+def chain_of_layers(count: int = LAYERS) -> tuple[list[Touch], list[int]]:
     """Return layers that store half of x in their caches and read them, and their numbers."""
     found, layers = [Touch(writes=(region(X),))], [-1]
-    for layer in range(LAYERS):
+    for layer in range(count):
         cache = CACHE + layer
         for half in ((0, 2), (2, 4)):
             found.append(Touch((region(X, *half),), (region(cache, *half),)))
@@ -50,17 +56,30 @@ def chain_of_layers() -> tuple[list[Touch], list[int]]:
 
 
 def alike(instructions: list[Touch], layers: list[int], costs: list[float]) -> Layers | None:
-    return alike_layers(Parts(tuple(instructions)), layers, [0] * len(layers), costs)
+    return repeated_layers(Parts(tuple(instructions)), layers, [0] * len(layers), costs)
 
 
-def test_alike_layers_are_found() -> None:
+def test_repeated_layers_are_found() -> None:
     instructions, layers = chain_of_layers()
     costs = [1.0] * len(layers)
     found = alike(instructions, layers, costs)
-    assert found == Layers(1, 4, LAYERS)
+    assert found == Layers(1 + 4, 4, LAYERS - 1)
     assert found.few(layers) == [-1, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 6, 6, 6, 6, -1]
     costs[1] = 2.0
     assert alike(instructions, layers, costs) == found, "the first layer may differ"
+
+
+@pytest.mark.parametrize(("count", "before"), [(11, 1), (12, 2)])
+def test_layers_of_two_kinds_in_turn_are_found(count: int, before: int) -> None:
+    """A layer that does not fill a period comes before the first one."""
+    instructions, layers = chain_of_layers(count)
+    for layer in reversed(range(1, count, 2)):  # these layers also read x
+        place = 1 + 4 * layer
+        instructions.insert(place, Touch((region(X),)))
+        layers.insert(place, layer)
+    found = alike(instructions, layers, [1.0] * len(layers))
+    assert found == Layers(layers.index(before), 4 + 5, 5)
+    assert sorted(set(found.few(layers))) == [-1, *range(before + 4), count - 2, count - 1]
 
 
 def test_layers_of_one_instruction_that_take_longer_are_not_alike() -> None:
@@ -86,7 +105,7 @@ def test_layers_with_other_accesses_are_not_alike(wrong: Touch) -> None:
     instructions[number] = wrong
     ranks_of = [one.rank for one in instructions]
     costs = [1.0] * len(layers)
-    assert alike_layers(Parts(tuple(instructions)), layers, ranks_of, costs) is None
+    assert repeated_layers(Parts(tuple(instructions)), layers, ranks_of, costs) is None
 
 
 def test_a_cache_that_is_read_after_the_layers_is_not_left_out() -> None:
@@ -114,28 +133,38 @@ def of_layer(one: Touch, own: int, layer: int) -> Touch:
     return replace(one, reads=reads, writes=writes, joins=joins)
 
 
-def repeated(body: tuple[Touch, ...], own: int, ends: int) -> tuple[list[Touch], list[int]]:
-    """Return the instructions of a layer, once per layer, and their numbers.
+def repeated(
+    bodies: Sequence[tuple[Touch, ...]], own: int, ends: int
+) -> tuple[list[Touch], list[int]]:
+    """Return the instructions of layers, which have these bodies in turn, and their numbers.
 
-    Buffer `own` is one per layer. The first instructions of the layer come also before all layers,
-    and the last ones after them.
+    Buffer `own` is one per layer. The first instructions of the first body come also before all
+    layers, and the last ones after them.
     """
-    plain = [of_layer(one, own, -1) for one in body if not one.joins]
+    plain = [of_layer(one, own, -1) for one in bodies[0] if not one.joins]
     before, after = plain[:ends], plain[max(0, len(plain) - ends) :]
-    layers = [of_layer(one, own, layer) for layer in range(LAYERS) for one in body]
-    numbers = [layer for layer in range(LAYERS) for _ in body]
+    each = [(layer, bodies[layer % len(bodies)]) for layer in range(LAYERS * len(bodies))]
+    layers = [of_layer(one, own, layer) for layer, body in each for one in body]
+    numbers = [layer for layer, body in each for _ in body]
     return [*before, *layers, *after], [*([-1] * len(before)), *numbers, *([-1] * len(after))]
 
 
+@pytest.mark.parametrize("kinds", [1, 2])
 @given(steps(most=8, ranks=2), st.integers(0, 3), st.booleans(), st.randoms())
 @settings(deadline=None)
 def test_programs_of_random_layers_are_valid(
-    drawn: tuple[tuple[Buffer, ...], tuple[Touch, ...]], ends: int, repeats: bool, dice: Random
+    kinds: int,
+    drawn: tuple[tuple[Buffer, ...], tuple[Touch, ...]],
+    ends: int,
+    repeats: bool,
+    dice: Random,
 ) -> None:
     shared, body = drawn
     own = dice.randrange(len(shared))
-    instructions, layers = repeated(body, own, ends)
-    buffers = [*shared, *[shared[own]] * (OWN + LAYERS - len(shared))]
+    shorter = tuple(one for one in body[1:] if one.joins or dice.random() < 0.5)
+    bodies = [body, (body[0], *shorter)][:kinds] if not body[0].joins else [body]
+    instructions, layers = repeated(bodies, own, ends)
+    buffers = [*shared, *[shared[own]] * (OWN + LAYERS * kinds - len(shared))]
     taken = {one.label: dice.choice((1.0, 2.0, 3.5)) for one in body}
     costs = [taken[one.label] for one in instructions]
     for policy in POLICIES:
@@ -181,3 +210,45 @@ def assembled(lowered: Lowered, policy: str, layers: Sequence[int]) -> Assembled
     costs = [instruction.cost(TARGET) for instruction in lowered.instructions]
     options = (policy, lowered.plan.workers, lowered.ranks, True)
     return assemble("", lowered.buffers, lowered.instructions, costs, *options, layers)
+
+
+WINDOW = 32
+
+
+@cache
+def in_turn(count: int) -> Lowered:
+    """Return the step of a small model with a window in every second layer, on two ranks."""
+    types = ["sliding_attention", "full_attention"]
+    config = {
+        **preset("tiny-qwen3"),
+        "num_hidden_layers": count,
+        "layer_types": [types[layer % 2] for layer in range(count)],
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+    }
+    choices = choose(tp=2, target="cpu", workers=7)
+    graph, _ = run_passes(capture(AutoConfig.for_model(**config)).graph, choices.passes)
+    return lower(graph, choices.plan)
+
+
+def windowed_cost(one: Any) -> float:
+    """Return the cost of an instruction whose attention reads no more tokens than its window."""
+    if isinstance(one, PartialAttention) and one.at.window != NONE:
+        one = replace(one, at=replace(one.at, planned=min(one.at.planned, one.at.window)))
+    cost: float = one.cost(TARGET)
+    return cost
+
+
+@pytest.mark.parametrize("policy", ["critical-path", "dynamic", "wave"])
+def test_layers_in_turn_are_scheduled_once_per_kind(policy: str) -> None:
+    """A longer model is more copies: no more instructions are scheduled."""
+    scheduled = []
+    for count in (11, 19):
+        made = in_turn(count)
+        costs = list(map(windowed_cost, made.instructions))
+        options = ("", made.buffers, made.instructions, costs, policy, 7, made.ranks, True)
+        found, whole = assemble(*options, made.layers), assemble(*options)
+        assert found.program == whole.program
+        assert found.copied and check_program(found.program) == []
+        scheduled.append(len(found._groups))
+    assert scheduled[0] == scheduled[1]

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from torch import fx
 
+from tpcompile.alike import alike, runs_of
 from tpcompile.backends.executor import TORCH
 from tpcompile.backends.torch_tp.expressions import Line, Scope, statements
 from tpcompile.backends.torch_tp.layers import (
@@ -161,12 +162,10 @@ def _classes(
     layers: Sequence[int], codes: Sequence[LayerCode]
 ) -> dict[LayerCode, tuple[str, list[int]]]:
     """Return the name of each class and the layers that it stands for."""
-    alike: dict[LayerCode, list[int]] = {}
-    for layer, code in zip(layers, codes, strict=True):
-        alike.setdefault(code, []).append(layer)
+    kinds = alike(zip(layers, codes, strict=True))
     names: dict[LayerCode, tuple[str, list[int]]] = {}
-    for code, numbers in alike.items():
-        name = f"Layer{numbers[0]}" if len(alike) > 1 else "Layer"
+    for code, numbers in kinds.items():
+        name = f"Layer{numbers[0]}" if len(kinds) > 1 else "Layer"
         while any(name == other for other, _ in names.values()):
             name += "Rest"
         names[code] = name, numbers
@@ -196,8 +195,8 @@ def _made(layers: Sequence[int], classes: Sequence[str]) -> Iterator[str]:
         if len(numbers) == 1:
             yield f"                {name}({numbers[0]}, parameters, group),"
             continue
-        whole = list(range(numbers[0], numbers[-1] + 1)) == numbers
-        shown = f"range({numbers[0]}, {numbers[-1] + 1})" if whole else f"{numbers}"
+        whole, *others = runs_of(numbers)
+        shown = numbers if others else whole
         yield f"                *({name}(layer, parameters, group) for layer in {shown}),"
     yield "            ]"
     yield "        )"

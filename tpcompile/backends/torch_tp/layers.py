@@ -10,6 +10,7 @@ from itertools import chain, count, groupby
 import torch
 from torch import fx
 
+from tpcompile.alike import runs_of
 from tpcompile.backends.torch_tp.expressions import AS_MATRIX, Scope, statements
 from tpcompile.backends.torch_tp.storage import Storage, Storages
 from tpcompile.ir.meta import operand, origin_of
@@ -172,6 +173,6 @@ def reordering(parameters: Sequence[fx.Node], scope: Scope) -> Iterator[str]:
 def _spoken(layers: Sequence[int]) -> str:
     if len(layers) == 1:
         return f"Layer {layers[0]}"
-    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+    if len(runs_of(layers)) == 1:
         return f"Layers {layers[0]} to {layers[-1]}"
     return f"Layers {', '.join(map(str, layers))}"

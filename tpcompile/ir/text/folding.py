@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import groupby
+
+from tpcompile.alike import runs_of
 
 MOST_NAMES = 1 << 16
 """The maximum number of names of one range, so that a damaged number does not fill the memory."""
@@ -27,10 +28,9 @@ def folded(names: Iterable[str]) -> list[str]:
 def _numbers(found: list[int]) -> str:
     if len(found) < 2:
         return "".join(map(str, found))
-    spans = []
-    for _, group in groupby(enumerate(sorted(found)), lambda item: item[1] - item[0]):
-        run = [number for _, number in group]
-        spans.append(f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]))
+    spans = (
+        f"{run[0]}..{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs_of(sorted(found))
+    )
     return "{" + ",".join(spans) + "}"
 
 

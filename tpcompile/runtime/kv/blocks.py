@@ -1,4 +1,7 @@
-"""The blocks of the KV cache: reference counts, and allocation as sequences grow."""
+"""The blocks of the KV cache: reference counts, and allocation as sequences grow.
+
+A model has a pool, and so has each engine, which adds contents (`tpcompile.serving.blocks`).
+"""
 
 from __future__ import annotations
 

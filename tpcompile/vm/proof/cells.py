@@ -53,6 +53,11 @@ class Parts:
         """For each part, the parts that overlap it, including itself."""
         self._cut()
 
+    def accesses(self, start: int, stop: int) -> list[int]:
+        """Return the parts that some instructions access. Parts are numbered by first access."""
+        every = self.reads[start:stop], self.writes[start:stop], self.joins[start:stop]
+        return [part for own in every for some in own for part in some]
+
     def without(self, left_out: slice) -> Parts:
         """Return the parts of the same program without some of its instructions."""
         found = copy(self)

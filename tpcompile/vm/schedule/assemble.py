@@ -15,7 +15,7 @@ from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.counters import Ordering, assign_counters
 from tpcompile.vm.proof.dependencies import dependencies_of
 from tpcompile.vm.proof.waiting import Groups, Uses
-from tpcompile.vm.schedule.layers import Layers, alike_layers
+from tpcompile.vm.schedule.layers import Layers, repeated_layers
 from tpcompile.vm.schedule.list_schedule import tails
 from tpcompile.vm.schedule.policies import DEFAULT_POLICY, POLICIES, Queues, schedule
 
@@ -69,7 +69,7 @@ def assemble(
 
     The policy uses `costs` as the times of the instructions. If the program `repeats`, no step
     starts before the previous one is complete. With `layers`, the layer of each instruction or -1,
-    layers that are alike are assembled once.
+    layers that repeat are assembled once.
     """
     for instruction in instructions:
         if not 0 <= instruction.rank < ranks:
@@ -81,10 +81,10 @@ def assemble(
     ranks_of = [instruction.rank for instruction in instructions]
     with work.timed("dependencies"):
         parts = Parts(tuple(instructions))
-        alike = alike_layers(parts, layers, ranks_of, costs)
-    made = None if alike is None else work.with_copies(alike, parts, ranks_of, costs)
+        repeated = repeated_layers(parts, layers, ranks_of, costs)
+    made = None if repeated is None else work.with_copies(repeated, parts, ranks_of, costs)
     if made is None:
-        alike, made = None, work.ordered(parts, ranks_of, costs)
+        repeated, made = None, work.ordered(parts, ranks_of, costs)
     program = Program(
         tuple(buffers),
         tuple(parts.instructions),
@@ -96,7 +96,7 @@ def assemble(
         repeats,
         name,
     )
-    return Assembled(program, parts, work.seconds, made.groups, alike)
+    return Assembled(program, parts, work.seconds, made.groups, repeated)
 
 
 @dataclass(frozen=True)

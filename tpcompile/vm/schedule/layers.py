@@ -1,52 +1,55 @@
-"""Assembly of equal layers: a few of them are assembled, and the others are copies.
+"""Assembly of layers that repeat: a few of them are assembled, and the others are copies.
 
 Two layers are alike if their instructions have the same costs and access the same parts of
-buffers. Each layer may also have parts of its own, as its cache is. A program in which all but four
-layers are left out then has the same dependencies, and its queues and counters normally repeat from
-layer to layer. If they do, the layers that were left out are inserted again as copies of the third.
-The result is that of assembling the whole program, and the verifier proves all of it.
+buffers. Each layer may also have parts of its own, as its cache is. Layers of several kinds may
+repeat in turn; a period is then one layer of each. A program in which all but three periods are
+left out has the same dependencies, and its queues and counters normally repeat from period to
+period. If they do, the periods that were left out are inserted again as copies of the second. The
+result is that of assembling the whole program, and the verifier proves all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise, starmap
 from math import isclose
 from typing import NamedTuple, TypeVar
 
+from tpcompile.alike import kinds_of, repeat_of
 from tpcompile.vm.program import Wait
 from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.counters import Ordering
 from tpcompile.vm.schedule.policies import Queues
 
-_KEPT = 4
-"""The layers that are not left out: the first three and the last."""
+_KEPT = 3
+"""The periods that are not left out: the first two and the last."""
 T = TypeVar("T", int, float)
 
 
 class _Zones(NamedTuple):
-    """The first instructions of layers in a program of four, and the first one after them."""
+    """The first instructions of the periods in a program of three, and the first one after them."""
 
+    first: int
     second: int
-    third: int
     last: int
     tail: int
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers that are alike, except that the first may differ."""
+    """Layers that repeat; those before and after them may differ."""
 
-    first: int
-    """The number of the first layer's first instruction."""
+    start: int
+    """The number of the first instruction."""
     size: int
-    """The number of instructions of a layer."""
+    """The number of instructions of a period."""
     count: int
+    """The number of periods."""
 
     @property
     def copies(self) -> int:
-        """The number of layers that are left out, and inserted as copies."""
+        """The number of periods that are left out, and inserted as copies."""
         return self.count - _KEPT
 
     @property
@@ -56,24 +59,24 @@ class Layers:
 
     @property
     def _zones(self) -> _Zones:
-        return _Zones(*(self.first + n * self.size for n in range(1, _KEPT + 1)))
+        return _Zones(*(self.start + n * self.size for n in range(_KEPT + 1)))
 
     def few(self, values: Sequence[T]) -> list[T]:
         """Return the values of the instructions without those that are left out."""
         return list(values[: self.left_out.start]) + list(values[self.left_out.stop :])
 
     def queues(self, few: Queues) -> Queues | None:
-        """Insert the copies into the queues of four layers; None if these do not repeat."""
+        """Insert the copies into the queues of three periods; None if these do not repeat."""
         found: list[tuple[int, ...]] = []
         for queue in few:
-            head, second, third, last, tail = parts = self._split(queue)
-            if tuple(chain(*parts)) != queue:  # a layer begins before the one before it ends
+            head, first, second, last, tail = parts = self._split(queue)
+            if tuple(chain(*parts)) != queue:  # a period begins before the one before it ends
                 return None
-            if _moved(second, self.size) != third or _moved(third, self.size) != last:
+            if _moved(first, self.size) != second or _moved(second, self.size) != last:
                 return None
-            copies = (_moved(third, n * self.size) for n in range(1, self.copies + 1))
+            copies = (_moved(second, n * self.size) for n in range(1, self.copies + 1))
             rest = _moved(last + tail, self.copies * self.size)
-            found.append((*head, *second, *third, *chain(*copies), *rest))
+            found.append((*head, *first, *second, *chain(*copies), *rest))
         return tuple(found)
 
     def _split(self, queue: Sequence[int]) -> list[tuple[int, ...]]:
@@ -84,33 +87,33 @@ class Layers:
         ]
 
     def ordering(self, few: Ordering) -> Ordering | None:
-        """Insert the copies into the counters of four layers; None if these do not repeat."""
+        """Insert the copies into the counters of three periods; None if these do not repeat."""
         counters = _Counters(self._zones, few)
         if not counters.repeat:
             return None
         at, first, each = self._zones, counters.first, counters.each
         found = [_renamed(few, slice(0, at.last), _from(first.tail, self.copies * each))]
         for copy in range(1, self.copies + 1):
-            found.append(_renamed(few, slice(at.third, at.last), _from(0, copy * each)))
-        found.append(_renamed(few, slice(at.last, None), _from(first.third, self.copies * each)))
+            found.append(_renamed(few, slice(at.second, at.last), _from(0, copy * each)))
+        found.append(_renamed(few, slice(at.last, None), _from(first.second, self.copies * each)))
         waits, signals = zip(*((some.waits, some.signals) for some in found), strict=True)
         return Ordering(tuple(chain(*waits)), tuple(chain(*signals)))
 
     def longest(self, few: Sequence[float]) -> float | None:
-        """Return the longest of all paths, given the longest from each instruction of four layers.
+        """Return the longest of all paths, given the longest from each instruction of the few.
 
         Each copy adds the same time to all of them; None if it does not.
         """
         at = self._zones
-        each = few[at.second] - few[at.third]
-        pairs = zip(few[at.second : at.third], few[at.third : at.last], strict=True)
+        each = few[at.first] - few[at.second]
+        pairs = zip(few[at.first : at.second], few[at.second : at.last], strict=True)
         if not all(isclose(one - other, each, rel_tol=1e-6) for one, other in pairs):
             return None
         return max(few) + self.copies * each
 
 
 class _Counters:
-    """The counters of four layers, which are numbered in the order of their first waits."""
+    """The counters of three periods, which are numbered in the order of their first waits."""
 
     def __init__(self, zones: _Zones, few: Ordering) -> None:
         self._zones, self._few = zones, few
@@ -119,26 +122,25 @@ class _Counters:
             waited = (w.counter for own in few.waits[start:stop] for w in own if w.until > 0)
             first.append(max(first[-1], 1 + max(waited, default=-1)))
         self.first = _Zones(*first[1:])
-        """The first counter of each layer, and of the instructions after the layers."""
+        """The first counter of each period, and of the instructions after them."""
         self.each = self.first.tail - self.first.last
-        """The number of counters of a layer."""
+        """The number of counters of a period."""
 
     @property
     def repeat(self) -> bool:
-        """Whether the middle layers and the last use counters in the same way."""
+        """Whether all periods use counters in the same way."""
         at, first, few, each = self._zones, self.first, self._few, self.each
-        second, third = slice(at.second, at.third), slice(at.third, at.last)
-        last = slice(at.last, at.tail)
-        moved, moved_again = (_renamed(few, own, _from(0, each)) for own in (second, third))
-        early = chain(*few.signals[: at.second])
+        one, two, last = starmap(slice, pairwise(at))
+        moved, moved_again = (_renamed(few, own, _from(0, each)) for own in (one, two))
+        early = chain(*few.signals[: at.first])
         late = chain((wait.counter for own in few.waits[last] for wait in own), *few.signals[last])
         return (
-            first.third - first.second == first.last - first.third == each
-            and moved == Ordering(few.waits[third], few.signals[third])
+            first.second - first.first == first.last - first.second == each
+            and moved == Ordering(few.waits[two], few.signals[two])
             and moved_again.waits == few.waits[last]
-            and max(chain(*few.signals[third]), default=0) < first.tail
+            and max(chain(*few.signals[two]), default=0) < first.tail
             and not any(first.last <= counter < first.tail for counter in early)
-            and min(late, default=first.third) >= first.third
+            and min(late, default=first.second) >= first.second
         )
 
 
@@ -159,63 +161,43 @@ def _moved(numbers: tuple[int, ...], by: int) -> tuple[int, ...]:
     return tuple([number + by for number in numbers])
 
 
-def alike_layers(
+def repeated_layers(
     parts: Parts, layers: Sequence[int], ranks_of: Sequence[int], costs: Sequence[float]
 ) -> Layers | None:
-    """Return the layers of a program if all but the first are alike, and enough to leave some out.
+    """Return the layers of a program that repeat, if there are enough to leave some out.
 
     `layers` has the layer of each instruction, -1 outside the layers.
     """
-    count = max(layers, default=-1) + 1
-    if count <= _KEPT or 0 not in layers:
+    pairs = enumerate(pairwise((-1, *layers, -1)))
+    edges = [number for number, (before, own) in pairs if before != own]
+    if not edges or [layers[n] for n in edges[:-1]] != list(range(len(edges) - 1)):
         return None
-    first, size = layers.index(0), layers.count(0)
-    end = first + count * size
-    tail = len(layers) - end
-    expected = chain([-1] * first, *([n] * size for n in range(count)), [-1] * tail)
-    if list(layers) != list(expected):
+    accesses = [parts.accesses(start, stop) for start, stop in pairwise((0, *edges[1:]))]
+    counts = list(accumulate((1 + max(own, default=-1) for own in accesses), max))
+    """By layer, the number of parts that are accessed before the next layer."""
+    keys: list[Hashable] = [None]  # nothing is like the first layer
+    for layer, own in enumerate(map(slice, edges[1:-1], edges[2:]), start=1):
+        new = range(*counts[layer - 1 : layer + 1])
+        uses = _uses(parts, own, accesses[layer], new)
+        keys.append((uses, tuple(ranks_of[own]), tuple(costs[own])))
+    repeat = repeat_of(kinds_of(keys), _KEPT)
+    if repeat is None:
         return None
-    seen = _Seen(parts)
-    seen.read(0, first + size)
-    kind: object = None
-    own: list[int] = []
-    """For each layer after the first, the number of its first part."""
-    for start in range(first + size, end, size):
-        stop = start + size
-        own.append(seen.count)
-        found = seen.read(start, stop), ranks_of[start:stop], costs[start:stop]
-        if kind not in (None, found):
-            return None
-        kind = found
-    left_out = range(own[_KEPT - 2], own[-1])
-    if any(part in left_out for part in seen.accesses(end, len(layers))):
-        return None
-    return Layers(first, size, count)
+    start, period = repeat.start, repeat.period
+    found = Layers(edges[start], edges[start + period] - edges[start], repeat.count)
+    first, last = start + (_KEPT - 1) * period, start + (repeat.count - 1) * period
+    left_out = range(counts[first - 1], counts[last - 1])
+    later = parts.accesses(found.left_out.stop, len(layers))
+    return None if any(part in left_out for part in later) else found
 
 
-class _Seen:
-    """The parts that instructions have accessed so far. They are numbered in that order."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.count = 0
-
-    def accesses(self, start: int, stop: int) -> list[int]:
-        """Return the parts that these instructions access."""
-        parts = self._parts
-        every = (parts.reads[start:stop], parts.writes[start:stop], parts.joins[start:stop])
-        return [part for own in every for some in own for part in some]
-
-    def read(self, start: int, stop: int) -> object:
-        """Return all accesses of these instructions, with new parts numbered from -1 downwards."""
-        parts, before = self._parts, self.count
-        found = self.accesses(start, stop)
-        self.count = max(before, 1 + max(found, default=-1))
-        new = range(before, self.count)
-        return (
-            [part if part < before else before - 1 - part for part in found],
-            [list(map(len, own[start:stop])) for own in (parts.reads, parts.writes, parts.joins)],
-            parts.arrivals[start:stop],
-            [parts.cells[part] for part in new],
-            [[other - before for other in parts.near[part]] for part in new],
-        )
+def _uses(parts: Parts, own: slice, accesses: Sequence[int], new: range) -> Hashable:
+    """Return all that some instructions do to parts. Their `new` parts count from -1 downwards."""
+    every = parts.reads[own], parts.writes[own], parts.joins[own]
+    return (
+        tuple([part if part < new.start else new.start - 1 - part for part in accesses]),
+        tuple([tuple(map(len, some)) for some in every]),
+        tuple(map(tuple, parts.arrivals[own])),
+        tuple([parts.cells[part] for part in new]),
+        tuple([tuple([other - new.start for other in parts.near[part]]) for part in new]),
+    )
