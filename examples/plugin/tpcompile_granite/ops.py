@@ -1,7 +1,5 @@
 """Two ops: division, which Granite's logits need, and embedding with a scale."""
 
-from typing import Any
-
 import torch
 
 from tpcompile.ir.ops.elementwise import product_rule
@@ -30,14 +28,8 @@ def scaled_embedding_rule(
     return vocab_embedding_rule(weight, ids, first_row)
 
 
-def _empty(weight: torch.Tensor, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return weight.new_empty((*ids.shape, weight.shape[1]))
-
-
 SCALED_EMBEDDING = define(
-    "scaled_embedding(Tensor weight, Tensor ids, float scale, int first_row=0) -> Tensor",
-    reference=scaled_embedding,
-    fake=_empty,
+    scaled_embedding,
     rule=scaled_embedding_rule,
     cost=streaming_cost,
     localize=vocab_embedding_localize,

@@ -133,13 +133,7 @@ def swiglu_rule(gate: ValueType, up: ValueType) -> ValueType:
     return _pointwise(gate, up)
 
 
-SWIGLU = define(
-    "swiglu(Tensor gate, Tensor up) -> Tensor",
-    reference=swiglu,
-    fake=lambda gate, up: torch.empty_like(gate),
-    rule=swiglu_rule,
-    cost=streaming_cost,
-)
+SWIGLU = define(swiglu, rule=swiglu_rule, cost=streaming_cost)
 
 _RULES: dict[Any, Rule] = {
     aten.add.Tensor: sum_rule,

@@ -176,11 +176,9 @@ def _check_places(slots: ValueType, tables: ValueType, lengths: ValueType, k: Va
 
 
 PAGED_ATTENTION = define(
-    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) cache, Tensor starts, Tensor slots, "
-    "Tensor tables, Tensor lengths, float scale, int? window, int layer, int block, "
-    "int[]? kv_heads=None) -> Tensor",
-    reference=paged_attention,
+    paged_attention,
     fake=lambda q, *_, **__: torch.empty_like(q),
+    overwrites=("cache",),
     rule=_rule,
     cost=lambda result, operands, rank: attention_cost(result, operands[:3], rank),
     localize=attention_localize,

@@ -256,12 +256,8 @@ def _cost(result: Any, operands: Sequence[ValueType], rank: int) -> Cost:
     return attention_cost(q, [q, keys, keys], rank)
 
 
-_OPERANDS = "Tensor q, Tensor cache, Tensor tables, Tensor lengths"
-_PLACE = "float scale, int? window, int layer, int block"
-
 CACHED_ATTENTION = define(
-    f"cached_attention({_OPERANDS}, {_PLACE}, int[]? kv_heads=None) -> Tensor",
-    reference=cached_attention,
+    cached_attention,
     fake=lambda q, *_, **__: torch.empty_like(q),
     rule=_cached_rule,
     cost=_cost,
@@ -269,9 +265,7 @@ CACHED_ATTENTION = define(
     takes_roles=True,
 )
 PARTIAL_ATTENTION = define(
-    f"partial_attention({_OPERANDS}, {_PLACE}, int spans, int[]? kv_heads=None) "
-    "-> (Tensor, Tensor)",
-    reference=partial_attention,
+    partial_attention,
     fake=lambda q, cache, tables, lengths, scale, window, layer, block, spans, kv_heads=None: (
         q.new_empty((*q.shape[:2], spans, q.shape[2]), dtype=torch.float32),
         q.new_empty((*q.shape[:2], spans), dtype=torch.float32),
@@ -282,8 +276,7 @@ PARTIAL_ATTENTION = define(
     takes_roles=True,
 )
 ATTENTION_REDUCE = define(
-    "attention_reduce(Tensor values, Tensor lse, ScalarType dtype) -> Tensor",
-    reference=attention_reduce,
+    attention_reduce,
     fake=lambda values, lse, dtype: values.new_empty(
         (*values.shape[:2], values.shape[3]), dtype=dtype
     ),

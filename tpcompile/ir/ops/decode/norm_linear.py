@@ -64,28 +64,5 @@ def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     return linear_cost(result, [x, weight, norm, *bias], rank)
 
 
-def _fake(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-NORM_LINEAR = define(
-    "norm_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias=None) -> Tensor",
-    reference=norm_linear,
-    fake=_fake,
-    rule=_linear_rule,
-    cost=_cost,
-)
-NORM_GATE_UP_SWIGLU = define(
-    "norm_gate_up_swiglu(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias=None) "
-    "-> Tensor",
-    reference=norm_gate_up_swiglu,
-    fake=lambda x, norm, eps, weight, bias=None: x.new_empty((*x.shape[:-1], weight.shape[0] // 2)),
-    rule=_gate_up_rule,
-    cost=_cost,
-)
+NORM_LINEAR = define(norm_linear, rule=_linear_rule, cost=_cost)
+NORM_GATE_UP_SWIGLU = define(norm_gate_up_swiglu, rule=_gate_up_rule, cost=_cost)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,19 +137,9 @@ def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     return Cost(flops=projected.flops, memory_bytes=projected.memory_bytes + kept)
 
 
-def _fake(x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    given = {**dict(zip(_OPERANDS[1:], rest, strict=False)), **named}
-    return x.new_empty((len(x), given["heads"][0], given["cos"].shape[-1]))
-
-
-_OPERANDS = tuple(inspect.signature(norm_qkv_rope_append).parameters)
-
 NORM_QKV_ROPE_APPEND = define(
-    "norm_qkv_rope_append(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, "
-    "Tensor? q_norm, Tensor? k_norm, float head_eps, Tensor cos, Tensor sin, Tensor(a!) cache, "
-    "Tensor slots, int layer, int block, int[] heads, bool interleaved=False) -> Tensor",
-    reference=norm_qkv_rope_append,
-    fake=_fake,
+    norm_qkv_rope_append,
+    overwrites=("cache",),
     rule=_rule,
     cost=_cost,
     localize=_localize,

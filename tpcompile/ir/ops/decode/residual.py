@@ -104,18 +104,7 @@ def _all_reduce_cost(result: ValueType, operands: Sequence[ValueType], rank: int
     return Cost(memory_bytes=2 * whole + local_bytes(result, rank), wire_bytes=2 * whole)
 
 
-LINEAR_RESIDUAL = define(
-    "linear_residual(Tensor x, Tensor weight, Tensor? bias, Tensor residual) -> Tensor",
-    reference=linear_residual,
-    fake=lambda x, weight, bias, residual: torch.empty_like(residual),
-    rule=_linear_rule,
-    cost=linear_cost,
-)
+LINEAR_RESIDUAL = define(linear_residual, rule=_linear_rule, cost=linear_cost)
 ALL_REDUCE_RESIDUAL = define(
-    "all_reduce_residual(Tensor partial, Tensor residual, Tensor? bias=None) -> Tensor",
-    reference=all_reduce_residual,
-    fake=lambda partial, residual, bias=None: torch.empty_like(residual),
-    rule=_all_reduce_rule,
-    cost=_all_reduce_cost,
-    across=_across,
+    all_reduce_residual, rule=_all_reduce_rule, cost=_all_reduce_cost, across=_across
 )
