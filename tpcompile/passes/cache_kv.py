@@ -12,7 +12,7 @@ from tpcompile.errors import PassError, UsageError
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, SPECS
-from tpcompile.ir.ops.paged_attention import HEADS
+from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Dim, Partial, Shard, ValueType
 from tpcompile.rewriting.rewrite import Report, calls, insert, replace

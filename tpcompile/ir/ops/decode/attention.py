@@ -18,14 +18,15 @@ from tpcompile.ir.ops.attention import (
     attention_localize,
     attention_rule,
 )
-from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.ir.ops.decode.cache import (
+from tpcompile.ir.ops.cache import (
+    check_blocks,
     check_cache,
     check_one_each,
     check_places,
     kept_type,
 )
-from tpcompile.ir.ops.paged_attention import check_blocks, read_tokens
+from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
 from tpcompile.ir.roles import QueriesOf, SpansOf
 from tpcompile.ir.types import Partial, ValueType
@@ -155,11 +156,9 @@ def _cached_rule(
     cache: ValueType,
     tables: ValueType,
     lengths: ValueType,
-    scale: float,
-    window: int | None,
     layer: int,
     block: int,
-    kv_heads: tuple[int, ...] | None = None,
+    **others: Any,
 ) -> ValueType:
     require(q.dims == 3, "attention", q, "q[T, heads, width]")
     check_cache(cache, layer, block)
@@ -167,7 +166,7 @@ def _cached_rule(
     plain = q.in_role(None)
     require(q.dtype == cache.dtype, "kv-cache", f"q {q}, cache {cache}", "the same dtype in both")
     keys = kept_type(cache, q.shape[0])
-    result = attention_rule(plain, keys, keys, lengths, scale, window, layer, kv_heads)
+    result = attention_rule(plain, keys, keys, lengths, layer=layer, **others)
     _check_queries(q, cache, layer, block)
     return result
 
@@ -185,19 +184,10 @@ def _check_queries(q: ValueType, cache: ValueType, layer: int, block: int) -> No
 
 
 def _partial_rule(
-    q: ValueType,
-    cache: ValueType,
-    tables: ValueType,
-    lengths: ValueType,
-    scale: float,
-    window: int | None,
-    layer: int,
-    block: int,
-    spans: int,
-    kv_heads: tuple[int, ...] | None = None,
+    q: ValueType, layer: int, block: int, spans: int, **others: Any
 ) -> tuple[ValueType, ValueType]:
     """Infer types with the head layout of `q`; a rank holds all spans of its heads."""
-    _cached_rule(q, cache, tables, lengths, scale, window, layer, block, kv_heads)
+    _cached_rule(q, layer=layer, block=block, **others)
     require(spans > 0, "spans", f"spans={spans}", "one span or more")
     shape = (*q.shape[:2], spans)
     values, lse = (

@@ -9,16 +9,15 @@ import torch
 from torch.nn import functional
 
 from tpcompile.ir.layout import FusedLayout
-from tpcompile.ir.ops.decode.cache import check_cache, kept_type
+from tpcompile.ir.ops.cache import check_append, kept_type
 from tpcompile.ir.ops.linear import linear_cost, linear_rule
 from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
-from tpcompile.ir.ops.paged_attention import check_blocks
 from tpcompile.ir.ops.parts import split_rule
 from tpcompile.ir.ops.rotary import rope, rope_rule
 from tpcompile.ir.ops.shape import unflatten_rule
 from tpcompile.ir.ops.spec import Cost, define, local_bytes, require
 from tpcompile.ir.roles import QueriesOf
-from tpcompile.ir.types import REPLICATE, ValueType
+from tpcompile.ir.types import ValueType
 
 
 def norm_qkv_rope_append(
@@ -91,30 +90,8 @@ def _rule(
     q = q if q_norm is None else rms_norm_rule(q, q_norm, head_eps)
     k = k if k_norm is None else rms_norm_rule(k, k_norm, head_eps)
     q, k = (rope_rule(side, cos, sin, interleaved) for side in (q, k))
-    _check_kept(k, v, cache, slots, layer, block)
+    check_append(k, v, cache, slots, layer, block)
     return q.in_role(QueriesOf(layer, block))
-
-
-def _check_kept(
-    k: ValueType, v: ValueType, cache: ValueType, slots: ValueType, layer: int, block: int
-) -> None:
-    check_cache(cache, layer, block)
-    keys = k.in_role(None)
-    require(keys == v, "kv-alike", f"k {k}, v {v}", "keys and values of the same type and layout")
-    require(
-        keys == kept_type(cache, k.shape[0]),
-        "kv-cache",
-        f"cache {cache}, k {k}",
-        "a cache with the same layout as the keys, KV heads only",
-    )
-    known = slots.placement == REPLICATE and slots.dtype == torch.long
-    require(
-        known and slots.shape == k.shape[:1],
-        "kv-cache",
-        f"slots {slots}, k {k}",
-        "one slot per new token, as i64 on every rank",
-    )
-    check_blocks(cache, block)
 
 
 def _localize(
