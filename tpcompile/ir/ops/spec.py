@@ -64,6 +64,8 @@ class OpSpec:
     """Whether the rule handles roles; if not, operands with a role are refused."""
     written: Written | None = None
     """Formatter of the call in emitted modules; by default they call the op itself."""
+    pattern: Any = None
+    """The calls that a composite op fuses; None for other ops."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, in the order of the schema, with defaults filled in."""
