@@ -18,8 +18,7 @@ from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
 from tpcompile.rewriting.manager import clone
 
 attention = import_module("tpcompile.ir.ops.decode.attention")
-norm_qkv = import_module("tpcompile.ir.ops.decode.norm_qkv")
-paged_attention = import_module("tpcompile.ir.ops.paged_attention")
+cache = import_module("tpcompile.ir.ops.cache")
 
 _PER_KIND = 2
 
@@ -120,7 +119,7 @@ def test_without_a_rule_of_the_cache_only_numbers_see_its_mistakes(
     rule: str, monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
 ) -> None:
     """Removing a rule on the cache leaves its mistakes to be detected by the numbers alone."""
-    for module in (attention, paged_attention, norm_qkv):
+    for module in (attention, cache):
         if hasattr(module, rule):
             monkeypatch.setattr(module, rule, lambda *_: None)
     monkeypatch.setattr(checker, "shared_layers", lambda graph: iter(()))

@@ -115,6 +115,24 @@ def test_a_biased_sum_that_others_read_is_left() -> None:
     assert "%add_2 also reads it" in nearest(FuseResidual().apply(gm))
 
 
+def test_a_residual_is_no_bias() -> None:
+    """A sum that is left is the residual of the next one, in either order of the terms."""
+    made = GraphBuilder()
+    x, y = (made.input(name, "T", WIDTH) for name in ("x", "y"))
+    sums = []
+    for name in ("o", "down"):
+        projected = made.call(LINEAR, y, made.parameter(f"{name}.weight", WIDTH, WIDTH))
+        projected.meta["type"] = value_type(projected).placed(PARTIAL)
+        sums.append(made.call(ALL_REDUCE, projected))
+    left = made.call(aten.add.Tensor, x, sums[0])
+    added = made.call(aten.add.Tensor, sums[1], left)
+    gm = made.done(made.call(aten.add.Tensor, added, made.call(aten.neg.default, sums[0])))
+    terms = operand(sums[1])
+    assert FuseResidual().apply(gm).matches == 1
+    (fused,) = calls(gm, ALL_REDUCE_RESIDUAL)
+    assert fused.args == (terms, left)
+
+
 def biased_graph(
     dtype: torch.dtype, *, first: bool = False, alone: bool = False, read: bool = False
 ) -> fx.GraphModule:

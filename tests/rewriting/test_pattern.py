@@ -10,7 +10,18 @@ from torch import fx
 
 from tests.passes.graphs import GraphBuilder
 from tpcompile.ir.meta import Origin
-from tpcompile.rewriting.pattern import Call, Maybe, MissError, Number, Value, check, match
+from tpcompile.ir.ops import LINEAR, RMS_NORM
+from tpcompile.ir.pattern import UNKNOWN, Optional
+from tpcompile.rewriting.pattern import (
+    Call,
+    Maybe,
+    MissError,
+    Number,
+    Value,
+    check,
+    match,
+    match_calls,
+)
 
 aten = torch.ops.aten
 ADD, MUL, NEG = aten.add.Tensor, aten.mul.Tensor, aten.neg.default
@@ -84,6 +95,62 @@ def test_maybe_is_there_or_not(there: bool, made: GraphBuilder, x: fx.Node) -> N
     inner = made.call(NEG, x)
     node = made.call(aten.to.dtype, inner, torch.float32) if there else inner
     assert match(Maybe(aten.to.dtype, Call(NEG, (Value("a"),))), node) == {"a": x}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_without_its_optional_operand_a_call_is_absent(
+    there: bool, made: GraphBuilder, x: fx.Node, y: fx.Node
+) -> None:
+    inner = made.call(NEG, x)
+    pattern = Optional(
+        Call(ADD, (Call(NEG, (Value("a"),)), Value("b", optional=True)), commutes=True)
+    )
+    node = made.call(ADD, y, inner) if there else inner
+    assert match(pattern, node) == {"a": x, "b": y if there else None}
+    miss = _miss(pattern, made.call(ADD, y, y))
+    assert miss.reason == "expected aten.neg, got %y"
+
+
+def test_an_absent_value_is_bound_to_none(made: GraphBuilder, x: fx.Node) -> None:
+    linear = made.linear(x, "w", 4, 4)
+    given = Value("x"), Value("weight"), Value("bias", optional=True)
+    assert match(Call(LINEAR, given), linear)["bias"] is None
+    miss = _miss(Call(LINEAR, (*given[:2], Value("bias"))), linear)
+    assert miss.reason == "argument bias: expected a value bias, got None"
+
+
+def test_a_call_that_occurs_twice_is_one_node(made: GraphBuilder, x: fx.Node) -> None:
+    shared = Call(NEG, (Value("a"),))
+    pattern = Call(MUL, (shared, shared))
+    one, other = made.call(NEG, x), made.call(NEG, x)
+    square = made.call(MUL, one, one)
+    assert match_calls(pattern, square) == ({"a": x}, [square, one])
+    assert _miss(pattern, made.call(MUL, one, other)).reason == "expected %neg, got %neg_1"
+
+
+def test_a_number_that_occurs_twice_is_the_same(made: GraphBuilder, x: fx.Node) -> None:
+    node = made.call(ADD, made.call(ADD, x, 2.0), 3.0)
+    assert _miss(_sums(Number("n")), node).reason == (
+        "argument other: the same argument has two values, got [2.0, 3.0]"
+    )
+    miss = _miss(_sums(Number("n", "its terms must be equal")), node)
+    assert (miss.node, miss.reason) == (node, "its terms must be equal, got [2.0, 3.0]")
+    assert miss.depth > 50
+    assert match(_sums(UNKNOWN), node) == {"a": x}
+
+
+def _sums(number: Any) -> Call:
+    return Call(ADD, (Call(ADD, (Value("a"), number)), number))
+
+
+def test_what_is_no_linear_or_norm_is_said_in_words(made: GraphBuilder, x: fx.Node) -> None:
+    norm = Call(RMS_NORM, (Value("a"), Value("scale"), Number("eps")))
+    pattern = Call(LINEAR, (norm, Value("weight"), Value("bias", optional=True)))
+    linear = made.linear(x, "w", 4, 4)
+    miss = _miss(pattern, linear)
+    assert (miss.node, miss.reason) == (linear, "its input %x is not an RMS norm")
+    miss = _miss(pattern, x)
+    assert (miss.node, miss.reason) == (x, "it is not a linear")
 
 
 def test_lists_have_the_same_length(made: GraphBuilder, x: fx.Node, y: fx.Node) -> None:

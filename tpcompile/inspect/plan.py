@@ -26,7 +26,7 @@ from tpcompile.ir.ops import (
     VOCAB_EMBEDDING,
     spec_of,
 )
-from tpcompile.ir.ops.decode.cache import kept_type
+from tpcompile.ir.ops.cache import kept_type
 from tpcompile.ir.ops.spec import local_bytes
 from tpcompile.ir.types import ValueType
 

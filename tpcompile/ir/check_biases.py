@@ -13,30 +13,16 @@ from tpcompile.ir.meta import has_recipe, made_of
 from tpcompile.ir.ops import (
     ALL_GATHER,
     ALL_REDUCE,
-    ALL_REDUCE_RESIDUAL,
     LINEAR,
-    LINEAR_RESIDUAL,
-    NORM_GATE_UP_SWIGLU,
-    NORM_LINEAR,
-    NORM_QKV_ROPE_APPEND,
     REDISTRIBUTE,
     REDUCE_SCATTER,
     SPECS,
     RuleError,
+    arguments_of,
 )
 
 aten = torch.ops.aten
 
-_WITH_BIAS = frozenset(
-    (
-        ALL_REDUCE_RESIDUAL,
-        LINEAR,
-        LINEAR_RESIDUAL,
-        NORM_GATE_UP_SWIGLU,
-        NORM_LINEAR,
-        NORM_QKV_ROPE_APPEND,
-    )
-)
 _OF_ONE_VALUE = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, REDISTRIBUTE, aten.to.dtype)
 Pairs = frozenset[tuple[str, str]]
 
@@ -56,7 +42,11 @@ def wrong_biases(graph: fx.Graph, info: GraphInfo) -> Iterator[tuple[fx.Node, Ru
     """Yield an error for each bias that is added to the wrong projection or never added."""
     known = {name for name, _ in info.biases}
     lost = set(known)
-    for node in filter(_adds, graph.nodes):
+    adds = {target for target, spec in SPECS.items() if "bias" in spec.argument_names}
+    adds.add(aten.add.Tensor)
+    for node in graph.nodes:
+        if node.target not in adds:
+            continue
         for weight, bias in _added(node):
             names = [tensor.name for tensor in made_of(bias)] if _is_parameter(bias) else []
             if not known.issuperset(names):
@@ -95,10 +85,6 @@ def _not_its_own(names: list[str], weights: list[str], info: GraphInfo) -> RuleE
     )
 
 
-def _adds(node: fx.Node) -> bool:
-    return node.target in _WITH_BIAS or node.target is aten.add.Tensor
-
-
 def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
     """Yield each bias that a node adds, with the weight whose result it is added to."""
     if node.target is aten.add.Tensor:
@@ -107,7 +93,7 @@ def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
             if _is_parameter(bias):
                 yield _weight_behind(value), bias
         return
-    bound = SPECS[node.target].bind(node.args, dict(node.kwargs))
+    bound = arguments_of(node)
     if bound.get("bias") is not None:
         partial = bound.get("partial")
         weight = bound["weight"] if partial is None else _weight_behind(partial)

@@ -15,8 +15,8 @@ from tpcompile.ir.ops import (
     CACHE_WRITERS,
     NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
-    SPECS,
     RuleError,
+    arguments_of,
 )
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Shard
@@ -41,7 +41,7 @@ def _is_cache(node: fx.Node, user: fx.Node) -> bool:
     """Return whether `user` reads an input only as its KV cache."""
     if user.target not in CACHE_OPS:
         return False
-    return [name for name, arg in _arguments(user).items() if arg is node] == ["cache"]
+    return [name for name, arg in arguments_of(user).items() if arg is node] == ["cache"]
 
 
 def strayed_items(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
@@ -121,9 +121,5 @@ def _spans_left(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
 
 def _place(node: fx.Node) -> tuple[Any, int]:
     """Return the cache that an op uses, and the layer within it."""
-    found = _arguments(node)
+    found = arguments_of(node)
     return found["cache"], found["layer"]
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    return SPECS[node.target].bind(node.args, dict(node.kwargs))

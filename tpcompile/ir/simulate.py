@@ -10,7 +10,7 @@ from torch import fx
 
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import operand, parameter_of, parameters, type_of, value_type
-from tpcompile.ir.ops import CACHE_WRITERS, SPECS, OpSpec, spec_of
+from tpcompile.ir.ops import CACHE_WRITERS, OpSpec, arguments_of, spec_of
 from tpcompile.ir.pieces import Read, evaluate
 
 Values = dict[fx.Node, list[Any]]
@@ -64,7 +64,7 @@ def rank_inputs(
     """
     ranks = range(info_of(gm).tp)
     keeps = next((node for node in gm.graph.nodes if node.target in CACHE_WRITERS), None)
-    bound = SPECS[keeps.target].bind(keeps.args, dict(keeps.kwargs)) if keeps else {}
+    bound = arguments_of(keeps) if keeps else {}
     if not bound or bound["cache"].op != "placeholder":
         return [dict(inputs) for _ in ranks]
     block, kind = bound["block"], value_type(bound["cache"])
@@ -92,8 +92,7 @@ def _call(node: fx.Node, values: Values, ranks: int, rotary: Callable[..., Any])
     spec = spec_of(node)
     assert spec is not None, node
     if spec.across is not None:
-        bound = spec.bind(node.args, dict(node.kwargs))
-        source, *others = (arg for arg in bound.values() if isinstance(arg, fx.Node))
+        source, *others = (arg for arg in arguments_of(node).values() if isinstance(arg, fx.Node))
         given = [values[other] for other in others]
         return list(spec.across(values[source], type_of(source), type_of(node), *given))
     results = []
@@ -111,7 +110,7 @@ def local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
     """Return the arguments that are global in the graph but differ on each rank."""
     if spec.localize is None:
         return {}
-    types = {name: _types(arg) for name, arg in spec.bind(node.args, dict(node.kwargs)).items()}
+    types = {name: _types(arg) for name, arg in arguments_of(node).items()}
     return spec.localize(type_of(node), rank, **types)
 
 

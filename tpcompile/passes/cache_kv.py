@@ -11,11 +11,11 @@ from torch import fx
 from tpcompile.errors import PassError, UsageError
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import operand, origin_of, value_type
-from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, SPECS
-from tpcompile.ir.ops.paged_attention import HEADS
+from tpcompile.ir.ops import ATTENTION, CACHE_WRITERS, PAGED_ATTENTION, arguments_of
+from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import Dim, Partial, Shard, ValueType
-from tpcompile.rewriting.rewrite import Report, calls, insert, replace
+from tpcompile.rewriting.rewrite import Report, calls, insert_bound, replace
 
 CACHE = "cache"
 """The input with the keys and values of all layers, for the rank's KV heads."""
@@ -47,11 +47,9 @@ class CacheKv:
         cache = _cache_type(found, self.block)
         inputs = _new_inputs(gm.graph, cache, value_type(found[0]).shape[0])
         for node in found:
-            bound = SPECS[ATTENTION].bind(node.args, dict(node.kwargs))
-            bound = {**bound, **inputs, "block": self.block}
-            names = [n for n in SPECS[PAGED_ATTENTION].argument_names if n in bound]
+            bound = {**arguments_of(node), **inputs, "block": self.block}
             with gm.graph.inserting_before(node):
-                new = insert(node, PAGED_ATTENTION, *(bound[n] for n in names if n != "kv_heads"))
+                new = insert_bound(node, PAGED_ATTENTION, bound)
             replace(node, new)
             gm.graph.erase_node(node)
         return Report(matches=len(found))
@@ -78,13 +76,10 @@ def _cache_type(found: list[fx.Node], block: int) -> ValueType:
             expected="k[T, kv_heads, width], replicated or sharded by head",
             hint="Put cache-kv after raise-attention and the sharding passes",
         )
-    layers = 1 + max(int(node.args[_LAYER]) for node in found)  # type: ignore[arg-type]
+    layers = 1 + max(arguments_of(node)["layer"] for node in found)
     cache = ValueType((layers, 2, "C", *kind.shape[1:]), kind.dtype, role=CacheOf(block))
     layout = kind.layout_of(1)
     return cache if layout is None else cache.sharded(HEADS, layout)
-
-
-_LAYER = SPECS[ATTENTION].argument_names.index("layer")
 
 
 def _new_inputs(graph: fx.Graph, cache: ValueType, tokens: Dim) -> dict[str, fx.Node]:
@@ -107,5 +102,5 @@ def block_size(gm: fx.GraphModule) -> int:
     """Return the number of tokens per block of the graph's cache."""
     for node in gm.graph.nodes:
         if node.target in CACHE_WRITERS:
-            return int(SPECS[node.target].bind(node.args, dict(node.kwargs))["block"])
+            return int(arguments_of(node)["block"])
     raise PassError("The graph has no KV cache", hint="Add cache-kv to the pipeline")

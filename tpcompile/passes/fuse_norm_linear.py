@@ -9,13 +9,17 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import operand, value_type
-from tpcompile.ir.ops import LINEAR, NORM_LINEAR, RMS_NORM
-from tpcompile.rewriting.absorb import check_absorbed
+from tpcompile.ir.ops import LINEAR, NORM_LINEAR, SPECS
+from tpcompile.ir.pattern import Call, Number, Optional, Value
 from tpcompile.rewriting.pattern import check
-from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
-from tpcompile.rewriting.structure import bias_of, weight_of
+from tpcompile.rewriting.rewrite import Report, absorbed, fuse_each, insert, insert_bound, replace
+from tpcompile.rewriting.structure import weight_of
 
-aten = torch.ops.aten
+INDEX_SELECT = torch.ops.aten.index_select.default
+
+_NORMED, *_OTHERS = SPECS[NORM_LINEAR].pattern.args
+_PICKED = Call(INDEX_SELECT, (_NORMED, Number("dim"), Value("rows", optional=True)))
+PATTERN = Call(LINEAR, (Optional(_PICKED), *_OTHERS))
 
 
 @dataclass(frozen=True)
@@ -34,25 +38,15 @@ class FuseNormLinear:
 
 
 def _fuse(graph: fx.Graph, linear: fx.Node) -> None:
-    source = operand(linear)
-    picked = source if source.target is aten.index_select.default else None
-    norm = operand(source) if picked else source
-    check(norm.target is RMS_NORM, linear, f"its input %{norm.name} is not an RMS norm", 1)
     role = value_type(weight_of(linear)).role
     check(role is None, linear, f"its weight must have no role, got {role}", 1)
-    check_absorbed([norm, picked] if picked else [norm], linear)
-    x, scale, eps = norm.args
-    bias = bias_of(linear)
+    found = absorbed(PATTERN, linear)
     with graph.inserting_before(linear):
-        if picked:
-            _, dim, rows = picked.args
-            check(
-                dim == 0 and value_type(norm).dims > 1,
-                picked,
-                "it selects along the normed dimension",
-            )
-            x = insert(picked, aten.index_select.default, x, dim, rows)
-        operands = [x, scale, eps, weight_of(linear), *([bias] if bias else [])]
-        new = insert(linear, NORM_LINEAR, *operands)
+        if found["rows"] is not None:
+            picked = operand(linear)
+            along_rows = found["dim"] == 0 and value_type(found["x"]).dims > 1
+            check(along_rows, picked, "it selects along the normed dimension")
+            found["x"] = insert(picked, INDEX_SELECT, found["x"], 0, found["rows"])
+        new = insert_bound(linear, NORM_LINEAR, found)
     replace(linear, new)
     graph.erase_node(linear)

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import fx
 
-from tpcompile.ir.meta import operand
+from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import (
     CACHED_ATTENTION,
     NORM_QKV_ROPE_APPEND,
     PAGED_ATTENTION,
-    RMS_NORM,
-    ROPE,
     SPECS,
+    arguments_of,
 )
-from tpcompile.rewriting.absorb import check_absorbed, normed_linear, way_back
-from tpcompile.rewriting.pattern import Bindings, Call, Maybe, Number, Value, check, match
-from tpcompile.rewriting.rewrite import Report, fuse_each, insert, replace
+from tpcompile.rewriting.rewrite import Report, absorbed, fuse_each, insert_bound, replace
 
-aten = torch.ops.aten
-
-
-def _heads(part: int) -> Call:
-    """Return the pattern of the heads in one part of the fused projection."""
-    rows = Call(operator.getitem, (Value("split"), part))
-    return Call(aten.unflatten.int, (rows, 1, [-1, Number("width")]))
-
-
-def _rotated(part: int) -> Call:
-    tables = Value("cos"), Value("sin")
-    return Call(ROPE, (Maybe(RMS_NORM, _heads(part)), *tables, Number(f"interleaved {part}")))
-
-
-PATTERN = (_rotated(0), _rotated(1), _heads(2))
-"""Queries, keys and values as attention reads them."""
-_SPLIT = Call(
-    aten.split_with_sizes.default,
-    (Value("rows"), [Number("queries"), Number("keys"), Number("values")], 1),
-)
+PATTERN = list(SPECS[NORM_QKV_ROPE_APPEND].pattern.args)
+"""Queries, keys and values, and how they are stored, in the order of `_STORED`."""
+_STORED = ("q", "k", "v", "cache", "slots", "layer", "block")
+"""The arguments of attention that say what it stores in the cache, and where."""
 
 
 @dataclass(frozen=True)
@@ -64,49 +43,14 @@ class FuseNormQkv:
 
 
 def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
-    read = SPECS[PAGED_ATTENTION].bind(attention.args, dict(attention.kwargs))
-    sides: list[fx.Node] = [read["q"], read["k"], read["v"]]
-    found = match(PATTERN, sides)
-    found |= match(_SPLIT, found["split"])
-    linear: fx.Node = found["rows"]
-    source = normed_linear(linear)
-    scales = [_head_norm(side) for side in sides[:2]]
-    inside = {node for side in sides for node in way_back(side, operand(linear))}
-    check_absorbed(inside, attention)
-    interleaved = [found[f"interleaved {part}"] for part in (0, 1)]
-    check(
-        len(set(interleaved)) == 1, attention, "queries and keys are rotated in different layouts"
-    )
+    read = arguments_of(attention)
+    stored = [read[name] for name in _STORED]
+    found = absorbed(PATTERN, stored, attention)
+    found.setdefault("head_eps", 0.0)
+    found["heads"] = [value_type(heads).shape[1] for heads in stored[:3]]
     with graph.inserting_before(attention):
-        queries = insert(
-            sides[0],
-            NORM_QKV_ROPE_APPEND,
-            *source,
-            *(scale for scale, _ in scales),
-            _one_eps(attention, [eps for scale, eps in scales if scale is not None]),
-            *(found["cos"], found["sin"], read["cache"], read["slots"]),
-            *(read["layer"], read["block"], _head_counts(found)),
-            *([True] if interleaved[0] else []),
-        )
-        replace(sides[0], queries)
-        names = SPECS[CACHED_ATTENTION].argument_names[1:-1]
-        mixed = insert(attention, CACHED_ATTENTION, queries, *(read[name] for name in names))
+        queries = insert_bound(read["q"], NORM_QKV_ROPE_APPEND, found)
+        replace(read["q"], queries)
+        mixed = insert_bound(attention, CACHED_ATTENTION, {**read, "q": queries})
     replace(attention, mixed)
     graph.erase_node(attention)
-
-
-def _head_norm(rotated: fx.Node) -> tuple[fx.Node | None, Any]:
-    """Return the scale and epsilon of the per-head norm, or None for both without one."""
-    heads = operand(rotated)
-    return (operand(heads, 1), heads.args[2]) if heads.target is RMS_NORM else (None, None)
-
-
-def _one_eps(attention: fx.Node, found: list[float]) -> float:
-    check(
-        len(set(found)) <= 1, attention, f"its head norms must have the same epsilon, got {found}"
-    )
-    return found[0] if found else 0.0
-
-
-def _head_counts(found: Bindings) -> list[int]:
-    return [found[name] // found["width"] for name in ("queries", "keys", "values")]

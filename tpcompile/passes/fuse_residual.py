@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
-from tpcompile.ir.meta import operand, value_type
-from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL
+from tpcompile.ir.meta import value_type
+from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUAL, SPECS, arguments_of
+from tpcompile.ir.pattern import Call
 from tpcompile.ir.types import Partial
-from tpcompile.rewriting.absorb import check_absorbed
-from tpcompile.rewriting.pattern import MissError, check
-from tpcompile.rewriting.rewrite import Report, calls, fuse_at, insert, replace
-from tpcompile.rewriting.structure import bias_of, weight_of
+from tpcompile.rewriting.pattern import Bindings, MissError, check, match, match_calls
+from tpcompile.rewriting.rewrite import (
+    Report,
+    calls,
+    check_absorbed,
+    fuse_at,
+    insert_bound,
+    replace,
+)
 
 aten = torch.ops.aten
+
+_PROJECTED = SPECS[LINEAR_RESIDUAL].pattern
+_SUMMED = SPECS[ALL_REDUCE_RESIDUAL].pattern.args[0]
+"""The sum before it is rounded; fp32 is not rounded."""
+_BIASED = _SUMMED.args[1].call
 
 
 @dataclass(frozen=True)
@@ -44,67 +56,49 @@ class FuseResidual:
 def _sites(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Callable[[], None]]]:
     for node in calls(gm, aten.add.Tensor):
         readers = {user.target for user in node.users}
-        if _sum_and_bias(node) is None or aten.add.Tensor not in readers:
+        if aten.add.Tensor not in readers or not _adds_bias(node):
             yield node, partial(_fuse, gm.graph, node)
         # otherwise the residual addition absorbs it
 
 
+def _adds_bias(node: fx.Node) -> bool:
+    """Return whether the node adds a bias to a sum across ranks."""
+    with suppress(MissError):
+        return value_type(match(_BIASED, node)["bias"]).dims == 1
+    return False
+
+
 def _fuse(graph: fx.Graph, added: fx.Node) -> None:
-    residual, projected = _terms(added)
-    check_absorbed([projected], added)
-    if projected.target is LINEAR:
-        last = added
+    target, found, (_, *inside) = _matched(added)
+    last, residual = added, found["residual"]
+    check(residual not in inside, added, "it adds a projection to itself")
+    check_absorbed(inside, added)
+    if target is LINEAR_RESIDUAL:
+        (projected,) = inside
         _check_alike(added, residual, projected)
-        placement = value_type(projected).placement
-        check(
-            not isinstance(placement, Partial),
-            projected,
-            "its result is partial and must be reduced first",
-        )
-        target = LINEAR_RESIDUAL
-        operands = [operand(projected), weight_of(projected), bias_of(projected), residual]
+        reduced = not isinstance(value_type(projected).placement, Partial)
+        check(reduced, projected, "its result is partial and must be reduced first")
     else:
-        total, bias = _sum_and_bias(projected) or (projected, None)
-        summed = operand(total)
-        last = _rounded(added, residual, projected)
-        _check_alike(added, residual, summed)
-        check_absorbed({summed, total, projected}, added)
-        target = ALL_REDUCE_RESIDUAL
-        operands = [summed, residual, *([] if bias is None else [bias])]
+        last = _rounded(added, residual, inside[0])
+        _check_alike(added, residual, found["partial"])
+        check_absorbed([found["partial"]], *inside)
     with graph.inserting_before(last):
-        new = insert(added, target, *operands)
+        new = insert_bound(added, target, found)
     replace(last, new)
 
 
-def _terms(added: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Return the residual and the projection, which is usually the second term."""
-    for projected, residual in (added.args[1::-1], added.args[:2]):
-        if isinstance(projected, fx.Node) and _is_projected(projected):
-            check(
-                isinstance(residual, fx.Node) and not added.kwargs,
-                added,
-                "it is not a plain sum of two values",
-            )
-            assert isinstance(residual, fx.Node)
-            check(projected is not residual, added, "it adds a projection to itself")
-            return residual, projected
+def _matched(added: fx.Node) -> tuple[Any, Bindings, list[fx.Node]]:
+    """Return the op whose body ends in the addition, its arguments, and the calls of its body."""
+    one, other, *_ = arguments_of(added).values()
+    both = isinstance(one, fx.Node) and isinstance(other, fx.Node)
+    check(both, added, "it is not a plain sum of two values", 1)
+    for target, pattern in ((LINEAR_RESIDUAL, _PROJECTED), (ALL_REDUCE_RESIDUAL, _SUMMED)):
+        for args in (pattern.args, pattern.args[::-1]):
+            with suppress(MissError):
+                found, nodes = match_calls(Call(pattern.target, args), added)
+                if found["bias"] is None or value_type(found["bias"]).dims == 1:
+                    return target, found, nodes
     raise MissError(added, "neither term is a projection", 0)
-
-
-def _is_projected(node: fx.Node) -> bool:
-    return node.target in (LINEAR, ALL_REDUCE) or _sum_and_bias(node) is not None
-
-
-def _sum_and_bias(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return the sum across ranks and the bias that the node adds to it, or None."""
-    if node.target is not aten.add.Tensor or node.kwargs:
-        return None
-    for total, bias in (node.args[:2], node.args[1::-1]):
-        if not (isinstance(total, fx.Node) and isinstance(bias, fx.Node)):
-            return None
-        if total.target is ALL_REDUCE and value_type(bias).dims == 1:
-            return total, bias
-    return None
 
 
 def _check_alike(added: fx.Node, residual: fx.Node, projected: fx.Node) -> None:

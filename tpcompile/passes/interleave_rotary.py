@@ -12,7 +12,7 @@ from torch import fx
 from tpcompile.errors import PassError
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import Parameter, operand, origin_of, parameter_of, set_parameter, value_type
-from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SPECS
+from tpcompile.ir.ops import ATTENTION, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, arguments_of
 from tpcompile.ir.recipe import Permute
 from tpcompile.ir.roles import Interleaved
 from tpcompile.ir.text import format_node
@@ -106,7 +106,7 @@ def _side(attention: fx.Node, rotated: fx.Node) -> _Side:
 
 
 def _is_interleaved(node: fx.Node) -> bool:
-    bound = SPECS[ROPE].bind(node.args, dict(node.kwargs)) if node.target is ROPE else {}
+    bound = arguments_of(node) if node.target is ROPE else {}
     return bool(bound.get("interleaved"))
 
 

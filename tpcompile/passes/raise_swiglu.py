@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from tpcompile.ir.activations import activations
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import SWIGLU
-from tpcompile.rewriting.pattern import Bindings, Call, Value, check
+from tpcompile.ir.ops import SPECS, SWIGLU
+from tpcompile.rewriting.pattern import Bindings, check
 from tpcompile.rewriting.rewrite import Report, insert, rewrite
-
-aten = torch.ops.aten
-
-PATTERN = Call(
-    aten.mul.Tensor, (Call(aten.silu.default, (Value("gate"),)), Value("up")), commutes=True
-)
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class RaiseSwiglu:
     before: ClassVar[tuple[str, ...]] = ("fuse-norm-gate-up",)
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        report = rewrite(gm, PATTERN, _replacement)
+        report = rewrite(gm, SPECS[SWIGLU].pattern, _replacement)
         if activations(gm.graph):
             return report
         return report.require(gm, "SwiGLU", SWIGLU)

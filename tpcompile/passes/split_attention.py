@@ -9,8 +9,8 @@ from torch import fx
 
 from tpcompile.errors import UsageError
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION, SPECS
-from tpcompile.rewriting.rewrite import Report, calls, insert, insert_item, replace
+from tpcompile.ir.ops import ATTENTION_REDUCE, CACHED_ATTENTION, PARTIAL_ATTENTION, arguments_of
+from tpcompile.rewriting.rewrite import Report, calls, insert, insert_bound, insert_item, replace
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,9 @@ class SplitAttention:
             raise UsageError(f"spans must be at least 1, got {self.spans}")
         found = calls(gm, CACHED_ATTENTION)
         for node in found:
-            read = SPECS[CACHED_ATTENTION].bind(node.args, dict(node.kwargs))
-            operands = [arg for name, arg in read.items() if name != "kv_heads"]
+            operands = {**arguments_of(node), "spans": self.spans}
             with gm.graph.inserting_before(node):
-                partial = insert(node, PARTIAL_ATTENTION, *operands, self.spans)
+                partial = insert_bound(node, PARTIAL_ATTENTION, operands)
                 values = insert_item(node, partial, 0, "values")
                 lse = insert_item(node, partial, 1, "lse")
                 mixed = insert(node, ATTENTION_REDUCE, values, lse, value_type(node).dtype)

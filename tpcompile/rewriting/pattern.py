@@ -1,48 +1,23 @@
-"""Patterns over nodes, as data; a mismatch carries its reason."""
+"""Matches of patterns with nodes; a mismatch carries its reason."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from tpcompile.ir.meta import origin_of
-from tpcompile.ir.ops import SPECS, op_name
+from tpcompile.ir.ops import LINEAR, RMS_NORM, SPECS, arguments_of, op_name
+from tpcompile.ir.pattern import Call, Maybe, Number, Optional, Unknown, Value
+
+__all__ = ["Bindings", "Call", "Maybe", "MissError", "Number", "Value", "check", "match"]
 
 Bindings = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Value:
-    """Any node, bound to a name; a repeated name must match the same node."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Number:
-    """A numeric argument, bound to a name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `target` whose arguments match `args`, in either order if `commutes` is set."""
-
-    target: Any
-    args: tuple[Any, ...]
-    commutes: bool = False
-
-
-@dataclass(frozen=True)
-class Maybe:
-    """An optional call, such as a cast: `target` of a match of `inner`, or `inner` alone."""
-
-    target: Any
-    inner: Any
+_Found = dict[str | Call, Any]
+"""The values by name, and the node that each call matched."""
+_CHECKED = 99
+"""The depth of a refusal by a check, which exceeds that of any mismatch."""
 
 
 class MissError(Exception):
@@ -61,70 +36,81 @@ class MissError(Exception):
 
 def match(pattern: Any, value: Any) -> Bindings:
     """Return the bindings under which the pattern matches `value`, or raise MissError."""
-    bindings: Bindings = {}
-    _match(pattern, value, bindings, 0)
-    return bindings
+    return match_calls(pattern, value)[0]
 
 
-def _match(pattern: Any, value: Any, bindings: Bindings, depth: int) -> int:
-    """Extend `bindings` and return the number of calls matched so far."""
+def match_calls(pattern: Any, value: Any) -> tuple[Bindings, list[fx.Node]]:
+    """Return the bindings of a match and the nodes that its calls match, or raise MissError."""
+    found: _Found = {}
+    _match(pattern, value, found, 0)
+    bindings = {name: value for name, value in found.items() if isinstance(name, str)}
+    return bindings, [node for call, node in found.items() if isinstance(call, Call)]
+
+
+def _match(pattern: Any, value: Any, found: _Found, depth: int) -> int:
+    """Extend `found` and return the number of calls matched so far."""
     match pattern:
-        case Value(name):
-            _bind(name, value, bindings, depth)
-        case Number(name):
-            if not isinstance(value, int | float):
-                raise MissError(
-                    _node(value), f"expected a number {name}, got {_said(value)}", depth
-                )
-            bindings[name] = value
+        case Value() | Number():
+            _bind(pattern, value, found, depth)
         case Call():
-            return _match_call(pattern, value, bindings, depth)
+            return _match_call(pattern, value, found, depth)
         case Maybe(target, inner):
-            there = isinstance(value, fx.Node) and value.target is target
-            return _match(inner, value.args[0] if there else value, bindings, depth)
+            return _match(inner, value.args[0] if _calls(value, target) else value, found, depth)
+        case Optional(call):
+            if _calls(value, call.target):
+                return _match_call(call, value, found, depth)
+            inner, *rest = call.args
+            found.update((part.name, None) for part in rest if isinstance(part, Value))
+            return _match(inner, value, found, depth)
         case list() | tuple():
-            return _match_list(pattern, value, bindings, depth)
+            return _match_list(pattern, value, found, depth)
+        case Unknown():
+            pass
         case _:
             if value != pattern:
                 raise MissError(_node(value), f"expected {pattern}, got {_said(value)}", depth)
     return depth
 
 
-def _match_list(patterns: Sequence[Any], value: Any, bindings: Bindings, depth: int) -> int:
+def _match_list(patterns: Sequence[Any], value: Any, found: _Found, depth: int) -> int:
     if not isinstance(value, list | tuple) or len(value) != len(patterns):
         raise MissError(
             _node(value), f"expected a list of {len(patterns)}, got {_said(value)}", depth
         )
     for part, item in zip(patterns, value, strict=True):
-        depth = _match(part, item, bindings, depth)
+        depth = _match(part, item, found, depth)
     return depth
 
 
-def _match_call(pattern: Call, value: Any, bindings: Bindings, depth: int) -> int:
-    if not isinstance(value, fx.Node) or value.target is not pattern.target:
-        spec = SPECS.get(pattern.target)
-        wanted = spec.name if spec else getattr(pattern.target, "__name__", pattern.target)
-        raise MissError(_node(value), f"expected {wanted}, got {_said(value)}", depth)
-    orders = [pattern.args, pattern.args[::-1]] if pattern.commutes else [pattern.args]
+def _match_call(pattern: Call, value: Any, found: _Found, depth: int) -> int:
+    if not _calls(value, pattern.target):
+        raise _other_call(pattern.target, value, depth)
+    if pattern in found:
+        if found[pattern] is not value:
+            raise MissError(value, f"expected %{found[pattern]}, got %{value}", depth)
+        return depth
+    found[pattern] = value
+    if not pattern.commutes:
+        return _match_args(pattern.args, value, found, depth + 1)
     nearest: MissError | None = None
-    for order in orders:
-        trial = dict(bindings)
+    for order in (pattern.args, pattern.args[::-1]):
+        trial = dict(found)
         try:
             reached = _match_args(order, value, trial, depth + 1)
         except MissError as miss:
             if nearest is None or miss.depth > nearest.depth:
                 nearest = miss
         else:
-            bindings.update(trial)
+            found.update(trial)
             return reached
     assert nearest is not None
     raise nearest
 
 
-def _match_args(patterns: tuple[Any, ...], node: fx.Node, bindings: Bindings, depth: int) -> int:
+def _match_args(patterns: tuple[Any, ...], node: fx.Node, found: _Found, depth: int) -> int:
     """Match the arguments of a call; arguments that the pattern omits must have their defaults."""
     spec = SPECS[node.target]
-    given = list(spec.bind(node.args, dict(node.kwargs)).items())
+    given = list(arguments_of(node).items())
     if len(given) < len(patterns):
         raise MissError(node, f"expected {len(patterns)} arguments, got {len(given)}", depth)
     for name, arg in given[len(patterns) :]:
@@ -132,19 +118,42 @@ def _match_args(patterns: tuple[Any, ...], node: fx.Node, bindings: Bindings, de
             raise MissError(node, f"the pattern does not allow {name}={_said(arg)}", depth)
     for part, (name, arg) in zip(patterns, given, strict=False):
         try:
-            depth = _match(part, arg, bindings, depth)
+            depth = _match(part, arg, found, depth)
         except MissError as miss:
             if miss.node is not None:
                 raise
-            raise MissError(node, f"argument {name}: {miss.reason}", miss.depth) from miss
+            own = miss.reason.startswith("its ")  # it is about the node, not about the argument
+            reason = miss.reason if own else f"argument {name}: {miss.reason}"
+            raise MissError(node, reason, miss.depth) from miss
     return depth
 
 
-def _bind(name: str, value: Any, bindings: Bindings, depth: int) -> None:
-    if not isinstance(value, fx.Node):
+def _bind(pattern: Value | Number, value: Any, found: _Found, depth: int) -> None:
+    name, known = pattern.name, found.setdefault(pattern.name, value)
+    if isinstance(pattern, Number):
+        if not isinstance(value, int | float):
+            raise MissError(_node(value), f"expected a number {name}, got {_said(value)}", depth)
+        if known != value:
+            raise MissError(None, f"{pattern.unequal}, got {[known, value]}", _CHECKED)
+        return
+    if not isinstance(value, fx.Node) and not (pattern.optional and value is None):
         raise MissError(None, f"expected a value {name}, got {_said(value)}", depth)
-    if bindings.setdefault(name, value) is not value:
-        raise MissError(value, f"{name} is already bound to %{bindings[name].name}", depth)
+    if known is not value:
+        raise MissError(_node(value), f"{name} is already bound to %{known}", depth)
+
+
+def _other_call(target: Any, value: Any, depth: int) -> MissError:
+    """Return the refusal of a value that is not a call of `target`."""
+    if target is RMS_NORM:
+        return MissError(None, f"its input %{value} is not an RMS norm", depth)
+    spec = SPECS.get(target)
+    wanted = spec.name if spec else getattr(target, "__name__", target)
+    linear = "it is not a linear" if target is LINEAR else ""
+    return MissError(_node(value), linear or f"expected {wanted}, got {_said(value)}", depth)
+
+
+def _calls(value: Any, target: Any) -> bool:
+    return isinstance(value, fx.Node) and value.target is target
 
 
 def _node(value: Any) -> fx.Node | None:
@@ -157,10 +166,7 @@ def _said(value: Any) -> str:
     return str(value)
 
 
-def check(condition: object, node: fx.Node, reason: str, depth: int = 99) -> None:
-    """Raise MissError unless the condition holds.
-
-    Checks run after the pattern has matched, so the default depth exceeds that of any mismatch.
-    """
+def check(condition: object, node: fx.Node, reason: str, depth: int = _CHECKED) -> None:
+    """Raise MissError unless the condition holds."""
     if not condition:
         raise MissError(node, reason, depth)

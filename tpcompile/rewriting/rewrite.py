@@ -1,9 +1,9 @@
-"""Graph edits shared by passes: insert, replace and erase nodes, and report matches."""
+"""Graph edits shared by passes: insert, fuse, replace and erase nodes, and report matches."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from tpcompile.ir.meta import captured_value, origin_of
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.refusals import keep_refusal, pass_refusals_on
 from tpcompile.ir.text import format_node
-from tpcompile.rewriting.pattern import Bindings, Call, MissError, match
+from tpcompile.rewriting.pattern import Bindings, Call, MissError, check, match, match_calls
 
 
 @dataclass
@@ -91,12 +91,52 @@ def fuse_at(gm: fx.GraphModule, sites: Iterable[tuple[fx.Node, Callable[[], None
     return report
 
 
+def fuse_calls(gm: fx.GraphModule, target: Any) -> Report:
+    """Replace the calls in the body of a composite op with one call of the op."""
+    pattern = SPECS[target].pattern
+
+    def fuse(graph: fx.Graph, node: fx.Node) -> None:
+        found = absorbed(pattern, node)
+        with graph.inserting_before(node):
+            new = insert_bound(node, target, found)
+        replace(node, new)
+        graph.erase_node(node)
+
+    return fuse_each(gm, pattern.target, fuse)
+
+
+def absorbed(pattern: Any, value: Any, *readers: fx.Node) -> Bindings:
+    """Match a pattern of calls that a fused op absorbs, or raise MissError.
+
+    `value` is the last call, or a list of values that only `readers` read.
+    """
+    bindings, nodes = match_calls(pattern, value)
+    check_absorbed([node for node in nodes if node is not value], value, *readers)
+    return bindings
+
+
+def check_absorbed(inside: Collection[fx.Node], *readers: fx.Node) -> None:
+    """Refuse to absorb a value that a node outside `inside` and `readers` also reads."""
+    for node in inside:
+        for user in node.users:
+            check(user in inside or user in readers, node, f"%{user.name} also reads it")
+
+
 def insert(like: fx.Node, target: Any, *args: Any, name: str | None = None) -> fx.Node:
     """Insert a call with the origin of `like`, named after its op unless `name` is given."""
     name = name or SPECS[target].name.split(".")[1]
     node = like.graph.create_node("call_function", target, args, name=name)
     node.meta["origin"] = origin_of(like)
     return node
+
+
+def insert_bound(like: fx.Node, target: Any, found: Bindings) -> fx.Node:
+    """Insert a call with its arguments by name; defaults at the end are left out."""
+    spec = SPECS[target]
+    names = list(spec.argument_names)
+    while names[-1] in spec.defaults and found.get(names[-1]) == spec.defaults[names[-1]]:
+        names.pop()
+    return insert(like, target, *(found[name] for name in names))
 
 
 def insert_item(like: fx.Node, source: fx.Node, index: int, name: str) -> fx.Node:

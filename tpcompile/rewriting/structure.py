@@ -51,13 +51,11 @@ class MlpBlock:
     down: fx.Node
 
 
-def head_ops(operand: fx.Node) -> list[fx.Node]:
+def head_ops(heads: fx.Node) -> list[fx.Node]:
     """Return the chain from an operand of attention back to the op that makes its heads."""
-    chain = [operand]
+    chain = [heads]
     while chain[-1].target in _PER_HEAD:
-        source = chain[-1].args[0]
-        assert isinstance(source, fx.Node)
-        chain.append(source)
+        chain.append(operand(chain[-1]))
     return chain
 
 
@@ -152,9 +150,7 @@ def head_of(graph: fx.Graph) -> fx.Node:
 
 
 def weight_of(linear: fx.Node) -> fx.Node:
-    weight = linear.args[1]
-    assert isinstance(weight, fx.Node)
-    return weight
+    return operand(linear, 1)
 
 
 def bias_of(linear: fx.Node) -> fx.Node | None:

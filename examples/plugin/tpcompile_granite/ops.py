@@ -1,17 +1,11 @@
 """Two ops: division, which Granite's logits need, and embedding with a scale."""
 
-from typing import Any
-
 import torch
 
+from tpcompile.ir.ops import VOCAB_EMBEDDING
+from tpcompile.ir.ops.composite import composite
 from tpcompile.ir.ops.elementwise import product_rule
-from tpcompile.ir.ops.embedding import (
-    vocab_embedding,
-    vocab_embedding_localize,
-    vocab_embedding_rule,
-)
-from tpcompile.ir.ops.spec import declare, define, streaming_cost
-from tpcompile.ir.types import ValueType
+from tpcompile.ir.ops.spec import declare, streaming_cost
 
 DIV = declare(torch.ops.aten.div.Tensor, product_rule, streaming_cost)
 
@@ -20,27 +14,12 @@ def scaled_embedding(
     weight: torch.Tensor, ids: torch.Tensor, scale: float, first_row: int = 0
 ) -> torch.Tensor:
     """Look up ids in a table or a part of it, and multiply by a number."""
-    return vocab_embedding(weight, ids, first_row) * scale
+    rows: torch.Tensor = VOCAB_EMBEDDING(weight, ids, first_row) * scale
+    return rows
 
 
-def scaled_embedding_rule(
-    weight: ValueType, ids: ValueType, scale: float, first_row: int = 0
-) -> ValueType:
-    """Return the type of the result: a term of a sum if ranks hold parts of the table."""
-    return vocab_embedding_rule(weight, ids, first_row)
-
-
-def _empty(weight: torch.Tensor, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return weight.new_empty((*ids.shape, weight.shape[1]))
-
-
-SCALED_EMBEDDING = define(
-    "scaled_embedding(Tensor weight, Tensor ids, float scale, int first_row=0) -> Tensor",
-    reference=scaled_embedding,
-    fake=_empty,
-    rule=scaled_embedding_rule,
-    cost=streaming_cost,
-    localize=vocab_embedding_localize,
+SCALED_EMBEDDING = composite(
+    scaled_embedding,
     written=lambda weight, ids, scale, first_row: (
         f"tpc.vocab_embedding({weight}, {ids}, {first_row}) * {scale}"
     ),

@@ -26,7 +26,7 @@ from tpcompile.compare.source import Source, eager_model, in_fp32
 from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
 from tpcompile.ir.meta import parameters
-from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
+from tpcompile.ir.ops import PARTIAL_ATTENTION, arguments_of
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CacheKv
@@ -188,7 +188,7 @@ def _spans(graph: fx.GraphModule) -> int:
             expected="the decode pipeline",
             hint='Leave out -p, or write -p "decode{spans=2}"',
         )
-    return int(SPECS[PARTIAL_ATTENTION].bind(node.args, dict(node.kwargs))["spans"])
+    return int(arguments_of(node)["spans"])
 
 
 def _likeliest(*sides: Side) -> dict[str, list[int]]:

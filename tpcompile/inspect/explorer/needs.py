@@ -21,7 +21,7 @@ def rule_of(node: fx.Node) -> list[Any] | None:
 
 @cache
 def _place_of(rule: Callable[..., Any]) -> list[Any] | None:
-    code = getattr(rule, "__code__", None)
+    code = getattr(inspect.unwrap(rule), "__code__", None)
     if code is None:
         return None
     module = inspect.getmodule(rule)

@@ -29,7 +29,7 @@ from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import ADD_RMS_NORM, RMS_NORM
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
 from tpcompile.ir.ops.rotary import ROPE, ROTARY, TABLES
-from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, op_name, spec_of
+from tpcompile.ir.ops.spec import SPECS, Cost, OpSpec, RuleError, arguments_of, op_name, spec_of
 
 __all__ = [
     "ACTIVATIONS",
@@ -66,6 +66,7 @@ __all__ = [
     "Cost",
     "OpSpec",
     "RuleError",
+    "arguments_of",
     "op_name",
     "parts",
     "shape",

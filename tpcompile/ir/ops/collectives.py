@@ -134,6 +134,14 @@ def _cast_clone(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
     return x.to(dtype or x.dtype, copy=True)
 
 
+def all_gather(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.clone()
+
+
+def reduce_scatter(x: torch.Tensor, ranks: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _cast_clone(x, dtype)
+
+
 def _wire_cost(trips: int) -> CostRule:
     """Return the cost rule of a collective that sends the value `trips` times.
 
@@ -148,35 +156,17 @@ def _wire_cost(trips: int) -> CostRule:
 
 
 REDISTRIBUTE = define(
-    "redistribute(Tensor x, ScalarType? dtype=None) -> Tensor",
-    reference=_cast_clone,
-    fake=_cast_clone,
+    _cast_clone,
+    name="redistribute",
     rule=_redistribute_rule,
     cost=_wire_cost(2),
     across=_redistribute_across,
 )
 ALL_REDUCE = define(
-    "all_reduce(Tensor x, ScalarType? dtype=None) -> Tensor",
-    reference=_cast_clone,
-    fake=_cast_clone,
-    rule=_all_reduce_rule,
-    cost=_wire_cost(2),
-    across=_sum_across,
+    _cast_clone, name="all_reduce", rule=_all_reduce_rule, cost=_wire_cost(2), across=_sum_across
 )
-ALL_GATHER = define(
-    "all_gather(Tensor x, int dim) -> Tensor",
-    reference=lambda x, dim: x.clone(),
-    fake=lambda x, dim: torch.empty_like(x),
-    rule=_all_gather_rule,
-    cost=_wire_cost(1),
-    across=_gather_across,
-)
+ALL_GATHER = define(all_gather, rule=_all_gather_rule, cost=_wire_cost(1), across=_gather_across)
 REDUCE_SCATTER = define(
-    "reduce_scatter(Tensor x, int ranks, ScalarType? dtype=None) -> Tensor",
-    reference=lambda x, ranks, dtype=None: _cast_clone(x, dtype),
-    fake=lambda x, ranks, dtype=None: _cast_clone(x, dtype),
-    rule=_reduce_scatter_rule,
-    cost=_wire_cost(1),
-    across=_scatter_across,
+    reduce_scatter, rule=_reduce_scatter_rule, cost=_wire_cost(1), across=_scatter_across
 )
 COLLECTIVES = (REDISTRIBUTE, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from tpcompile.ir.ops.spec import Rule, declare, define, refuse, require, streaming_cost
+from tpcompile.ir.ops.composite import composite
+from tpcompile.ir.ops.spec import Rule, declare, refuse, require, streaming_cost
 from tpcompile.ir.types import PARTIAL, REPLICATE, Dim, Partial, Placement, Shard, ValueType
 
 aten = torch.ops.aten
@@ -122,24 +122,17 @@ def cast_rule(self: ValueType, dtype: torch.dtype, **_: Any) -> ValueType:
 def swiglu(
     gate: torch.Tensor,
     up: torch.Tensor,
-    silu: Callable[[torch.Tensor], torch.Tensor] = functional.silu,
+    silu: Callable[[torch.Tensor], torch.Tensor] = aten.silu.default,
 ) -> torch.Tensor:
     """Compute silu(gate) · up with the given `silu`."""
     return silu(gate) * up
 
 
-def swiglu_rule(gate: ValueType, up: ValueType) -> ValueType:
+def _check_swiglu(gate: ValueType, up: ValueType) -> None:
     require(gate.shape == up.shape, "swiglu", f"{gate} and {up}", "gate and up of the same shape")
-    return _pointwise(gate, up)
 
 
-SWIGLU = define(
-    "swiglu(Tensor gate, Tensor up) -> Tensor",
-    reference=swiglu,
-    fake=lambda gate, up: torch.empty_like(gate),
-    rule=swiglu_rule,
-    cost=streaming_cost,
-)
+SWIGLU = composite(swiglu, check=_check_swiglu)
 
 _RULES: dict[Any, Rule] = {
     aten.add.Tensor: sum_rule,

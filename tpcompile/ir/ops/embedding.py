@@ -80,9 +80,7 @@ def _first(layout: object, rank: int) -> int:
 
 EMBEDDING = declare(aten.embedding.default, embedding_rule, streaming_cost)
 VOCAB_EMBEDDING = define(
-    "vocab_embedding(Tensor weight, Tensor ids, int first_row=0) -> Tensor",
-    reference=vocab_embedding,
-    fake=lambda weight, ids, first_row=0: weight.new_empty((*ids.shape, weight.shape[1])),
+    vocab_embedding,
     rule=vocab_embedding_rule,
     cost=streaming_cost,
     localize=vocab_embedding_localize,

@@ -93,18 +93,5 @@ def mean_rule(
 
 declare(aten.mean.dim, mean_rule, streaming_cost)
 
-RMS_NORM = define(
-    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
-    reference=rms_norm,
-    fake=lambda x, weight, eps: torch.empty_like(x),
-    rule=rms_norm_rule,
-    cost=streaming_cost,
-    takes_roles=True,
-)
-ADD_RMS_NORM = define(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
-    reference=add_rms_norm,
-    fake=lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x)),
-    rule=add_rms_norm_rule,
-    cost=streaming_cost,
-)
+RMS_NORM = define(rms_norm, rule=rms_norm_rule, cost=streaming_cost, takes_roles=True)
+ADD_RMS_NORM = define(add_rms_norm, rule=add_rms_norm_rule, cost=streaming_cost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -13,12 +14,9 @@ from tpcompile.ir.ops.attention import (
     attention_localize,
     attention_rule,
 )
-from tpcompile.ir.ops.spec import define, refuse, require
-from tpcompile.ir.roles import CacheOf
-from tpcompile.ir.types import REPLICATE, Shard, ValueType
-
-HEADS = 3
-"""The dimension of `cache[layers, 2, slots, kv_heads, width]` that may be sharded."""
+from tpcompile.ir.ops.cache import check_append, check_places
+from tpcompile.ir.ops.spec import define, require
+from tpcompile.ir.types import ValueType
 
 
 def paged_attention(
@@ -107,80 +105,24 @@ def _rule(
     k: ValueType,
     v: ValueType,
     cache: ValueType,
-    starts: ValueType,
     slots: ValueType,
     tables: ValueType,
     lengths: ValueType,
-    scale: float,
-    window: int | None,
     layer: int,
     block: int,
-    kv_heads: tuple[int, ...] | None = None,
+    **others: Any,
 ) -> ValueType:
-    result = attention_rule(q, k, v, starts, scale, window, layer, kv_heads)
+    result = attention_rule(q, k, v, layer=layer, **others)
     require(q.dims == 3, "attention", q, "q[T, heads, width]")
-    require(block > 0, "kv-cache", f"block={block}", "a block of one token or more")
-    _check_places(slots, tables, lengths, k)
-    require(
-        cache.dims == 5
-        and cache.shape[1] == 2
-        and cache.dtype == k.dtype
-        and cache.shape[HEADS:] == k.shape[1:],
-        "kv-cache",
-        cache,
-        f"{k.dtype}[layers, 2, slots, {k.shape[1]}, {k.shape[2]}], to match the keys",
-    )
-    layers = cache.shape[0]
-    assert isinstance(layers, int)
-    require(0 <= layer < layers, "kv-cache", f"layer {layer}", f"one of {layers} layers")
-    kept = cache.placement.layout if isinstance(cache.placement, Shard) else None
-    if kept is None and cache.placement != REPLICATE:
-        refuse("kv-cache", cache, "a cache sharded by head or replicated")
-    require(
-        kept == k.layout_of(1) and (kept is None or cache.layout_of(HEADS) == kept),
-        "kv-cache",
-        f"cache {cache}, k {k}",
-        "a cache with the same layout as the keys",
-    )
-    check_blocks(cache, block)
+    check_append(k, v, cache, slots, layer, block)
+    check_places(tables, lengths)
     return result
 
 
-def check_blocks(cache: ValueType, block: int) -> None:
-    """Refuse an op whose block size differs from the block size of the cache."""
-    require(
-        cache.role == CacheOf(block),
-        "kv-cache",
-        f"cache {cache}, block={block}",
-        f"{CacheOf(block)}, since all layers use the same block size",
-    )
-
-
-def _check_places(slots: ValueType, tables: ValueType, lengths: ValueType, k: ValueType) -> None:
-    """Refuse slots, tables or lengths of the wrong dtype, placement or shape."""
-    for kind in (slots, tables, lengths):
-        known = kind.placement == REPLICATE and kind.dtype == torch.long
-        require(known, "kv-cache", kind, "slots, tables and lengths as i64 on every rank")
-    require(
-        slots.shape == k.shape[:1],
-        "kv-cache",
-        f"slots {slots}, k {k}",
-        "one slot per new token",
-    )
-    require(
-        tables.dims == 2 and lengths.shape == tables.shape[:1],
-        "kv-cache",
-        f"tables {tables}, lengths {lengths}",
-        "tables[N, B] and lengths[N], one row per sequence",
-    )
-
-
 PAGED_ATTENTION = define(
-    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) cache, Tensor starts, Tensor slots, "
-    "Tensor tables, Tensor lengths, float scale, int? window, int layer, int block, "
-    "int[]? kv_heads=None) -> Tensor",
-    reference=paged_attention,
+    paged_attention,
     fake=lambda q, *_, **__: torch.empty_like(q),
+    overwrites=("cache",),
     rule=_rule,
     cost=lambda result, operands, rank: attention_cost(result, operands[:3], rank),
     localize=attention_localize,

@@ -7,13 +7,13 @@ block or a vector register holds whole pairs. Both use the tables in Hugging Fac
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import replace
 
 import torch
 
 from tpcompile.ir.ops.elementwise import promoted, unary_rule
 from tpcompile.ir.ops.head_order import is_interleaved
-from tpcompile.ir.ops.spec import SPECS, OpSpec, define, refuse, require, streaming_cost
+from tpcompile.ir.ops.spec import SPECS, define, refuse, require, streaming_cost
 from tpcompile.ir.types import REPLICATE, ValueType
 
 ROTARY = "rotary"
@@ -23,7 +23,9 @@ Some rope types choose their frequencies by the longest position of the step, so
 compute the tables itself; `captured.rotary` creates the module."""
 
 
-def _no_tables(positions: torch.Tensor, width: int, dtype: torch.dtype) -> NoReturn:
+def _no_tables(
+    positions: torch.Tensor, width: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     raise RuntimeError(
         "tpc.rotary only marks the model's rotary module during capture and cannot be executed"
     )
@@ -94,8 +96,8 @@ def rope_rule(x: ValueType, cos: ValueType, sin: ValueType, interleaved: bool = 
 
 
 TABLES = define(
-    "rotary(Tensor positions, int width, ScalarType dtype) -> (Tensor, Tensor)",
-    reference=_no_tables,
+    _no_tables,
+    name="rotary",
     fake=lambda positions, width, dtype: (
         positions.new_empty((*positions.shape, width), dtype=dtype),
         positions.new_empty((*positions.shape, width), dtype=dtype),
@@ -103,20 +105,6 @@ TABLES = define(
     rule=tables_rule,
     cost=streaming_cost,
 )
-ROPE = define(
-    "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor",
-    reference=rope,
-    fake=lambda x, cos, sin, interleaved=False: torch.empty_like(x),
-    rule=rope_rule,
-    cost=streaming_cost,
-    takes_roles=True,
-)
+ROPE = define(rope, rule=rope_rule, cost=streaming_cost, takes_roles=True)
 
-SPECS[ROTARY] = OpSpec(
-    name="tpc.rotary",
-    target=ROTARY,
-    rule=tables_rule,
-    cost=streaming_cost,
-    reference=_no_tables,
-    argument_names=("positions", "width", "dtype"),
-)
+SPECS[ROTARY] = replace(SPECS[TABLES], target=ROTARY)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from inspect import Parameter, signature
+from typing import Any, NoReturn, get_type_hints
 
 import torch
 from torch import fx
@@ -63,6 +64,8 @@ class OpSpec:
     """Whether the rule handles roles; if not, operands with a role are refused."""
     written: Written | None = None
     """Formatter of the call in emitted modules; by default they call the op itself."""
+    pattern: Any = None
+    """The calls that a composite op fuses; None for other ops."""
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, in the order of the schema, with defaults filled in."""
@@ -90,72 +93,88 @@ SPECS: dict[Any, OpSpec] = {}
 
 
 def define(
-    schema: str,
-    *,
     reference: Callable[..., Any],
-    fake: Callable[..., Any],
+    *,
     rule: Rule,
     cost: CostRule,
-    localize: Localize | None = None,
-    across: Across | None = None,
-    takes_roles: bool = False,
-    written: Written | None = None,
+    fake: Callable[..., Any] | None = None,
+    name: str = "",
+    overwrites: Sequence[str] = (),
+    **others: Any,
 ) -> Any:
-    """Declare an op of the dialect and return its node target."""
-    name = _LIBRARY.define(schema)
+    """Declare an op of the dialect and return its node target.
+
+    The op is named like its reference unless `name` is given, and its schema is the signature of
+    the reference; `overwrites` names the operands that change in place. A reference that looks at
+    elements needs another `fake`. `others` are fields of `OpSpec`.
+    """
+    name = _LIBRARY.define(schema_of(reference, name or reference.__name__, overwrites))
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"tpc::{name}", fake, lib=_LIBRARY)
+    torch.library.register_fake(f"tpc::{name}", fake or reference, lib=_LIBRARY)
     target = getattr(torch.ops.tpc, name).default
-    _register(f"tpc.{name}", target, rule, cost, reference, localize, across, takes_roles, written)
-    return target
+    return declare(target, rule, cost, reference=reference, **others)
+
+
+_SCHEMA_TYPES: dict[Any, str] = {
+    torch.Tensor: "Tensor",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    Sequence[int]: "int[]",
+    torch.dtype: "ScalarType",
+    tuple[torch.Tensor, torch.Tensor]: "(Tensor, Tensor)",
+}
+_SCHEMA_TYPES |= {kind | None: f"{word}?" for kind, word in _SCHEMA_TYPES.items()}
+
+
+def schema_types(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the types of a function's parameters, and of its `return`, in a schema.
+
+    Functions as parameters, which give other arithmetic, are not part of the schema.
+    """
+    hints = get_type_hints(function)
+    return {name: _SCHEMA_TYPES[hint] for name, hint in hints.items() if hint in _SCHEMA_TYPES}
+
+
+def schema_of(function: Callable[..., Any], name: str, overwrites: Sequence[str]) -> str:
+    """Return the schema of an op with the signature of a function."""
+    types = schema_types(function)
+    result, words = types.pop("return"), []
+    for parameter, kind in types.items():
+        default = signature(function).parameters[parameter].default
+        end = "" if default is Parameter.empty else f"={default}"
+        words.append(f"{kind}{'(a!)' if parameter in overwrites else ''} {parameter}{end}")
+    return f"{name}({', '.join(words)}) -> {result}"
 
 
 def declare(
-    target: Any,
-    rule: Rule,
-    cost: CostRule,
-    localize: Localize | None = None,
-    takes_roles: bool = False,
-    written: Written | None = None,
+    target: Any, rule: Rule, cost: CostRule, localize: Localize | None = None, **others: Any
 ) -> Any:
-    """Declare a rule and a cost for an ATen op, and return its node target."""
-    name = _packet_name(target)
-    _register(name, target, rule, cost, target, localize, None, takes_roles, written)
-    return target
-
-
-def _register(
-    name: str,
-    target: Any,
-    rule: Rule,
-    cost: CostRule,
-    reference: Callable[..., Any],
-    localize: Localize | None,
-    across: Across | None,
-    takes_roles: bool,
-    written: Written | None,
-) -> None:
+    """Declare a rule and a cost for an op of torch, and return its node target."""
     arguments = target._schema.arguments
     SPECS[target] = OpSpec(
-        name=name,
+        name=_packet_name(target),
         target=target,
         rule=rule,
         cost=cost,
-        reference=reference,
         argument_names=tuple(a.name for a in arguments),
         keyword_only=tuple(a.name for a in arguments if a.kwarg_only),
         defaults={a.name: a.default_value for a in arguments if a.has_default_value()},
         localize=localize,
-        across=across,
-        takes_roles=takes_roles,
-        written=written,
+        **{"reference": target, **others},
     )
+    return target
 
 
 def spec_of(node: fx.Node) -> OpSpec | None:
     """Return the op that a node calls, or None if it calls no op of the dialect."""
     called = node.op in ("call_function", "call_module")
     return SPECS.get(node.target) if called else None
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a call by name, in the order of the schema."""
+    return SPECS[node.target].bind(node.args, dict(node.kwargs))
 
 
 def op_name(node: fx.Node) -> str:

@@ -13,9 +13,10 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ATTENTION_REDUCE, PARTIAL_ATTENTION
+from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import merge, span_of
-from tpcompile.ir.ops.paged_attention import HEADS, read_tokens
+from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places

@@ -18,14 +18,15 @@ from tpcompile.ir.ops.attention import (
     attention_localize,
     attention_rule,
 )
-from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.ir.ops.decode.cache import (
+from tpcompile.ir.ops.cache import (
+    check_blocks,
     check_cache,
     check_one_each,
     check_places,
     kept_type,
 )
-from tpcompile.ir.ops.paged_attention import check_blocks, read_tokens
+from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.ir.ops.paged_attention import read_tokens
 from tpcompile.ir.ops.spec import Cost, define, refuse, require, streaming_cost
 from tpcompile.ir.roles import QueriesOf, SpansOf
 from tpcompile.ir.types import Partial, ValueType
@@ -155,11 +156,9 @@ def _cached_rule(
     cache: ValueType,
     tables: ValueType,
     lengths: ValueType,
-    scale: float,
-    window: int | None,
     layer: int,
     block: int,
-    kv_heads: tuple[int, ...] | None = None,
+    **others: Any,
 ) -> ValueType:
     require(q.dims == 3, "attention", q, "q[T, heads, width]")
     check_cache(cache, layer, block)
@@ -167,7 +166,7 @@ def _cached_rule(
     plain = q.in_role(None)
     require(q.dtype == cache.dtype, "kv-cache", f"q {q}, cache {cache}", "the same dtype in both")
     keys = kept_type(cache, q.shape[0])
-    result = attention_rule(plain, keys, keys, lengths, scale, window, layer, kv_heads)
+    result = attention_rule(plain, keys, keys, lengths, layer=layer, **others)
     _check_queries(q, cache, layer, block)
     return result
 
@@ -185,19 +184,10 @@ def _check_queries(q: ValueType, cache: ValueType, layer: int, block: int) -> No
 
 
 def _partial_rule(
-    q: ValueType,
-    cache: ValueType,
-    tables: ValueType,
-    lengths: ValueType,
-    scale: float,
-    window: int | None,
-    layer: int,
-    block: int,
-    spans: int,
-    kv_heads: tuple[int, ...] | None = None,
+    q: ValueType, layer: int, block: int, spans: int, **others: Any
 ) -> tuple[ValueType, ValueType]:
     """Infer types with the head layout of `q`; a rank holds all spans of its heads."""
-    _cached_rule(q, cache, tables, lengths, scale, window, layer, block, kv_heads)
+    _cached_rule(q, layer=layer, block=block, **others)
     require(spans > 0, "spans", f"spans={spans}", "one span or more")
     shape = (*q.shape[:2], spans)
     values, lse = (
@@ -256,12 +246,8 @@ def _cost(result: Any, operands: Sequence[ValueType], rank: int) -> Cost:
     return attention_cost(q, [q, keys, keys], rank)
 
 
-_OPERANDS = "Tensor q, Tensor cache, Tensor tables, Tensor lengths"
-_PLACE = "float scale, int? window, int layer, int block"
-
 CACHED_ATTENTION = define(
-    f"cached_attention({_OPERANDS}, {_PLACE}, int[]? kv_heads=None) -> Tensor",
-    reference=cached_attention,
+    cached_attention,
     fake=lambda q, *_, **__: torch.empty_like(q),
     rule=_cached_rule,
     cost=_cost,
@@ -269,9 +255,7 @@ CACHED_ATTENTION = define(
     takes_roles=True,
 )
 PARTIAL_ATTENTION = define(
-    f"partial_attention({_OPERANDS}, {_PLACE}, int spans, int[]? kv_heads=None) "
-    "-> (Tensor, Tensor)",
-    reference=partial_attention,
+    partial_attention,
     fake=lambda q, cache, tables, lengths, scale, window, layer, block, spans, kv_heads=None: (
         q.new_empty((*q.shape[:2], spans, q.shape[2]), dtype=torch.float32),
         q.new_empty((*q.shape[:2], spans), dtype=torch.float32),
@@ -282,8 +266,7 @@ PARTIAL_ATTENTION = define(
     takes_roles=True,
 )
 ATTENTION_REDUCE = define(
-    "attention_reduce(Tensor values, Tensor lse, ScalarType dtype) -> Tensor",
-    reference=attention_reduce,
+    attention_reduce,
     fake=lambda values, lse, dtype: values.new_empty(
         (*values.shape[:2], values.shape[3]), dtype=dtype
     ),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch.nn import functional
 
-from tpcompile.ir.ops.elementwise import swiglu, swiglu_rule
-from tpcompile.ir.ops.linear import linear_cost, linear_rule
-from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
-from tpcompile.ir.ops.parts import split_rule
-from tpcompile.ir.ops.spec import Cost, define, require
+from tpcompile.ir.ops.composite import composite
+from tpcompile.ir.ops.elementwise import SWIGLU
+from tpcompile.ir.ops.linear import LINEAR
+from tpcompile.ir.ops.norm import RMS_NORM
+from tpcompile.ir.ops.spec import require
 from tpcompile.ir.types import ValueType
+
+SPLIT = torch.ops.aten.split_with_sizes.default
 
 
 def norm_linear(
@@ -23,7 +24,8 @@ def norm_linear(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Apply a linear to the normed rows of `x`."""
-    return functional.linear(rms_norm(x, norm, eps), weight, bias)
+    rows: torch.Tensor = LINEAR(RMS_NORM(x, norm, eps), weight, bias)
+    return rows
 
 
 def norm_gate_up_swiglu(
@@ -33,59 +35,24 @@ def norm_gate_up_swiglu(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute silu(gate) · up of the normed rows of `x`.
+    """Compute silu(gate) · up of the normed rows of `x[T, hidden]`.
 
-    `weight` contains the rows of gate, followed by the same number of rows of up.
+    `weight` contains the rows of gate, followed by the same number of rows of up. Both have the
+    same layout, so a rank has as many rows of each.
     """
-    gate, up = norm_linear(x, norm, eps, weight, bias).chunk(2, -1)
-    return swiglu(gate, up)
+    rows = norm_linear(x, norm, eps, weight, bias)
+    width = rows.shape[1] // 2
+    parts = SPLIT(rows, [width, width], 1)
+    activated: torch.Tensor = SWIGLU(parts[0], parts[1])
+    return activated
 
 
-def _linear_rule(
-    x: ValueType, norm: ValueType, eps: float, weight: ValueType, bias: ValueType | None = None
-) -> ValueType:
-    return linear_rule(rms_norm_rule(x, norm, eps), weight, bias)
-
-
-def _gate_up_rule(
-    x: ValueType, norm: ValueType, eps: float, weight: ValueType, bias: ValueType | None = None
-) -> ValueType:
-    """Infer the type; gate and up have the same layout, so a rank has as many rows of each."""
-    rows = _linear_rule(x, norm, eps, weight, bias)
-    both = rows.shape[-1]
+def check_gate_up(weight: ValueType, **_: Any) -> None:
+    """Refuse a weight whose rows are not as many of gate as of up."""
+    both = weight.shape[0]
     assert isinstance(both, int)
     require(both % 2 == 0, "gate-up", weight, "as many rows of gate as of up")
-    gate, up = split_rule(rows, (both // 2, both // 2), rows.dims - 1)
-    return swiglu_rule(gate, up)
 
 
-def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    x, norm, weight, *bias = operands
-    return linear_cost(result, [x, weight, norm, *bias], rank)
-
-
-def _fake(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-NORM_LINEAR = define(
-    "norm_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias=None) -> Tensor",
-    reference=norm_linear,
-    fake=_fake,
-    rule=_linear_rule,
-    cost=_cost,
-)
-NORM_GATE_UP_SWIGLU = define(
-    "norm_gate_up_swiglu(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias=None) "
-    "-> Tensor",
-    reference=norm_gate_up_swiglu,
-    fake=lambda x, norm, eps, weight, bias=None: x.new_empty((*x.shape[:-1], weight.shape[0] // 2)),
-    rule=_gate_up_rule,
-    cost=_cost,
-)
+NORM_LINEAR = composite(norm_linear)
+NORM_GATE_UP_SWIGLU = composite(norm_gate_up_swiglu, check=check_gate_up)

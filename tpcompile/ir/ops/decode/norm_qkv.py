@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tpcompile.ir.layout import FusedLayout
-from tpcompile.ir.ops.decode.cache import check_cache, kept_type
-from tpcompile.ir.ops.linear import linear_cost, linear_rule
-from tpcompile.ir.ops.norm import rms_norm, rms_norm_rule
-from tpcompile.ir.ops.paged_attention import check_blocks
-from tpcompile.ir.ops.parts import split_rule
-from tpcompile.ir.ops.rotary import rope, rope_rule
-from tpcompile.ir.ops.shape import unflatten_rule
-from tpcompile.ir.ops.spec import Cost, define, local_bytes, require
+from tpcompile.ir.ops.cache import check_append, kept_type
+from tpcompile.ir.ops.composite import Part, composite, optional
+from tpcompile.ir.ops.decode.norm_linear import SPLIT, norm_linear
+from tpcompile.ir.ops.linear import linear_cost
+from tpcompile.ir.ops.norm import RMS_NORM
+from tpcompile.ir.ops.rotary import ROPE
+from tpcompile.ir.ops.spec import Cost, local_bytes, require
 from tpcompile.ir.roles import QueriesOf
-from tpcompile.ir.types import REPLICATE, ValueType
+from tpcompile.ir.types import ValueType
+
+UNFLATTEN = torch.ops.aten.unflatten.int
 
 
 def norm_qkv_rope_append(
@@ -47,36 +46,44 @@ def norm_qkv_rope_append(
     attention ops repeat it for their query heads. Per-head norms are applied before the rotation.
     `interleaved` gives the order of pairs within a head, as for `rope`.
     """
-    width = cos.shape[-1]
-    rows = functional.linear(rms_norm(x, norm, eps), weight, bias)
-    parts = torch.split(rows, [count * width for count in heads], -1)
-    q, k, v = (part.reshape(len(x), -1, width) for part in parts)
-    q = q if q_norm is None else rms_norm(q, q_norm, head_eps)
-    k = k if k_norm is None else rms_norm(k, k_norm, head_eps)
-    for side, kept in enumerate((rope(k, cos, sin, interleaved), v)):
-        cache[layer, side].index_copy_(0, slots, kept)
-    return rope(q, cos, sin, interleaved)
+    rows, width = norm_linear(x, norm, eps, weight, bias), cos.shape[1]
+    parts = SPLIT(rows, [heads[part] * width for part in range(3)], 1)
+    q, k, v = (UNFLATTEN(parts[part], 1, [-1, width]) for part in range(3))
+    q, k = (
+        ROPE(optional(RMS_NORM, side, scale, head_eps), cos, sin, interleaved)
+        for side, scale in ((q, q_norm), (k, k_norm))
+    )
+    queries: torch.Tensor = APPEND(q, k, v, cache, slots, layer, block)
+    return queries
 
 
-def _rule(
-    x: ValueType,
-    norm: ValueType,
-    eps: float,
-    weight: ValueType,
-    bias: ValueType | None,
-    q_norm: ValueType | None,
-    k_norm: ValueType | None,
-    head_eps: float,
-    cos: ValueType,
-    sin: ValueType,
-    cache: ValueType,
-    slots: ValueType,
+def _append(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
     layer: int,
     block: int,
-    heads: tuple[int, ...],
-    interleaved: bool = False,
-) -> ValueType:
-    """Apply the rules of the component ops in order."""
+) -> torch.Tensor:
+    """Store keys and values in the cache; return the queries, which may then be compared."""
+    for side, kept in zip(cache[layer], (k, v), strict=True):
+        side.index_copy_(0, slots, kept)
+    return q
+
+
+def _append_rule(q: ValueType, *stored: Any) -> ValueType:
+    """Return the type of queries that attention may compare with what is stored."""
+    check_append(*stored)
+    *_, layer, block = stored
+    return q.in_role(QueriesOf(layer, block))
+
+
+APPEND = Part(_append, _append_rule)
+"""The write of a step's keys and values, with the arguments that `paged_attention` has, too."""
+
+
+def _check(x: ValueType, cos: ValueType, heads: Sequence[int], **_: Any) -> None:
     require(x.dims == 2 and cos.dims == 2, "norm-qkv", f"{x} with {cos}", "x[T, hidden]")
     require(
         len(heads) == 3 and heads[1] == heads[2],
@@ -84,38 +91,6 @@ def _rule(
         f"heads={list(heads)}",
         "numbers of query, key and value heads, with as many key heads as value heads",
     )
-    rows = linear_rule(rms_norm_rule(x, norm, eps), weight, bias)
-    width = cos.shape[1]
-    assert isinstance(width, int)
-    parts = split_rule(rows, tuple(count * width for count in heads), 1)
-    q, k, v = (unflatten_rule(part, 1, (-1, width)) for part in parts)
-    q = q if q_norm is None else rms_norm_rule(q, q_norm, head_eps)
-    k = k if k_norm is None else rms_norm_rule(k, k_norm, head_eps)
-    q, k = (rope_rule(side, cos, sin, interleaved) for side in (q, k))
-    _check_kept(k, v, cache, slots, layer, block)
-    return q.in_role(QueriesOf(layer, block))
-
-
-def _check_kept(
-    k: ValueType, v: ValueType, cache: ValueType, slots: ValueType, layer: int, block: int
-) -> None:
-    check_cache(cache, layer, block)
-    keys = k.in_role(None)
-    require(keys == v, "kv-alike", f"k {k}, v {v}", "keys and values of the same type and layout")
-    require(
-        keys == kept_type(cache, k.shape[0]),
-        "kv-cache",
-        f"cache {cache}, k {k}",
-        "a cache with the same layout as the keys, KV heads only",
-    )
-    known = slots.placement == REPLICATE and slots.dtype == torch.long
-    require(
-        known and slots.shape == k.shape[:1],
-        "kv-cache",
-        f"slots {slots}, k {k}",
-        "one slot per new token, as i64 on every rank",
-    )
-    check_blocks(cache, block)
 
 
 def _localize(
@@ -138,20 +113,14 @@ def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
     return Cost(flops=projected.flops, memory_bytes=projected.memory_bytes + kept)
 
 
-def _fake(x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    given = {**dict(zip(_OPERANDS[1:], rest, strict=False)), **named}
-    return x.new_empty((len(x), given["heads"][0], given["cos"].shape[-1]))
-
-
-_OPERANDS = tuple(inspect.signature(norm_qkv_rope_append).parameters)
-
-NORM_QKV_ROPE_APPEND = define(
-    "norm_qkv_rope_append(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, "
-    "Tensor? q_norm, Tensor? k_norm, float head_eps, Tensor cos, Tensor sin, Tensor(a!) cache, "
-    "Tensor slots, int layer, int block, int[] heads, bool interleaved=False) -> Tensor",
-    reference=norm_qkv_rope_append,
-    fake=_fake,
-    rule=_rule,
+NORM_QKV_ROPE_APPEND = composite(
+    norm_qkv_rope_append,
+    check=_check,
+    overwrites=("cache",),
+    reasons={
+        "head_eps": "its head norms must have the same epsilon",
+        "interleaved": "queries and keys are rotated in different layouts",
+    },
     cost=_cost,
     localize=_localize,
     takes_roles=True,

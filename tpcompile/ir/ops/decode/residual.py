@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch.nn import functional
 
-from tpcompile.ir.ops.collectives import tree_sum
-from tpcompile.ir.ops.elementwise import sum_rule
-from tpcompile.ir.ops.linear import linear_cost, linear_rule
-from tpcompile.ir.ops.spec import Cost, define, local_bytes, refuse, require
+from tpcompile.ir.ops.collectives import ALL_REDUCE, tree_sum
+from tpcompile.ir.ops.composite import composite, known, optional
+from tpcompile.ir.ops.linear import LINEAR, linear_rule
+from tpcompile.ir.ops.spec import Cost, local_bytes, refuse, require
 from tpcompile.ir.types import REPLICATE, Partial, ValueType
+
+ADD = torch.ops.aten.add.Tensor
 
 
 def linear_residual(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
     """Add a linear of `x` to the residual."""
-    return residual + functional.linear(x, weight, bias)
+    total: torch.Tensor = residual + LINEAR(x, weight, bias)
+    return total
 
 
 def all_reduce_residual(
-    partial: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None = None
+    partial: torch.Tensor,
+    residual: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    all_reduce: Callable[..., torch.Tensor] = ALL_REDUCE,
 ) -> torch.Tensor:
     """Add the residual, the bias and the sum of all terms, in the residual's dtype.
 
     Bias and residual count once, regardless of the number of ranks. The sum is computed in fp32;
     the bias and then the residual are added to it before it is rounded.
     """
-    return _added([partial], residual, bias)
-
-
-def _added(
-    terms: Sequence[torch.Tensor], residual: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    wide = torch.promote_types(residual.dtype, torch.float32)
-    total = tree_sum(terms, wide)
-    total = total if bias is None else total + bias
+    wide = known(torch.promote_types, residual.dtype, torch.float32)
+    total: torch.Tensor = optional(ADD, all_reduce(partial, wide), bias)
     return (residual + total).to(residual.dtype)
 
 
-def _linear_rule(
+def _check_linear(
     x: ValueType, weight: ValueType, bias: ValueType | None, residual: ValueType
-) -> ValueType:
+) -> None:
     projected = linear_rule(x, weight, bias)
     if isinstance(projected.placement, Partial):
         refuse(
@@ -53,19 +52,11 @@ def _linear_rule(
             "a residual added on every rank would count tp times: use all_reduce_residual",
         )
     _require_alike(projected, residual)
-    return ValueType(residual.shape, residual.dtype, sum_rule(residual, projected).placement)
 
 
-def _all_reduce_rule(
+def _check_all_reduce(
     partial: ValueType, residual: ValueType, bias: ValueType | None = None
-) -> ValueType:
-    require(
-        isinstance(partial.placement, Partial),
-        "all-reduce",
-        partial,
-        "Partial(sum)",
-        "a value that is already summed would count tp times",
-    )
+) -> None:
     require(
         residual.placement == REPLICATE,
         "residual-once",
@@ -79,7 +70,6 @@ def _all_reduce_rule(
         )
         fits = (bias.shape, bias.dtype) == (residual.shape[-1:], residual.dtype)
         require(fits, "bias-shape", f"{bias} with {residual}", "one bias element per column")
-    return residual
 
 
 def _require_alike(added: ValueType, residual: ValueType) -> None:
@@ -88,14 +78,17 @@ def _require_alike(added: ValueType, residual: ValueType) -> None:
 
 
 def _across(
-    values: Sequence[torch.Tensor],
+    values: Any,
     kind: ValueType,
     result: ValueType,
     residuals: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     each: Sequence[torch.Tensor | None] = biases or [None] * len(residuals)
-    return [_added(values, residual, bias) for residual, bias in zip(residuals, each, strict=True)]
+    return [
+        all_reduce_residual(values, residual, bias, tree_sum)
+        for residual, bias in zip(residuals, each, strict=True)
+    ]
 
 
 def _all_reduce_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
@@ -104,18 +97,7 @@ def _all_reduce_cost(result: ValueType, operands: Sequence[ValueType], rank: int
     return Cost(memory_bytes=2 * whole + local_bytes(result, rank), wire_bytes=2 * whole)
 
 
-LINEAR_RESIDUAL = define(
-    "linear_residual(Tensor x, Tensor weight, Tensor? bias, Tensor residual) -> Tensor",
-    reference=linear_residual,
-    fake=lambda x, weight, bias, residual: torch.empty_like(residual),
-    rule=_linear_rule,
-    cost=linear_cost,
-)
-ALL_REDUCE_RESIDUAL = define(
-    "all_reduce_residual(Tensor partial, Tensor residual, Tensor? bias=None) -> Tensor",
-    reference=all_reduce_residual,
-    fake=lambda partial, residual, bias=None: torch.empty_like(residual),
-    rule=_all_reduce_rule,
-    cost=_all_reduce_cost,
-    across=_across,
+LINEAR_RESIDUAL = composite(linear_residual, check=_check_linear)
+ALL_REDUCE_RESIDUAL = composite(
+    all_reduce_residual, check=_check_all_reduce, cost=_all_reduce_cost, across=_across
 )

@@ -1,12 +1,15 @@
-"""Types and checks of the KV cache, shared by the ops of a decode step."""
+"""Types and checks of the KV cache, shared by the ops that write or read it."""
 
 from __future__ import annotations
 
 import torch
 
-from tpcompile.ir.ops.paged_attention import HEADS
 from tpcompile.ir.ops.spec import require
+from tpcompile.ir.roles import CacheOf
 from tpcompile.ir.types import REPLICATE, Dim, Shard, ValueType
+
+HEADS = 3
+"""The dimension of `cache[layers, 2, slots, kv_heads, width]` that may be sharded."""
 
 
 def kept_type(cache: ValueType, tokens: Dim) -> ValueType:
@@ -31,6 +34,47 @@ def check_cache(cache: ValueType, layer: int, block: int) -> None:
     assert isinstance(layers, int)
     require(0 <= layer < layers, "kv-cache", f"layer {layer}", f"one of {layers} layers")
     require(block > 0, "kv-cache", f"block={block}", "a block of one token or more")
+
+
+def check_blocks(cache: ValueType, block: int) -> None:
+    """Refuse an op whose block size differs from the block size of the cache."""
+    require(
+        cache.role == CacheOf(block),
+        "kv-cache",
+        f"cache {cache}, block={block}",
+        f"{CacheOf(block)}, since all layers use the same block size",
+    )
+
+
+def check_append(
+    k: ValueType, v: ValueType, cache: ValueType, slots: ValueType, layer: int, block: int
+) -> None:
+    """Refuse a cache that cannot store the keys and values of all KV heads, each once."""
+    keys = k.in_role(None)
+    require(keys == v, "kv-alike", f"k {k}, v {v}", "keys and values of the same type and layout")
+    require(
+        cache.dims == HEADS + 2
+        and cache.shape[1] == 2
+        and (cache.dtype, cache.shape[HEADS:]) == (k.dtype, k.shape[1:]),
+        "kv-cache",
+        cache,
+        f"{k.dtype}[layers, 2, slots, {k.shape[1]}, {k.shape[2]}], to match the keys",
+    )
+    require(
+        keys == kept_type(cache, k.shape[0]),
+        "kv-cache",
+        f"cache {cache}, k {k}",
+        "a cache with the same layout as the keys",
+    )
+    check_cache(cache, layer, block)
+    check_blocks(cache, block)
+    known = slots.placement == REPLICATE and slots.dtype == torch.long
+    require(
+        known and slots.shape == k.shape[:1],
+        "kv-cache",
+        f"slots {slots}, k {k}",
+        "one slot per new token, as i64 on every rank",
+    )
 
 
 def check_places(tables: ValueType, lengths: ValueType) -> None:
