@@ -19,9 +19,9 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.program import Buffer, Program, Role, rules
 from tpcompile.vm.program.abi import MOST_DIMS, column_offsets
-from tpcompile.vm.program.agreement import shared_rules
 from tpcompile.vm.program.buffer import DType
-from tpcompile.vm.program.instruction import NONE, StepInstruction, field_rules
+from tpcompile.vm.program.fields import field_rules, shared_rules
+from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
 def check_kernels(program: Program) -> None:

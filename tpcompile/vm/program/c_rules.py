@@ -15,9 +15,8 @@ import torch
 
 from tpcompile.vm.program import rules
 from tpcompile.vm.program.abi import MOST_DIMS, Field, layout
-from tpcompile.vm.program.agreement import shared_rules
 from tpcompile.vm.program.buffer import CACHE_ORDER, DType
-from tpcompile.vm.program.instruction import field_rules, flat_fields, operands_of
+from tpcompile.vm.program.fields import field_rules, flat_fields, operands_of, shared_rules
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.names import terms_of
 
