@@ -14,14 +14,7 @@ from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import DType, Role, rules
-from tpcompile.vm.program.instruction import (
-    NONE,
-    Memory,
-    Probe,
-    Range,
-    StepInstruction,
-    unseen,
-)
+from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
 
 _COLUMNS = (":batch", "columns")

@@ -15,13 +15,7 @@ from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import DType, rules
 from tpcompile.vm.program.accesses import Interval
-from tpcompile.vm.program.instruction import (
-    Memory,
-    Probe,
-    Range,
-    WeightInstruction,
-    unseen,
-)
+from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
 
 

@@ -11,13 +11,7 @@ from torch import fx
 from tpcompile.vm.groups.arithmetic import dots, rms_norm
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.program import rules
-from tpcompile.vm.program.instruction import (
-    Memory,
-    Probe,
-    Range,
-    to_fp32,
-    with_bias,
-)
+from tpcompile.vm.program.instruction import Memory, Probe, Range, to_fp32, with_bias
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class NormQkvRows(WeightInstruction):
     weight_rows = Interval("first_row + head*width + rows")
     place = Interval("first_head + head")
     """The head among the heads of all three parts."""
-    raw_head = Interval("place*width")
+    raw_head = Interval("first_row + head*width")
     arrival: ClassVar[rules.Arrival] = rules.Arrival("rows", "width", "blocks", "finishing")
     name: ClassVar[str] = "norm_qkv_rows"
     opcode: ClassVar[int] = 3

@@ -25,26 +25,21 @@ class Part(IntEnum):
     Q = 2
 
 
-def read_by(rule: rules.Held, *parts: Part, turn: int) -> rules.Chosen:
-    """Return the rule of an operand of all parts that only the instructions of some read."""
-    read = rule.reads(turn=turn)
-    return rules.Chosen("part", {part: read if part in parts else rule for part in Part})
-
-
 def stored(how: str, heads: str) -> rules.Chosen:
     """Return the rule of the buffer that stores heads; in the cache, each sequence's new token."""
     queries = rules.scratch("normed.batch", "heads*width")
-    queries = queries.accessed(how, ":", f"{heads}*width", turn=2)
+    queries = queries.accessed(rules.Access(how, (":", f"{heads}*width"), 2))
     side = rules.cache("heads", "normed.batch")
-    side = side.accessed(how, "layer", "part", ":", heads, "1", turn=2)
+    side = side.accessed(rules.Access(how, ("layer", "part", ":", heads, "1"), 2))
     return rules.Chosen("part", {Part.Q: queries, Part.K: side, Part.V: side})
 
 
-_COS = rules.sole(Role.COS, "longest", "width", dtype="float")
-_SIN = rules.sole(Role.SIN, "longest", "width", dtype="float")
-_POSITIONS = rules.sole(Role.POSITIONS, "normed.batch")
-_LENGTHS = rules.sole(Role.LENGTHS, "normed.batch")
-_TABLES = rules.sole(Role.TABLES, "normed.batch", "most_blocks")
+_Q, _V = ("part", Part.Q), ("part", Part.V)
+_COS = rules.sole(Role.COS, "longest", "width", dtype="float").reads(turn=1, unless=_V)
+_SIN = rules.sole(Role.SIN, "longest", "width", dtype="float").reads(turn=1, unless=_V)
+_POSITIONS = rules.sole(Role.POSITIONS, "normed.batch").reads(unless=_V)
+_LENGTHS = rules.sole(Role.LENGTHS, "normed.batch").reads(turn=2, unless=_Q)
+_TABLES = rules.sole(Role.TABLES, "normed.batch", "most_blocks").reads(turn=2, unless=_Q)
 _FIRST_ROWS = {
     Part.Q: rules.Number(0, exactly="0"),
     Part.K: rules.Number(0, exactly="all_heads*width - heads*width - heads*width"),
@@ -66,13 +61,13 @@ class QkvOperands:
     first_row: Annotated[int, rules.Chosen("part", _FIRST_ROWS)]
     head_norm: Annotated[int, rules.maybe(rules.weight("width").reads())]
     head_eps: Annotated[float, rules.Real(0.0)]
-    cos: Annotated[int, read_by(_COS, Part.Q, Part.K, turn=1)]
-    sin: Annotated[int, read_by(_SIN, Part.Q, Part.K, turn=1)]
+    cos: Annotated[int, _COS]
+    sin: Annotated[int, _SIN]
     longest: Annotated[int, rules.COUNT]
     interleaved: bool
-    positions: Annotated[int, read_by(_POSITIONS, Part.Q, Part.K, turn=0)]
-    lengths: Annotated[int, read_by(_LENGTHS, Part.K, Part.V, turn=2)]
-    tables: Annotated[int, read_by(_TABLES, Part.K, Part.V, turn=2)]
+    positions: Annotated[int, _POSITIONS]
+    lengths: Annotated[int, _LENGTHS]
+    tables: Annotated[int, _TABLES]
     most_blocks: Annotated[int, rules.COUNT]
     block: Annotated[int, rules.Number(1, fits=rules.cache("kv_heads", "normed.batch"))]
     width: Annotated[int, rules.COUNT]

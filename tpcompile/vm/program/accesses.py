@@ -37,7 +37,7 @@ class Interval:
         return self if one is None else Range(*_interval(owner, self.expression)(one))
 
 
-class Source:
+class _Source:
     """The source of expressions over the operands of an instruction `one`, in Python."""
 
     def __init__(self, kind: Any, prefix: str = "") -> None:
@@ -46,61 +46,49 @@ class Source:
         """The path of the dataclass whose names take precedence over outer names."""
         self._types = dict(flat_fields(kind))
 
-    def spelled(self, path: str) -> str:
-        """Return the source of an operand, or of an attribute, given its path."""
-        kind = self._types.get(path, int)
-        return f"int(one.{path})" if issubclass(kind, IntEnum) else f"one.{path}"
-
     def number(self, expression: str) -> str:
         """Return the source of an expression over numbers."""
-        return _NAME.sub(lambda name: self.spelled(self._path(name[0])), expression)
+        return _NAME.sub(lambda name: self._operand(name[0])[0], expression)
+
+    def interval(self, expression: str, extent: str = "") -> str:
+        """Return the source of an interval."""
+        made = getattr(self._kind, expression, None)
+        if isinstance(made, Interval):
+            expression = made.expression
+        if expression.isidentifier():
+            source, kind = self._operand(expression)
+            if kind is Range:
+                return source
+        return f"({', '.join(self.edges(expression, extent))})"
 
     def edges(self, expression: str, extent: str = "") -> tuple[str, str]:
         """Return the source of the start and of the stop of an interval."""
         if expression.startswith(WHOLE):
             return "0", self.number(expression.removeprefix(WHOLE) or extent)
-        *offsets, last = map(str.strip, expression.split("+"))
+        *offsets, last = expression.split(" + ")
         name, *factors = last.split("*")
-        start, stop = (
-            " + ".join([*map(self.number, offsets), "*".join([edge, *map(self.number, factors)])])
-            for edge in self._factor(name)
-        )
-        return start, stop
+        source, kind = (name, int) if name.isdigit() else self._operand(name)
+        before = "".join(f"{self.number(offset)} + " for offset in offsets)
+        after = "".join(f"*{self.number(factor)}" for factor in factors)
+        if kind is Range:
+            return f"{before}{source}.start{after}", f"{before}{source}.stop{after}"
+        return f"{before}{source}{after}", f"{before}({source} + 1){after}"
 
-    def interval(self, expression: str, extent: str = "") -> str:
-        """Return the source of an interval."""
-        if expression.isidentifier() and self._is_range(self._path(expression)):
-            return self.spelled(self._path(expression))
-        return f"({', '.join(self.edges(expression, extent))})"
-
-    def _factor(self, name: str) -> tuple[str, str]:
-        """Return the start and the stop of a range, or of the interval of an index."""
-        made = getattr(self._kind, name, None)
-        if isinstance(made, Interval):
-            start, stop = self.edges(made.expression)
-            return f"({start})", f"({stop})"
-        source = self.number(name)
-        if not name.isdigit() and self._is_range(self._path(name)):
-            return f"{source}.start", f"{source}.stop"
-        return source, f"({source} + 1)"
-
-    def _path(self, name: str) -> str:
+    def _operand(self, name: str) -> tuple[str, type]:
+        """Return the source of a name and its type. Attributes of instructions must be ranges."""
         for path in (f"at.{self._prefix}{name}", f"at.{name}", name):
             if path in self._types:
-                return path
+                kind = self._types[path]
+                return (f"int(one.{path})" if issubclass(kind, IntEnum) else f"one.{path}"), kind
         if hasattr(self._kind, name):
-            return name
+            return f"one.{name}", Range
         if hasattr(operands_of(self._kind), name):
-            return f"at.{name}"
+            return f"one.at.{name}", int
         raise UnsupportedError(
             f"A rule of {self._kind.name} has an unknown name",
             got=name,
             expected="an operand, or an attribute of the instruction or of its shared operands",
         )
-
-    def _is_range(self, path: str) -> bool:
-        """Return whether an operand is a range. All attributes of the instruction must be."""
-        return self._types.get(path, int if path.startswith("at.") else Range) is Range
 
 
 def regions_of(one: Any, how: str) -> tuple[Region, ...]:
@@ -155,9 +143,9 @@ def _accesses(kind: Any) -> list[_Compiled]:
         if isinstance(rule, Chosen):
             for value, chosen in rule.rules.items():
                 where = f"one.at.{rule.operand} == {int(value)}"
-                found += _compiled(Source(kind, prefix), path, chosen, [where])
+                found += _compiled(_Source(kind, prefix), path, chosen, [where])
         else:
-            found += _compiled(Source(kind, prefix), path, rule, [])
+            found += _compiled(_Source(kind, prefix), path, rule, [])
     hows = {access.how for access in found}
     if not hows or ("joins" in hows and kind.arrival is None):
         raise UnsupportedError(
@@ -167,33 +155,34 @@ def _accesses(kind: Any) -> list[_Compiled]:
     return sorted(found, key=lambda access: access.turn)
 
 
-def _compiled(source: Source, path: str, rule: Rule, conditions: list[str]) -> Iterator[_Compiled]:
+def _compiled(source: _Source, path: str, rule: Rule, conditions: list[str]) -> Iterator[_Compiled]:
     """Yield the accesses of a rule, which apply if the conditions are met."""
     if not isinstance(rule, Held):
         return
     if rule.optional:
         conditions = [*conditions, f"one.{path} != {NONE}"]
-    for how, part, turn in rule.accesses:
+    for how, part, turn, unless in rule.accesses:
+        other = [] if unless is None else [f"one.at.{unless[0]} != {int(unless[1])}"]
         whole = (WHOLE,) * (len(rule.shape) - len(part))
         each = zip(part + whole, rule.shape, strict=True)
         box = "".join(f"{source.interval(*interval)}, " for interval in each)
         text = f"Region(one.{path}, ({box}))"
         if rule.each_rank:
             text = f"*[Region(one.{path} + rank, ({box})) for rank in range(one.at.ranks)]"
-        if conditions:
-            text = f"*(({text},) if {' and '.join(conditions)} else ())"
+        if conditions or other:
+            text = f"*(({text},) if {' and '.join(conditions + other)} else ())"
         yield _Compiled(how, turn, text)
 
 
 @cache
 def _interval(kind: Any, expression: str) -> Callable[[Any], tuple[int, int]]:
-    return _function(Source(kind).edges(expression))
+    return _function(_Source(kind).edges(expression))
 
 
 @cache
 def _arrival(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
     part, *rest = kind.arrival
-    return _function([Source(kind).interval(part), *map(Source(kind).number, rest)])
+    return _function([_Source(kind).interval(part), *map(_Source(kind).number, rest)])
 
 
 def _function(sources: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -53,11 +53,6 @@ def columns_of(buffer: int, batch: int, columns: Range) -> Region:
     return Region(buffer, ((0, batch), columns))
 
 
-def present(*regions: Region) -> tuple[Region, ...]:
-    """Drop the regions of absent optional operands."""
-    return tuple(region for region in regions if region.buffer != NONE)
-
-
 def with_bias(memory: Memory, bias: int, rows: Range, found: torch.Tensor) -> torch.Tensor:
     """Add the bias of some rows, if there is one, to their fp32 values."""
     return found if bias == NONE else found + memory[bias][rows.slice].float()

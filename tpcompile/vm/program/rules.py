@@ -42,8 +42,10 @@ class Access(NamedTuple):
     how: str
     """`reads`, `writes` or `joins`."""
     part: tuple[str, ...]
-    turn: int
+    turn: int = 0
     """Regions are listed by turn, then in the order of operands."""
+    unless: tuple[str, int] | None = None
+    """A shared operand, and the value with which instructions do not access the buffer."""
 
 
 class Arrival(NamedTuple):
@@ -71,26 +73,27 @@ class Held:
     instruction accesses all of them."""
     accesses: tuple[Access, ...] = ()
 
-    def reads(self, *part: str, turn: int = 0) -> Held:
+    def reads(self, *part: str, turn: int = 0, unless: tuple[str, int] | None = None) -> Held:
         """Return the rule of a buffer of which the instruction reads this part."""
-        return self.accessed("reads", *part, turn=turn)
+        return self.accessed(Access("reads", part, turn, unless))
 
     def writes(self, *part: str, turn: int = 0) -> Held:
         """Return the rule of a buffer of which the instruction writes this part."""
-        return self.accessed("writes", *part, turn=turn)
+        return self.accessed(Access("writes", part, turn))
 
     def joins(self, *part: str, turn: int = 0) -> Held:
         """Return the rule of a buffer of which this part is complete after the last arrival."""
-        return self.accessed("joins", *part, turn=turn)
+        return self.accessed(Access("joins", part, turn))
 
-    def accessed(self, how: str, *part: str, turn: int = 0) -> Held:
+    def accessed(self, access: Access) -> Held:
         """Return the rule with another access."""
-        if len(part) > len(self.shape):
+        if len(access.part) > len(self.shape):
             raise UnsupportedError(
-                f"The part [{', '.join(part)}] of a {self.role.word} buffer has too many intervals",
-                expected=f"at most {len(self.shape)}, for [{', '.join(self.shape)}]",
+                f"The part of a {self.role.word} buffer has too many intervals",
+                got=", ".join(access.part),
+                expected=f"at most {len(self.shape)}, for {', '.join(self.shape)}",
             )
-        return replace(self, accesses=(*self.accesses, Access(how, part, turn)))
+        return replace(self, accesses=(*self.accesses, access))
 
 
 def weight(*shape: str, dtype: str = "float", optional: bool = False) -> Held:
