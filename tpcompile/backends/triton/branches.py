@@ -29,6 +29,7 @@ from tpcompile.vm.program.rules import Chosen, Held
 Constant = bool | int | float | torch.dtype
 Constants = Mapping[str, Constant]
 Source = Callable[[Program, Any], Constant]
+"""A constant as a function of the program and an instruction."""
 
 _MOST_COLUMNS = 512
 """The columns of a tile of weights."""
@@ -64,7 +65,7 @@ def branch_of(program: Program, one: Any) -> Branch:
 
 @cache
 def _constants(kind: Any) -> list[tuple[str, Source]]:
-    """Return the constants of a tile body as functions of the program and an instruction."""
+    """Return the sources of the constants of a tile body."""
     rules = {path: rule for path, _, rule in rules_of(kind)}
     return [
         (name, _constant(f"at.{operand}", rules.get(f"at.{operand}")))

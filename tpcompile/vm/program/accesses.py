@@ -1,7 +1,7 @@
 """The regions of instructions, derived from the accesses in the rules of their operands.
 
-Accesses are compiled once per class of instructions. Which of them apply, and the regions that
-depend on shared operands alone, are found once for all instructions with the same `at`.
+Accesses are compiled to Python once per class of instructions. Regions that depend on shared
+operands alone are made once for consecutive instructions with the same `at`.
 """
 
 from __future__ import annotations

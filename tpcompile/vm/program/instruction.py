@@ -87,7 +87,7 @@ class StepInstruction:
     opcode: ClassVar[int]
     """The first word of the encoded row. Instructions of other packages use opcodes above 255."""
     arrival: ClassVar[Arrival | None] = None
-    """The names of a join, if the instruction joins regions."""
+    """The operands of its joins, for an instruction that is one of several blocks."""
 
     @property
     def rank(self) -> int:

@@ -49,11 +49,11 @@ class Access(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The names that complete the regions that an instruction joins; see `Join`."""
+    """The operands or attributes that give the fields of an instruction's joins; see `Join`."""
 
     part: str
     whole: str
-    blocks: str
+    arrivals: str
     finish: str
 
 
