@@ -91,9 +91,10 @@ buffer is given by its number; `none` is an absent buffer, such as the bias of a
 ## Operands and buffers
 
 Each operand has a rule in its type annotation (`tpcompile.vm.program.rules`). The rule of a buffer
-gives its role, its shape in terms of other operands, its dtype and its rank. The rule of a number
-gives its range. Executors find buffers by role, so `lengths` in place of `positions` is refused,
-although both have the same shape. The storage of the cache determines the tokens per block: it has
+gives its role, its shape in terms of other operands, its dtype and its rank, and the parts that the
+instruction reads, writes or joins: its regions follow from them. The rule of a number gives its
+range. Executors find buffers by role, so `lengths` in place of `positions` is refused, although
+both have the same shape. The storage of the cache determines the tokens per block: it has
 `batch * most_blocks * block` slots. An instruction whose operands agree with its buffers touches
 only its regions.
 

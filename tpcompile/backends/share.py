@@ -10,13 +10,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 
 from tpcompile.errors import RankError
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.program import touched
 
 _ALIGN = 64
 """The alignment of buffers and rows of counters: a cache line, in bytes."""
@@ -154,7 +154,7 @@ def _shared_buffers(program: Program) -> list[int]:
     found = {
         region.buffer
         for one in program.instructions
-        for region in chain(one.reads, one.writes, (join.region for join in one.joins))
+        for region in touched(one)
         if program.buffers[region.buffer].rank != one.rank
     }
     return sorted(found)

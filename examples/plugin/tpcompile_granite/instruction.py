@@ -1,7 +1,6 @@
-"""The instruction of an embedding with a scale: operands, regions, meaning and lowering."""
+"""The instruction of an embedding with a scale: operands, meaning and lowering."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 from torch import fx
@@ -10,19 +9,20 @@ from tpcompile.ir.meta import value_type
 from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, Region, Role, rules
+from tpcompile.vm.program import DType, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
     Probe,
     Range,
     StepInstruction,
-    columns_of,
     to_fp32,
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
 from tpcompile_granite.ops import SCALED_EMBEDDING
+
+_COLUMNS = (":batch", "columns")
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class ScaledEmbedOperands:
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
-    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch")]
-    table: Annotated[int, rules.weight("rows", "width")]
+    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch").reads()]
+    table: Annotated[int, rules.weight("rows", "width").reads(":", "columns")]
     out: Annotated[
         int,
         rules.Chosen(
             "summed",
             {
-                True: rules.scratch("slots*batch", "width", dtype=rules.F32),
-                False: rules.scratch("batch", "width"),
+                True: rules.scratch("slots*batch", "width", dtype=rules.F32).writes(*_COLUMNS),
+                False: rules.scratch("batch", "width").writes(*_COLUMNS),
             },
         ),
     ]
@@ -62,23 +62,10 @@ class ScaledEmbed(StepInstruction):
     name: ClassVar[str] = "scaled_embed"
     opcode: ClassVar[int] = 256
 
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        """The tokens, and these columns of the table."""
-        return (
-            Region(self.at.tokens, ((0, self.at.batch),)),
-            Region(self.at.table, ((0, self.at.rows), self.columns)),
-        )
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        """These columns of the result."""
-        return (columns_of(self.at.out, self.at.batch, self.columns),)
-
     @property
     def traffic(self) -> int:
         """The bytes of the rows."""
-        return self.at.batch * self.columns.extent * self.at.dtype.itemsize
+        return self.at.batch * self.at.dtype.row_bytes(self.columns.extent)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Look up the rows. Tokens of other ranks and empty rows give zeros."""

@@ -90,11 +90,15 @@ class Dump {
     header_ = values<Header>(file_).at(0);
     words_ = values<int32_t>(file_);
     for (std::vector<int32_t>& list : lists_) list = values<int32_t>(file_);
+    const std::vector<int64_t> first = values<int64_t>(file_);  // see `first_weights`
     table_ = values<tpc_buffer>(file_);
     for (tpc_buffer& row : table_) {
       memory_.push_back(section(file_));
       row.address = reinterpret_cast<int64_t>(memory_.back().data());
     }
+    for (size_t at = 0; at < first.size(); at += 3)
+      weights_.push_back(
+          first[at] == TPC_NONE ? 0 : table_[static_cast<size_t>(first[at])].address + first[at + 1]);
     counters_.resize(static_cast<size_t>(header_.counters));
   }
 
@@ -111,6 +115,7 @@ class Dump {
                               lists_[4].data(),
                               lists_[5].data(),
                               lists_[6].data(),
+                              weights_.data(),
                               counters_.data(),
                               board.get(),
                               1,
@@ -168,7 +173,7 @@ class Dump {
   std::vector<int32_t> lists_[7];  // queues, waits and signals as offsets and values; totals
   std::vector<tpc_buffer> table_;
   std::vector<Bytes> memory_;
-  std::vector<int64_t> counters_;
+  std::vector<int64_t> counters_, weights_;
 };
 
 }  // namespace

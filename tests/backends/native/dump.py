@@ -13,7 +13,7 @@ import torch
 
 from tpcompile.backends.native import Native
 from tpcompile.vm.program import Role
-from tpcompile.vm.program.encoding import encode_program
+from tpcompile.vm.program.encoding import encode_program, first_weights
 
 KEPT = (Role.LOGITS, Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.HISTORY, Role.CACHE)
 """What is compared after each launch."""
@@ -40,6 +40,7 @@ def write_dump(
             _section(out, _bytes(lists.offsets))
             _section(out, _bytes(lists.values))
         _section(out, _bytes(encoded.totals))
+        _section(out, _bytes(first_weights(program)))
         _section(out, _bytes(memory.table()))
         for tensor in memory.tensors:
             _section(out, _bytes(_stored(tensor)))

@@ -34,6 +34,7 @@ from tpcompile.backends.native.build import paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.program import Role
+from tpcompile.vm.program.instruction import WeightInstruction
 from tpcompile.vm.schedule.policies import POLICIES
 
 STEPS = 3
@@ -252,6 +253,21 @@ def test_bits_of_long_rows_do_not_depend_on_the_batch(dtype: torch.dtype, path: 
     alone = steps(1)
     for batch in (3, 4, 5, 9, 20, 40):
         assert torch.equal(steps(batch)[:, :1], alone), batch
+
+
+def test_first_weights_are_where_each_instruction_reads_first() -> None:
+    """The rows, and with split columns the columns too."""
+    case = Case("biased", tp=2, lengths=(5,), column_splits=2)
+    memory = case.memory()
+    native = Native(memory)
+    for one, address in zip(case.program.instructions, native.first_weights.tolist(), strict=True):
+        if isinstance(one, WeightInstruction):
+            number = one.at.weight
+            (row, _), (column, _) = next(box for buffer, box in one.reads if buffer == number)
+            assert address == memory.tensors[number][row, column].data_ptr()
+        else:
+            assert address == 0
+    native.close()
 
 
 def test_a_path_that_is_not_here() -> None:

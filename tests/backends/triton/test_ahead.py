@@ -18,8 +18,8 @@ import torch
 import tpcompile
 from tests.backends.reference.stepping import Case
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
-from tpcompile.backends.triton.emit import emit
 from tpcompile.errors import UsageError
+from tpcompile.vm.program.encoding import first_weights
 from tpcompile.vm.program.instruction import WeightInstruction
 
 BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text())
@@ -76,9 +76,8 @@ def test_other_architectures_are_refused(arch: str) -> None:
 
 def test_first_weights_are_asked_for_before_waits() -> None:
     """The rows and columns of each instruction's weights, in bytes of their buffer."""
-    emitted = emit(SPLIT.program)
     assert "prefetch.global.L2" in kernel_of(SPLIT, "sm_90").assembly
-    each = zip(SPLIT.program.instructions, emitted.weights.tolist(), strict=True)
+    each = zip(SPLIT.program.instructions, first_weights(SPLIT.program).tolist(), strict=True)
     for one, (number, first, count) in each:
         if not isinstance(one, WeightInstruction):
             assert number == -1

@@ -17,7 +17,7 @@ from tpcompile.backends.triton.gpu import check_gpu, check_shared, target_like
 from tpcompile.backends.triton.load import load_kernels
 from tpcompile.errors import UnsupportedError
 from tpcompile.options import device_of
-from tpcompile.vm.groups.attention import AttentionReduce
+from tpcompile.vm.groups import Argmax, AttentionReduce
 from tpcompile.vm.targets import TARGETS
 
 
@@ -136,4 +136,12 @@ def test_a_shape_that_a_tile_cannot_take() -> None:
     branch_of(program, merge)
     wide = replace(merge, at=replace(merge.at, spans=65_536))
     with pytest.raises(UnsupportedError, match=r"Found 65,536 × \d+\. Expected at most 65,536"):
+        branch_of(program, wide)
+
+
+def test_a_single_extent_that_a_tile_cannot_take() -> None:
+    program = CASE.program
+    last = next(one for one in program.instructions if isinstance(one, Argmax))
+    wide = replace(last, at=replace(last.at, slots=65_537))
+    with pytest.raises(UnsupportedError, match=r"Found 131,072\. Expected at most 65,536"):
         branch_of(program, wide)

@@ -8,7 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tpcompile.vm.program.instruction import Range, StepInstruction, field_types, to_fp32
+from tpcompile.vm.program.fields import field_types
+from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

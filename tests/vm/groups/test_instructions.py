@@ -17,15 +17,11 @@ from tests.vm.groups.lowered import CASES, lowered
 from tests.vm.groups.operands import instructions
 from tpcompile.errors import UsageError
 from tpcompile.vm.groups import AllReduce
-from tpcompile.vm.program.instruction import (
-    Range,
-    StepInstruction,
-    field_types,
-    to_fp32,
-    word_count,
-)
+from tpcompile.vm.program.fields import field_types, rules_of
+from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS, decode, encode
 from tpcompile.vm.program.region import refusal
+from tpcompile.vm.program.rules import Chosen, Held
 from tpcompile.vm.targets import TARGETS
 
 KINDS = pytest.mark.parametrize("kind", INSTRUCTIONS.values(), ids=lambda kind: kind.name)
@@ -43,10 +39,11 @@ def made(kind: type[StepInstruction]) -> list[tuple[Any, StepInstruction]]:
 def lacks(kind: type[StepInstruction]) -> list[str]:
     """Return what an instruction class lacks."""
     found = [
-        name
-        for name in ("reads", "writes", "traffic", "run")
-        if getattr(kind, name) is getattr(StepInstruction, name)
+        name for name in ("traffic", "run") if getattr(kind, name) is getattr(StepInstruction, name)
     ]
+    accesses = how_accessed(kind)
+    found += [] if "reads" in accesses else ["reads"]
+    found += [] if accesses & {"writes", "joins"} else ["writes"]
     if not re.fullmatch("[a-z]+(_[a-z]+)*", getattr(kind, "name", "")):
         found.append("name")
     if kind not in INSTRUCTIONS.values():
@@ -60,6 +57,17 @@ def lacks(kind: type[StepInstruction]) -> list[str]:
     if kind.__hash__ is None or not vars(kind).get("__dataclass_params__", _NONE).frozen:
         found.append("frozen dataclass")
     return found
+
+
+def how_accessed(kind: type[StepInstruction]) -> set[str]:
+    """Return the accesses in the rules of its operands: `reads`, `writes` and `joins`."""
+    if not is_dataclass(operands_of(kind)):
+        return set()
+    named = [rule for *_, rule in rules_of(kind)]
+    each = [
+        r for rule in named for r in (rule.rules.values() if isinstance(rule, Chosen) else [rule])
+    ]
+    return {access.how for rule in each if isinstance(rule, Held) for access in rule.accesses}
 
 
 @dataclass

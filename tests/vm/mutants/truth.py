@@ -14,8 +14,9 @@ import torch
 from tests.backends.reference.stepping import tables_of, texts
 from tests.vm.mutants.bases import Base
 from tpcompile.backends.reference import Machine, held_back, in_program_order, shuffled
-from tpcompile.backends.reference.regions import joined, mask, spoilt_elsewhere
+from tpcompile.backends.reference.regions import mask, spoilt_elsewhere
 from tpcompile.vm.program import Program, Role
+from tpcompile.vm.program.program import joined
 from tpcompile.vm.program.region import refusal
 
 

@@ -24,7 +24,8 @@ from tpcompile.errors import CompileError, UsageError
 from tpcompile.vm.groups.residual import Site
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
-from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types
+from tpcompile.vm.program.fields import field_types
+from tpcompile.vm.program.instruction import NONE, Range, StepInstruction
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import check_program
 

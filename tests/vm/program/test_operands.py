@@ -20,7 +20,8 @@ from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.program import Buffer, DType, Program, Role, rules
 from tpcompile.vm.program.encoding import decode_program, encode_program
-from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_rules, field_types
+from tpcompile.vm.program.fields import field_rules, field_types
+from tpcompile.vm.program.instruction import NONE, Range, StepInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.names import Names
 from tpcompile.vm.program.operands import disagreements, verify_operands

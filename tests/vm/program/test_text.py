@@ -23,7 +23,8 @@ from tpcompile.vm.groups.embed import EmbedOperands
 from tpcompile.vm.groups.mlp import GateUpOperands
 from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.program import Buffer, DType, Program, Role, Wait
-from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, field_types, to_fp32
+from tpcompile.vm.program.fields import field_types
+from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, to_fp32
 from tpcompile.vm.program.text import format_layer, format_program, parse_program
 from tpcompile.vm.program.text.values import DTYPES, run_of, runs_of
 from tpcompile.vm.schedule.policies import POLICIES

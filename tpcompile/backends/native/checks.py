@@ -19,9 +19,9 @@ from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.program import Buffer, Program, Role, rules
 from tpcompile.vm.program.abi import MOST_DIMS, column_offsets
-from tpcompile.vm.program.agreement import shared_rules
 from tpcompile.vm.program.buffer import DType
-from tpcompile.vm.program.instruction import NONE, StepInstruction, field_rules
+from tpcompile.vm.program.fields import rules_of
+from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
 def check_kernels(program: Program) -> None:
@@ -42,13 +42,11 @@ def _check_dtypes(program: Program) -> None:
     seen: set[tuple[int, type]] = set()
     for one in program.instructions:
         assert isinstance(one, StepInstruction)
-        numbers = list(_own_buffers(one))
-        if (id(one.at), type(one)) not in seen:
-            seen.add((id(one.at), type(one)))
-            numbers += _shared_buffers(type(one), one.at)
-        for number in numbers:
+        key = id(one.at), type(one)
+        for number in _free_buffers(one, shared=key not in seen):
             buffer = program.buffers[number]
             found.setdefault(buffer.dtype, buffer.name)
+        seen.add(key)
     if len(found) > 1:
         raise UnsupportedError(
             "The native backend needs one dtype for weights, cache and values",
@@ -57,26 +55,17 @@ def _check_dtypes(program: Program) -> None:
         )
 
 
-def _own_buffers(one: Any) -> Iterator[int]:
-    """Yield the buffers of own operands whose rule leaves the floating-point dtype open."""
+def _free_buffers(one: Any, shared: bool) -> Iterator[int]:
+    """Yield the buffers of own and shared operands whose rule leaves the dtype open."""
     kind: Any = type(one)
-    for name, rule in field_rules(kind).items():
-        if _is_free(rule):
-            yield getattr(one, name)
-
-
-def _shared_buffers(kind: Any, at: Any) -> Iterator[int]:
-    """Yield the buffers of shared operands whose rule leaves the floating-point dtype open."""
-    for path, _, rule in shared_rules(kind):
-        number = attrgetter(path)(at)
+    for path, _, rule in rules_of(kind):
+        if path.startswith("at.") and not shared:
+            continue
         if isinstance(rule, rules.Chosen):
-            rule = rule.rules[attrgetter(rule.operand)(at)]
-        if _is_free(rule) and number != NONE:
+            rule = rule.rules[getattr(one.at, rule.operand)]
+        number = attrgetter(path)(one)
+        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str) and number != NONE:
             yield number
-
-
-def _is_free(rule: Any) -> bool:
-    return isinstance(rule, rules.Held) and isinstance(rule.dtype, str)
 
 
 def check_table(table: torch.Tensor, memory: StepMemory) -> None:

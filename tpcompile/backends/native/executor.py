@@ -20,8 +20,8 @@ from tpcompile.backends.share import board_size
 from tpcompile.errors import RankError, UnsupportedError, UsageError, VerifyError, did_you_mean
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.abi import buffer_row
-from tpcompile.vm.program.encoding import encode_program
-from tpcompile.vm.program.instruction import Probe
+from tpcompile.vm.program.encoding import encode_program, first_weights
+from tpcompile.vm.program.instruction import NONE, Probe
 from tpcompile.vm.proof.verify import verify_program
 
 _LOOK_MS = 100
@@ -41,7 +41,7 @@ class _Program(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("queue_offsets", "queue_values")),
         *((name, ctypes.c_void_p) for name in ("wait_offsets", "wait_values")),
         *((name, ctypes.c_void_p) for name in ("signal_offsets", "signal_values")),
-        *((name, ctypes.c_void_p) for name in ("totals", "counters", "board")),
+        *((name, ctypes.c_void_p) for name in ("totals", "weights", "counters", "board")),
         *((name, ctypes.c_int64) for name in ("counter_rows", "counter_stride", "own_row")),
         *((name, ctypes.c_int32) for name in ("buffer_count", "instruction_count")),
         *((name, ctypes.c_int32) for name in ("counter_count", "queue_value_count")),
@@ -90,9 +90,9 @@ class Native(Executor):
         program = memory.program
         verify_program(program)
         self.path, self._delays = _chosen(path), delays
-        self._arrays = encode_program(program).arrays()
         self._table = memory.table()
         check_table(self._table, memory)
+        self._arrays = encode_program(program).arrays() | {"weights": self.first_weights}
         self._caches = program.one_per_rank(Role.CACHE)
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         self._board = torch.zeros(board_size(program), dtype=torch.uint8)
@@ -162,6 +162,12 @@ class Native(Executor):
             if done == _FAILED:
                 self._close()
         return done
+
+    @property
+    def first_weights(self) -> torch.Tensor:
+        """The address of the weights that each instruction reads first, or 0."""
+        buffers, first, _ = first_weights(self.memory.program).unbind(1)
+        return torch.where(buffers == NONE, 0, self._table[buffers.clamp(min=0), 0] + first)
 
     def _raise_refusal(self) -> None:
         """Raise if the library has refused the program, whose words do not fit its buffers."""

@@ -15,6 +15,7 @@ from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import VerifyError
 from tpcompile.vm.program import Region, Role
 from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.vm.program.program import joined
 
 _NONSENSE = -(2**30)
 """The value of integers outside of the declared reads of an instruction."""
@@ -90,11 +91,6 @@ def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:
         places = range(edges[ages.start], edges[ages.stop])
         found += [int(table[at // block]) * block + at % block for at in places]
     return found
-
-
-def joined(instruction: StepInstruction) -> list[Region]:
-    """Return the regions of heads that the instruction computes with others."""
-    return [join.region for join in instruction.joins]
 
 
 def spoilt_elsewhere(memory: StepMemory, instruction: StepInstruction) -> list[torch.Tensor]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,15 +18,18 @@ from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
 from tpcompile.vm.groups.mlp import NormGateUpSwiglu
-from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
 from tpcompile.vm.program import Program
+from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE
+from tpcompile.vm.program.rules import Chosen, Held
 
 Constant = bool | int | float | torch.dtype
 Constants = Mapping[str, Constant]
+Source = Callable[[Program, Any], Constant]
+"""A constant as a function of the program and an instruction."""
 
 _MOST_COLUMNS = 512
 """The columns of a tile of weights."""
@@ -44,17 +50,44 @@ class Branch:
 
 def branch_of(program: Program, one: Any) -> Branch:
     """Return the branch of the kernel that runs an instruction."""
-    found = _TILES.get(type(one))
-    if found is None:
+    kind: Any = type(one)
+    if kind not in _TILES:
         raise UnsupportedError(
             f"The triton backend has no kernel for {one.name}",
             where=one.label,
             hint='Compile with backend="reference" or backend="torch"',
         )
-    module, constants = found
-    own = constants(program, one)
+    module, _ = _TILES[kind]
+    own = {name: constant(program, one) for name, constant in _constants(kind)}
     _check_size(one, own)
     return Branch(module, one.name, tuple(own.items()))
+
+
+@cache
+def _constants(kind: Any) -> list[tuple[str, Source]]:
+    """Return the sources of the constants of a tile body."""
+    rules = {path: rule for path, _, rule in rules_of(kind)}
+    return [
+        (name, _constant(f"at.{operand}", rules.get(f"at.{operand}")))
+        if isinstance(operand, str)
+        else (name, operand)
+        for name, operand in _TILES[kind][1].items()
+    ]
+
+
+def _constant(path: str, rule: Any) -> Source:
+    """Return the constant of a shared operand.
+
+    It is a number; of a buffer, the dtype; of one that may be absent, whether it is there.
+    """
+    operand = attrgetter(path)
+    each = rule.rules.values() if isinstance(rule, Chosen) else [rule]
+    held = [one for one in each if isinstance(one, Held)]
+    if not held:
+        return lambda program, one: operand(one)
+    if len(held) < len(each) or held[0].optional:
+        return lambda program, one: operand(one) != NONE
+    return lambda program, one: program.buffers[operand(one)].dtype
 
 
 def _check_size(one: Any, constants: Constants) -> None:
@@ -74,143 +107,94 @@ def _power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _columns(width: int) -> dict[str, Constant]:
-    return {"COLUMNS": min(_power_of_two(width), _MOST_COLUMNS)}
+def _padded(path: str, most: int = 2**31) -> Source:
+    """Return a shared operand, rounded up to a power of two of at most `most`."""
+    operand = attrgetter(f"at.{path}")
+    return lambda program, one: min(_power_of_two(operand(one)), most)
 
 
-def _normed(at: Normed) -> dict[str, Constant]:
-    return {"BATCH": at.batch, "WIDTH": at.width, "EPS": at.eps, **_columns(at.width)}
+def _alike(*names: str) -> dict[str, str]:
+    return {name.upper(): name for name in names}
 
 
-def _embed(program: Program, one: Embed) -> Constants:
-    table, out = program.buffers[one.at.table], program.buffers[one.at.out]
-    return {
-        "BATCH": one.at.batch,
-        "WIDTH": table.shape[1],
-        "DTYPE": table.dtype,
-        "OUT": out.dtype,
-    }
+def _table_width(program: Program, one: Embed) -> int:
+    return program.buffers[one.at.table].shape[1]
 
 
-def _qkv(program: Program, one: NormQkvRopeAppend | NormQkvRows) -> Constants:
-    at = one.at
-    return {
-        **_normed(at.normed),
-        "HEAD": at.width,
-        "LANES": _power_of_two(at.width),
-        "PART": int(at.part),
-        "HEAD_NORM": at.head_norm != NONE,
-        "HEAD_EPS": at.head_eps,
-        "INTERLEAVED": at.interleaved,
-        "BIAS": at.bias != NONE,
-        "MOST_BLOCKS": at.most_blocks,
-        "BLOCK": at.block,
-        "DTYPE": program.buffers[at.weight].dtype,
-    }
+def _heads(program: Program, one: PartialAttention) -> int:
+    return _power_of_two(one.heads.extent)
 
 
-def _attention(program: Program, one: PartialAttention) -> Constants:
-    at, lanes = one.at, _power_of_two(one.at.width)
-    heads = _power_of_two(one.heads.extent)
-    return {
-        "WIDTH": at.width,
-        "LANES": lanes,
-        "HEADS": heads,
-        "TOKENS": max(1, _MOST_PRODUCTS // (heads * lanes)),
-        "SCALE": at.scale,
-        "WINDOW": at.window,
-        "BLOCK": at.block,
-        "SPANS": at.spans,
-        "MOST_BLOCKS": at.most_blocks,
-        "DTYPE": program.buffers[at.q].dtype,
-    }
+def _tokens(program: Program, one: PartialAttention) -> int:
+    return max(1, _MOST_PRODUCTS // (_heads(program, one) * _power_of_two(one.at.width)))
 
 
-def _attention_reduce(program: Program, one: AttentionReduce) -> Constants:
-    return {
-        "WIDTH": one.at.width,
-        "LANES": _power_of_two(one.at.width),
-        "SPANS": one.at.spans,
-        "PLACES": _power_of_two(one.at.spans),
-        "DTYPE": program.buffers[one.at.out].dtype,
-    }
+_Operands = Mapping[str, str | Source]
 
-
-def _project(program: Program, one: LinearResidual | LinearTerms) -> dict[str, Constant]:
-    at = one.at
-    return {
-        "BATCH": at.batch,
-        "WIDTH": at.width,
-        **_columns(at.width),
-        "DTYPE": program.buffers[at.weight].dtype,
-    }
-
-
-def _residual(program: Program, one: LinearResidual) -> Constants:
-    return {**_project(program, one), "BIAS": one.at.bias != NONE}
-
-
-def _all_reduce(program: Program, one: AllReduce) -> Constants:
-    at = one.at
-    return {
-        "BATCH": at.batch,
-        "RANKS": at.ranks,
-        "SLOTS": at.slots,
-        "BIAS": at.bias != NONE,
-        "RESIDUAL": at.residual != NONE,
-        "DTYPE": program.buffers[at.out].dtype,
-    }
-
-
-def _gate_up(program: Program, one: NormGateUpSwiglu) -> Constants:
-    at = one.at
-    return {
-        **_normed(at.normed),
-        "FFN": at.ffn,
-        "BIAS": at.bias != NONE,
-        "DTYPE": program.buffers[at.weight].dtype,
-    }
-
-
-def _head(program: Program, one: NormLmHead) -> Constants:
-    at = one.at
-    dtype = program.buffers[at.weight].dtype
-    return {**_normed(at.normed), "BIAS": at.bias != NONE, "DTYPE": dtype}
-
-
-def _argmax(program: Program, one: Argmax) -> Constants:
-    at = one.at
-    return {
-        "BATCH": at.batch,
-        "RANKS": at.ranks,
-        "SLOTS": at.slots,
-        "PLACES": _power_of_two(at.slots),
-        "MOST_STOPS": at.most_stops,
-        "STOPS": _power_of_two(at.most_stops),
-    }
-
-
-_TILES: Mapping[type, tuple[str, Callable[[Program, Any], Constants]]] = {
-    Embed: ("embed", _embed),
-    NormQkvRopeAppend: ("qkv", _qkv),
-    NormQkvRows: ("qkv", _qkv),
-    PartialAttention: ("attention", _attention),
-    AttentionReduce: ("attention", _attention_reduce),
-    LinearResidual: ("project", _residual),
-    LinearTerms: ("project", _project),
-    AllReduce: ("reduce", _all_reduce),
-    NormGateUpSwiglu: ("mlp", _gate_up),
-    NormLmHead: ("head", _head),
-    Argmax: ("head", _argmax),
+_NORMED: _Operands = {
+    "BATCH": "normed.batch",
+    "WIDTH": "normed.width",
+    "EPS": "normed.eps",
+    "COLUMNS": _padded("normed.width", _MOST_COLUMNS),
 }
-"""For each instruction, the module of its tile body and the constants that the body takes."""
+_QKV: _Operands = {
+    **_NORMED,
+    "HEAD": "width",
+    "LANES": _padded("width"),
+    **_alike("part", "head_norm", "head_eps", "interleaved", "bias", "most_blocks", "block"),
+    "DTYPE": "weight",
+}
+_ATTENTION: _Operands = {
+    "WIDTH": "width",
+    "LANES": _padded("width"),
+    "HEADS": _heads,
+    "TOKENS": _tokens,
+    **_alike("scale", "window", "block", "spans", "most_blocks"),
+    "DTYPE": "q",
+}
+_MERGE: _Operands = {
+    "WIDTH": "width",
+    "LANES": _padded("width"),
+    "SPANS": "spans",
+    "PLACES": _padded("spans"),
+    "DTYPE": "out",
+}
+_PROJECT: _Operands = {
+    **_alike("batch", "width"),
+    "COLUMNS": _padded("width", _MOST_COLUMNS),
+    "DTYPE": "weight",
+}
+_ARGMAX: _Operands = {
+    **_alike("batch", "ranks", "slots"),
+    "PLACES": _padded("slots"),
+    "MOST_STOPS": "most_stops",
+    "STOPS": _padded("most_stops"),
+}
+_TILES: Mapping[type, tuple[str, _Operands]] = {
+    Embed: ("embed", {"BATCH": "batch", "WIDTH": _table_width, "DTYPE": "table", "OUT": "out"}),
+    NormQkvRopeAppend: ("qkv", _QKV),
+    NormQkvRows: ("qkv", _QKV),
+    PartialAttention: ("attention", _ATTENTION),
+    AttentionReduce: ("attention", _MERGE),
+    LinearResidual: ("project", {**_PROJECT, "BIAS": "bias"}),
+    LinearTerms: ("project", _PROJECT),
+    AllReduce: (
+        "reduce",
+        {**_alike("batch", "ranks", "slots", "bias", "residual"), "DTYPE": "out"},
+    ),
+    NormGateUpSwiglu: ("mlp", {**_NORMED, **_alike("ffn", "bias"), "DTYPE": "weight"}),
+    NormLmHead: ("head", {**_NORMED, "BIAS": "bias", "DTYPE": "weight"}),
+    Argmax: ("head", _ARGMAX),
+}
+"""For each instruction, the module of its tile body, and the source of each constant that the body
+takes: a shared operand, or a function of the program and the instruction."""
 
 
 def constant_text(value: Constant) -> str:
     """Return a constant as Triton source."""
     if isinstance(value, torch.dtype):
         return f"tl.{_TRITON[value]}"
-    return repr(value)
+    return repr(int(value) if isinstance(value, IntEnum) else value)
 
 
 _TRITON = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from tpcompile.backends.triton.branches import Branch, branch_of, constant_text
 from tpcompile.vm.program import Program
-from tpcompile.vm.program.instruction import NONE, WeightInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 TILES = "tpcompile.backends.triton.tiles"
@@ -120,8 +118,6 @@ class Emitted:
     source: str
     branches: torch.Tensor
     """The branch of each instruction."""
-    weights: torch.Tensor
-    """`[instructions, 3]`: the buffer of its weights, or -1, their first byte and their bytes."""
     scratch: int
     """The fp32 values that each worker needs for itself."""
 
@@ -145,20 +141,7 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
     sizes = {"row": row, "scratch": scratch}
     parts = [*lines, _TOGETHER.format(**sizes), _LOOP.format(**sizes, end=ends)]
     taken_by = torch.tensor(taken, dtype=torch.int32)
-    weights = torch.tensor([_weights(program, one) for one in program.instructions])
-    return Emitted(head + "\n".join(parts), taken_by, weights, scratch)
-
-
-def _weights(program: Program, one: Any) -> tuple[int, int, int]:
-    """Return the buffer of an instruction's weights, their first byte, and their bytes."""
-    if not isinstance(one, WeightInstruction):
-        return NONE, 0, 0
-    number: int = one.at.weight
-    buffer = program.buffers[number]
-    (first, last), *columns = next(r.box for r in one.reads if r.buffer == number)
-    row = buffer.shape[1] * buffer.dtype.itemsize
-    skipped = columns[0][0] * buffer.dtype.itemsize
-    return number, first * row + skipped, (last - first) * row - skipped
+    return Emitted(head + "\n".join(parts), taken_by, scratch)
 
 
 def _scratch(branches: Iterable[Branch]) -> int:

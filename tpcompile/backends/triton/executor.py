@@ -19,7 +19,7 @@ from tpcompile.backends.triton.load import interpreted_library, load_kernels, ti
 from tpcompile.backends.triton.options import COMPILED, LAUNCHED, SPINS
 from tpcompile.errors import RankError, UnsupportedError, UsageError
 from tpcompile.vm.program import Program, Role
-from tpcompile.vm.program.encoding import encode_program
+from tpcompile.vm.program.encoding import encode_program, first_weights
 from tpcompile.vm.program.instruction import Probe
 from tpcompile.vm.proof.verify import verify_program
 
@@ -85,7 +85,7 @@ class Triton(Executor):
             for name, array in (
                 *encode_program(program).arrays().items(),
                 ("branches", self.emitted.branches),
-                ("weights", self.emitted.weights),
+                ("weights", first_weights(program)),
             )
         }
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64, device=device)

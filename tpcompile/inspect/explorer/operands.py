@@ -17,7 +17,8 @@ import numpy as np
 
 from tpcompile.inspect.explorer.columns import small
 from tpcompile.vm.program.buffer import DType
-from tpcompile.vm.program.instruction import Range, StepInstruction, field_types
+from tpcompile.vm.program.fields import field_types
+from tpcompile.vm.program.instruction import Range, StepInstruction
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from tpcompile.ir.ops.cache import HEADS
 from tpcompile.ir.ops.collectives import fold_tree
 from tpcompile.ir.ops.decode import merge, span_of
 from tpcompile.ir.ops.paged_attention import read_tokens
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.lowering.plan import planned_tokens
-from tpcompile.vm.program import DType, Region, Role, rules
+from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -35,6 +35,9 @@ from tpcompile.vm.program.instruction import (
 )
 from tpcompile.vm.program.instruction_set import instruction
 
+_VALUES = rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)
+_LSE = rules.scratch("batch", "heads", "spans", dtype=rules.F32)
+
 
 @dataclass(frozen=True)
 class AttentionOperands:
@@ -42,13 +45,18 @@ class AttentionOperands:
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.Number(0, "layers - 1")]
-    q: Annotated[int, rules.scratch("batch", "heads*width", dtype="T")]
-    cache: Annotated[int, rules.cache("kv_heads", dtype="T")]
-    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch")]
-    tables: Annotated[int, rules.sole(Role.TABLES, "batch", "most_blocks")]
+    q: Annotated[
+        int, rules.scratch("batch", "heads*width", dtype="T").reads("sequence", "heads*width")
+    ]
+    cache: Annotated[
+        int,
+        rules.cache("kv_heads", dtype="T").reads("layer", ":", "sequence", "kv_head", "ages"),
+    ]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads("sequence")]
+    tables: Annotated[int, rules.sole(Role.TABLES, "batch", "most_blocks").reads("sequence")]
     most_blocks: Annotated[int, rules.COUNT]
-    values: Annotated[int, rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)]
-    lse: Annotated[int, rules.scratch("batch", "heads", "spans", dtype=rules.F32)]
+    values: Annotated[int, _VALUES.writes("sequence", "heads", "span")]
+    lse: Annotated[int, _LSE.writes("sequence", "heads", "span")]
     width: Annotated[int, rules.COUNT]
     scale: Annotated[float, rules.Real()]
     window: Annotated[int, rules.Number(1, optional=True)]
@@ -75,26 +83,10 @@ class PartialAttention(StepInstruction):
     name: ClassVar[str] = "partial_attention"
     opcode: ClassVar[int] = 4
 
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at, row = self.at, (self.sequence, self.sequence + 1)
-        queries = (self.heads.start * at.width, self.heads.stop * at.width)
-        ages = (0, 2 if self.span == at.spans - 1 else 1)
-        head = (self.kv_head, self.kv_head + 1)
-        return (
-            Region(at.q, (row, queries)),
-            Region(at.cache, ((at.layer, at.layer + 1), (0, 2), row, head, ages)),
-            Region(at.lengths, (row,)),
-            Region(at.tables, (row, (0, at.most_blocks))),
-        )
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        row, span = (self.sequence, self.sequence + 1), (self.span, self.span + 1)
-        return (
-            Region(self.at.values, (row, self.heads, span, (0, self.at.width))),
-            Region(self.at.lse, (row, self.heads, span)),
-        )
+    @property
+    def ages(self) -> Range:
+        """The past tokens, and the new token for the last span, which alone reads it."""
+        return Range(0, 2 if self.span == self.at.spans - 1 else 1)
 
     @property
     def traffic(self) -> int:
@@ -155,9 +147,9 @@ class ReduceOperands:
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
-    values: Annotated[int, rules.scratch("batch", "heads", "spans", "width", dtype=rules.F32)]
-    lse: Annotated[int, rules.scratch("batch", "heads", "spans", dtype=rules.F32)]
-    out: Annotated[int, rules.scratch("batch", "heads*width")]
+    values: Annotated[int, _VALUES.reads("sequence", "heads")]
+    lse: Annotated[int, _LSE.reads("sequence", "heads")]
+    out: Annotated[int, rules.scratch("batch", "heads*width").writes("sequence", "columns")]
     spans: Annotated[int, rules.COUNT]
     width: Annotated[int, rules.COUNT]
 
@@ -170,25 +162,9 @@ class AttentionReduce(StepInstruction):
     at: ReduceOperands
     sequence: Annotated[int, rules.Number(0, "batch - 1")]
     heads: Annotated[Range, rules.Within("heads")]
+    columns = Interval("heads*width")
     name: ClassVar[str] = "attention_reduce"
     opcode: ClassVar[int] = 5
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        row, spans = (self.sequence, self.sequence + 1), (0, self.at.spans)
-        return (
-            Region(self.at.values, (row, self.heads, spans, (0, self.at.width))),
-            Region(self.at.lse, (row, self.heads, spans)),
-        )
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        row = (self.sequence, self.sequence + 1)
-        return (Region(self.at.out, (row, self._columns)),)
-
-    @property
-    def _columns(self) -> Range:
-        return Range(self.heads.start * self.at.width, self.heads.stop * self.at.width)
 
     @property
     def traffic(self) -> int:
@@ -196,7 +172,7 @@ class AttentionReduce(StepInstruction):
 
     @property
     def values(self) -> int:
-        return self.at.spans * self._columns.extent
+        return self.at.spans * self.columns.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         values = memory[self.at.values][self.sequence, self.heads.slice]
@@ -204,12 +180,12 @@ class AttentionReduce(StepInstruction):
         spans = list(zip(values.unbind(1), lse.unbind(1), strict=True))
         mixed, _ = fold_tree(spans, partial(merge, exp=exp, log=log))
         out = memory[self.at.out]
-        out[self.sequence, self._columns.slice] = mixed.flatten().to(out.dtype)
+        out[self.sequence, self.columns.slice] = mixed.flatten().to(out.dtype)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         row = Range(self.sequence, self.sequence + 1)
-        found = memory[self.at.out][row.slice, self._columns.slice]
-        probe("attention", row, self._columns, found)
+        found = memory[self.at.out][row.slice, self.columns.slice]
+        probe("attention", row, self.columns, found)
 
 
 @lowers(PARTIAL_ATTENTION)

@@ -10,21 +10,14 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, Region, Role, rules
-from tpcompile.vm.program.instruction import (
-    NONE,
-    Memory,
-    Probe,
-    Range,
-    StepInstruction,
-    columns_of,
-    unseen,
-)
+from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
+
+_COLUMNS = (":batch", "columns")
 
 
 @dataclass(frozen=True)
@@ -33,15 +26,15 @@ class EmbedOperands:
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
-    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch")]
-    table: Annotated[int, rules.weight("rows", "width")]
+    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch").reads()]
+    table: Annotated[int, rules.weight("rows", "width").reads(":", "columns")]
     out: Annotated[
         int,
         rules.Chosen(
             "summed",
             {
-                True: rules.scratch("slots*batch", "width", dtype=rules.F32),
-                False: rules.scratch("batch", "width"),
+                True: rules.scratch("slots*batch", "width", dtype=rules.F32).writes(*_COLUMNS),
+                False: rules.scratch("batch", "width").writes(*_COLUMNS),
             },
         ),
     ]
@@ -63,21 +56,9 @@ class Embed(StepInstruction):
     name: ClassVar[str] = "embed"
     opcode: ClassVar[int] = 1
 
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        rows = (0, self.at.rows)
-        return (
-            Region(self.at.tokens, ((0, self.at.batch),)),
-            Region(self.at.table, (rows, self.columns)),
-        )
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return (columns_of(self.at.out, self.at.batch, self.columns),)
-
     @property
     def traffic(self) -> int:
-        return self.values * self.at.dtype.itemsize
+        return self.at.batch * self.at.dtype.row_bytes(self.columns.extent)
 
     @property
     def values(self) -> int:

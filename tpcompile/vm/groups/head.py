@@ -11,11 +11,10 @@ from torch import fx
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers, read_by
-from tpcompile.vm.program import DType, Region, Role, rules
+from tpcompile.vm.program import DType, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -23,7 +22,6 @@ from tpcompile.vm.program.instruction import (
     Range,
     StepInstruction,
     WeightInstruction,
-    columns_of,
     unseen,
 )
 from tpcompile.vm.program.instruction_set import instruction
@@ -36,12 +34,17 @@ class HeadOperands:
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
     normed: Normed
-    weight: Annotated[int, rules.weight("vocabulary", "normed.width")]
-    bias: Annotated[int, rules.maybe(rules.weight("vocabulary"))]
-    logits: Annotated[int, rules.sole(Role.LOGITS, "normed.batch", "vocabulary", dtype="float")]
-    best: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.F32)]
+    weight: Annotated[int, rules.weight("vocabulary", "normed.width").reads("rows")]
+    bias: Annotated[int, rules.maybe(rules.weight("vocabulary").reads("rows"))]
+    logits: Annotated[
+        int,
+        rules.sole(Role.LOGITS, "normed.batch", "vocabulary", dtype="float").writes(":", "rows"),
+    ]
+    best: Annotated[
+        int, rules.scratch("normed.batch", "slots", dtype=rules.F32).writes(":", "slot")
+    ]
     """`[batch, slots]`: the highest logit of each instruction; `ids` has the token of each."""
-    ids: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.I32)]
+    ids: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.I32).writes(":", "slot")]
     first: Annotated[int, rules.Number(0, "2147483647 - vocabulary")]
     dtype: Annotated[DType, rules.DTypeOf("weight")]
 
@@ -61,28 +64,6 @@ class NormLmHead(WeightInstruction):
     slot: Annotated[int, rules.Number(0, "slots - 1")]
     name: ClassVar[str] = "norm_lm_head"
     opcode: ClassVar[int] = 10
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at = self.at
-        return at.normed.reads + at.normed.linear_reads(at.weight, at.bias, self.rows)
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        batch, slot = self.at.normed.batch, Range(self.slot, self.slot + 1)
-        return (
-            columns_of(self.at.logits, batch, self.rows),
-            columns_of(self.at.best, batch, slot),
-            columns_of(self.at.ids, batch, slot),
-        )
-
-    @property
-    def weights(self) -> int:
-        return self.rows.extent * self.at.normed.width
-
-    @property
-    def inputs(self) -> int:
-        return self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         """Execute the instruction. Of equal logits, the one of the lowest row is the best."""
@@ -105,21 +86,21 @@ class ArgmaxOperands:
 
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
-    best: Annotated[int, rules.scratch("batch", "slots", dtype=rules.F32, each_rank=True)]
-    ids: Annotated[int, rules.scratch("batch", "slots", dtype=rules.I32, each_rank=True)]
+    best: Annotated[int, rules.scratch("batch", "slots", dtype=rules.F32, each_rank=True).reads()]
+    ids: Annotated[int, rules.scratch("batch", "slots", dtype=rules.I32, each_rank=True).reads()]
     ranks: Annotated[int, rules.RANKS]
     slots: Annotated[int, rules.COUNT]
     batch: Annotated[int, rules.COUNT]
-    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch")]
-    positions: Annotated[int, rules.sole(Role.POSITIONS, "batch")]
-    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch")]
-    finished: Annotated[int, rules.sole(Role.FINISHED, "batch")]
-    stops: Annotated[int, rules.sole(Role.STOPS, "most_stops")]
+    tokens: Annotated[int, rules.sole(Role.TOKENS, "batch").writes()]
+    positions: Annotated[int, rules.sole(Role.POSITIONS, "batch").reads().writes()]
+    lengths: Annotated[int, rules.sole(Role.LENGTHS, "batch").reads().writes()]
+    finished: Annotated[int, rules.sole(Role.FINISHED, "batch").reads().writes()]
+    stops: Annotated[int, rules.sole(Role.STOPS, "most_stops").reads()]
     """The tokens that end a sequence. An entry that is not a token is unused."""
     most_stops: Annotated[int, rules.COUNT]
-    clock: Annotated[int, rules.sole(Role.CLOCK, "1")]
+    clock: Annotated[int, rules.sole(Role.CLOCK, "1").reads().writes()]
     """The number of steps that this launch has run."""
-    history: Annotated[int, rules.sole(Role.HISTORY, "steps", "batch")]
+    history: Annotated[int, rules.sole(Role.HISTORY, "steps", "batch").writes()]
     steps: Annotated[int, rules.COUNT]
 
 
@@ -135,26 +116,6 @@ class Argmax(StepInstruction):
     at: ArgmaxOperands
     name: ClassVar[str] = "argmax"
     opcode: ClassVar[int] = 11
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at = self.at
-        slots, batch = Range(0, at.slots), (0, at.batch)
-        best = [columns_of(at.best + rank, at.batch, slots) for rank in range(at.ranks)]
-        ids = [columns_of(at.ids + rank, at.batch, slots) for rank in range(at.ranks)]
-        state = [Region(b, (batch,)) for b in (at.positions, at.lengths, at.finished)]
-        rest = [Region(at.stops, ((0, at.most_stops),)), Region(at.clock, ((0, 1),))]
-        return (*best, *ids, *state, *rest)
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        at = self.at
-        kept = (at.tokens, at.positions, at.lengths, at.finished)
-        return (
-            *(Region(buffer, ((0, at.batch),)) for buffer in kept),
-            Region(at.clock, ((0, 1),)),
-            columns_of(at.history, at.steps, Range(0, at.batch)),
-        )
 
     @property
     def traffic(self) -> int:

@@ -9,20 +9,13 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, Region, rules
-from tpcompile.vm.program.instruction import (
-    Memory,
-    Probe,
-    Range,
-    WeightInstruction,
-    columns_of,
-    unseen,
-)
+from tpcompile.vm.program import DType, rules
+from tpcompile.vm.program.accesses import Interval
+from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
 
 
@@ -33,9 +26,9 @@ class GateUpOperands:
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
     normed: Normed
-    weight: Annotated[int, rules.weight("2*ffn", "normed.width")]
-    bias: Annotated[int, rules.maybe(rules.weight("2*ffn"))]
-    out: Annotated[int, rules.scratch("normed.batch", "ffn")]
+    weight: Annotated[int, rules.weight("2*ffn", "normed.width").reads("rows").reads("up", turn=1)]
+    bias: Annotated[int, rules.maybe(rules.weight("2*ffn").reads("rows").reads("up", turn=1))]
+    out: Annotated[int, rules.scratch("normed.batch", "ffn").writes(":", "rows")]
     ffn: Annotated[int, rules.COUNT]
     dtype: Annotated[DType, rules.DTypeOf("weight")]
 
@@ -52,37 +45,14 @@ class NormGateUpSwiglu(WeightInstruction):
 
     at: GateUpOperands
     rows: Annotated[Range, rules.Within("ffn")]
+    up = Interval("ffn + rows")
     name: ClassVar[str] = "norm_gate_up_swiglu"
     opcode: ClassVar[int] = 9
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at = self.at
-        gate, up = (
-            at.normed.linear_reads(at.weight, at.bias, rows) for rows in (self.rows, self._up)
-        )
-        return at.normed.reads + gate + up
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return (columns_of(self.at.out, self.at.normed.batch, self.rows),)
-
-    @property
-    def _up(self) -> Range:
-        return Range(self.at.ffn + self.rows.start, self.at.ffn + self.rows.stop)
-
-    @property
-    def weights(self) -> int:
-        return 2 * self.rows.extent * self.at.normed.width
-
-    @property
-    def inputs(self) -> int:
-        return self.at.normed.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
         x = at.normed.value(memory, probe, "mlp_norm")
-        gate, up = (linear(memory, x, at.weight, at.bias, rows) for rows in (self.rows, self._up))
+        gate, up = (linear(memory, x, at.weight, at.bias, rows) for rows in (self.rows, self.up))
         memory[at.out][:, self.rows.slice] = swiglu(gate, up)
 
     def report(self, memory: Memory, probe: Probe) -> None:

@@ -8,44 +8,26 @@ from typing import Annotated
 import torch
 from torch import fx
 
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import dots, rms_norm
 from tpcompile.vm.lowering.building import Building, width_of
-from tpcompile.vm.program import Region, rules
-from tpcompile.vm.program.instruction import (
-    Memory,
-    Probe,
-    Range,
-    columns_of,
-    present,
-    to_fp32,
-    with_bias,
-)
+from tpcompile.vm.program import rules
+from tpcompile.vm.program.instruction import Memory, Probe, Range, to_fp32, with_bias
 
 
 @dataclass(frozen=True)
 class Normed:
     """RMS norm of `x[batch, width]`."""
 
-    x: Annotated[int, rules.scratch("batch", "width")]
-    weight: Annotated[int, rules.weight("width")]
+    x: Annotated[int, rules.scratch("batch", "width").reads()]
+    weight: Annotated[int, rules.weight("width").reads()]
     batch: Annotated[int, rules.COUNT]
     width: Annotated[int, rules.COUNT]
     eps: Annotated[float, rules.Real(0.0)]
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        columns = Range(0, self.width)
-        return (columns_of(self.x, self.batch, columns), Region(self.weight, (columns,)))
 
     def value(self, memory: Memory, probe: Probe, name: str) -> torch.Tensor:
         found = rms_norm(memory[self.x], memory[self.weight], self.eps)
         probe(name, Range(0, self.batch), Range(0, self.width), found)
         return found
-
-    def linear_reads(self, weight: int, bias: int, rows: Range) -> tuple[Region, ...]:
-        """Return the regions of weight and bias that some rows of a linear read."""
-        return (Region(weight, (rows, (0, self.width))), *present(Region(bias, (rows,))))
 
 
 def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:

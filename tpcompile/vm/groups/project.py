@@ -16,21 +16,19 @@ from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL
 from tpcompile.ir.types import Partial
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import leaf_dots, leaves_of
 from tpcompile.vm.groups.reduce import sum_terms
 from tpcompile.vm.groups.residual import Site, residual_buffer, site_of, terms_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
 from tpcompile.vm.lowering.handlers import lowers, read_by
-from tpcompile.vm.program import DType, Region, rules
+from tpcompile.vm.program import DType, rules
+from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
     Probe,
     Range,
     WeightInstruction,
-    columns_of,
-    present,
     unseen,
     with_bias,
 )
@@ -44,8 +42,8 @@ class ProjectOperands:
     rank: Annotated[int, rules.RANK]
     layer: Annotated[int, rules.LABEL]
     site: Site
-    x: Annotated[int, rules.scratch("batch", "width", dtype="T")]
-    weight: Annotated[int, rules.weight("all_rows", "width", dtype="T")]
+    x: int
+    weight: int
     bias: int
     residual: int
     out: int
@@ -53,6 +51,12 @@ class ProjectOperands:
     width: Annotated[int, rules.COUNT]
     leaves: Annotated[int, rules.Number(1, "width")]
     dtype: Annotated[DType, rules.DTypeOf("weight")]
+
+
+_X = rules.scratch("batch", "width", dtype="T")
+_WEIGHT = rules.weight("all_rows", "width", dtype="T")
+_RESIDUAL = rules.scratch("batch", "all_rows", dtype="R")
+_TERMS = rules.scratch("slots*batch", "all_rows", dtype=rules.F32)
 
 
 @instruction
@@ -63,36 +67,16 @@ class LinearResidual(WeightInstruction):
     at: Annotated[
         ProjectOperands,
         {
-            "bias": rules.maybe(rules.weight("all_rows", dtype="T")),
-            "residual": rules.scratch("batch", "all_rows", dtype="R"),
-            "out": rules.scratch("batch", "all_rows", dtype="R"),
+            "x": _X.reads(),
+            "weight": _WEIGHT.reads("rows"),
+            "bias": rules.maybe(rules.weight("all_rows", dtype="T").reads("rows", turn=1)),
+            "residual": _RESIDUAL.reads(":", "rows"),
+            "out": _RESIDUAL.writes(":", "rows"),
         },
     ]
     rows: Annotated[Range, rules.Within("all_rows")]
     name: ClassVar[str] = "linear_residual"
     opcode: ClassVar[int] = 6
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at = self.at
-        return (
-            columns_of(at.x, at.batch, Range(0, at.width)),
-            Region(at.weight, (self.rows, (0, at.width))),
-            columns_of(at.residual, at.batch, self.rows),
-            *present(Region(at.bias, (self.rows,))),
-        )
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return (columns_of(self.at.out, self.at.batch, self.rows),)
-
-    @property
-    def weights(self) -> int:
-        return self.rows.extent * self.at.width
-
-    @property
-    def inputs(self) -> int:
-        return self.at.width
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
@@ -114,9 +98,11 @@ class LinearTerms(WeightInstruction):
     at: Annotated[
         ProjectOperands,
         {
+            "x": _X.reads(":", "columns"),
+            "weight": _WEIGHT.reads("rows", "columns"),
             "bias": rules.Missing(),
             "residual": rules.Missing(),
-            "out": rules.scratch("slots*batch", "all_rows", dtype=rules.F32),
+            "out": _TERMS.writes("terms", "rows"),
         },
     ]
     rows: Annotated[Range, rules.Within("all_rows")]
@@ -124,38 +110,15 @@ class LinearTerms(WeightInstruction):
     slot: Annotated[int, rules.Number(0, "slots - 1")]
     leaves: Annotated[int, rules.Number(1, "width")]
     """The number of leaves within these columns."""
+    terms = Interval("slot*batch")
     name: ClassVar[str] = "linear_terms"
     opcode: ClassVar[int] = 7
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at = self.at
-        return (
-            columns_of(at.x, at.batch, self.columns),
-            Region(at.weight, (self.rows, self.columns)),
-        )
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return (Region(self.at.out, (self._terms, self.rows)),)
-
-    @property
-    def _terms(self) -> Range:
-        return Range(self.slot * self.at.batch, (self.slot + 1) * self.at.batch)
-
-    @property
-    def weights(self) -> int:
-        return self.rows.extent * self.columns.extent
-
-    @property
-    def inputs(self) -> int:
-        return self.columns.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         x = memory[self.at.x][:, self.columns.slice]
         weight = memory[self.at.weight][self.rows.slice, self.columns.slice]
         found = leaf_dots(x, weight, self.leaves)
-        memory[self.at.out][self._terms.slice, self.rows.slice] = found
+        memory[self.at.out][self.terms.slice, self.rows.slice] = found
 
 
 @lowers(LINEAR_RESIDUAL)

@@ -17,19 +17,18 @@ from torch import fx
 
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.groups.normed import normed
-from tpcompile.vm.groups.qkv_operands import Part, QkvOperands
+from tpcompile.vm.groups.qkv_operands import Part, QkvOperands, stored
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, Join, Region, Role, rules
+from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.instruction import (
     Memory,
     Probe,
     Range,
     WeightInstruction,
-    columns_of,
     to_fp32,
     unseen,
 )
@@ -41,33 +40,14 @@ from tpcompile.vm.program.instruction_set import instruction
 class NormQkvRopeAppend(WeightInstruction):
     """Whole heads of queries, keys or values; keys and values are stored in the cache."""
 
-    at: QkvOperands
+    at: Annotated[QkvOperands, {"out": stored("writes", "heads")}]
     heads: Annotated[Range, rules.Within("heads")]
+    weight_rows = Interval("first_row + heads*width")
     name: ClassVar[str] = "norm_qkv_rope_append"
     opcode: ClassVar[int] = 2
 
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        return self.at.shared_reads + self.at.weight_reads(self._rows)
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return (self.at.kept(self.heads),)
-
-    @property
-    def _rows(self) -> Range:
-        return self.at.rows(*self.at.elements(self.heads))
-
-    @property
-    def weights(self) -> int:
-        return self._rows.extent * self.at.normed.width
-
-    @property
-    def inputs(self) -> int:
-        return self.at.normed.width
-
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        self.at.finish(memory, self.heads, self.at.project(memory, self._rows, probe), probe)
+        self.at.finish(memory, self.heads, self.at.project(memory, self.weight_rows, probe), probe)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         self.at.report(memory, self.heads, probe)
@@ -78,70 +58,34 @@ class NormQkvRopeAppend(WeightInstruction):
 class NormQkvRows(WeightInstruction):
     """A block of one head's rows; the last of the head's `blocks` to arrive finishes the head."""
 
-    at: QkvOperands
-    raw: Annotated[int, rules.scratch("normed.batch", "all_heads*width")]
-    arrivals: Annotated[int, rules.sole(Role.ARRIVALS, "all_heads")]
+    at: Annotated[QkvOperands, {"out": stored("joins", "head")}]
+    raw: Annotated[
+        int, rules.scratch("normed.batch", "all_heads*width").joins(":", "raw_head", turn=1)
+    ]
+    arrivals: Annotated[int, rules.sole(Role.ARRIVALS, "all_heads").joins("place")]
     head: Annotated[int, rules.Number(0, "heads - 1")]
     rows: Annotated[Range, rules.Within("width")]
     blocks: Annotated[int, rules.Number(1, "width")]
+    weight_rows = Interval("first_row + head*width + rows")
+    place = Interval("first_head + head")
+    """The head among the heads of all three parts."""
+    raw_head = Interval("first_row + head*width")
+    arrival: ClassVar[rules.Arrival] = rules.Arrival("rows", "width", "blocks", "finishing")
     name: ClassVar[str] = "norm_qkv_rows"
     opcode: ClassVar[int] = 3
 
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        return self.at.shared_reads + self.at.weight_reads(self._weight_rows)
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return ()
-
-    @cached_property
-    def joins(self) -> tuple[Join, ...]:
-        """The head, before and after it is finished, and the count of arrivals."""
-        heads, place = Range(self.head, self.head + 1), self._place
-        batch = self.at.normed.batch
-        regions = (
-            Region(self.arrivals, ((place, place + 1),)),
-            columns_of(self.raw, batch, self._raw_head),
-            self.at.kept(heads),
-        )
-        finish = self.at.finishing
-        return tuple(Join(r, self.rows, self.at.width, self.blocks, finish) for r in regions)
-
-    @property
-    def _weight_rows(self) -> Range:
-        first = self.head * self.at.width
-        return self.at.rows(first + self.rows.start, first + self.rows.stop)
-
-    @property
-    def _place(self) -> int:
-        """The index of the head among the heads of all three parts."""
-        return self.at.first_row // self.at.width + self.head
-
-    @property
-    def _raw_head(self) -> Range:
-        return Range(self._place * self.at.width, (self._place + 1) * self.at.width)
-
-    @property
-    def weights(self) -> int:
-        return self.rows.extent * self.at.normed.width
-
-    @property
-    def inputs(self) -> int:
-        return self.at.normed.width
-
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        brought = self.at.project(memory, self._weight_rows, probe)
-        memory[self.raw][:, self._weight_rows.slice] = brought
-        arrived = memory[self.arrivals][self._place] + 1
-        memory[self.arrivals][self._place] = arrived
+        brought = self.at.project(memory, self.weight_rows, probe)
+        memory[self.raw][:, self.weight_rows.slice] = brought
+        arrived = memory[self.arrivals][self.place.start] + 1
+        memory[self.arrivals][self.place.start] = arrived
         if int(arrived) % self.blocks == 0:
-            whole = memory[self.raw][:, self._raw_head.slice]
+            whole = memory[self.raw][:, self.raw_head.slice]
             self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the head to the probe if this was its last block."""
-        if int(memory[self.arrivals][self._place]) % self.blocks == 0:
+        if int(memory[self.arrivals][self.place.start]) % self.blocks == 0:
             self.at.report(memory, Range(self.head, self.head + 1), probe)
 
 

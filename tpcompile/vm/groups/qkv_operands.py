@@ -13,8 +13,8 @@ from tpcompile.ir.ops.rotary import rope
 from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import rms_norm
 from tpcompile.vm.groups.normed import Normed, linear
-from tpcompile.vm.program import DType, Region, Role, rules
-from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, columns_of
+from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range
 
 
 class Part(IntEnum):
@@ -25,8 +25,21 @@ class Part(IntEnum):
     Q = 2
 
 
-_QUERIES = rules.scratch("normed.batch", "heads*width")
-_SIDE = rules.cache("heads", "normed.batch")
+def stored(how: str, heads: str) -> rules.Chosen:
+    """Return the rule of the buffer that stores heads; in the cache, each sequence's new token."""
+    queries = rules.scratch("normed.batch", "heads*width")
+    queries = queries.accessed(rules.Access(how, (":", f"{heads}*width"), 2))
+    side = rules.cache("heads", "normed.batch")
+    side = side.accessed(rules.Access(how, ("layer", "part", ":", heads, "1"), 2))
+    return rules.Chosen("part", {Part.Q: queries, Part.K: side, Part.V: side})
+
+
+_Q, _V = ("part", Part.Q), ("part", Part.V)
+_COS = rules.sole(Role.COS, "longest", "width", dtype="float").reads(turn=1, unless=_V)
+_SIN = rules.sole(Role.SIN, "longest", "width", dtype="float").reads(turn=1, unless=_V)
+_POSITIONS = rules.sole(Role.POSITIONS, "normed.batch").reads(unless=_V)
+_LENGTHS = rules.sole(Role.LENGTHS, "normed.batch").reads(turn=2, unless=_Q)
+_TABLES = rules.sole(Role.TABLES, "normed.batch", "most_blocks").reads(turn=2, unless=_Q)
 _FIRST_ROWS = {
     Part.Q: rules.Number(0, exactly="0"),
     Part.K: rules.Number(0, exactly="all_heads*width - heads*width - heads*width"),
@@ -43,23 +56,23 @@ class QkvOperands:
     layer: Annotated[int, rules.Number(0, "layers - 1")]
     part: Part
     normed: Normed
-    weight: Annotated[int, rules.weight("all_heads*width", "normed.width")]
-    bias: Annotated[int, rules.maybe(rules.weight("all_heads*width"))]
+    weight: Annotated[int, rules.weight("all_heads*width", "normed.width").reads("weight_rows")]
+    bias: Annotated[int, rules.maybe(rules.weight("all_heads*width").reads("weight_rows"))]
     first_row: Annotated[int, rules.Chosen("part", _FIRST_ROWS)]
-    head_norm: Annotated[int, rules.maybe(rules.weight("width"))]
+    head_norm: Annotated[int, rules.maybe(rules.weight("width").reads())]
     head_eps: Annotated[float, rules.Real(0.0)]
-    cos: Annotated[int, rules.sole(Role.COS, "longest", "width", dtype="float")]
-    sin: Annotated[int, rules.sole(Role.SIN, "longest", "width", dtype="float")]
+    cos: Annotated[int, _COS]
+    sin: Annotated[int, _SIN]
     longest: Annotated[int, rules.COUNT]
     interleaved: bool
-    positions: Annotated[int, rules.sole(Role.POSITIONS, "normed.batch")]
-    lengths: Annotated[int, rules.sole(Role.LENGTHS, "normed.batch")]
-    tables: Annotated[int, rules.sole(Role.TABLES, "normed.batch", "most_blocks")]
+    positions: Annotated[int, _POSITIONS]
+    lengths: Annotated[int, _LENGTHS]
+    tables: Annotated[int, _TABLES]
     most_blocks: Annotated[int, rules.COUNT]
     block: Annotated[int, rules.Number(1, fits=rules.cache("kv_heads", "normed.batch"))]
     width: Annotated[int, rules.COUNT]
     """The width of a head."""
-    out: Annotated[int, rules.Chosen("part", {Part.Q: _QUERIES, Part.K: _SIDE, Part.V: _SIDE})]
+    out: int
     """The buffer of the queries, or the cache."""
     dtype: Annotated[DType, rules.DTypeOf("weight")]
 
@@ -68,42 +81,16 @@ class QkvOperands:
         """The number of sequences."""
         return self.normed.batch
 
-    @cached_property
-    def shared_reads(self) -> tuple[Region, ...]:
-        """The regions that every head of the part reads."""
-        batch = (0, self.normed.batch)
-        found = list(self.normed.reads)
-        if self.head_norm != NONE:
-            found.append(Region(self.head_norm, ((0, self.width),)))
-        if self.part != Part.V:
-            table = ((0, self.longest), (0, self.width))
-            found += [Region(self.positions, (batch,))]
-            found += [Region(self.cos, table), Region(self.sin, table)]
-        if self.part != Part.Q:
-            found += [Region(self.lengths, (batch,))]
-            found += [Region(self.tables, (batch, (0, self.most_blocks)))]
-        return tuple(found)
+    @property
+    def first_head(self) -> int:
+        """The index of the first head among the heads of all three parts."""
+        return self.first_row // self.width
 
     @cached_property
     def finishing(self) -> tuple[float, ...]:
         """The operands that `finish` uses. The stored region identifies layer, part and `out`."""
         places = self.positions, self.lengths, self.tables, self.block
         return (self.head_norm, self.head_eps, self.cos, self.sin, self.interleaved, *places)
-
-    def rows(self, first: int, last: int) -> Range:
-        """Convert rows of the part to rows of the weight."""
-        return Range(self.first_row + first, self.first_row + last)
-
-    def weight_reads(self, rows: Range) -> tuple[Region, ...]:
-        return self.normed.linear_reads(self.weight, self.bias, rows)
-
-    def kept(self, heads: Range) -> Region:
-        """Return the region that stores heads; in the cache, the new token of every sequence."""
-        batch = self.normed.batch
-        if self.part == Part.Q:
-            return columns_of(self.out, batch, self.elements(heads))
-        side = (int(self.part), int(self.part) + 1)
-        return Region(self.out, ((self.layer, self.layer + 1), side, (0, batch), heads, (1, 2)))
 
     def elements(self, heads: Range) -> Range:
         return Range(heads.start * self.width, heads.stop * self.width)

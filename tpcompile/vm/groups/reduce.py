@@ -10,11 +10,10 @@ from torch import fx
 
 from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL
 from tpcompile.ir.ops.collectives import fold_tree
-from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.residual import TERMS_SITE, Site, residual_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
 from tpcompile.vm.lowering.handlers import lowers, reads_terms
-from tpcompile.vm.program import Region, rules
+from tpcompile.vm.program import rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -22,8 +21,6 @@ from tpcompile.vm.program.instruction import (
     Probe,
     Range,
     StepInstruction,
-    columns_of,
-    present,
     unseen,
     with_bias,
 )
@@ -35,10 +32,11 @@ def _by_site(embedding: rules.Rule, half: rules.Rule) -> dict[Site, rules.Rule]:
     return {site: embedding if site == Site.EMBEDDING else half for site in Site}
 
 
-_FIRST_TERMS = rules.scratch("held*batch", "width", dtype=rules.F32, each_rank=True)
+_TERMS = (":slots*batch", "columns")
+_FIRST_TERMS = rules.scratch("held*batch", "width", dtype=rules.F32, each_rank=True).reads(*_TERMS)
 """The embedding has one term per rank. It is in the MLP's buffer, which may hold more terms."""
-_RESIDUAL = rules.scratch("batch", "width", dtype="T")
-_ALL_TERMS = rules.scratch("slots*batch", "width", dtype=rules.F32, each_rank=True)
+_RESIDUAL = rules.scratch("batch", "width", dtype="T").reads(":", "columns")
+_ALL_TERMS = rules.scratch("slots*batch", "width", dtype=rules.F32, each_rank=True).reads(*_TERMS)
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,9 @@ class SumOperands:
     terms: Annotated[int, rules.Chosen("site", _by_site(_FIRST_TERMS, _ALL_TERMS))]
     ranks: Annotated[int, rules.RANKS]
     slots: Annotated[int, rules.Chosen("site", _by_site(rules.Number(1, "1"), rules.COUNT))]
-    bias: Annotated[int, rules.maybe(rules.weight("width"))]
+    bias: Annotated[int, rules.maybe(rules.weight("width").reads("columns"))]
     residual: Annotated[int, rules.Chosen("site", _by_site(rules.Missing(), _RESIDUAL))]
-    out: Annotated[int, rules.scratch("batch", "width", dtype="T")]
+    out: Annotated[int, rules.scratch("batch", "width", dtype="T").writes(":", "columns")]
     batch: Annotated[int, rules.COUNT]
 
 
@@ -66,21 +64,6 @@ class AllReduce(StepInstruction):
     columns: Annotated[Range, rules.Within("width")]
     name: ClassVar[str] = "all_reduce"
     opcode: ClassVar[int] = 8
-
-    @cached_property
-    def reads(self) -> tuple[Region, ...]:
-        at = self.at
-        terms = ((0, at.slots * at.batch), self.columns)
-        return (
-            *(Region(at.terms + rank, terms) for rank in range(at.ranks)),
-            *present(
-                Region(at.bias, (self.columns,)), columns_of(at.residual, at.batch, self.columns)
-            ),
-        )
-
-    @cached_property
-    def writes(self) -> tuple[Region, ...]:
-        return (columns_of(self.at.out, self.at.batch, self.columns),)
 
     @property
     def traffic(self) -> int:

@@ -19,7 +19,8 @@ import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.vm.program.buffer import Buffer, DType, Role
-from tpcompile.vm.program.instruction import Range, flat_fields, operands_of, word_count
+from tpcompile.vm.program.fields import flat_fields, operands_of
+from tpcompile.vm.program.instruction import Range, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 VERSION = 2

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.program.buffer import Buffer, DType, Role
-from tpcompile.vm.program.instruction import NONE, field_rules, field_types, operands_of
+from tpcompile.vm.program.fields import Named, shared_rules
+from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.names import Names
 from tpcompile.vm.program.rules import (
     Chosen,
@@ -56,15 +56,6 @@ class Buffers:
         return cls(buffers, ranks, roles)
 
 
-class _Named(NamedTuple):
-    """A rule with the path of its operand."""
-
-    path: str
-    prefix: str
-    """The path of the enclosing dataclass, whose names take precedence over outer names."""
-    rule: Any
-
-
 class Agreement:
     """The shared operands `at` of an instruction: their values by name, and their problems.
 
@@ -98,13 +89,13 @@ class Agreement:
     def _refuse(self, path: str, got: object, expected: str, rule: str = "operands") -> None:
         self.wrong.append(Wrong(path, str(got), expected, rule))
 
-    def _chosen(self, named: _Named) -> _Named:
+    def _chosen(self, named: Named) -> Named:
         path, prefix, rule = named
         if not isinstance(rule, Chosen):
             return named
-        return _Named(path, prefix, rule.rules[self.names[rule.operand]])
+        return Named(path, prefix, rule.rules[self.names[rule.operand]])
 
-    def _absent(self, named: _Named) -> bool:
+    def _absent(self, named: Named) -> bool:
         """Return whether an optional operand is absent."""
         return self.names[named.path] == NONE and getattr(named.rule, "optional", False)
 
@@ -209,18 +200,3 @@ def _described(number: int, buffer: Buffer) -> str:
         f"buffer {number} ({buffer.role.word} buffer {buffer.name}@{buffer.rank} "
         f"{dtype_name(buffer.dtype)}{list(buffer.shape)}{stored})"
     )
-
-
-@cache
-def shared_rules(kind: Any) -> tuple[_Named, ...]:
-    """Return the rules of the operands that instructions of this kind share."""
-    return tuple(_nested(operands_of(kind), "", field_rules(kind).get("at", {})))
-
-
-def _nested(kind: Any, prefix: str, instead: Any) -> Iterator[_Named]:
-    rules = {**field_rules(kind), **instead}
-    for name, inner in field_types(kind):
-        if is_dataclass(inner):
-            yield from _nested(inner, f"{prefix}{name}.", {})
-        elif name in rules:
-            yield _Named(prefix + name, prefix, rules[name])

@@ -102,6 +102,10 @@ class DType(IntEnum):
         """The bytes per element."""
         return self.torch.itemsize
 
+    def row_bytes(self, columns: int) -> int:
+        """Return the bytes of consecutive columns of a weight's row, wherever they begin."""
+        return columns * self.itemsize
+
 
 _TORCH = {
     DType.F32: torch.float32,

@@ -15,9 +15,8 @@ import torch
 
 from tpcompile.vm.program import rules
 from tpcompile.vm.program.abi import MOST_DIMS, Field, layout
-from tpcompile.vm.program.agreement import shared_rules
 from tpcompile.vm.program.buffer import CACHE_ORDER, DType
-from tpcompile.vm.program.instruction import field_rules, flat_fields, operands_of
+from tpcompile.vm.program.fields import flat_fields, rules_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.names import terms_of
 
@@ -95,22 +94,16 @@ class _Table:
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        paths = [path for path, _ in flat_fields(operands_of(kind))]
-        own = [path for path, _ in flat_fields(kind) if not path.startswith("at.")]
-        fields = layout(kind)
-        self._shared = dict(zip(paths, fields, strict=False))
-        self._own = dict(zip(own, fields[len(paths) :], strict=True))
+        paths = (path for path, _ in flat_fields(kind))
+        self._fields = dict(zip(paths, layout(kind), strict=True))
         self._free = [rules.PROGRAM_RANKS]
 
     def rows(self) -> list[tuple[str, _Row]]:
         """Return the name of the operand and the row of each check, in order."""
-        named = [
-            (self._shared[path], prefix, rule) for path, prefix, rule in shared_rules(self._kind)
-        ]
-        named += [(field, "", field_rules(self._kind)[own]) for own, field in self._own.items()]
+        named = [(self._fields[path], prefix, rule) for path, prefix, rule in rules_of(self._kind)]
         always = self._kind.opcode, 0, self._kind.opcode
         found = [(one[0], row) for one in named for row in self._rows(*one, always)]
-        for field in (*self._shared.values(), *self._own.values()):
+        for field in self._fields.values():
             if issubclass(field.kind, IntEnum | bool) and field.kind is not DType:
                 values = [0, 1] if field.kind is bool else [int(member) for member in field.kind]
                 limits = rules.Number(min(values), str(max(values)))
@@ -124,7 +117,7 @@ class _Table:
         """Yield the rows of a rule. The rules of real numbers concern no memory."""
         word = field.offset
         if isinstance(rule, rules.Chosen):
-            chooser = self._shared[rule.operand].offset
+            chooser = self._fields[f"at.{rule.operand}"].offset
             for value, chosen in rule.rules.items():
                 yield from self._rows(field, prefix, chosen, (when[0], chooser, int(value)))
         elif isinstance(rule, rules.Missing):
@@ -132,9 +125,9 @@ class _Table:
         elif isinstance(rule, rules.Held):
             yield self._buffer(word, prefix, rule, when)
         elif isinstance(rule, rules.DTypeOf):
-            yield _Row(*when, _Kind.DTYPE, word, self._shared[prefix + rule.operand].offset)
+            yield _Row(*when, _Kind.DTYPE, word, self._fields[f"at.{prefix}{rule.operand}"].offset)
         elif isinstance(rule, rules.Within):
-            least = self._own[rule.least].offset if rule.least else 0
+            least = self._fields[rule.least].offset if rule.least else 0
             yield _Row(*when, _Kind.RANGE, word, least, products=self._terms(rule.extent, prefix))
         elif isinstance(rule, rules.Number):
             yield from self._number(word, prefix, rule, when)
@@ -154,7 +147,7 @@ class _Table:
         """Return the row of a buffer; `word` is 0 if it is found by its role."""
         extents, block = list(rule.shape), 0
         if rule.storage is not None:
-            extents, block = list(rule.storage), self._shared["block"].offset
+            extents, block = list(rule.storage), self._fields["at.block"].offset
             extents[2] = "slots of the cache"  # a cache may have any number of them
         dtype = DType.of(rule.dtype) if isinstance(rule.dtype, torch.dtype) else 0
         products = tuple(self._terms(extent, prefix)[0] for extent in extents)
@@ -182,7 +175,7 @@ class _Table:
     def _factor(self, name: str, prefix: str) -> int:
         if name.isdigit():
             return -int(name)
-        field = self._shared.get(prefix + name) or self._shared.get(name)
+        field = self._fields.get(f"at.{prefix}{name}") or self._fields.get(f"at.{name}")
         if field is not None:
             return field.offset
         if name not in self._free:

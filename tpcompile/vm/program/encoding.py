@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.vm.program.instruction import NONE, StepInstruction, WeightInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS, decode, encode
 from tpcompile.vm.program.operands import verify_operands
 from tpcompile.vm.program.program import Instruction, Program, Wait
@@ -108,6 +108,26 @@ def program_words(instructions: Sequence[Instruction]) -> torch.Tensor:
             expected="a value from -2147483648 to 2147483647",
         )
     return found.int()
+
+
+def first_weights(program: Program) -> torch.Tensor:
+    """Return `[instructions, 3]`: the buffer, the first byte and the bytes of the first weights.
+
+    The buffer is -1 if an instruction has no weights. No instruction writes weights, so a worker
+    fetches them before its waits are met.
+    """
+    found = [_first_weights(program, one) for one in program.instructions]
+    return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
+
+
+def _first_weights(program: Program, one: Instruction) -> tuple[int, int, int]:
+    if not isinstance(one, WeightInstruction):
+        return NONE, 0, 0
+    number: int = one.at.weight
+    (first, last), (start, _) = next(box for buffer, box in one.reads if buffer == number)
+    row_bytes = one.at.dtype.row_bytes
+    row, skipped = row_bytes(program.buffers[number].shape[1]), row_bytes(start)
+    return number, first * row + skipped, (last - first) * row - skipped
 
 
 def _encodable(instruction: Instruction) -> StepInstruction:

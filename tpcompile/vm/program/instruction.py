@@ -8,39 +8,26 @@ fields. Together they are the words that an executor dispatches on.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
 from tpcompile.lazy import cached_property
+from tpcompile.vm.program.accesses import joins_of, regions_of
 from tpcompile.vm.program.buffer import DType
+from tpcompile.vm.program.fields import field_types, has_fields
+from tpcompile.vm.program.region import NONE as NONE
 from tpcompile.vm.program.region import Join, Region
+from tpcompile.vm.program.region import Range as Range
+from tpcompile.vm.program.rules import Arrival
 from tpcompile.vm.targets import Target
-
-NONE = -1
-"""The buffer number of an absent operand, such as the bias of a linear without one."""
 
 Memory = Sequence[torch.Tensor]
 """The tensors of all buffers, indexed by buffer number."""
-
-
-class Range(NamedTuple):
-    """A half-open interval: `start` is included, `stop` is not."""
-
-    start: int
-    stop: int
-
-    @property
-    def extent(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
 
 
 class Probe(Protocol):
@@ -66,11 +53,6 @@ def columns_of(buffer: int, batch: int, columns: Range) -> Region:
     return Region(buffer, ((0, batch), columns))
 
 
-def present(*regions: Region) -> tuple[Region, ...]:
-    """Drop the regions of absent optional operands."""
-    return tuple(region for region in regions if region.buffer != NONE)
-
-
 def with_bias(memory: Memory, bias: int, rows: Range, found: torch.Tensor) -> torch.Tensor:
     """Add the bias of some rows, if there is one, to their fp32 values."""
     return found if bias == NONE else found + memory[bias][rows.slice].float()
@@ -93,7 +75,10 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInstruction:
-    """Base class of instructions. A subclass adds operands, regions, its traffic and `run`."""
+    """Base class of instructions. A subclass adds operands with rules, its traffic and `run`.
+
+    The regions that it reads, writes and joins follow from the rules.
+    """
 
     at: Any
 
@@ -101,6 +86,8 @@ class StepInstruction:
     """The name in text and messages."""
     opcode: ClassVar[int]
     """The first word of the encoded row. Instructions of other packages use opcodes above 255."""
+    arrival: ClassVar[Arrival | None] = None
+    """The operands of its joins, for an instruction that is one of several blocks."""
 
     @property
     def rank(self) -> int:
@@ -115,15 +102,15 @@ class StepInstruction:
 
     @cached_property
     def reads(self) -> tuple[Region, ...]:
-        raise NotImplementedError
+        return regions_of(self, "reads")
 
     @cached_property
     def writes(self) -> tuple[Region, ...]:
-        raise NotImplementedError
+        return regions_of(self, "writes")
 
-    @property
+    @cached_property
     def joins(self) -> tuple[Join, ...]:
-        return ()
+        return () if self.arrival is None else joins_of(self)
 
     @property
     def traffic(self) -> int:
@@ -185,34 +172,35 @@ class StepInstruction:
 class WeightInstruction(StepInstruction):
     """Base class of instructions that multiply part of a weight with the values of all sequences.
 
-    The operands have a `batch` and the `dtype` of the weight.
+    The operands have a `batch`, a `weight` and its `dtype`. If the instruction reads several parts
+    of the weight, they are rows of the same columns.
     """
 
-    @property
-    def weights(self) -> int:
-        """The number of weights that the instruction loads."""
-        raise NotImplementedError
+    @cached_property
+    def weight_shape(self) -> tuple[int, int]:
+        """The number of rows and of columns of the weight that the instruction multiplies."""
+        number = self.at.weight
+        boxes = [box for buffer, box in self.reads if buffer == number]
+        start, stop = boxes[0][1]
+        return sum([last - first for (first, last), _ in boxes]), stop - start
 
     @property
     def traffic(self) -> int:
-        itemsize: int = self.at.dtype.itemsize
-        return self.weights * itemsize
+        rows, columns = self.weight_shape
+        row: int = self.at.dtype.row_bytes(columns)
+        return rows * row
 
     @property
     def work(self) -> int:
+        rows, columns = self.weight_shape
         batch: int = self.at.batch
-        return self.weights * batch
-
-    @property
-    def inputs(self) -> int:
-        """The number of columns of the weight that the instruction multiplies."""
-        raise NotImplementedError
+        return rows * columns * batch
 
     @property
     def values(self) -> int:
         """The values that enter and leave the product."""
         batch: int = self.at.batch
-        return batch * (self.inputs + self.weights // self.inputs)
+        return batch * sum(self.weight_shape)
 
 
 def own_fields(instruction: StepInstruction) -> Iterator[tuple[str, Any]]:
@@ -231,52 +219,16 @@ def _shown(value: Any) -> str:
     return f"{value.start}:{value.stop}" if isinstance(value, Range) else str(value)
 
 
-@cache
-def field_types(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of a dataclass with their types, in order."""
-    hints = get_type_hints(kind)
-    return tuple((field.name, hints[field.name]) for field in fields(kind))
-
-
-def operands_of(kind: Any) -> Any:
-    """Return the class of the operands that instructions of this kind share."""
-    return dict(field_types(kind))["at"]
-
-
-@cache
-def flat_fields(kind: Any) -> tuple[tuple[str, type], ...]:
-    """Return the fields of a dataclass in order; a nested field is named `outer.inner`."""
-    found: list[tuple[str, type]] = []
-    for name, inner in field_types(kind):
-        if _has_fields(inner):
-            found += [(f"{name}.{deeper}", last) for deeper, last in flat_fields(inner)]
-        else:
-            found.append((name, inner))
-    return tuple(found)
-
-
-@cache
-def field_rules(kind: Any) -> Mapping[str, Any]:
-    """Return the rule in the `Annotated` type of each field that has one."""
-    hints = get_type_hints(kind, include_extras=True)
-    found = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(kind)}
-    return {name: extras[0] for name, extras in found.items() if extras}
-
-
-def _has_fields(kind: Any) -> bool:
-    return is_dataclass(kind)
-
-
 def word_count(kind: Any) -> int:
     """Return the number of words that a value of this type takes."""
-    if _has_fields(kind):
+    if has_fields(kind):
         return sum(word_count(inner) for _, inner in field_types(kind))
     return 2 if kind is Range else 1
 
 
 def words_of(value: Any) -> Iterator[int]:
     """Yield the words of a value: its operands in order, floats as their fp32 bits."""
-    if _has_fields(value):
+    if has_fields(value):
         kind: Any = type(value)
         for name, _ in field_types(kind):
             yield from words_of(getattr(value, name))
@@ -290,7 +242,7 @@ def words_of(value: Any) -> Iterator[int]:
 
 def from_words(kind: Any, words: Iterator[int]) -> Any:
     """Decode a value of this type. Raise ValueError if the words are not valid for the type."""
-    if _has_fields(kind):
+    if has_fields(kind):
         return kind(*[from_words(inner, words) for _, inner in field_types(kind)])
     if kind is Range:
         return Range(next(words), next(words))

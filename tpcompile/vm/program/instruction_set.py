@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 from tpcompile.errors import UsageError
 from tpcompile.registry import Registry
+from tpcompile.vm.program.fields import field_types, operands_of
 from tpcompile.vm.program.instruction import (
     StepInstruction,
-    field_types,
     from_words,
-    operands_of,
     own_fields,
     word_count,
     words_of,

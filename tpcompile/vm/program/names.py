@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.program.instruction import flat_fields
+from tpcompile.vm.program.fields import flat_fields
 from tpcompile.vm.program.rules import PROGRAM_RANKS
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from tpcompile.errors import CompileError, UnsupportedError, VerifyError
 from tpcompile.vm.program.agreement import Agreement, Buffers, Wrong
 from tpcompile.vm.program.buffer import wrong_buffers
-from tpcompile.vm.program.instruction import StepInstruction, field_rules
+from tpcompile.vm.program.fields import field_rules
+from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.program import Program
 from tpcompile.vm.program.rules import Held, Number, Within
 from tpcompile.vm.targets import INT32_MAX

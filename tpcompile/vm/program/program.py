@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from tpcompile.errors import UsageError
@@ -115,6 +116,16 @@ class Program:
                 got=f"buffers {[*found]} for {self.ranks} ranks",
             )
         return found
+
+
+def joined(instruction: Instruction) -> list[Region]:
+    """Return the regions that an instruction joins."""
+    return [join.region for join in instruction.joins]
+
+
+def touched(instruction: Instruction) -> Iterator[Region]:
+    """Yield all regions that an instruction reads, writes or joins."""
+    return chain(instruction.reads, instruction.writes, joined(instruction))
 
 
 def queue_by_instruction(queues: Sequence[Sequence[int]]) -> dict[int, int]:

@@ -8,6 +8,24 @@ from typing import NamedTuple
 
 from tpcompile.vm.program.buffer import Box
 
+NONE = -1
+"""The buffer number of an absent operand, such as the bias of a linear without one."""
+
+
+class Range(NamedTuple):
+    """A half-open interval: `start` is included, `stop` is not."""
+
+    start: int
+    stop: int
+
+    @property
+    def extent(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
 
 class Region(NamedTuple):
     """A part of a buffer, which is identified by its number."""

@@ -6,22 +6,55 @@ operands, and its dtype. A number's rule gives its range. `operands.py` checks t
 A dimension is a product of names: `"heads*width"`. A name is either an operand or free. The first
 buffer that uses a free name binds it for the whole instruction. `ranks_of` is the number of ranks
 of the program.
+
+A buffer's rule also gives the parts that an instruction reads, writes and joins:
+`weight("rows", "width").reads("columns")`. `accesses.py` derives the instruction's regions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from tpcompile.errors import UnsupportedError
 from tpcompile.vm.program.buffer import Role
 
 F32, I32 = torch.float32, torch.int32
 
 PROGRAM_RANKS = "ranks_of"
 """The name of the program's number of ranks in expressions."""
+
+WHOLE = ":"
+"""The interval of a whole dimension."""
+
+
+class Access(NamedTuple):
+    """An access to a part of a buffer, with an interval per dimension; missing ones are whole.
+
+    `":"` is the whole dimension, and `":count"` its first elements. Another interval is a range or
+    an index, multiplied by numbers and after offsets: `"rows"`, `"heads*width"`, `"first + head"`.
+    Names are operands, or attributes of the instruction or of its shared operands.
+    """
+
+    how: str
+    """`reads`, `writes` or `joins`."""
+    part: tuple[str, ...]
+    turn: int = 0
+    """Regions are listed by turn, then in the order of operands."""
+    unless: tuple[str, int] | None = None
+    """A shared operand, and the value with which instructions do not access the buffer."""
+
+
+class Arrival(NamedTuple):
+    """The operands or attributes that give the fields of an instruction's joins; see `Join`."""
+
+    part: str
+    whole: str
+    arrivals: str
+    finish: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +69,31 @@ class Held:
     storage: tuple[str, ...] | None = None
     optional: bool = False
     each_rank: bool = False
-    """Whether each rank has such a buffer, with consecutive numbers; the operand is the first."""
+    """Whether each rank has such a buffer, with consecutive numbers; the operand is the first. The
+    instruction accesses all of them."""
+    accesses: tuple[Access, ...] = ()
+
+    def reads(self, *part: str, turn: int = 0, unless: tuple[str, int] | None = None) -> Held:
+        """Return the rule of a buffer of which the instruction reads this part."""
+        return self.accessed(Access("reads", part, turn, unless))
+
+    def writes(self, *part: str, turn: int = 0) -> Held:
+        """Return the rule of a buffer of which the instruction writes this part."""
+        return self.accessed(Access("writes", part, turn))
+
+    def joins(self, *part: str, turn: int = 0) -> Held:
+        """Return the rule of a buffer of which this part is complete after the last arrival."""
+        return self.accessed(Access("joins", part, turn))
+
+    def accessed(self, access: Access) -> Held:
+        """Return the rule with another access."""
+        if len(access.part) > len(self.shape):
+            raise UnsupportedError(
+                f"The part of a {self.role.word} buffer has too many intervals",
+                got=", ".join(access.part),
+                expected=f"at most {len(self.shape)}, for {', '.join(self.shape)}",
+            )
+        return replace(self, accesses=(*self.accesses, access))
 
 
 def weight(*shape: str, dtype: str = "float", optional: bool = False) -> Held:

@@ -6,10 +6,10 @@ The order of instructions is checked only if the form is correct.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 
-from tpcompile.vm.program import Box, Instruction, Program, Region
+from tpcompile.vm.program import Box, Program, Region
 from tpcompile.vm.program.buffer import wrong_buffers
+from tpcompile.vm.program.program import touched
 from tpcompile.vm.program.region import all_fit, box_text, refusal
 from tpcompile.vm.proof.conflict import Heads
 from tpcompile.vm.proof.fault import Fault, cited
@@ -92,7 +92,7 @@ def check_regions(
     if all(0 <= n < len(shapes) and all_fit(own, shapes[n]) for n, own in found.items()):
         return
     for number, instruction in enumerate(program.instructions):
-        for region in (*instruction.reads, *instruction.writes, *joined(instruction)):
+        for region in touched(instruction):
             if not _is_inside(region, shapes):
                 yield Fault(
                     "bounds", f"{cited(program, number)} accesses {_outside(program, region)}"
@@ -103,7 +103,7 @@ def _boxes(program: Program) -> dict[int, list[Box]]:
     """Return the boxes of each buffer that the program accesses."""
     found: dict[int, list[Box]] = {}
     for one in program.instructions:
-        for buffer, box in chain(one.reads, one.writes, joined(one)):
+        for buffer, box in touched(one):
             found.setdefault(buffer, []).append(box)
     return found
 
@@ -121,10 +121,6 @@ def _outside(program: Program, region: Region) -> str:
         return f"buffer {buffer}, but the program has {count} buffers, numbered from 0"
     name, shape = program.buffers[buffer].name, program.buffers[buffer].shape
     return f"a region outside of {name}: {refusal(box, shape)}"
-
-
-def joined(instruction: Instruction) -> list[Region]:
-    return [join.region for join in instruction.joins]
 
 
 def check_heads(program: Program, heads: Heads) -> Iterator[Fault]:

@@ -17,6 +17,7 @@ from tpcompile.errors import VerifyError
 from tpcompile.pause import paused_collector
 from tpcompile.vm.program import Program, Region
 from tpcompile.vm.program.operands import disagreements
+from tpcompile.vm.program.program import joined
 from tpcompile.vm.program.region import box_text
 from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.conflict import Heads, conflict, heads_of
@@ -31,7 +32,6 @@ from tpcompile.vm.proof.form import (
     check_queues,
     check_regions,
     check_thresholds,
-    joined,
 )
 from tpcompile.vm.proof.known import Known, Several, missing, with_one
 from tpcompile.vm.proof.overlap import steps_may_overlap

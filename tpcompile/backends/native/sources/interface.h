@@ -16,6 +16,7 @@ typedef struct {
   const int32_t* signal_offsets;
   const int32_t* signal_values;
   const int32_t* totals;
+  const int64_t* weights;  // the address of each instruction's first weights, or 0
   int64_t* counters;
   void* board;  // see board.h: a line for all workers, and one for each
   int64_t counter_rows;

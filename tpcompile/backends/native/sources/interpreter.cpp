@@ -54,54 +54,9 @@ void* Scratch::bytes(size_t count) {
 
 namespace {
 
-// The weights that an instruction reads first.
-struct Weights {
-  int32_t buffer;
-  int64_t row;
-};
-
-template <class Words>
-Weights first_rows(const int32_t* words) {
-  const auto& at = *reinterpret_cast<const Words*>(words);
-  return {at.weight, at.rows.start};
-}
-
-Weights first_weights(const int32_t* words) {
-  switch (words[0]) {
-    case TPC_OP_NORM_QKV_ROPE_APPEND: {
-      const auto& at = *reinterpret_cast<const tpc_norm_qkv_rope_append*>(words);
-      return {at.weight, at.first_row + int64_t{at.heads.start} * at.width};
-    }
-    case TPC_OP_NORM_QKV_ROWS: {
-      const auto& at = *reinterpret_cast<const tpc_norm_qkv_rows*>(words);
-      return {at.weight, at.first_row + int64_t{at.head} * at.width + at.rows.start};
-    }
-    case TPC_OP_LINEAR_RESIDUAL:
-      return first_rows<tpc_linear_residual>(words);
-    case TPC_OP_LINEAR_TERMS:
-      return first_rows<tpc_linear_terms>(words);
-    case TPC_OP_NORM_GATE_UP_SWIGLU:
-      return first_rows<tpc_norm_gate_up_swiglu>(words);
-    case TPC_OP_NORM_LM_HEAD:
-      return first_rows<tpc_norm_lm_head>(words);
-    default:
-      return {TPC_NONE, 0};
-  }
-}
-
-// The address of the weights that an instruction reads first, or null.
-const char* next_weights(const Memory& memory, const int32_t* words) {
-  const Weights first = first_weights(words);
-  if (first.buffer == TPC_NONE) return nullptr;
-  const tpc_buffer& buffer = memory.buffers[first.buffer];
-  const int64_t row = buffer.strides[0] * (buffer.dtype == TPC_DTYPE_F32 ? 4 : 2);
-  return reinterpret_cast<const char*>(buffer.address) + first.row * row;
-}
-
-// Fetch the first rows of weights into the second cache: they do not depend on what is waited for.
-void fetch_weights(const Memory& memory, const int32_t* words) {
+// Fetch an instruction's first weights into the second cache: no instruction writes them.
+void fetch_weights(const char* from) {
   constexpr int64_t kBytes = 1 << 16;
-  const char* from = next_weights(memory, words);
   for (int64_t at = 0; from != nullptr && at < kBytes; at += 64)
     __builtin_prefetch(from + at, 0, 2);
 }
@@ -324,7 +279,7 @@ class Machine {
   void run(const Turn& turn, const Turn& next, Worker& worker, int64_t taken) {
     const int64_t start = now_if_timed();
     worker.seat.state.store(Seat::kRuns, std::memory_order_relaxed);
-    worker.scratch.next_weights = next_weights(memory_, words_of(next.number));
+    worker.scratch.next_weights = weights_of(next.number);
     const int32_t* words = words_of(turn.number);
     if (program_.delays != 0) delay(worker.delays.next_ns());
     worker.scratch.reset();
@@ -392,6 +347,11 @@ class Machine {
     return program_.words + int64_t{number} * TPC_ROW_WORDS;
   }
 
+  // The address of the weights that an instruction reads first, or null.
+  const char* weights_of(int32_t number) const {
+    return reinterpret_cast<const char*>(program_.weights[number]);
+  }
+
   int64_t* counter_of(int32_t counter) const {
     return program_.counters + program_.own_row * program_.counter_stride + counter;
   }
@@ -422,7 +382,7 @@ class Machine {
       taken = now_if_timed();
       if (ready(turn)) return true;
     }
-    if (turn.step < limit_.load()) fetch_weights(memory_, words_of(turn.number));
+    if (turn.step < limit_.load()) fetch_weights(weights_of(turn.number));
     int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
     worker.seat.lost.store(worker.core_time.lost(begin), std::memory_order_relaxed);
     for (int64_t polls = 1; !ready(turn); ++polls) {

@@ -8,7 +8,8 @@ from typing import Any
 
 from tpcompile.errors import UsageError
 from tpcompile.vm.program.buffer import Buffer, wrong_buffers
-from tpcompile.vm.program.instruction import StepInstruction, field_types, operands_of
+from tpcompile.vm.program.fields import field_types, operands_of
+from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, WRONG_BUFFER, disagreements
 from tpcompile.vm.program.program import Program, Wait

@@ -11,7 +11,7 @@ from tpcompile.errors import UsageError
 from tpcompile.ir.types import dtype_name
 from tpcompile.vm.program.buffer import Buffer
 from tpcompile.vm.program.instruction import StepInstruction, own_fields
-from tpcompile.vm.program.program import Instruction, Program, queue_by_instruction
+from tpcompile.vm.program.program import Instruction, Program, queue_by_instruction, touched
 from tpcompile.vm.program.region import Join, Region, box_text
 from tpcompile.vm.program.text.values import (
     DTYPES,
@@ -100,16 +100,10 @@ def _touched(lines: _Lines, shown: Collection[int]) -> list[int]:
     found = {
         region.buffer
         for number in shown
-        for _, region in _touches(lines.instructions[number])
+        for region in touched(lines.instructions[number])
         if 0 <= region.buffer < len(lines.program.buffers)
     }
     return sorted(found)
-
-
-def _touches(instruction: StepInstruction) -> Iterator[tuple[str, Region]]:
-    yield from (("reads", region) for region in instruction.reads)
-    yield from (("writes", region) for region in instruction.writes)
-    yield from (("joins", join.region) for join in instruction.joins)
 
 
 class _Lines:

@@ -13,14 +13,8 @@ from typing import Any
 import torch
 
 from tpcompile.vm.program.buffer import DType, Role
-from tpcompile.vm.program.instruction import (
-    NONE,
-    Range,
-    field_types,
-    flat_fields,
-    operands_of,
-    to_fp32,
-)
+from tpcompile.vm.program.fields import field_types, flat_fields, operands_of
+from tpcompile.vm.program.instruction import NONE, Range, to_fp32
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 SECTIONS = ("buffers", "operands", "instructions", "queues")

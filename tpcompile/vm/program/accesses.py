@@ -1,0 +1,193 @@
+"""The regions of instructions, derived from the accesses in the rules of their operands.
+
+Accesses are compiled to Python once per class of instructions. Regions that depend on shared
+operands alone are made once for consecutive instructions with the same `at`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from functools import cache
+from typing import Any, NamedTuple, overload
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.vm.program.fields import flat_fields, operands_of, rules_of
+from tpcompile.vm.program.region import NONE, Join, Range, Region
+from tpcompile.vm.program.rules import WHOLE, Chosen, Held, Rule
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_OWN = re.compile(r"\bone\.(?!at\.)")
+
+
+class Interval:
+    """A range that instructions compute from operands, such as `"first_row + heads*width"`."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+
+    @overload
+    def __get__(self, one: None, owner: Any) -> Interval: ...
+
+    @overload
+    def __get__(self, one: object, owner: Any) -> Range: ...
+
+    def __get__(self, one: object | None, owner: Any) -> Interval | Range:
+        return self if one is None else Range(*_interval(owner, self.expression)(one))
+
+
+class _Source:
+    """The source of expressions over the operands of an instruction `one`, in Python."""
+
+    def __init__(self, kind: Any, prefix: str = "") -> None:
+        self._kind = kind
+        self._prefix = prefix
+        """The path of the dataclass whose names take precedence over outer names."""
+        self._types = dict(flat_fields(kind))
+
+    def number(self, expression: str) -> str:
+        """Return the source of an expression over numbers."""
+        return _NAME.sub(lambda name: self._operand(name[0])[0], expression)
+
+    def interval(self, expression: str, extent: str = "") -> str:
+        """Return the source of an interval."""
+        made = getattr(self._kind, expression, None)
+        if isinstance(made, Interval):
+            expression = made.expression
+        if expression.isidentifier():
+            source, kind = self._operand(expression)
+            if kind is Range:
+                return source
+        return f"({', '.join(self.edges(expression, extent))})"
+
+    def edges(self, expression: str, extent: str = "") -> tuple[str, str]:
+        """Return the source of the start and of the stop of an interval."""
+        if expression.startswith(WHOLE):
+            return "0", self.number(expression.removeprefix(WHOLE) or extent)
+        *offsets, last = expression.split(" + ")
+        name, *factors = last.split("*")
+        source, kind = (name, int) if name.isdigit() else self._operand(name)
+        before = "".join(f"{self.number(offset)} + " for offset in offsets)
+        after = "".join(f"*{self.number(factor)}" for factor in factors)
+        if kind is Range:
+            return f"{before}{source}.start{after}", f"{before}{source}.stop{after}"
+        return f"{before}{source}{after}", f"{before}({source} + 1){after}"
+
+    def _operand(self, name: str) -> tuple[str, type]:
+        """Return the source of a name and its type. Attributes of instructions must be ranges."""
+        for path in (f"at.{self._prefix}{name}", f"at.{name}", name):
+            if path in self._types:
+                kind = self._types[path]
+                return (f"int(one.{path})" if issubclass(kind, IntEnum) else f"one.{path}"), kind
+        if hasattr(self._kind, name):
+            return f"one.{name}", Range
+        if hasattr(operands_of(self._kind), name):
+            return f"one.at.{name}", int
+        raise UnsupportedError(
+            f"A rule of {self._kind.name} has an unknown name",
+            got=name,
+            expected="an operand, or an attribute of the instruction or of its shared operands",
+        )
+
+
+def regions_of(one: Any, how: str) -> tuple[Region, ...]:
+    """Return the regions that an instruction reads, writes or joins."""
+    kind: Any = type(one)
+    return _regions(kind, how).of(one)
+
+
+def joins_of(one: Any) -> tuple[Join, ...]:
+    """Return the joins of an instruction, whose `arrival` completes the regions."""
+    kind: Any = type(one)
+    arrival = _arrival(kind)(one)
+    return tuple(Join(region, *arrival) for region in _regions(kind, "joins").of(one))
+
+
+class _Regions:
+    """The regions that the instructions of one class read, write or join."""
+
+    def __init__(self, kind: Any, how: str) -> None:
+        sources = [access.source for access in _accesses(kind) if access.how == how]
+        self._shared, self._own = (
+            _function(source for source in sources if bool(_OWN.search(source)) == own)
+            for own in (False, True)
+        )
+        self._last: tuple[Any, tuple[Region, ...]] = None, ()
+        """The last `at` and its regions: instructions with the same `at` follow each other."""
+
+    def of(self, one: Any) -> tuple[Region, ...]:
+        """Return the regions that depend on shared operands alone, then the others."""
+        at, shared = self._last
+        if at is not one.at:
+            shared = self._shared(one)
+            self._last = one.at, shared
+        return shared + self._own(one)
+
+
+_regions = cache(_Regions)
+
+
+class _Compiled(NamedTuple):
+    how: str
+    turn: int
+    source: str
+    """An element of a tuple of regions, in Python."""
+
+
+@cache
+def _accesses(kind: Any) -> list[_Compiled]:
+    """Return the accesses of a class of instructions, in the order of their regions."""
+    found: list[_Compiled] = []
+    for path, prefix, rule in rules_of(kind):
+        if isinstance(rule, Chosen):
+            for value, chosen in rule.rules.items():
+                where = f"one.at.{rule.operand} == {int(value)}"
+                found += _compiled(_Source(kind, prefix), path, chosen, [where])
+        else:
+            found += _compiled(_Source(kind, prefix), path, rule, [])
+    hows = {access.how for access in found}
+    if not hows or ("joins" in hows and kind.arrival is None):
+        raise UnsupportedError(
+            f"The rules of {kind.name} do not say which buffers it accesses",
+            expected="rules with reads and writes, or with joins and an `arrival`",
+        )
+    return sorted(found, key=lambda access: access.turn)
+
+
+def _compiled(source: _Source, path: str, rule: Rule, conditions: list[str]) -> Iterator[_Compiled]:
+    """Yield the accesses of a rule, which apply if the conditions are met."""
+    if not isinstance(rule, Held):
+        return
+    if rule.optional:
+        conditions = [*conditions, f"one.{path} != {NONE}"]
+    for how, part, turn, unless in rule.accesses:
+        other = [] if unless is None else [f"one.at.{unless[0]} != {int(unless[1])}"]
+        whole = (WHOLE,) * (len(rule.shape) - len(part))
+        each = zip(part + whole, rule.shape, strict=True)
+        box = "".join(f"{source.interval(*interval)}, " for interval in each)
+        text = f"Region(one.{path}, ({box}))"
+        if rule.each_rank:
+            text = f"*[Region(one.{path} + rank, ({box})) for rank in range(one.at.ranks)]"
+        if conditions or other:
+            text = f"*(({text},) if {' and '.join(conditions + other)} else ())"
+        yield _Compiled(how, turn, text)
+
+
+@cache
+def _interval(kind: Any, expression: str) -> Callable[[Any], tuple[int, int]]:
+    return _function(_Source(kind).edges(expression))
+
+
+@cache
+def _arrival(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    part, *rest = kind.arrival
+    return _function([_Source(kind).interval(part), *map(_Source(kind).number, rest)])
+
+
+def _function(sources: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Compile the sources of a tuple's elements to a function of an instruction `one`."""
+    found: Callable[[Any], tuple[Any, ...]] = eval(
+        f"lambda one: ({''.join(f'{source}, ' for source in sources)})", {"Region": Region}
+    )
+    return found
