@@ -152,7 +152,7 @@ class WithResidual(Mistaken):
         self.one.run(memory, probe)
         one: Any = self.one
         out = memory[one.at.out]
-        out[one._terms.slice, one.rows.slice] += (
+        out[one.terms.slice, one.rows.slice] += (
             self.share * memory[self.residual][:, one.rows.slice]
         )
 

@@ -37,11 +37,11 @@ class OtherSlot(NormQkvRows):
         return (count._replace(region=region), *rest)
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
-        brought = self.at.project(memory, self._weight_rows, probe)
-        memory[self.raw][:, self._weight_rows.slice] = brought
+        brought = self.at.project(memory, self.weight_rows, probe)
+        memory[self.raw][:, self.weight_rows.slice] = brought
         memory[self.arrivals][self.slot] += 1
         if int(memory[self.arrivals][self.slot]) % self.blocks == 0:
-            whole = memory[self.raw][:, self._raw_head.slice]
+            whole = memory[self.raw][:, self.raw_head.slice]
             self.at.finish(memory, Range(self.head, self.head + 1), whole, probe)
 
 
