@@ -34,7 +34,7 @@ _REMEDIES = {
     errno.ENOMEM: "Free memory",
     errno.EAGAIN: "End other processes, or raise the limit of processes (ulimit -u)",
 }
-"""What to do about failures of the machine, which are not those of the compiler."""
+"""Remedies for failures of the machine, as opposed to the compiler, by error number."""
 _LAST_LINES = 12
 """The number of lines of a compiler's output in an error."""
 

@@ -186,5 +186,4 @@ class DecodeStep:
 def decode_step(name: str, model: str = "tiny-qwen3", tp: int = 4, spans: int = 3) -> DecodeStep:
     """Return the pass `name` of the decode pipeline."""
     passes = decode_pipeline(tp, spans, BLOCK)
-    place = [current.name for current in passes].index(name)
-    return DecodeStep(model, tp, step_of(preset_pair(model), passes[: place + 1]))
+    return DecodeStep(model, tp, step_of(name, preset_pair(model), passes))

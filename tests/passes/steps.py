@@ -129,10 +129,11 @@ def step(name: str, model: str = "tiny-qwen3", tp: int = 4, pipeline: str = "") 
     """Return the pass `name` of the standard pipeline, or of another one."""
     pair = preset_pair(model)
     passes = for_ranks(parse_pipeline(pipeline), tp) if pipeline else default_pipeline(tp)
+    return step_of(name, pair, passes)
+
+
+def step_of(name: str, pair: Pair, passes: Sequence[Pass]) -> Step:
+    """Return the pass `name` of a list of passes."""
     place = [current.name for current in passes].index(name)
-    return step_of(pair, passes[: place + 1])
-
-
-def step_of(pair: Pair, passes: Sequence[Pass]) -> Step:
-    """Return the last of these passes as a step."""
-    return Step(pair, tuple(passes), *stages_of(pair, passes)[-2:])
+    own = tuple(passes[: place + 1])
+    return Step(pair, own, *stages_of(pair, own)[-2:])

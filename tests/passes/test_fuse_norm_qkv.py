@@ -21,6 +21,7 @@ from tpcompile.ir.ops import (
     RMS_NORM,
     ROPE,
     SPECS,
+    arguments_of,
 )
 from tpcompile.passes.fuse_norm_qkv import FuseNormQkv
 from tpcompile.rewriting.manager import clone
@@ -66,7 +67,7 @@ def test_bias_and_norms_of_heads_are_kept(model: str, biased: bool, normed: bool
     """Trap 5: biases and per-head norms are neither dropped nor invented."""
     gm = decode_step("fuse-norm-qkv", model, 3).after.graph
     for node in calls(gm, NORM_QKV_ROPE_APPEND):
-        given = SPECS[NORM_QKV_ROPE_APPEND].bind(node.args, dict(node.kwargs))
+        given = arguments_of(node)
         assert (given["bias"] is not None) == biased
         assert (given["q_norm"] is not None) == (given["k_norm"] is not None) == normed
         assert given["heads"] == [6, 2, 2]

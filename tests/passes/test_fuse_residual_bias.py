@@ -25,7 +25,7 @@ from tests.passes.test_shard_linears import biased_llama
 from tests.stages import graph_after, stages_of
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, value_type
-from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL, SPECS
+from tpcompile.ir.ops import ALL_REDUCE, ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL, arguments_of
 from tpcompile.ir.types import PARTIAL
 from tpcompile.passes import decode_pipeline, run_passes
 from tpcompile.passes.fuse_residual import FuseResidual
@@ -57,7 +57,7 @@ def test_a_bias_goes_along_and_counts_once(name: str, tp: int) -> None:
     assert stages[-1].stats.matches == 4
     assert not calls(gm, aten.add.Tensor)
     target = LINEAR_RESIDUAL if tp == 1 else ALL_REDUCE_RESIDUAL
-    bound = [SPECS[target].bind(node.args, dict(node.kwargs)) for node in calls(gm, target)]
+    bound = [arguments_of(node) for node in calls(gm, target)]
     assert len(bound) == 4
     assert sum(each["bias"] is not None for each in bound) == expected
     packed = batch((1, 1, 1), pair.eager.config.vocab_size)

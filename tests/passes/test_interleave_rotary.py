@@ -24,7 +24,7 @@ from tests.passes.decoding import BATCHES, decode_stages, filled, run_step
 from tests.passes.steps import TINY_VOCABULARY, Step, step
 from tests.stages import graph_after, stages_of
 from tpcompile.ir.meta import captured_value, parameter_of, parameters
-from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND, ROPE, SPECS
+from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND, ROPE, arguments_of
 from tpcompile.ir.ops.rotary import interleave
 from tpcompile.ir.recipe import Permute
 from tpcompile.passes import Stage, default_pipeline, for_ranks, parse_pipeline, run_passes
@@ -93,8 +93,7 @@ def test_the_cache_holds_interleaved_keys_and_plain_values(model: str, tp: int) 
 def test_fusions_keep_the_layout(model: str) -> None:
     for paired in (False, True):
         gm = decode_stages(model, 3, 3, paired)[-1].graph
-        spec = SPECS[NORM_QKV_ROPE_APPEND]
-        found = [spec.bind(n.args, dict(n.kwargs)) for n in calls(gm, NORM_QKV_ROPE_APPEND)]
+        found = [arguments_of(node) for node in calls(gm, NORM_QKV_ROPE_APPEND)]
         assert [bound["interleaved"] for bound in found] == [paired] * 2
 
 

@@ -24,6 +24,7 @@ from tpcompile.ir.ops import (
     SPECS,
     SWIGLU,
     VOCAB_EMBEDDING,
+    arguments_of,
     spec_of,
 )
 from tpcompile.ir.ops.cache import kept_type
@@ -144,7 +145,7 @@ def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:
         return value_type(operand(node)), value_type(operand(node, 1))
     if node.target is NORM_QKV_ROPE_APPEND:
         queries = value_type(node)
-        read = SPECS[NORM_QKV_ROPE_APPEND].bind(node.args, dict(node.kwargs))
+        read = arguments_of(node)
         return queries, kept_type(value_type(read["cache"]), queries.shape[0])
     return None
 

@@ -26,7 +26,7 @@ _RUN = 256
 """The weights that are added before the sums are cumulated."""
 
 _SAMPLED = 64
-"""One of so many scores is looked at to estimate whether the candidates may suffice."""
+"""The stride of the scores that are sampled to estimate whether the candidates suffice."""
 _PIECE = 64 * _RUN
 """The scores whose weights are computed at a time, few enough to stay in the cache of a core."""
 

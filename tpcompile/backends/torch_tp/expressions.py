@@ -24,6 +24,7 @@ from tpcompile.ir.ops import (
     REDISTRIBUTE,
     REDUCE_SCATTER,
     OpSpec,
+    arguments_of,
     spec_of,
 )
 from tpcompile.ir.ops.argmax import first_column
@@ -155,7 +156,7 @@ def _local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
 
 def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope) -> str:
     """Return the expression that computes a node, given its local arguments."""
-    arguments = {**spec.bind(node.args, dict(node.kwargs)), **local}
+    arguments = {**arguments_of(node), **local}
     writer = _WRITERS.get(node.target)
     if writer is not None or spec.written is not None:
         texts = {name: scope.text(arg) for name, arg in arguments.items()}

@@ -113,7 +113,8 @@ def _padded(path: str, most: int = 2**31) -> Source:
     return lambda program, one: min(_power_of_two(operand(one)), most)
 
 
-def _alike(*names: str) -> dict[str, str]:
+def _same_names(*names: str) -> dict[str, str]:
+    """Return constants that are named like their operands."""
     return {name.upper(): name for name in names}
 
 
@@ -141,7 +142,7 @@ _QKV: _Operands = {
     **_NORMED,
     "HEAD": "width",
     "LANES": _padded("width"),
-    **_alike("part", "head_norm", "head_eps", "interleaved", "bias", "most_blocks", "block"),
+    **_same_names("part", "head_norm", "head_eps", "interleaved", "bias", "most_blocks", "block"),
     "DTYPE": "weight",
 }
 _ATTENTION: _Operands = {
@@ -149,7 +150,7 @@ _ATTENTION: _Operands = {
     "LANES": _padded("width"),
     "HEADS": _heads,
     "TOKENS": _tokens,
-    **_alike("scale", "window", "block", "spans", "most_blocks"),
+    **_same_names("scale", "window", "block", "spans", "most_blocks"),
     "DTYPE": "q",
 }
 _MERGE: _Operands = {
@@ -160,12 +161,12 @@ _MERGE: _Operands = {
     "DTYPE": "out",
 }
 _PROJECT: _Operands = {
-    **_alike("batch", "width"),
+    **_same_names("batch", "width"),
     "COLUMNS": _padded("width", _MOST_COLUMNS),
     "DTYPE": "weight",
 }
 _ARGMAX: _Operands = {
-    **_alike("batch", "ranks", "slots"),
+    **_same_names("batch", "ranks", "slots"),
     "PLACES": _padded("slots"),
     "MOST_STOPS": "most_stops",
     "STOPS": _padded("most_stops"),
@@ -180,9 +181,9 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
     LinearTerms: ("project", _PROJECT),
     AllReduce: (
         "reduce",
-        {**_alike("batch", "ranks", "slots", "bias", "residual"), "DTYPE": "out"},
+        {**_same_names("batch", "ranks", "slots", "bias", "residual"), "DTYPE": "out"},
     ),
-    NormGateUpSwiglu: ("mlp", {**_NORMED, **_alike("ffn", "bias"), "DTYPE": "weight"}),
+    NormGateUpSwiglu: ("mlp", {**_NORMED, **_same_names("ffn", "bias"), "DTYPE": "weight"}),
     NormLmHead: ("head", {**_NORMED, "BIAS": "bias", "DTYPE": "weight"}),
     Argmax: ("head", _ARGMAX),
 }

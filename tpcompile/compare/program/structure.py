@@ -14,7 +14,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.ir.activations import activations
 from tpcompile.ir.layout import Layout
 from tpcompile.ir.meta import operand, origin_of, value_type
-from tpcompile.ir.ops import ARGMAX, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SPECS, SWIGLU
+from tpcompile.ir.ops import ARGMAX, LINEAR, PAGED_ATTENTION, RMS_NORM, ROPE, SWIGLU, arguments_of
 from tpcompile.rewriting.structure import head_of, head_ops, output_of
 
 _HEADS = {"q": "head", "k": "kv head", "v": "kv head"}
@@ -100,15 +100,15 @@ def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
         nodes = {**first, **second, "mlp_residual": after}
         layers.append(_layer(node, nodes))
     ends = {"embedding": residuals[0], "final_norm": final, "logits": logits, "token": _token(gm)}
-    block = int(_bound(attention[0])["block"])
+    block = int(arguments_of(attention[0])["block"])
     return Structure(tuple(layers), ends, spans, block)
 
 
 def _layer(attention: fx.Node, nodes: dict[str, fx.Node]) -> Layer:
-    bound = _bound(attention)
+    bound = arguments_of(attention)
     width = value_type(attention).shape[-1]
     assert isinstance(width, int)
-    rope = _bound(nodes["q_rotated"])
+    rope = arguments_of(nodes["q_rotated"])
     return Layer(
         bound["layer"],
         nodes,
@@ -122,7 +122,7 @@ def _layer(attention: fx.Node, nodes: dict[str, fx.Node]) -> Layer:
 
 def _attention(node: fx.Node) -> dict[str, fx.Node]:
     """Return the values from the norm to attention, with normed q and k if there are any."""
-    bound = _bound(node)
+    bound = arguments_of(node)
     heads = {part: head_ops(bound[part]) for part in _HEADS}
     for part in ("q", "k"):
         _expect(
@@ -161,11 +161,6 @@ def _token(gm: fx.GraphModule) -> fx.Node:
     chosen = [node for node in results if isinstance(node, fx.Node) and node.target is ARGMAX]
     _expect(bool(chosen), [output], "the token as a result: add greedy-head to the pipeline")
     return chosen[0]
-
-
-def _bound(node: fx.Node) -> dict[str, Any]:
-    found: dict[str, Any] = SPECS[node.target].bind(node.args, dict(node.kwargs))
-    return found
 
 
 def _expect(holds: bool, nodes: Sequence[fx.Node], what: str) -> None:

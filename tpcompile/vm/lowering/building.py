@@ -11,7 +11,7 @@ from torch import fx
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import origin_of, value_type
-from tpcompile.ir.ops.spec import SPECS
+from tpcompile.ir.ops.spec import SPECS, arguments_of
 from tpcompile.ir.simulate import local_args
 from tpcompile.ir.text import format_node
 from tpcompile.vm.lowering.plan import StepPlan
@@ -111,11 +111,7 @@ class Building:
 
     def bound(self, node: fx.Node, rank: int = 0) -> dict[str, Any]:
         """Return the arguments of a node by name, with this rank's value if they differ by rank."""
-        spec = SPECS[node.target]
-        return {
-            **spec.bind(node.args, dict(node.kwargs)),
-            **local_args(node, spec, rank),
-        }
+        return {**arguments_of(node), **local_args(node, SPECS[node.target], rank)}
 
     def refusal(self, node: fx.Node, reason: str, hint: str = "") -> UnsupportedError:
         return UnsupportedError(

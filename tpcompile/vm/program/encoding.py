@@ -124,7 +124,7 @@ def _first_weights(program: Program, one: Instruction) -> tuple[int, int, int]:
     if not isinstance(one, WeightInstruction):
         return NONE, 0, 0
     number: int = one.at.weight
-    (first, last), (start, _) = next(box for buffer, box in one.reads if buffer == number)
+    (first, last), (start, _) = one.weight_boxes[0]
     row_bytes = one.at.dtype.row_bytes
     row, skipped = row_bytes(program.buffers[number].shape[1]), row_bytes(start)
     return number, first * row + skipped, (last - first) * row - skipped

@@ -18,7 +18,7 @@ import torch
 
 from tpcompile.lazy import cached_property
 from tpcompile.vm.program.accesses import joins_of, regions_of
-from tpcompile.vm.program.buffer import DType
+from tpcompile.vm.program.buffer import Box, DType
 from tpcompile.vm.program.fields import field_types, has_fields
 from tpcompile.vm.program.region import NONE as NONE
 from tpcompile.vm.program.region import Join, Region
@@ -176,11 +176,16 @@ class WeightInstruction(StepInstruction):
     of the weight, they are rows of the same columns.
     """
 
+    @property
+    def weight_boxes(self) -> list[Box]:
+        """The parts of the weight that the instruction reads, in order."""
+        number = self.at.weight
+        return [box for buffer, box in self.reads if buffer == number]
+
     @cached_property
     def weight_shape(self) -> tuple[int, int]:
         """The number of rows and of columns of the weight that the instruction multiplies."""
-        number = self.at.weight
-        boxes = [box for buffer, box in self.reads if buffer == number]
+        boxes = self.weight_boxes
         start, stop = boxes[0][1]
         return sum([last - first for (first, last), _ in boxes]), stop - start
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from tpcompile.ir.ops import PARTIAL_ATTENTION, SPECS
+from tpcompile.ir.ops import PARTIAL_ATTENTION, arguments_of
 from tpcompile.pause import paused_collector
 from tpcompile.vm.groups.qkv import LOWERING_OF
 from tpcompile.vm.lowering import LOWERINGS, Lowered, StepPlan, lower
@@ -159,6 +159,6 @@ def verdicts(gm: fx.GraphModule) -> list[Verdict]:
 def _room_for_spans(gm: fx.GraphModule) -> int:
     """Return the length, in tokens, of a sequence that has one block per span."""
     node = next(node for node in gm.graph.nodes if node.target == PARTIAL_ATTENTION)
-    bound = SPECS[PARTIAL_ATTENTION].bind(node.args, dict(node.kwargs))
+    bound = arguments_of(node)
     room: int = bound["spans"] * bound["block"]
     return room
