@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from benchmarks.gpu.checks import Check
@@ -21,7 +22,7 @@ from tpcompile.inspect.tables import table_text
 RESULTS = Path(__file__).parent.parent / "results"
 _WANTED_MS = {("qwen3-0.6b", 128): 0.48, ("qwen3-1.7b", 128): 1.05, ("qwen3-8b", 128): 4.1}
 """What a step of ours may take on an H200."""
-_PACKAGES = ("torch", "triton", "transformers", "tpcompile")
+_PACKAGES = ("triton", "transformers", "tpcompile")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Report:
             "when": self.when,
             "device": self.device,
             "python": platform.python_version(),
-            "versions": {name: _version(name) for name in _PACKAGES},
+            # that of torch with its build, such as +cu130, which its metadata may leave out
+            "versions": {"torch": torch.__version__} | {name: _version(name) for name in _PACKAGES},
             "steps_per_burst": self.steps,
             "gb_per_s": asdict(self.limits),
             "checks": [check.to_json() for check in self.checks],
