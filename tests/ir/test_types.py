@@ -6,15 +6,8 @@ import pytest
 import torch
 
 from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
-from tpcompile.ir.types import (
-    PARTIAL,
-    REPLICATE,
-    Placement,
-    Shard,
-    SymbolType,
-    ValueType,
-    dtype_name,
-)
+from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.types import PARTIAL, REPLICATE, Placement, Shard, SymbolType, ValueType
 
 HEADS = Layout("q_heads", 6, 4, even_runs(6, 4))
 FUSED = FusedLayout((HEADS, Layout("kv", 2, 4, (((0, 1),),) * 2 + (((1, 2),),) * 2)))

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend import Captured, capture
 from tpcompile.ir.pieces import Read
+from tpcompile.ir.simulate import whole_value
 
 
 @dataclass(frozen=True)
@@ -52,5 +53,6 @@ def eager_model(source: Source) -> Any:
     model = make(source.captured.config, dtype=source.dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(source.read(name, tuple(slice(0, n) for n in parameter.shape)))
+            tensor = source.captured.tensors[name]
+            parameter.copy_(whole_value(tensor, source.read, parameter.dtype))
     return model

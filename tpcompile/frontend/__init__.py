@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import fx, nn
 from tpcompile.frontend.build import Builder, UnlikeLayersError
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
+from tpcompile.frontend.quantized import formats_of
 from tpcompile.frontend.rotary import RotaryTables, SavedTables, rotary_modules, source_of
 from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
@@ -19,6 +21,7 @@ from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir import parse
 from tpcompile.ir.check_biases import captured_biases
 from tpcompile.ir.checker import infer_types
+from tpcompile.ir.format import Format
 from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.recipe import Tensor
@@ -54,7 +57,7 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
     `stamped=False` traces every layer, which takes longer and gives the same graph.
     """
     module = module_of(model, dtype)
-    tensors, aliases = _tensors(module)
+    tensors, aliases = _tensors(module, formats_of(module, module.config))
     layers = watch_layers(module, find_layers(module))
     name = type(module).__name__
     (source,) = rotary_modules(module).values()
@@ -95,7 +98,9 @@ def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:
     return gm
 
 
-def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _tensors(
+    module: nn.Module, formats: Mapping[str, Format]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the distinct parameters by first name, and the other names of tied ones."""
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
@@ -103,7 +108,7 @@ def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         known = first.setdefault(id(parameter), name)
         if known == name:
-            tensors[name] = Tensor(name, tuple(parameter.shape))
+            tensors[name] = Tensor(name, tuple(parameter.shape), formats.get(name))
         else:
             aliases[name] = known
     return tensors, aliases

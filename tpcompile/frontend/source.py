@@ -27,6 +27,12 @@ def module_of(model: Any, dtype: torch.dtype | None) -> Any:
         _refuse_unsupported(module)
         return module
     _refuse_unsupported(model)
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UnsupportedError(
+            f"{type(model).__name__} is quantized",
+            expected="a model in memory in float32, bfloat16 or float16",
+            hint="Pass the directory of the checkpoint, which is read as it is stored",
+        )
     if dtype is not None and dtype != next(model.parameters()).dtype:
         raise UsageError(
             "The dtype of a model in memory cannot be changed",
@@ -141,10 +147,6 @@ def _empty_model(config: Any, dtype: torch.dtype | None) -> Any:
 def _refuse_unsupported(module: Any) -> None:
     name = type(module).__name__
     _refuse_other_kinds(module, name)
-    if getattr(module.config, "quantization_config", None) is not None:
-        raise UnsupportedError(
-            f"{name} is quantized", expected="weights in float32, bfloat16 or float16"
-        )
     refuse_features(module)
     if getattr(module, "training", False):
         raise UsageError(f"{name} is in training mode", hint="Call model.eval() first")

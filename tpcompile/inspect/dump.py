@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import origin_of, parameter_of
 from tpcompile.ir.ops import op_name, spec_of
 from tpcompile.ir.pieces import Piece, pieces
-from tpcompile.ir.types import AnyType, Placement, Shard, SymbolType, dtype_name
+from tpcompile.ir.types import AnyType, Placement, Shard, SymbolType
 
 _OPS = {"placeholder": "input", "get_attr": "param", "output": "return"}
 
@@ -123,8 +124,9 @@ def parameter_json(node: fx.Node, ranks: list[int]) -> dict[str, Any]:
                 "recipe": parameter.describe(rank),
                 "reads": [
                     read
-                    for piece in pieces(parameter.shards[rank])
-                    for read in reads(piece, kind.dtype.itemsize)
+                    for part, recipe in parameter.components(rank)
+                    for piece in pieces(recipe)
+                    for read in reads(piece, part.dtype.itemsize)
                 ],
             }
             for rank in ranks

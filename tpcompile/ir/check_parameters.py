@@ -52,6 +52,7 @@ def check_parameter(parameter: Parameter, ranks: int) -> None:
         raise RuleError("recipe", f"{len(parameter.shards)} recipes", f"{ranks}, one per rank")
     if shape_of(parameter.whole) != kind.shape:
         raise RuleError("recipe", f"shape {shape_of(parameter.whole)}", f"shape {kind.shape}")
+    check_format(parameter)
     whole = pieces(parameter.whole)
     for rank, recipe in enumerate(parameter.shards):
         if shape_of(recipe) != kind.local_shape(rank):
@@ -68,6 +69,32 @@ def check_parameter(parameter: Parameter, ranks: int) -> None:
                 f"{parameter.describe(rank)} on rank {rank}",
                 f"the part of {parameter.describe()} that {kind} assigns to this rank",
                 "make the shards with Parameter.sharded, from the same layout",
+            )
+
+
+def check_format(parameter: Parameter) -> None:
+    """Refuse a parameter of another format than its tensors, or rows that are cut elsewhere."""
+    kind = parameter.type
+    for tensor in tensors_of(parameter.whole):
+        if tensor.format != kind.format:
+            raise RuleError("format", f"{kind} made of {tensor}", "the format of its tensors")
+    if kind.format is None:
+        return
+    if kind.dims != 2:
+        raise RuleError("format", kind, "rows of columns")
+    layout = kind.layout_of(1)
+    if layout is None:
+        return
+    _, columns = kind.shape
+    for rank in range(layout.ranks):
+        runs = layout.intervals(rank)
+        edges = [edge for run in runs for edge in run if edge != columns]
+        if len(runs) > 1 or any(edge % kind.format.grain for edge in edges):
+            raise RuleError(
+                "format",
+                f"columns {runs} on rank {rank}",
+                f"one run of columns that begins and ends at a multiple of {kind.format.grain}",
+                "choose another tp",
             )
 
 
@@ -250,8 +277,8 @@ def parameter_key(parameter: Parameter, ranks: int) -> Any:
 
 def _nameless(recipe: Recipe, names: dict[str, int]) -> Any:
     match recipe:
-        case Tensor(name, shape):
-            return names.setdefault(name, len(names)), shape
+        case Tensor(name, shape, stored):
+            return names.setdefault(name, len(names)), shape, stored
         case Slice(source, dim, start, stop):
             return "slice", _nameless(source, names), dim, start, stop
         case Concat(sources, dim):

@@ -230,23 +230,28 @@ def _apply_rule(spec: OpSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     """
     try:
         bound = spec.bind(args, kwargs)
-        if not spec.takes_roles:
-            _check_roles(spec, bound)
+        _check_operands(spec, bound)
         return spec.rule(**bound)
     except _MEANINGLESS as error:
         expected = f"arguments ({', '.join(spec.argument_names)}) of {spec.name}"
         raise RuleError("arguments", f"{type(error).__name__}: {error}", expected) from error
 
 
-def _check_roles(spec: OpSpec, bound: dict[str, Any]) -> None:
-    """Refuse operands with a role, for an op whose rule ignores roles.
+def _check_operands(spec: OpSpec, bound: dict[str, Any]) -> None:
+    """Refuse operands with a role or a format that the op does not handle.
 
-    A role carries information beyond a value's elements, which an op must not drop silently.
+    Both carry information beyond a value's elements, which an op must not drop silently.
     """
     for name, arg in bound.items():
         for kind in arg if isinstance(arg, tuple) else (arg,):
-            if isinstance(kind, ValueType) and kind.role is not None:
+            if not isinstance(kind, ValueType):
+                continue
+            if kind.role is not None and not spec.takes_roles:
                 raise RuleError("role", f"{name} {kind}", f"operands of {spec.name} without a role")
+            if kind.format is not None and name not in spec.in_formats:
+                raise RuleError(
+                    "format", f"{name} {kind}", f"operands of {spec.name} stored as their values"
+                )
 
 
 def _type_key(arg: Any) -> Any:

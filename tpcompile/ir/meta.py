@@ -8,8 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from tpcompile.ir.format import Component
 from tpcompile.ir.layout import FusedLayout, Layout
-from tpcompile.ir.recipe import Recipe, Tensor, describe, shape_of, shard, tensors_of
+from tpcompile.ir.recipe import (
+    Recipe,
+    Tensor,
+    component_of,
+    describe,
+    shape_of,
+    shard,
+    tensors_of,
+)
 from tpcompile.ir.types import REPLICATE, AnyType, Placement, ValueType
 
 
@@ -42,8 +51,9 @@ class Parameter:
     shards: tuple[Recipe, ...]
 
     @staticmethod
-    def replicated(whole: Recipe, dtype: torch.dtype, ranks: int) -> Parameter:
-        return Parameter(ValueType(shape_of(whole), dtype), whole, (whole,) * ranks)
+    def replicated(whole: Tensor, dtype: torch.dtype, ranks: int) -> Parameter:
+        kind = ValueType(whole.shape, dtype, format=whole.format)
+        return Parameter(kind, whole, (whole,) * ranks)
 
     def on_ranks(self, ranks: int) -> Parameter:
         """Return the same parameter, replicated on `ranks` ranks."""
@@ -53,6 +63,11 @@ class Parameter:
         """Return the same parameter, sharded along `dim` according to `layout`."""
         shards = tuple(shard(self.whole, dim, layout.intervals(r)) for r in range(layout.ranks))
         return replace(self, type=self.type.sharded(dim, layout), shards=shards)
+
+    def components(self, rank: int) -> Iterator[tuple[Component, Recipe]]:
+        """Yield the components of a rank's part, with their recipes."""
+        for part in self.type.stored.components:
+            yield part, component_of(self.shards[rank], part)
 
     def describe(self, rank: int | None = None) -> str:
         return describe(self.whole if rank is None else self.shards[rank])

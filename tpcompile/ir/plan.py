@@ -66,15 +66,15 @@ def plan_heads(queries: int, keys: int, tp: int) -> HeadPlan:
     return HeadPlan(Layout("q_heads", queries, 1, runs), Layout("kv_heads", keys, 1, read))
 
 
-def plan_axis(axis: str, size: int, tp: int, grain: int | None = None) -> Layout:
+def plan_axis(axis: str, size: int, tp: int, grain: int | None = None, least: int = 1) -> Layout:
     """Split an axis into one run per rank; the sizes differ by at most one grain.
 
     The default grain is the largest power of two, at most `COARSEST_GRAIN`, that divides the axis
-    and gives each rank at least `RUNS_PER_RANK` grains, or else 1.
+    and gives each rank at least `RUNS_PER_RANK` grains, or else `least`.
     """
     if grain is None:
         grain = COARSEST_GRAIN
-        while grain > 1 and (size % grain or size // grain < RUNS_PER_RANK * tp):
+        while grain > least and (size % grain or size // grain < RUNS_PER_RANK * tp):
             grain //= 2
     if size % grain or size // grain < tp:
         raise ShardingError(

@@ -10,15 +10,18 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from tpcompile.ir.format import Component, Format
 from tpcompile.ir.layout import Interval
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A whole checkpoint tensor."""
+    """A whole weight of the checkpoint: one tensor, or those of the components of its format."""
 
     name: str
     shape: tuple[int, ...]
+    format: Format | None = None
+    """None if the checkpoint stores the values, in any dtype."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,21 @@ def shape_of(recipe: Recipe) -> tuple[int, ...]:
             return with_extent(shape, dim, shape[dim] + rows)
 
 
+def stored_tensors(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Component | None]]:
+    """Yield the tensors in which a checkpoint stores weights.
+
+    Components are those of formats; a weight without one is stored in any floating-point dtype.
+    """
+    for tensor in tensors:
+        if tensor.format is None:
+            yield tensor, None
+            continue
+        for part in tensor.format.components:
+            stored = component_of(tensor, part)
+            assert isinstance(stored, Tensor)
+            yield stored, part
+
+
 def tensors_of(recipe: Recipe) -> Iterator[Tensor]:
     """Yield the checkpoint tensors of a recipe, from left to right."""
     match recipe:
@@ -87,6 +105,46 @@ def tensors_of(recipe: Recipe) -> Iterator[Tensor]:
                 yield from tensors_of(source)
         case Slice(source=source) | Permute(source=source) | Pad(source=source):
             yield from tensors_of(source)
+
+
+def component_of(recipe: Recipe, part: Component) -> Recipe:
+    """Return the recipe of one component of a weight, given the recipe of the weight.
+
+    Rows of a component are those of the weight. Its columns are all that belong to the weight's
+    columns, which must be one run.
+    """
+    match recipe:
+        case Tensor(name, shape):
+            *rows, columns = shape
+            return Tensor(name + part.suffix, (*rows, part.span(0, columns)[1]))
+        case Slice(source, 1, start, stop):
+            columns = first_column(source)
+            first, last = part.span(columns + start, columns + stop)
+            skipped = part.span(columns, columns + 1)[0]
+            return take(component_of(source, part), 1, first - skipped, last - skipped)
+        case Slice(source, dim, start, stop):
+            return take(component_of(source, part), dim, start, stop)
+        case Concat(sources, 0):
+            return Concat(tuple(component_of(source, part) for source in sources), 0)
+        case Permute(source, 0, view, order):
+            return Permute(component_of(source, part), 0, view, order)
+        case Pad(source, 0, rows):
+            return Pad(component_of(source, part), 0, rows)
+    raise ValueError(f"the columns of {describe(recipe)} are not one run")
+
+
+def first_column(recipe: Recipe) -> int:
+    """Return the column of the whole weight with which the rows of a recipe begin."""
+    match recipe:
+        case Tensor():
+            return 0
+        case Slice(source, 1, start, _):
+            return first_column(source) + start
+        case Concat(sources, 0) if len({first_column(source) for source in sources}) == 1:
+            return first_column(sources[0])
+        case Slice(source) | Permute(source, 0) | Pad(source, 0):
+            return first_column(source)
+    raise ValueError(f"the columns of {describe(recipe)} are not one run")
 
 
 def take(recipe: Recipe, dim: int, start: int, stop: int) -> Recipe:

@@ -9,9 +9,10 @@ import torch
 from torch import fx
 
 from tpcompile.ir.info import info_of
-from tpcompile.ir.meta import operand, parameter_of, parameters, type_of, value_type
+from tpcompile.ir.meta import Parameter, operand, parameter_of, parameters, type_of, value_type
 from tpcompile.ir.ops import CACHE_WRITERS, OpSpec, arguments_of, spec_of
 from tpcompile.ir.pieces import Read, evaluate
+from tpcompile.ir.recipe import Tensor
 
 Values = dict[fx.Node, list[Any]]
 
@@ -20,11 +21,21 @@ def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]
     """Return each rank's part of every parameter, by the target of the parameter's node."""
     return {
         str(node.target): [
-            evaluate(recipe, read).to(value_type(node).dtype)
-            for recipe in parameter_of(node).shards
+            _evaluated(parameter_of(node), rank, read) for rank in range(info_of(gm).tp)
         ]
         for node in parameters(gm.graph)
     }
+
+
+def _evaluated(parameter: Parameter, rank: int, read: Read) -> torch.Tensor:
+    kind = parameter.type
+    parts = {one.suffix: evaluate(own, read) for one, own in parameter.components(rank)}
+    return kind.stored.decoded(parts, kind.first_column(rank), kind.dtype)
+
+
+def whole_value(tensor: Tensor, read: Read, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of a whole weight of the checkpoint."""
+    return _evaluated(Parameter.replicated(tensor, dtype, 1), 0, read)
 
 
 def run_ranks(

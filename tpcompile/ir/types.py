@@ -7,6 +7,8 @@ from functools import cached_property
 
 import torch
 
+from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.format import Format
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
 from tpcompile.ir.roles import Role
 
@@ -48,19 +50,29 @@ PARTIAL = Partial()
 
 @dataclass(frozen=True)
 class ValueType:
-    """Global shape, dtype, placement across the ranks, and the role if the value has one."""
+    """Global shape, dtype, placement across the ranks, and the role if the value has one.
+
+    A parameter may also have a format. Then `dtype` is that of the values that it stands for.
+    """
 
     shape: tuple[Dim, ...]
     dtype: torch.dtype
     placement: Placement = REPLICATE
     role: Role | None = None
+    format: Format | None = None
+    """None for a value, and for a parameter that is stored as its values."""
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.shape, self.dtype, self.placement, self.role))
+        return hash((self.shape, self.dtype, self.placement, self.role, self.format))
 
     def __hash__(self) -> int:
         return self._hash
+
+    @property
+    def stored(self) -> Format:
+        """The format of a parameter, also if it is that of the dtype."""
+        return Format.of(self.dtype) if self.format is None else self.format
 
     @property
     def dims(self) -> int:
@@ -91,6 +103,11 @@ class ValueType:
                 shape[self.placement.dim] = f"{layout.symbol}/{layout.ranks}"
         return tuple(shape)
 
+    def first_column(self, rank: int) -> int:
+        """Return the first column of a matrix that a rank holds."""
+        layout = self.layout_of(1)
+        return layout.intervals(rank)[0][0] if isinstance(layout, Layout) else 0
+
     def refusal(self) -> str | None:
         """Return why the type is invalid, or None."""
         if not isinstance(self.placement, Shard):
@@ -110,8 +127,13 @@ class ValueType:
 
     @property
     def placed_as(self) -> str:
-        """The placement and role as text."""
-        return str(self.placement) if self.role is None else f"{self.placement} {self.role}"
+        """The placement, and format and role if there are any, as text."""
+        return self.described(str(self.placement))
+
+    def described(self, placement: str) -> str:
+        """Return this text of the placement, and format and role if there are any."""
+        stored = "" if self.format is None else f" as {self.format}"
+        return f"{placement}{stored}" + ("" if self.role is None else f" {self.role}")
 
 
 @dataclass(frozen=True)
@@ -125,19 +147,3 @@ class SymbolType:
 
 
 AnyType = ValueType | SymbolType | tuple[ValueType, ...]
-
-_DTYPE_NAMES = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.bool: "i1",
-}
-
-
-DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))

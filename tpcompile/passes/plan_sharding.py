@@ -17,6 +17,7 @@ from tpcompile.rewriting.structure import (
     embedding_of,
     head_of,
     mlp_blocks,
+    weight_of,
 )
 
 
@@ -60,7 +61,11 @@ class PlanSharding:
         heads = {b.attention.name: _heads(b.attention, tp) for b in attention_blocks(gm.graph)}
         ffn = {
             mlp.activated.name: plan_axis(
-                "ffn", _features(mlp.activated), tp, self.ffn_grain or None
+                "ffn",
+                _features(mlp.activated),
+                tp,
+                self.ffn_grain or None,
+                least=value_type(weight_of(mlp.down)).stored.grain,
             )
             for mlp in mlp_blocks(gm.graph)
         }

@@ -66,6 +66,11 @@ def _check_fusable(linears: list[fx.Node]) -> None:
             linear,
             "its weight must be a parameter that no other node reads",
         )
+        check(
+            value_type(weight).format == value_type(weight_of(first)).format,
+            linear,
+            f"the formats of its weight and of that of %{first.name} differ",
+        )
         split = isinstance(value_type(weight).placement, Shard)
         check(
             not split or value_type(weight).layout_of(0) is not None,
@@ -93,7 +98,7 @@ def _joined(parts: list[Parameter]) -> Parameter:
     rows = [int(part.type.shape[0]) for part in parts]
     role = joined_roles([(n, part.type.role) for n, part in zip(rows, parts, strict=True)])
     first = parts[0].type
-    kind = ValueType((sum(rows), *first.shape[1:]), first.dtype, role=role)
+    kind = ValueType((sum(rows), *first.shape[1:]), first.dtype, role=role, format=first.format)
     layouts = [part.type.layout_of(0) for part in parts]
     if layouts[0] is not None:
         segments = tuple(layout for layout in layouts if isinstance(layout, Layout))

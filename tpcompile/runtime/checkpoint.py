@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
-from tpcompile.ir.recipe import Tensor
+from tpcompile.ir.format import Component
+from tpcompile.ir.recipe import Tensor, stored_tensors
 from tpcompile.runtime.checkpoint_files import INDEX as INDEX
 from tpcompile.runtime.checkpoint_files import changed, files_of, size_of, unreadable
 
@@ -76,7 +77,9 @@ class Checkpoint(Closing):
         self._twins: dict[str, list[_Stored]] = {}
         try:
             self._shapes = {name: self._shape(name) for name in self._where}
-            self._stored = self._resolve(tensors, aliases)
+            stored = list(stored_tensors(tensors.values()))
+            self._parts = {tensor.name: part for tensor, part in stored}
+            self._stored = self._resolve({tensor.name: tensor for tensor, _ in stored}, aliases)
         except BaseException:
             self.close()
             raise
@@ -135,7 +138,7 @@ class Checkpoint(Closing):
             if not stored:
                 raise self._missing(name, names)
             for each in stored:
-                self._check_dtype(each.name)
+                self._check_dtype(each.name, self._parts[name])
                 self._check_shape(tensor, each, tensors)
             found[name], *self._twins[name] = stored
         self._refuse_extra({stored.name for stored in found.values()}, aliases)
@@ -149,9 +152,18 @@ class Checkpoint(Closing):
                     return _Stored(whole, _rows_before(tensor.name, part, parts, tensors))
         return None
 
-    def _check_dtype(self, name: str) -> None:
+    def _check_dtype(self, name: str, part: Component | None) -> None:
         found = str(self._file(name).get_slice(name).get_dtype())
-        if found not in FLOATS:
+        if part is not None and not part.dtype.torch.is_floating_point:
+            if found != part.dtype.name:
+                raise CheckpointError(
+                    f"The tensor {name} must have the dtype that the configuration says",
+                    where=str(self._where[name]),
+                    got=found,
+                    expected=part.dtype.name,
+                    hint="The config.json and the files must be of the same checkpoint",
+                )
+        elif found not in FLOATS:
             raise CheckpointError(
                 f"The tensor {name} must have a floating-point dtype of 16 bits or more",
                 where=str(self._where[name]),

@@ -17,7 +17,7 @@ from tpcompile.hub import is_cached, unreachable
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
-from tpcompile.ir.recipe import tensors_of
+from tpcompile.ir.recipe import stored_tensors, tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import ADAPTER, INDEX, SINGLE
 
@@ -84,7 +84,10 @@ class RandomWeights:
         kind = self._kinds[name]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
         values = torch.randn(kind.shape, generator=generator, dtype=torch.float32, device="cpu")
-        return (kind.center + kind.spread * values).to(kind.dtype)
+        found = kind.center + kind.spread * values
+        if not kind.dtype.is_floating_point:
+            found = found.round().clamp(*_INT8)
+        return found.to(kind.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to send to a rank, without the most recent tensor."""
@@ -103,14 +106,20 @@ def _kinds(captured: Captured) -> Mapping[str, _Kind]:
     for node in parameters(captured.graph.graph):
         parameter = parameter_of(node)
         scale = len(parameter.type.shape) == 1 and not _is_bias(node)
-        for tensor in tensors_of(parameter.whole):
-            found[tensor.name] = _Kind(
-                tensor.shape,
-                parameter.type.dtype,
-                center=1.0 if scale else 0.0,
-                spread=0.1 if scale else spread,
-            )
+        for tensor, part in stored_tensors(tensors_of(parameter.whole)):
+            if part is None:
+                center, own = (1.0, 0.1) if scale else (0.0, spread)
+            elif part.dtype.torch.is_floating_point:
+                center, own = spread / _INT8_SPREAD, 0.1 * spread / _INT8_SPREAD
+            else:
+                center, own = 0.0, _INT8_SPREAD
+            dtype = parameter.type.dtype if part is None else part.dtype.torch
+            found[tensor.name] = _Kind(tensor.shape, dtype, center, own)
     return found
+
+
+_INT8, _INT8_SPREAD = (-127, 127), 40.0
+"""The range of random values in int8, and their spread in units of a scale."""
 
 
 def _is_bias(node: fx.Node) -> bool:

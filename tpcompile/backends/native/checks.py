@@ -16,7 +16,7 @@ import torch
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.build import has_kernel
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.ir.types import dtype_name
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.vm.program import Buffer, Program, Role, rules
 from tpcompile.vm.program.abi import MOST_DIMS, column_offsets
 from tpcompile.vm.program.buffer import DType

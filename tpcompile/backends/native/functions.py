@@ -15,6 +15,7 @@ from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
     as_matrix,
     attention,
+    decoded,
     vocab_embedding,
 )
 from tpcompile.ir.ops.attention import runs_of
@@ -24,6 +25,7 @@ __all__ = [
     "argmax",
     "as_matrix",
     "attention",
+    "decoded",
     "linear",
     "local_argmax",
     "paged_attention",

@@ -23,8 +23,9 @@ from tpcompile.backends.torch_tp.layers import (
 )
 from tpcompile.backends.torch_tp.storage import Storages, storages_of
 from tpcompile.ir.info import info_of
-from tpcompile.ir.meta import OUTPUTS, origin_of, parameter_of, parameters, value_type
+from tpcompile.ir.meta import OUTPUTS, origin_of, parameter_of, parameters
 from tpcompile.ir.names import base_name
+from tpcompile.ir.recipe import describe, shape_of
 from tpcompile.pause import paused_collector
 
 _HEADER = '''"""{name}, rank {rank} of {ranks}. Made by tpcompile. `group` runs the collectives."""
@@ -110,9 +111,10 @@ def _header(gm: fx.GraphModule, rank: int, storages: Storages, functions: str) -
         rank=rank,
         ranks=info_of(gm).tp,
         parameters="\n".join(
-            f'    "{node.target}": ({value_type(node).local_shape(rank)}, '
-            f'"{storages[str(node.target)]}", "{parameter_of(node).describe(rank)}"),'
+            f'    "{node.target}{part.suffix}": ({shape_of(recipe)}, '
+            f'"{storages[str(node.target)]}", "{describe(recipe)}"),'
             for node in parameters(gm.graph)
+            for part, recipe in parameter_of(node).components(rank)
         ),
     )
 
@@ -180,7 +182,8 @@ def _registered(graph: fx.Graph, scope: Scope) -> Iterator[str]:
         if any(origin_of(user).layer is None for user in node.users)
     ]
     if outside:
-        yield from registering([str(node.target) for node in outside], "parameters[name]")
+        names = [name for node in outside for name in scope.components(node)]
+        yield from registering(names, "parameters[name]")
     yield from reordering(outside, scope)
 
 

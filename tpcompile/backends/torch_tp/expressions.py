@@ -62,6 +62,12 @@ class Scope:
         """Return the name of a parameter as an attribute of `self`."""
         return self.names.get(node, str(node.target))
 
+    def components(self, node: fx.Node) -> list[str]:
+        """Return the names of the components of a parameter as attributes of `self`."""
+        return [
+            f"{self.parameter(node)}{part.suffix}" for part in value_type(node).stored.components
+        ]
+
     def text(self, arg: Any) -> str:
         """Return the source of an argument: a value, a parameter, or a constant."""
         if isinstance(arg, fx.Node):
@@ -151,6 +157,8 @@ def _local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
     """Return everything that differs between ranks in the expression of a node."""
     if node.target is ARGMAX:
         return {"first": first_column(value_type(operand(node)), rank)}
+    if node.target is LINEAR and value_type(operand(node, 1)).format is not None:
+        return {"first": value_type(operand(node, 1)).first_column(rank)}
     return local_args(node, spec, rank)
 
 
@@ -178,8 +186,14 @@ def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope)
 
 def _write_linear(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     bias = "" if args["bias"] == "None" else f", {args['bias']}"
-    both = scope.storages[str(operand(node, 1).target)] is Storage.BOTH
-    return f"tpc.linear({args['input']}, {args['weight']}{AS_MATRIX if both else ''}{bias})"
+    weight, text = operand(node, 1), args["weight"]
+    kind = value_type(weight)
+    if kind.format is not None:
+        parts = ", ".join(f"self.{name}" for name in scope.components(weight))
+        text = f'tpc.decoded("{kind.format}", ({parts}), {args["first"]}, {kind.dtype})'
+    elif scope.storages[str(weight.target)] is Storage.BOTH:
+        text += AS_MATRIX
+    return f"tpc.linear({args['input']}, {text}{bias})"
 
 
 def _write_gather(node: fx.Node, args: dict[str, str], scope: Scope) -> str:

@@ -1,6 +1,7 @@
 """Functions that emitted modules call besides torch: the dialect's references, and linears."""
 
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
+from tpcompile.ir.format import decoded
 from tpcompile.ir.ops.argmax import argmax, local_argmax
 from tpcompile.ir.ops.attention import attention
 from tpcompile.ir.ops.elementwise import swiglu
@@ -14,6 +15,7 @@ __all__ = [
     "argmax",
     "as_matrix",
     "attention",
+    "decoded",
     "linear",
     "local_argmax",
     "paged_attention",

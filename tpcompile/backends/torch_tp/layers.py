@@ -13,7 +13,7 @@ from torch import fx
 from tpcompile.alike import runs_of
 from tpcompile.backends.torch_tp.expressions import AS_MATRIX, Scope, statements
 from tpcompile.backends.torch_tp.storage import Storage, Storages
-from tpcompile.ir.meta import operand, origin_of
+from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.names import base_name, prefix_of, short_name
 
 _CLASS = '''
@@ -142,7 +142,13 @@ def _names_of_reads(section: Section, own: Mapping[fx.Node, str]) -> dict[fx.Nod
 
 def _registering(parameters: Sequence[fx.Node], scope: Scope) -> Iterator[str]:
     """Yield the lines that register the parameters of a layer."""
-    names = {str(node.target): scope.parameter(node) for node in parameters}
+    names = {
+        f"{node.target}{part.suffix}": name
+        for node in parameters
+        for part, name in zip(
+            value_type(node).stored.components, scope.components(node), strict=True
+        )
+    }
     prefix = prefix_of(scope.layer)
     own = [name for target, name in names.items() if target == prefix + name]
     others = [target for target, name in names.items() if target != prefix + name]

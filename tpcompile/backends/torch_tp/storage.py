@@ -8,6 +8,7 @@ from enum import StrEnum
 import torch
 from torch import fx
 
+from tpcompile.ir.format import Format
 from tpcompile.ir.meta import parameters, value_type
 from tpcompile.ir.ops import LINEAR
 
@@ -33,7 +34,7 @@ def storages_of(graph: fx.Graph, *, programs: bool = False) -> dict[str, Storage
 
 
 def _storage(parameter: fx.Node, programs: bool) -> Storage:
-    if programs or value_type(parameter).dtype != torch.bfloat16:
+    if programs or value_type(parameter).stored != Format.of(torch.bfloat16):
         return Storage.ROWS
     of_linear = [_is_weight_of(parameter, user) for user in parameter.users]
     if all(of_linear):

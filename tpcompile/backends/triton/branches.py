@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.ir.types import dtype_name
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead

@@ -142,9 +142,11 @@ def composite(
         return run(_infer, given)
 
     pattern = run(trace, {n: _placeholder(n, kind, reasons or {}) for n, kind in types.items()})
-    cost = cost or _cost(calls, [n for n, kind in types.items() if "Tensor" in kind])
+    weights = tuple(call.args[1].name for call in calls if call.target is LINEAR)
+    tensors = [n for n, kind in types.items() if "Tensor" in kind]
+    cost = cost or _cost([tensors.index(weight) for weight in weights])
     others.setdefault("localize", _localize(calls))
-    return define(body, rule=rule, cost=cost, pattern=pattern, **others)
+    return define(body, rule=rule, cost=cost, pattern=pattern, in_formats=weights, **others)
 
 
 def _infer(target: Any, kinds: tuple[Any, ...]) -> Any:
@@ -159,12 +161,11 @@ def _placeholder(name: str, kind: str, reasons: Mapping[str, str]) -> Any:
     return UNKNOWN if kind == "int[]" else Number(name, reasons.get(name, Number.unequal))
 
 
-def _cost(calls: Sequence[Call], tensors: Sequence[str]) -> CostRule:
-    """Return the cost of reading the operands, writing the result, and the products.
+def _cost(weights: Sequence[int]) -> CostRule:
+    """Return the cost of reading the operands, writing the result, and products with weights.
 
     Values between the calls stay in registers. Beside a product, other operations are negligible.
     """
-    weights = [tensors.index(call.args[1].name) for call in calls if call.target is LINEAR]
 
     def cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
         whole = streaming_cost(result, operands, rank)

@@ -110,4 +110,6 @@ def linear_cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> 
     return Cost(flops=2 * numel(weight), memory_bytes=moved)
 
 
-LINEAR = declare(aten.linear.default, linear_rule, linear_cost, takes_roles=True)
+LINEAR = declare(
+    aten.linear.default, linear_rule, linear_cost, takes_roles=True, in_formats=("weight",)
+)

@@ -62,6 +62,8 @@ class OpSpec:
     across: Across | None = None
     takes_roles: bool = False
     """Whether the rule handles roles; if not, operands with a role are refused."""
+    in_formats: tuple[str, ...] = ()
+    """The operands that may be parameters of any format; others are refused."""
     written: Written | None = None
     """Formatter of the call in emitted modules; by default they call the op itself."""
     pattern: Any = None
@@ -217,7 +219,12 @@ def numel(shape: Sequence[Dim]) -> int:
 
 
 def local_bytes(kind: ValueType, rank: int) -> int:
-    return numel(kind.local_shape(rank)) * kind.dtype.itemsize
+    """Return the bytes of a rank's part of a value or a parameter."""
+    shape = kind.local_shape(rank)
+    if kind.format is None:
+        return numel(shape) * kind.dtype.itemsize
+    first = kind.first_column(rank)
+    return numel(shape[:-1]) * kind.format.row_bytes(first, first + numel(shape[-1:]))
 
 
 def streaming_cost(

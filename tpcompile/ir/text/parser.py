@@ -165,7 +165,7 @@ class _Parser:
         if not isinstance(kind, ValueType) or not fits(_whole(kind)):
             raise line.refusal("A parameter must have the type of a tensor", "known extents")
         line.place = start
-        parser = RecipeParser(line, _whole(kind))
+        parser = RecipeParser(line, _whole(kind), kind.format)
         whole = parser.recipe()
         shards: list[Recipe] = []
         while line.accept(f"; rank {len(shards)}: "):

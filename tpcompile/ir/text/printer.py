@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.info import info_of
 from tpcompile.ir.layout import TokenLayout
 from tpcompile.ir.meta import Parameter, origin_of, parameter_of
@@ -21,7 +22,7 @@ from tpcompile.ir.text.header import header_lines, names_of_layouts
 from tpcompile.ir.text.layouts import LayoutNames
 from tpcompile.ir.text.recipes import written_recipe
 from tpcompile.ir.text.words import one_line, quoted
-from tpcompile.ir.types import AnyType, Shard, SymbolType, ValueType, dtype_name
+from tpcompile.ir.types import AnyType, Shard, SymbolType, ValueType
 
 INPUTS, RESULT, OUTSIDE = "inputs", "result", "outside of the layers"
 """The names of sections; those of layers are numbered."""
@@ -150,8 +151,7 @@ def _global_shape(kind: ValueType) -> str:
 def _placed(kind: ValueType, names: LayoutNames | None) -> str:
     if names is None or not isinstance(kind.placement, Shard):
         return kind.placed_as
-    placement = f"Shard({kind.placement.dim}, {names.written(kind.placement.layout)})"
-    return placement if kind.role is None else f"{placement} {kind.role}"
+    return kind.described(f"Shard({kind.placement.dim}, {names.written(kind.placement.layout)})")
 
 
 def _extent(kind: ValueType, dim: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tpcompile.ir.format import Format
 from tpcompile.ir.recipe import (
     Concat,
     Pad,
@@ -51,10 +52,10 @@ def _listed(values: tuple[int, ...]) -> str:
 
 
 class RecipeParser:
-    """A parser of recipes; tensors without a shape have the shape of their parameter."""
+    """A parser of recipes. Tensors have the format of their parameter, and its shape if none."""
 
-    def __init__(self, line: Scanner, shape: tuple[int, ...]) -> None:
-        self._line, self._shape = line, shape
+    def __init__(self, line: Scanner, shape: tuple[int, ...], stored: Format | None = None) -> None:
+        self._line, self._shape, self._stored = line, shape, stored
         self._depth = 0
 
     def recipe(self) -> Recipe:
@@ -124,7 +125,7 @@ class RecipeParser:
         shape = line.integers(")", "an extent") if line.accept("(") else self._shape
         if not fits(shape):
             raise line.refusal(f"A tensor cannot have the shape {list(shape)}")
-        return Tensor(name, shape)
+        return Tensor(name, shape, self._stored)
 
     def _permute(self) -> Recipe:
         line, source = self._line, self.recipe()

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tpcompile.ir.dtypes import DTYPES
+from tpcompile.ir.format import Format
 from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
 from tpcompile.ir.roles import CacheOf, Interleaved, QueriesOf, Role, SpansOf
 from tpcompile.ir.text.layouts import LayoutNames
 from tpcompile.ir.text.printer import format_type
 from tpcompile.ir.text.scanner import Scanner
 from tpcompile.ir.types import (
-    DTYPES,
     PARTIAL,
     REPLICATE,
     AnyType,
@@ -26,6 +27,7 @@ from tpcompile.ir.types import (
 
 SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _LAYOUT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:#[0-9]+)?")
+_STORED = re.compile(r"[a-z0-9:]+")
 _PARTS = re.compile(r":[^,\]]*")
 _TOKENS = re.compile(r":([1-9][0-9]{0,3})×")
 
@@ -73,7 +75,8 @@ class TypeParser:
             line.place = own.end() if own else line.place
         line.expect(" ")
         placement = self._placement(line, shape, parts)
-        return ValueType(tuple(shape), dtype, placement, _role(line))
+        stored = _format(line)
+        return ValueType(tuple(shape), dtype, placement, _role(line), stored)
 
     def _placement(self, line: Scanner, shape: Sequence[Dim], parts: Sequence[str]) -> Placement:
         for plain in (REPLICATE, PARTIAL):
@@ -141,6 +144,18 @@ def read_dtype(line: Scanner) -> torch.dtype:
         line.place = start
         raise line.refusal(f"{name} is not a dtype", f"one of {', '.join(DTYPES)}")
     return found
+
+
+def _format(line: Scanner) -> Format | None:
+    """Read the format of a parameter, if it has one."""
+    if not line.accept(" as "):
+        return None
+    start = line.place
+    try:
+        return Format.parsed(line.match(_STORED, "a format").group())
+    except ValueError as error:
+        line.place = start
+        raise line.refusal("There is no such format", str(error)) from error
 
 
 def _role(line: Scanner) -> Role | None:

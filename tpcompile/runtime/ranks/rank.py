@@ -189,12 +189,11 @@ def rank_modules(graph: fx.GraphModule, executor: type[Executor] | None = None) 
             rank,
             source,
             {
-                str(node.target): LocalParameter(
-                    parameter_of(node).shards[rank],
-                    value_type(node).dtype,
-                    storages[str(node.target)],
+                f"{node.target}{part.suffix}": LocalParameter(
+                    recipe, part.dtype.torch, storages[str(node.target)]
                 )
                 for node in nodes
+                for part, recipe in parameter_of(node).components(rank)
             },
             OUTPUTS[: len(info_of(graph).outputs)],
             cache_shape(graph, rank),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpcompile.ir.types import dtype_name
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.vm.program.buffer import Buffer, DType, Role
 from tpcompile.vm.program.fields import Named, shared_rules
 from tpcompile.vm.program.instruction import NONE

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from tpcompile.errors import UsageError
-from tpcompile.ir.types import dtype_name
+from tpcompile.ir.dtypes import dtype_name
 from tpcompile.vm.program.buffer import Buffer
 from tpcompile.vm.program.instruction import StepInstruction, own_fields
 from tpcompile.vm.program.program import Instruction, Program, queue_by_instruction, touched

@@ -1,0 +1,101 @@
+"""The formats of a checkpoint's weights, from the `quantization_config` of its configuration.
+
+Only directories of compressed-tensors with the format `int-quantized` are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.format import Format
+from tpcompile.json_files import shortened
+
+log = logging.getLogger(__name__)
+
+METHOD, LAYOUT = "compressed-tensors", "int-quantized"
+_REGEX = "re:"
+_WEIGHTS: Mapping[str, tuple[Any, ...]] = {
+    "num_bits": (8,),
+    "type": ("int",),
+    "symmetric": (True,),
+    "strategy": ("channel", "group"),
+    "dynamic": (False, None),
+    "actorder": (None, False),
+}
+"""The supported properties of quantised weights."""
+
+
+def formats_of(module: nn.Module, config: Any) -> dict[str, Format]:
+    """Return the formats of the weights that are not stored as their values, by name."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return {}
+    scheme = found if isinstance(found, dict) else found.to_dict()
+    _require("quant_method", scheme.get("quant_method"), (METHOD,))
+    _require("format", scheme.get("format"), (LAYOUT,))
+    _require("kv_cache_scheme", scheme.get("kv_cache_scheme"), (None,))
+    ignored = scheme.get("ignore") or ()
+    formats: dict[str, Format] = {}
+    for name, linear in module.named_modules():
+        if not isinstance(linear, nn.Linear) or _names(ignored, name, linear):
+            continue
+        group = next((g for g in _groups(scheme) if _names(g["targets"], name, linear)), None)
+        if group is not None:
+            formats[f"{name}.weight"] = _format(group, linear.weight)
+    return formats
+
+
+def _groups(scheme: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    groups = scheme.get("config_groups")
+    if not isinstance(groups, dict) or not all(
+        isinstance(one, dict) and isinstance(one.get("targets"), list) for one in groups.values()
+    ):
+        _refuse("config_groups", groups, "groups with targets and weights")
+    return groups.values()
+
+
+def _names(patterns: Iterable[str], name: str, module: nn.Module) -> bool:
+    """Return whether one of the patterns names a module, its class, or matches its name."""
+    return any(
+        re.match(pattern.removeprefix(_REGEX), name)
+        if pattern.startswith(_REGEX)
+        else pattern in (name, type(module).__name__)
+        for pattern in patterns
+    )
+
+
+def _format(group: Mapping[str, Any], weight: torch.Tensor) -> Format:
+    """Return the format of a weight. Its scales have the dtype of the model."""
+    given = group.get("weights") or {}
+    for name, allowed in _WEIGHTS.items():
+        _require(f"weights.{name}", given.get(name), allowed)
+    if group.get("output_activations") is not None:
+        _refuse("output_activations", group["output_activations"], "none")
+    if group.get("input_activations") is not None:
+        log.warning("the scheme of the checkpoint also rounds activations; tpcompile does not")
+    columns = given.get("group_size") if given["strategy"] == "group" else 0
+    if not isinstance(columns, int) or (columns and weight.shape[1] % columns):
+        _refuse("group_size", columns, f"a number that divides {weight.shape[1]} columns")
+    return Format.int8(weight.dtype, columns)
+
+
+def _require(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if not any(value is one or value == one for one in allowed):
+        _refuse(name, value, " or ".join(map(repr, allowed)))
+
+
+def _refuse(name: str, value: Any, expected: str) -> None:
+    raise UnsupportedError(
+        "tpcompile cannot read weights that are quantized like this",
+        where=f"quantization_config.{name}",
+        got=shortened(repr(value)),
+        expected=expected,
+        hint="Use the original checkpoint, in bfloat16 or float32",
+    )
