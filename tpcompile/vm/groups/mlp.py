@@ -16,6 +16,7 @@ from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import DType, rules
 from tpcompile.vm.program.accesses import Interval
+from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
 
@@ -85,6 +86,7 @@ class ActivatedRows(WeightInstruction):
 class NormGateUpSwiglu(ActivatedRows):
     """silu(gate) · up, for some rows of gate and the same rows of up."""
 
+    at: GateUpOperands
     name: ClassVar[str] = "norm_gate_up_swiglu"
     opcode: ClassVar[int] = 9
     result: ClassVar[str] = "swiglu"
@@ -118,26 +120,24 @@ def norm_gate_up(to: Building, node: fx.Node) -> None:
     bound = to.bound(node)
     columns = to.local_columns(node)
     activation, gated = _FORMS[node.target]
-    gated_silu = node.target is NORM_GATE_UP_SWIGLU
-    kind: type[ActivatedRows] = NormGateUpSwiglu if gated_silu else NormUpActivation
+    kind: type[ActivatedRows] = NormUpActivation
+    more_operands: dict[str, Any] = {"sides": 1 + gated, "activation": activation}
+    if node.target is NORM_GATE_UP_SWIGLU:
+        kind, more_operands = NormGateUpSwiglu, {}
     out = to.declare(
         kind.result, [(to.plan.batch, width) for width in columns], value_type(node).dtype
     )
     to.put(node, out)
     for rank in range(to.ranks):
-        shared: dict[str, Any] = {
-            "rank": rank,
-            "layer": layer_of(node),
-            "normed": normed(to, node, rank),
-            "weight": to.where(bound["weight"], rank),
-            "bias": to.where_if(bound["bias"], rank),
-            "out": out + rank,
-            "ffn": columns[rank],
-            "dtype": DType.of(value_type(bound["weight"]).dtype),
-        }
-        at = (
-            GateUpOperands(**shared)
-            if gated_silu
-            else UpOperands(**shared, sides=1 + gated, activation=activation)
+        at = operands_of(kind)(
+            rank=rank,
+            layer=layer_of(node),
+            normed=normed(to, node, rank),
+            weight=to.where(bound["weight"], rank),
+            bias=to.where_if(bound["bias"], rank),
+            out=out + rank,
+            ffn=columns[rank],
+            dtype=DType.of(value_type(bound["weight"]).dtype),
+            **more_operands,
         )
         to.deal(kind(at, rows) for rows in to.plan.blocks(columns[rank]))

@@ -36,13 +36,16 @@ TPC_INLINE Lanes relu(Lanes x) { return x < 0 ? all(0.0f) : x; }
 
 TPC_INLINE Lanes relu2(Lanes x) { return relu(x) * relu(x); }
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wswitch"  // no activation without a function
+
 // Replace values by their activation.
 __attribute__((noinline)) void activate(int64_t activation, float* values, int64_t count) {
   const auto each = [&](auto function) {
     for (int64_t at = 0; at < count; at += kLanes)
       store_some(values + at, function(load_some(values + at, count - at)), count - at);
   };
-  switch (activation) {
+  switch (static_cast<tpc_activation>(activation)) {
     case TPC_ACTIVATION_SILU: return each([](Lanes x) { return silu(x); });
     case TPC_ACTIVATION_GELU: return each([](Lanes x) { return gelu(x); });
     case TPC_ACTIVATION_GELU_TANH: return each([](Lanes x) { return gelu_tanh(x); });
@@ -50,6 +53,8 @@ __attribute__((noinline)) void activate(int64_t activation, float* values, int64
     case TPC_ACTIVATION_RELU2: return each([](Lanes x) { return relu(x) * relu(x); });
   }
 }
+
+#pragma GCC diagnostic pop
 
 // The words of both instructions begin with the same operands.
 using GateUp = tpc_norm_gate_up_swiglu;

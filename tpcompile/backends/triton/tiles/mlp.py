@@ -118,9 +118,10 @@ def activated_rows(
                 places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
                 inside = places < rows
                 g = as_rounded(with_bias(tl.sum(gates, 1), bias + places, inside, BIAS), DTYPE)
-                found = as_rounded(activated(g, ACTIVATION), DTYPE)
                 if SIDES == 2:
                     u = with_bias(tl.sum(ups, 1), bias + FFN + places, inside, BIAS)
+                found = as_rounded(activated(g, ACTIVATION), DTYPE)
+                if SIDES == 2:
                     found *= as_rounded(u, DTYPE)
                 found = rounded(found, DTYPE)
                 tl.store(out + sequence * stride + first + places, found, mask=inside)
