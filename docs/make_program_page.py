@@ -6,13 +6,16 @@ python docs/make_program_page.py --print    prints it
 
 import contextlib
 import io
+import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
 from tpcompile.cli import main as tpcompile
+from tpcompile.presets import preset
 from tpcompile.vm.program import Program, Region, abi
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -173,6 +176,10 @@ COLUMNS = {
 
 def page() -> str:
     programs = [_program(*command) for command in (SHOWN, BLOCKS)]
+    with tempfile.TemporaryDirectory() as directory:
+        config = json.dumps({**preset("tiny-qwen3"), "hidden_act": "gelu"})
+        Path(directory, "config.json").write_text(config, encoding="utf-8")
+        programs.append(_program(directory, *MACHINE))
     return TEXT.format(
         table="\n".join(_row(kind, programs) for kind in INSTRUCTIONS.values()),
         shown=" ".join(SHOWN),

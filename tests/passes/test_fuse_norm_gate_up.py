@@ -13,12 +13,10 @@ from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.decoding import decode_step
 from tests.passes.graphs import GraphBuilder, nearest
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, RMS_NORM, SPECS, SWIGLU
-from tpcompile.ir.ops.composite import composite
-from tpcompile.ir.ops.decode.norm_linear import SPLIT, check_gate_up, norm_linear
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, RMS_NORM, SWIGLU, Activation
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
-from tpcompile.rewriting.rewrite import calls, fuse_calls
+from tpcompile.rewriting.rewrite import calls
 from tpcompile.vm.lowering.leftovers import leftovers
 
 aten = torch.ops.aten
@@ -33,19 +31,24 @@ def mlp_graph(
     *,
     normed: bool = True,
     fused: bool = True,
+    gated: bool = True,
     biased: bool = False,
     residual: str = "x",
     read: str = "",
-    activate: Callable[[GraphBuilder, fx.Node, fx.Node], fx.Node] = _swiglu,
+    activate: Callable[..., fx.Node] = _swiglu,
 ) -> fx.GraphModule:
-    """Return `residual + down(activate(gate, up))`; `read` names a value added to the result."""
+    """Return `residual + down(activate(gate, up))`; `read` names a value added to the result.
+
+    Without a gate, only up is activated.
+    """
     made = GraphBuilder()
     x = made.input("x", "T", WIDTH)
     values = {"x": x}
     values["n"] = made.call(RMS_NORM, x, made.parameter("scale", WIDTH), 1e-6) if normed else x
-    for name in ("gate", "up"):
+    sides = ("gate", "up") if gated else ("up",)
+    for name in sides:
         values[name] = made.linear(values["n"], name, FFN, WIDTH, biased)
-    activated = activate(made, values["gate"], values["up"])
+    activated = activate(made, *(values[name] for name in sides))
     down = made.linear(activated, "down", WIDTH, FFN)
     result = made.call(aten.add.Tensor, values[residual], down)
     if read:
@@ -53,7 +56,7 @@ def mlp_graph(
         result = made.call(aten.add.Tensor, result, widened)
     gm = made.done(result)
     if fused:
-        assert FuseGateUp().apply(gm).matches == 1
+        assert FuseGateUp().apply(gm).matches == int(gated)
         assert check_graph(gm) == []
     return gm
 
@@ -131,47 +134,82 @@ def test_up_before_gate_is_left_alone() -> None:
     assert "expected 0, got 1" in nearest(FuseNormGateUp().apply(gm))
 
 
-@pytest.mark.parametrize("name", KNOWN)
+OTHERS = ["tanh", "written gelu"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("gated", [True, False])
 def test_another_activation_is_refused_by_name(name: str, gated: bool) -> None:
     gm = mlp_of(KNOWN[name][0], gated=gated)
     FuseGateUp().apply(gm)
-    reason = f"the MLP's activation is aten.{KNOWN[name][1]}; programs support only silu(gate) * up"
+    reason = (
+        f"the MLP's activation is aten.{KNOWN[name][1]}; "
+        "programs support only silu, gelu, gelu_tanh, relu, relu2"
+    )
     assert reason in nearest(FuseNormGateUp().apply(gm))
     left = {found.node.name: found for found in leftovers(gm)}
     assert KNOWN[name][1] in left
     assert all(reason in one.reason for one in left.values() if one.node.name != "down_weight")
 
 
-def norm_gate_up_gelu(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute gelu(gate) · up of the normed rows: the body of SwiGLU with another activation."""
-    rows = norm_linear(x, norm, eps, weight, bias)
-    width = rows.shape[1] // 2
-    parts = SPLIT(rows, [width, width], 1)
-    gated: torch.Tensor = aten.gelu.default(parts[0], approximate="tanh") * parts[1]
-    return gated
+FORMS = [form for form in NORM_MLPS if form != (Activation.SILU, True)]
+"""Activations with and without a gate; SwiGLU is an op of its own."""
 
 
-def test_another_activation_is_another_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that differs by one call gives the op, its type and the fusion that makes it."""
-    target = composite(norm_gate_up_gelu, check=check_gate_up)
-    monkeypatch.setitem(SPECS, target, SPECS.pop(target))  # forgotten after the test
+def _mlp_of(form: tuple[Activation, bool], **changes: Any) -> fx.GraphModule:
+    """Return the graph of an MLP that calls the ops of its activation."""
+    activation, gated = form
 
-    def gelu(made: GraphBuilder, gate: fx.Node, up: fx.Node) -> fx.Node:
-        active = made.call(aten.gelu.default, gate, approximate="tanh")
-        return made.call(aten.mul.Tensor, up, active)
+    def activate(made: GraphBuilder, *projections: fx.Node) -> fx.Node:
+        active = ACTIVATE[activation.name](made, projections[0])
+        return made.call(aten.mul.Tensor, projections[1], active) if gated else active
 
-    gm = mlp_graph(activate=gelu, biased=True)
+    return mlp_graph(gated=gated, activate=activate, **changes)
+
+
+ACTIVATE: dict[str, Callable[[GraphBuilder, fx.Node], fx.Node]] = {
+    "SILU": KNOWN["silu"][0],
+    "GELU": KNOWN["gelu"][0],
+    "GELU_TANH": lambda made, x: made.call(aten.gelu.default, x, approximate="tanh"),
+    "RELU": KNOWN["relu"][0],
+    "RELU2": KNOWN["squared relu"][0],
+}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_other_activations_are_fused_too(form: tuple[Activation, bool]) -> None:
+    """The activation determines the op; the numbers and the types stay the same."""
+    gm = _mlp_of(form, biased=True)
     x, before = _numbers(gm)
-    assert fuse_calls(gm, NORM_GATE_UP_SWIGLU).matches == 0
-    assert fuse_calls(gm, target).matches == 1
+    assert FuseNormGateUp().apply(gm).matches == 1
     assert check_graph(gm) == []
-    assert len(calls(gm, target)[0].args) == 5
+    assert len(calls(gm, NORM_MLPS[form])[0].args) == 5
     gm.recompile()
     assert torch.equal(gm(x), before)
+
+
+NEAR_MISSES_OF_OTHERS = {
+    "no norm": ({"normed": False}, "its input %x is not an RMS norm"),
+    "the projection is read elsewhere": ({"read": "up"}, "also reads it"),
+}
+
+
+@pytest.mark.parametrize("form", [(Activation.GELU, True), (Activation.RELU2, False)], ids=str)
+@pytest.mark.parametrize("name", NEAR_MISSES_OF_OTHERS)
+def test_a_near_miss_of_another_activation(name: str, form: tuple[Activation, bool]) -> None:
+    """The reason is that of the form, not that the activation is unknown."""
+    changes, reason = NEAR_MISSES_OF_OTHERS[name]
+    gm = _mlp_of(form, **changes)
+    assert reason in nearest(FuseNormGateUp().apply(gm))
+    assert not any(calls(gm, target) for target in NORM_MLPS.values())
+
+
+def test_an_activation_of_up_is_not_one_of_the_gate() -> None:
+    """The gate is the projection that is activated, and its rows come first in the weight."""
+    gm = _mlp_of((Activation.GELU, True))
+    (product,) = [node for node in calls(gm, aten.mul.Tensor) if len(node.all_input_nodes) == 2]
+    up, active = product.all_input_nodes
+    gate = active.all_input_nodes[0]
+    active.replace_input_with(gate, up)
+    product.replace_input_with(up, gate)
+    assert "expected 1, got 0" in nearest(FuseNormGateUp().apply(gm))

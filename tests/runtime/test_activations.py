@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -124,15 +125,37 @@ def test_every_value_and_decode_step_is_eager_s(
     assert found.ok, found.table()
 
 
-def test_generated_tokens_are_eager_s() -> None:
-    eager = enlivened(config_of("qwen3", "gelu"))
+@pytest.mark.parametrize(
+    ("model", "activation", "backend"), [("qwen3", "gelu", "native"), ("llama", "tanh", "torch")]
+)
+def test_generated_tokens_are_eager_s(model: str, activation: str, backend: str) -> None:
+    """Steps run on a program by default, unless programs do not support the activation."""
+    eager = enlivened(config_of(model, activation))
     ids = torch.randint(1, 61, (2, 5), generator=torch.Generator().manual_seed(0))
     asked = {"max_new_tokens": 6, "do_sample": False}
-    with pytest.warns(UserWarning, match="programs support only silu"):
+    refused = pytest.warns(UserWarning, match="programs support only silu, gelu, gelu_tanh, relu")
+    with refused if backend == "torch" else nullcontext():
         compiled = tpcompile.compile(eager, tp=2, simulate=True)
     with compiled:
-        assert compiled.backend == "torch"
+        assert compiled.backend == backend
         assert compiled.generate(ids, **asked).tolist() == eager.generate(ids, **asked).tolist()
+        assert compiled.steps.program == (5 if backend == "native" else 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "activation"),
+    [
+        *[("llama", act) for act in ("gelu", "gelu_pytorch_tanh", "relu")],
+        *[("arcee", act) for act in ("relu2", "silu")],
+        pytest.param("llama", "relu2", marks=SLOW),
+    ],
+)
+def test_eager_the_graph_and_a_program_agree(model: str, activation: str) -> None:
+    """All values agree, on the reference machine and natively, also that of the activation."""
+    eager = enlivened(config_of(model, activation))
+    found = compare_program(eager, decode_pipeline(2), Batch((3, 1)), backend="native")
+    assert found.ok, found.table()
+    assert "activated" in {row.node for row in found.rows}
 
 
 @pytest.mark.parametrize(("model", "activation"), [("llama", "gelu_new"), ("arcee", "relu2")])
@@ -196,13 +219,10 @@ def test_up_with_another_layout_than_the_gate_is_an_error() -> None:
     assert "same-layout" in {problem.rule for problem in check_graph(gm)}
 
 
-@pytest.mark.parametrize(
-    ("model", "activation"), [("llama", "gelu"), pytest.param("arcee", "relu2", marks=SLOW)]
-)
-def test_programs_refuse_the_activation_by_name(model: str, activation: str) -> None:
-    name = activation.rstrip("2")
-    refusal = f"the MLP's activation is aten.{name}; programs support only silu"
-    eager = enlivened(config_of(model, activation))
+@pytest.mark.parametrize("activation", ["tanh", pytest.param("gelu_new", marks=SLOW)])
+def test_programs_refuse_another_activation_by_name(activation: str) -> None:
+    refusal = "the MLP's activation is aten.tanh; programs support only silu"
+    eager = enlivened(config_of("llama", activation))
     with pytest.raises(tpcompile.UnsupportedError, match=refusal):
         verify_nothing_left(run_passes(captured_once(eager).graph, decode_pipeline(2))[0])
     with pytest.raises(tpcompile.UnsupportedError, match=refusal):

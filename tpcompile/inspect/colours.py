@@ -21,6 +21,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "norm_gate_up_swiglu": "#44bb99",
         "norm_lm_head": "#bbcc33",
         "argmax": "#c3a5e6",
+        "norm_up_activation": "#88cc88",
     }
 )
 """By kind, in the order of opcodes."""

@@ -18,7 +18,7 @@ from tpcompile.ir.ops import (
     ALL_REDUCE_RESIDUAL,
     ATTENTION,
     EMBEDDING,
-    NORM_GATE_UP_SWIGLU,
+    NORM_MLPS,
     NORM_QKV_ROPE_APPEND,
     PAGED_ATTENTION,
     SPECS,
@@ -117,8 +117,9 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     info = info_of(gm)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     heads = [kinds for kinds in map(_heads, calls) if kinds is not None]
-    gated = [value_type(node) for node in calls if node.target in (SWIGLU, NORM_GATE_UP_SWIGLU)]
-    gated += [value_type(other.result) for other in activations(gm.graph)]
+    mlps = (SWIGLU, *NORM_MLPS.values())
+    activated = [value_type(node) for node in calls if node.target in mlps]
+    activated += [value_type(other.result) for other in activations(gm.graph)]
     tables = [
         value_type(operand(node)) for node in calls if node.target in (EMBEDDING, VOCAB_EMBEDDING)
     ]
@@ -129,7 +130,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
             rank=rank,
             q_heads=_most(queries, -2, rank),
             kv_heads=_most(keys, -2, rank),
-            ffn=_most(gated, -1, rank),
+            ffn=_most(activated, -1, rank),
             vocab=_most(tables, 0, rank),
             weight_bytes=sum(local_bytes(kind, rank) for kind in weights),
             kv_bytes_per_token=2 * sum(local_bytes(kind, rank) for kind in keys),

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from torch import fx
 
 from tpcompile.ir.meta import operand
-from tpcompile.ir.ops import ACTIVATIONS, ELEMENTWISE, LINEAR, op_name
+from tpcompile.ir.ops import ACTIVATIONS, ELEMENTWISE, LINEAR, Activation, op_name
 
 _PROJECTIONS = (LINEAR, operator.getitem)
 """A projection is a linear, or one part of a fused linear."""
 
 
 @dataclass(frozen=True)
-class Activation:
-    """The elementwise region of an MLP."""
+class OtherMlp:
+    """The elementwise region of an MLP that is not `tpc.swiglu`."""
 
     node: fx.Node
     """The non-linear op."""
@@ -32,28 +32,28 @@ class Activation:
 
     @property
     def unsupported(self) -> str:
-        """The reason why a program cannot contain this MLP."""
-        found = op_name(self.node)
+        """The reason why a program cannot contain this MLP, if no `Activation` matches it."""
+        known = ", ".join(one.name.lower() for one in Activation)
         return (
-            f"the MLP's activation is {found}; programs support only silu(gate) * up, "
+            f"the MLP's activation is {op_name(self.node)}; programs support only {known}, "
             "torch modules support more"
         )
 
 
-def activations(graph: fx.Graph) -> list[Activation]:
+def activations(graph: fx.Graph) -> list[OtherMlp]:
     """Return the MLPs of a graph that are not `tpc.swiglu`, in graph order."""
     calls = [node for node in graph.nodes if node.target in ACTIVATIONS]
     found = {a.result: a for a in map(_activation, calls) if a is not None}
     return list(found.values())
 
 
-def _activation(node: fx.Node) -> Activation | None:
+def _activation(node: fx.Node) -> OtherMlp | None:
     result = _result(node)
     if result is None:
         return None
     projections = _sources(node, result)
     known = all(source.target in _PROJECTIONS for source in projections)
-    return Activation(node, result, projections) if known and len(projections) <= 2 else None
+    return OtherMlp(node, result, projections) if known and len(projections) <= 2 else None
 
 
 def _result(node: fx.Node) -> fx.Node | None:

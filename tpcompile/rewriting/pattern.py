@@ -39,6 +39,15 @@ def match(pattern: Any, value: Any) -> Bindings:
     return match_calls(pattern, value)[0]
 
 
+def matches(pattern: Any, value: Any) -> bool:
+    """Return whether the pattern matches `value`."""
+    try:
+        match(pattern, value)
+    except MissError:
+        return False
+    return True
+
+
 def match_calls(pattern: Any, value: Any) -> tuple[Bindings, list[fx.Node]]:
     """Return the bindings of a match and the nodes that its calls match, or raise MissError."""
     found: _Found = {}

@@ -93,16 +93,16 @@ def fuse_at(gm: fx.GraphModule, sites: Iterable[tuple[fx.Node, Callable[[], None
 
 def fuse_calls(gm: fx.GraphModule, target: Any) -> Report:
     """Replace the calls in the body of a composite op with one call of the op."""
-    pattern = SPECS[target].pattern
+    return fuse_each(gm, SPECS[target].pattern.target, partial(fuse_call, target))
 
-    def fuse(graph: fx.Graph, node: fx.Node) -> None:
-        found = absorbed(pattern, node)
-        with graph.inserting_before(node):
-            new = insert_bound(node, target, found)
-        replace(node, new)
-        graph.erase_node(node)
 
-    return fuse_each(gm, pattern.target, fuse)
+def fuse_call(target: Any, graph: fx.Graph, node: fx.Node) -> None:
+    """Replace the calls that end with `node` with a call of a composite op, or raise MissError."""
+    found = absorbed(SPECS[target].pattern, node)
+    with graph.inserting_before(node):
+        new = insert_bound(node, target, found)
+    replace(node, new)
+    graph.erase_node(node)
 
 
 def absorbed(pattern: Any, value: Any, *readers: fx.Node) -> Bindings:

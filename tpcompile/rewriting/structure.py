@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tpcompile.errors import ShardingError
-from tpcompile.ir.activations import Activation, activations
+from tpcompile.ir.activations import OtherMlp, activations
 from tpcompile.ir.info import model_of
 from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import (
@@ -66,7 +66,7 @@ def attention_blocks(graph: fx.Graph) -> list[AttentionBlock]:
 def mlp_blocks(graph: fx.Graph) -> list[MlpBlock]:
     """Return the MLPs of a graph, first with SwiGLU, then with other activations."""
     gated = [_mlp_block(node) for node in graph.nodes if node.target is SWIGLU]
-    return gated + [_other_mlp_block(activation) for activation in activations(graph)]
+    return gated + [_other_mlp_block(mlp) for mlp in activations(graph)]
 
 
 def _attention_block(node: fx.Node) -> AttentionBlock:
@@ -96,9 +96,9 @@ def _mlp_block(node: fx.Node) -> MlpBlock:
     return MlpBlock(node, gate, up, _only_user(node, LINEAR))
 
 
-def _other_mlp_block(activation: Activation) -> MlpBlock:
-    result, projections = activation.result, activation.projections
-    *gates, up = (_expect(p, LINEAR, result, "a projection") for p in projections)
+def _other_mlp_block(mlp: OtherMlp) -> MlpBlock:
+    result = mlp.result
+    *gates, up = (_expect(p, LINEAR, result, "a projection") for p in mlp.projections)
     return MlpBlock(result, gates[0] if gates else None, up, _only_user(result, LINEAR))
 
 

@@ -45,12 +45,26 @@ def test_fp32_tokens_equal_eager_s(tp: int, demo: tuple[Path, torch.Tensor, list
         assert model.steps.program == NEW - 1
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen3-0.6b"])
-def test_the_error_of_bf16_is_not_above_eager_s(name: str, tp: int) -> None:
+_OTHERS = [
+    *[("qwen3-0.6b", {"hidden_act": act}) for act in ("gelu", "gelu_pytorch_tanh", "relu")],
+    ("qwen2.5-0.5b", {"model_type": "arcee", "hidden_act": "relu2"}),
+]
+"""Other activations; the last has no gate."""
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "tp"),
+    [
+        *[(name, {}, tp) for name in ("qwen2.5-0.5b", "qwen3-0.6b") for tp in (1, 2)],
+        *[(*other, 1) for other in _OTHERS],
+    ],
+)
+def test_the_error_of_bf16_is_not_above_eager_s(
+    name: str, changes: dict[str, Any], tp: int
+) -> None:
     """The error is that of decode steps, against fp32 logits of the same weights."""
     dtypes = (torch.bfloat16, torch.float32)
-    eager, exact = (enlivened(scaled_config(name), dtype) for dtype in dtypes)
+    eager, exact = (enlivened(scaled_config(name, **changes), dtype) for dtype in dtypes)
     ids = prompt(64, 64, 64)["input_ids"]
     with tpcompile.compile(eager, tp=tp, backend="native", simulate=True, max_batch=3) as model:
         found, theirs, truth = (_decoded(each, ids) for each in (model, eager, exact))

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tests.backends.native.damage import CASES, Damaged, word
-from tests.backends.reference.stepping import Case
+from tests.backends.reference.stepping import RELU2, Case
 from tests.vm.mutants.bases import FineCase
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native, executor
@@ -78,10 +78,27 @@ def test_operands(opened: Opened, operand: str, value: int, said: str) -> None:
 
 
 def test_an_opcode_without_a_kernel(opened: Opened) -> None:
-    for opcode in (-1, 0, 12, 255, 256, 2**31 - 1):
+    for opcode in (-1, 0, 13, 255, 256, 2**31 - 1):
         encoded = encode_program(CASE.program)
         encoded.words[3, 0] = opcode
         assert f"the opcode {opcode} has no kernel" in opened(CASE.memory(), encoded)
+
+
+@pytest.mark.parametrize(
+    ("operand", "value", "said"),
+    [
+        ("SIDES", 0, "norm_up_activation.sides is 0, expected a number at least 1"),
+        ("SIDES", 2, r"norm_up_activation.weight is buffer \d+, whose shape is wrong"),
+        ("ACTIVATION", 0, "norm_up_activation.activation is 0, expected a number at least 1"),
+        ("ACTIVATION", 6, "norm_up_activation.activation is 6, expected a number at most 5"),
+    ],
+)
+def test_operands_of_an_activation(opened: Opened, operand: str, value: int, said: str) -> None:
+    case = Case(RELU2)
+    encoded = encode_program(case.program)
+    first = int((encoded.words[:, 0] == NAMES["OP_NORM_UP_ACTIVATION"]).nonzero()[0])
+    encoded.words[first, NAMES[f"NORM_UP_ACTIVATION_{operand}"]] = value
+    assert re.search(said, opened(case.memory(), encoded))
 
 
 @pytest.mark.parametrize("name", ["queues", "waits", "signals"])

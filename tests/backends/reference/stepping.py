@@ -48,6 +48,8 @@ BIASED = "biased"
 """A model with a bias in all linears except the head."""
 WINDOWED = "windowed"
 """A model whose second layer attends to a window of five tokens."""
+GELU, GELU_TANH, RELU, RELU2 = "gelu", "gelu-tanh", "relu", "relu2"
+"""Models with this activation, of which that of `RELU2` has no gate. Their linears have a bias."""
 FEW_TOKENS = "few-tokens"
 """`tiny-qwen3` with a smaller vocabulary, for executors that take seconds per step."""
 OWN = {
@@ -68,6 +70,23 @@ OWN = {
         "vocab_size": 199,
         "attention_bias": True,
         "mlp_bias": True,
+    },
+    **{
+        name: {
+            **preset("tiny-qwen2"),
+            "model_type": kind,
+            "vocab_size": 199,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "hidden_act": activation,
+            "mlp_bias": True,
+        }
+        for name, kind, activation in (
+            (GELU, "llama", "gelu"),
+            (GELU_TANH, "llama", "gelu_pytorch_tanh"),
+            (RELU, "llama", "relu"),
+            (RELU2, "arcee", "relu2"),
+        )
     },
     WINDOWED: {
         **preset("tiny-qwen2"),

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tpcompile
-from tests.backends.reference.stepping import Case
+from tests.backends.reference.stepping import GELU, GELU_TANH, RELU, RELU2, Case
 from tpcompile.backends.triton.ahead import Compiled, compile_ahead
 from tpcompile.errors import UsageError
 from tpcompile.vm.program.encoding import first_weights
@@ -66,6 +66,13 @@ def test_every_tile_compiles(arch: str) -> None:
     for case in cases:
         found = kernel_of(case, arch)
         assert found.code_bytes > 0 and found.registers > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [GELU, GELU_TANH, RELU, RELU2])
+def test_every_activation_compiles(model: str) -> None:
+    found = kernel_of(Case(model, lengths=(5,)), "sm_90")
+    assert found.code_bytes > 0 and found.spills == 0
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm_70", "gfx942", ""])

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from torch import fx
 
-from tests.models import preset_pair
+from tests.backends.reference.stepping import GELU, RELU2, pair_named
 from tests.passes.decoding import BLOCK
 from tests.stages import graph_after
 from tpcompile.passes.pipeline import decode_pipeline
@@ -42,6 +42,8 @@ CASES = (
     Case("tiny-qwen2", 3, "heads", interleaved=True, spans=3),
     Case("tiny-qwen3", 3, "rows", batch=1),
     Case("tiny-qwen3", 1, "heads", splits=4),
+    Case(GELU, 2, batch=1),
+    Case(RELU2, 3, "rows"),
 )
 """Together they contain all instruction kinds, with and without biases and per-head norms."""
 
@@ -49,7 +51,7 @@ CASES = (
 @lru_cache
 def graph(model: str, tp: int, spans: int, interleaved: bool) -> fx.GraphModule:
     passes = decode_pipeline(tp, spans, BLOCK, interleaved)
-    return graph_after(preset_pair(model), passes)
+    return graph_after(pair_named(model), passes)
 
 
 @lru_cache

@@ -9,32 +9,45 @@ import pytest
 import torch
 
 from tests.vm.groups.desk import Desk, cuts, near, random, unknown
-from tpcompile.ir.ops.decode.norm_linear import norm_gate_up_swiglu
-from tpcompile.vm.groups import NormGateUpSwiglu
-from tpcompile.vm.groups.mlp import GateUpOperands
+from tpcompile.ir.ops import NORM_MLPS, Activation
+from tpcompile.vm.groups import NormGateUpSwiglu, NormUpActivation
+from tpcompile.vm.groups.mlp import GateUpOperands, UpOperands
 from tpcompile.vm.groups.normed import Normed
+from tpcompile.vm.program import DType
 from tpcompile.vm.program.instruction import Range, to_fp32
 
 BATCH, WIDTH, FFN, EPS = 3, 10, 13, to_fp32(1e-5)
 
 
-class Work:
-    """A gate and up projection whose width no block size divides."""
+SWIGLU = (Activation.SILU, True)
+FORMS = pytest.mark.parametrize("form", NORM_MLPS, ids=str)
 
-    def __init__(self, biased: bool = False, dtype: torch.dtype = torch.float32) -> None:
+
+class Work:
+    """A gate and up projection, or up alone, whose width no block size divides."""
+
+    def __init__(
+        self,
+        biased: bool = False,
+        dtype: torch.dtype = torch.float32,
+        form: tuple[Activation, bool] = SWIGLU,
+    ) -> None:
+        self.form, sides = form, 1 + form[1]
         self.x, self.norm = random(BATCH, WIDTH, dtype=dtype), random(WIDTH, seed=1, dtype=dtype)
-        self.weight = random(2 * FFN, WIDTH, seed=2, dtype=dtype)
-        self.bias = random(2 * FFN, seed=3, dtype=dtype) if biased else None
+        self.weight = random(sides * FFN, WIDTH, seed=2, dtype=dtype)
+        self.bias = random(sides * FFN, seed=3, dtype=dtype) if biased else None
         desk = self.desk = Desk()
         normed = Normed(desk.put(self.x), desk.put(self.norm), BATCH, WIDTH, EPS)
         weight, bias = desk.put(self.weight), desk.put(self.bias)
         out = desk.put(unknown(BATCH, FFN, dtype=dtype))
-        self.at = GateUpOperands(0, 0, normed, weight, bias, out, FFN, 4)
+        shared = (0, 0, normed, weight, bias, out, FFN, DType.of(dtype))
+        self.at = GateUpOperands(*shared) if form == SWIGLU else UpOperands(*shared, sides, form[0])
 
     def ran(self, rows: Sequence[Range] = ()) -> torch.Tensor:
-        self.desk.run([NormGateUpSwiglu(self.at, part) for part in rows or [Range(0, FFN)]])
+        kind = NormGateUpSwiglu if self.form == SWIGLU else NormUpActivation
+        self.desk.run([kind(self.at, part) for part in rows or [Range(0, FFN)]])
         found = self.desk.tensors[self.at.out]
-        seen = self.desk.seen("swiglu", BATCH, FFN).to(found.dtype)
+        seen = self.desk.seen(kind.result, BATCH, FFN).to(found.dtype)
         assert torch.equal(seen.nan_to_num(), found.nan_to_num())
         return found
 
@@ -42,31 +55,38 @@ class Work:
         dtype = dtype or self.x.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
         x, norm, weight = (one.to(dtype) for one in (self.x, self.norm, self.weight))
-        return norm_gate_up_swiglu(x, norm, EPS, weight, bias)
+        found: torch.Tensor = NORM_MLPS[self.form](x, norm, EPS, weight, bias)
+        return found
 
 
 BIAS = pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
 
 
+@FORMS
 @BIAS
-def test_as_the_op(biased: bool) -> None:
-    work = Work(biased)
+def test_as_the_op(biased: bool, form: tuple[Activation, bool]) -> None:
+    work = Work(biased, form=form)
     assert near(work.ran(), work.expected())
 
 
+@FORMS
 @BIAS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("edges", [(4, 8, 12), (1,), tuple(range(1, FFN))], ids=str)
 def test_the_same_bits_for_any_rows(
-    edges: tuple[int, ...], dtype: torch.dtype, biased: bool
+    edges: tuple[int, ...], dtype: torch.dtype, biased: bool, form: tuple[Activation, bool]
 ) -> None:
     """Traps 21 and 23: the last block has the remaining rows."""
-    assert torch.equal(Work(biased, dtype).ran(cuts(FFN, *edges)), Work(biased, dtype).ran())
+    work, whole = (Work(biased, dtype, form) for _ in range(2))
+    assert torch.equal(work.ran(cuts(FFN, *edges)), whole.ran())
 
 
+@FORMS
 @BIAS
-def test_bf16_is_no_further_from_fp32_than_the_op(biased: bool) -> None:
-    work = Work(biased, torch.bfloat16)
+def test_bf16_is_no_further_from_fp32_than_the_op(
+    biased: bool, form: tuple[Activation, bool]
+) -> None:
+    work = Work(biased, torch.bfloat16, form)
     truth = work.expected(torch.float64)
     error, allowed = ((one.double() - truth).abs().mean() for one in (work.ran(), work.expected()))
     assert error <= 1.05 * allowed
@@ -81,11 +101,30 @@ def test_what_it_shows() -> None:
     assert near(work.desk.seen("mlp_norm", BATCH, WIDTH), normed)
 
 
-def test_trap_3_gate_and_up_one_for_the_other() -> None:
-    work = Work()
+@pytest.mark.parametrize("form", [form for form in NORM_MLPS if form[1]], ids=str)
+def test_trap_3_gate_and_up_one_for_the_other(form: tuple[Activation, bool]) -> None:
+    work = Work(form=form)
     expected = work.expected()
     work.desk.tensors[work.at.weight] = torch.cat(work.weight.chunk(2)[::-1])
     assert not near(work.ran(), expected)
+
+
+@pytest.mark.parametrize("form", [form for form in NORM_MLPS if form != SWIGLU], ids=str)
+def test_the_activation_is_an_operand(form: tuple[Activation, bool]) -> None:
+    """Any other activation gives other values, for example tanh GELU in place of exact GELU."""
+    work = Work(form=form)
+    for other in set(Activation) - {form[0]}:
+        work.at = replace(work.at, activation=other)
+        found, expected = work.ran(), work.expected()
+        assert (found - expected).abs().max() > 1e-4 * expected.abs().max()
+
+
+def test_without_a_gate_the_weight_has_only_the_rows_of_up() -> None:
+    with_gate, without = (Work(form=(Activation.GELU, gated)) for gated in (True, False))
+    for work, rows in ((with_gate, 2 * FFN), (without, FFN)):
+        one = NormUpActivation(work.at, Range(0, FFN))
+        assert one.weight_shape == (rows, WIDTH)
+        assert one.traffic == rows * WIDTH * 4
 
 
 def test_trap_21_a_block_that_is_floored_away() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from tests.backends.reference.stepping import BIASED, Case
+from tests.backends.reference.stepping import BIASED, GELU, RELU2, Case
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Instruction, Join, Program, Region
 from tpcompile.vm.program.instruction import StepInstruction
@@ -138,8 +138,10 @@ def bases() -> list[Base]:
 
 
 def _biased() -> list[FineCase]:
-    """Return cases in which all linears but the head have a bias."""
+    """Return cases with more biases: all linears but the head, and MLPs of other activations."""
     return [
         FineCase(BIASED, 1, lengths=(9, 10), column_splits=2, workers=2, policy="zigzag"),
         FineCase(BIASED, 2, lengths=(9,), lowering="rows", workers=6),
+        FineCase(GELU, 2, lengths=(9,), workers=2),
+        FineCase(RELU2, 1, lengths=(9, 10), workers=3),
     ]

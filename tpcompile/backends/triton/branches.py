@@ -17,7 +17,7 @@ from tpcompile.ir.dtypes import dtype_name
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
-from tpcompile.vm.groups.mlp import NormGateUpSwiglu
+from tpcompile.vm.groups.mlp import NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
@@ -160,6 +160,7 @@ _MERGE: _Operands = {
     "PLACES": _padded("spans"),
     "DTYPE": "out",
 }
+_GATE_UP: _Operands = {**_NORMED, **_same_names("ffn", "bias"), "DTYPE": "weight"}
 _PROJECT: _Operands = {
     **_same_names("batch", "width"),
     "COLUMNS": _padded("width", _MOST_COLUMNS),
@@ -183,7 +184,8 @@ _TILES: Mapping[type, tuple[str, _Operands]] = {
         "reduce",
         {**_same_names("batch", "ranks", "slots", "bias", "residual"), "DTYPE": "out"},
     ),
-    NormGateUpSwiglu: ("mlp", {**_NORMED, **_same_names("ffn", "bias"), "DTYPE": "weight"}),
+    NormGateUpSwiglu: ("mlp", _GATE_UP),
+    NormUpActivation: ("mlp", {**_GATE_UP, **_same_names("sides", "activation")}),
     NormLmHead: ("head", {**_NORMED, "BIAS": "bias", "DTYPE": "weight"}),
     Argmax: ("head", _ARGMAX),
 }

@@ -138,7 +138,7 @@ def spots(structure: Structure) -> dict[Key, Spot]:
             norms = [n for (name, _), n in nodes.items() if name in ("norm", "final_norm")]
             after = next(norm for norm in norms if norm.args[0] is node)
             found[key] = Spot(_module(after), given=True)
-        elif key[0] == "swiglu":
+        elif key[0] in ("swiglu", "activated"):
             down = next(user for user in node.users if user.target is LINEAR)
             found[key] = Spot(_module(down), given=True)
     return found

@@ -87,11 +87,10 @@ class Structure:
 def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
     """Find the groups of a graph, for any model that can be lowered to a program."""
     attention = [node for node in gm.graph.nodes if node.target is PAGED_ATTENTION]
-    swiglu = [node for node in gm.graph.nodes if node.target is SWIGLU]
-    for other in activations(gm.graph):
-        _expect(False, [other.node], f"an MLP with SwiGLU; {other.unsupported}")
-    _expect(len(attention) == len(swiglu) > 0, attention[-1:], "an MLP in each layer")
-    halves = [(_attention(a), _mlp(s)) for a, s in zip(attention, swiglu, strict=True)]
+    others = {other.result for other in activations(gm.graph)}
+    mlps = [node for node in gm.graph.nodes if node.target is SWIGLU or node in others]
+    _expect(len(attention) == len(mlps) > 0, attention[-1:], "an MLP in each layer")
+    halves = [(_attention(a), _mlp(m)) for a, m in zip(attention, mlps, strict=True)]
     logits = head_of(gm.graph)
     final = _norm_before(logits)
     residuals = [operand(first["norm"]) for first, _ in halves] + [operand(final)]
@@ -139,7 +138,8 @@ def _attention(node: fx.Node) -> dict[str, fx.Node]:
 
 def _mlp(node: fx.Node) -> dict[str, fx.Node]:
     norm = _norm_before(node)
-    return {"attention_residual": operand(norm), "mlp_norm": norm, "swiglu": node}
+    name = "swiglu" if node.target is SWIGLU else "activated"
+    return {"attention_residual": operand(norm), "mlp_norm": norm, name: node}
 
 
 def _norm_before(node: fx.Node) -> fx.Node:

@@ -1,6 +1,7 @@
 """The op dialect: one module per family of ops. Constants such as `LINEAR` are node targets."""
 
 from tpcompile.ir.ops import parts, shape
+from tpcompile.ir.ops.activation import Activation
 from tpcompile.ir.ops.argmax import ARGMAX
 from tpcompile.ir.ops.attention import ATTENTION
 from tpcompile.ir.ops.collectives import (
@@ -20,6 +21,7 @@ from tpcompile.ir.ops.decode import (
     LINEAR_RESIDUAL,
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
+    NORM_MLPS,
     NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
 )
@@ -51,6 +53,7 @@ __all__ = [
     "LINEAR_RESIDUAL",
     "NORM_GATE_UP_SWIGLU",
     "NORM_LINEAR",
+    "NORM_MLPS",
     "NORM_QKV_ROPE_APPEND",
     "PAGED_ATTENTION",
     "PARTIAL_ATTENTION",
@@ -63,6 +66,7 @@ __all__ = [
     "SWIGLU",
     "TABLES",
     "VOCAB_EMBEDDING",
+    "Activation",
     "Cost",
     "OpSpec",
     "RuleError",

@@ -126,7 +126,7 @@ def composite(
     calls: list[Call] = []
 
     def trace(target: Any, args: tuple[Any, ...]) -> Call:
-        calls.append(Call(target, args, target in _COMMUTES))
+        calls.append(_call(target, args))
         return calls[-1]
 
     def run(interpret: Callable[..., Any], given: Mapping[str, Any]) -> Any:
@@ -147,6 +147,15 @@ def composite(
     cost = cost or _cost([tensors.index(weight) for weight in weights])
     others.setdefault("localize", _localize(calls))
     return define(body, rule=rule, cost=cost, pattern=pattern, in_formats=weights, **others)
+
+
+def pattern_of(function: Callable[..., Any], *names: str) -> Any:
+    """Return the pattern of the calls that a function of tensors with these names makes."""
+    return _kind(function(*(Operand(Value(name), _call) for name in names)))
+
+
+def _call(target: Any, args: tuple[Any, ...]) -> Call:
+    return Call(target, args, target in _COMMUTES)
 
 
 def _infer(target: Any, kinds: tuple[Any, ...]) -> Any:

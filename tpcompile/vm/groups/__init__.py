@@ -3,7 +3,7 @@
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
-from tpcompile.vm.groups.mlp import NormGateUpSwiglu
+from tpcompile.vm.groups.mlp import NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
@@ -19,5 +19,6 @@ __all__ = [
     "NormLmHead",
     "NormQkvRopeAppend",
     "NormQkvRows",
+    "NormUpActivation",
     "PartialAttention",
 ]

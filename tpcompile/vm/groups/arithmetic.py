@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 
 from tpcompile.ir.layout import even_runs
-from tpcompile.ir.ops import elementwise, norm
+from tpcompile.ir.ops import Activation, elementwise, norm
 from tpcompile.ir.ops.collectives import fold_tree
 
 LEAVES = 8
@@ -95,6 +95,13 @@ def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
 def _silu(gate: torch.Tensor) -> torch.Tensor:
     wide = gate.float()
     return (wide / (1 + exp(-wide))).to(gate.dtype)
+
+
+def activated(activation: Activation, *projections: torch.Tensor) -> torch.Tensor:
+    """Compute the activation of an MLP in fp64; round it, and its product with up, once each."""
+    first, *others = projections
+    active: torch.Tensor = activation.function(first.double()).float().to(first.dtype)
+    return active * others[0] if others else active
 
 
 rms_norm = partial(norm.rms_norm, normalized=_normalized)

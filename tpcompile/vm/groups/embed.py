@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import fx
@@ -14,6 +14,7 @@ from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
 
@@ -80,18 +81,21 @@ class Embed(StepInstruction):
 
 
 @lowers(EMBEDDING, VOCAB_EMBEDDING, terms=True)
-def embedding(to: Building, node: fx.Node) -> None:
-    """Lower the node to the table rows of each rank. If the rows are sharded, a sum follows."""
+def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_operands: Any) -> None:
+    """Lower the node to the table rows of each rank. If the rows are sharded, a sum follows.
+
+    A subclass of `Embed` may have more shared operands.
+    """
     weight, ids = node.args[:2]
     assert isinstance(weight, fx.Node) and isinstance(ids, fx.Node)
-    kind = value_type(weight)
-    summed = kind.layout_of(0) is not None
+    table = value_type(weight)
+    summed = table.layout_of(0) is not None
     out = terms_buffer(to, Site.EMBEDDING, node) if summed else residual_buffer(to, node, None)
     to.put(node, out)
     for rank in range(to.ranks):
-        rows = kind.local_shape(rank)[0]
+        rows = table.local_shape(rank)[0]
         assert isinstance(rows, int)
-        at = EmbedOperands(
+        at = operands_of(kind)(
             rank=rank,
             layer=NONE,
             tokens=to.where(ids, rank),
@@ -100,7 +104,8 @@ def embedding(to: Building, node: fx.Node) -> None:
             batch=to.plan.batch,
             first=to.bound(node, rank).get("first_row", 0),
             rows=rows,
-            dtype=DType.of(kind.dtype),
+            dtype=DType.of(table.dtype),
             summed=summed,
+            **more_operands,
         )
-        to.instructions += [Embed(at, columns) for columns in to.plan.sums(width_of(node))]
+        to.instructions += [kind(at, columns) for columns in to.plan.sums(width_of(node))]

@@ -1,20 +1,22 @@
-"""Gate and up projections of the normed residual, and their activation."""
+"""Gate and up projections of the normed residual, or up alone, and their activation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU
-from tpcompile.vm.groups.arithmetic import swiglu
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, Activation
+from tpcompile.vm.groups.arithmetic import activated, swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.lowering.handlers import lowers
 from tpcompile.vm.program import DType, rules
 from tpcompile.vm.program.accesses import Interval
+from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
 
@@ -38,39 +40,96 @@ class GateUpOperands:
         return self.normed.batch
 
 
-@instruction
 @dataclass(frozen=True)
-class NormGateUpSwiglu(WeightInstruction):
-    """silu(gate) · up, for some rows of gate and the same rows of up."""
+class UpOperands(GateUpOperands):
+    """The operands of an activation; with one side, the weight has only the rows of up."""
+
+    weight: Annotated[
+        int,
+        rules.weight("sides*ffn", "normed.width")
+        .reads("rows")
+        .reads("up", turn=1, unless=("sides", 1)),
+    ]
+    bias: Annotated[
+        int,
+        rules.maybe(
+            rules.weight("sides*ffn").reads("rows").reads("up", turn=1, unless=("sides", 1))
+        ),
+    ]
+    sides: Annotated[int, rules.Number(1, "2")]
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class ActivatedRows(WeightInstruction):
+    """Some rows of an MLP's activation, from the same rows of its projections."""
 
     at: GateUpOperands
     rows: Annotated[Range, rules.Within("ffn")]
     up = Interval("ffn + rows")
-    name: ClassVar[str] = "norm_gate_up_swiglu"
-    opcode: ClassVar[int] = 9
+    result: ClassVar[str]
+    """The name of the result's buffer, and of its values in comparisons."""
 
-    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+    def projected(self, memory: Memory, probe: Probe, *sides: Range) -> list[torch.Tensor]:
+        """Return these rows of the projections."""
         at = self.at
         x = at.normed.value(memory, probe, "mlp_norm")
-        gate, up = (linear(memory, x, at.weight, at.bias, rows) for rows in (self.rows, self.up))
-        memory[at.out][:, self.rows.slice] = swiglu(gate, up)
+        return [linear(memory, x, at.weight, at.bias, rows) for rows in sides]
 
     def report(self, memory: Memory, probe: Probe) -> None:
         found = memory[self.at.out][:, self.rows.slice]
-        probe("swiglu", Range(0, self.at.batch), self.rows, found)
+        probe(self.result, Range(0, self.at.batch), self.rows, found)
 
 
-@lowers(NORM_GATE_UP_SWIGLU)
+@instruction
+@dataclass(frozen=True)
+class NormGateUpSwiglu(ActivatedRows):
+    """silu(gate) · up, for some rows of gate and the same rows of up."""
+
+    at: GateUpOperands
+    name: ClassVar[str] = "norm_gate_up_swiglu"
+    opcode: ClassVar[int] = 9
+    result: ClassVar[str] = "swiglu"
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        sides = self.projected(memory, probe, self.rows, self.up)
+        memory[self.at.out][:, self.rows.slice] = swiglu(*sides)
+
+
+@instruction
+@dataclass(frozen=True)
+class NormUpActivation(ActivatedRows):
+    """act(gate) · up for some rows, or act(up) of an MLP without a gate."""
+
+    at: UpOperands
+    name: ClassVar[str] = "norm_up_activation"
+    opcode: ClassVar[int] = 12
+    result: ClassVar[str] = "activated"
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        sides = self.projected(memory, probe, *(self.rows, self.up)[: self.at.sides])
+        memory[self.at.out][:, self.rows.slice] = activated(self.at.activation, *sides)
+
+
+_FORMS = {target: form for form, target in NORM_MLPS.items()}
+
+
+@lowers(*_FORMS)
 def norm_gate_up(to: Building, node: fx.Node) -> None:
     """Lower gate and up to blocks of the MLP's width."""
     bound = to.bound(node)
     columns = to.local_columns(node)
+    activation, gated = _FORMS[node.target]
+    kind: type[ActivatedRows] = NormUpActivation
+    more_operands: dict[str, Any] = {"sides": 1 + gated, "activation": activation}
+    if node.target is NORM_GATE_UP_SWIGLU:
+        kind, more_operands = NormGateUpSwiglu, {}
     out = to.declare(
-        "swiglu", [(to.plan.batch, width) for width in columns], value_type(node).dtype
+        kind.result, [(to.plan.batch, width) for width in columns], value_type(node).dtype
     )
     to.put(node, out)
     for rank in range(to.ranks):
-        at = GateUpOperands(
+        at = operands_of(kind)(
             rank=rank,
             layer=layer_of(node),
             normed=normed(to, node, rank),
@@ -79,5 +138,6 @@ def norm_gate_up(to: Building, node: fx.Node) -> None:
             out=out + rank,
             ffn=columns[rank],
             dtype=DType.of(value_type(bound["weight"]).dtype),
+            **more_operands,
         )
-        to.deal(NormGateUpSwiglu(at, rows) for rows in to.plan.blocks(columns[rank]))
+        to.deal(kind(at, rows) for rows in to.plan.blocks(columns[rank]))

@@ -1,36 +1,117 @@
-// Gate and up projections of the normed residual, and their activation.
+// Gate and up projections of the normed residual, or up alone, and their activation.
 #pragma once
 
 #include "normed.h"
 
 namespace {
 
-// silu(gate) * up with the arithmetic of torch in dtype T: the activation is rounded first.
-template <class T>
-TPC_INLINE Lanes swiglu(Lanes gate, Lanes up) {
-  return rounded<T>(gate / (1.0f + exponential(-gate))) * up;
+TPC_INLINE Lanes silu(Lanes x) { return x / (1.0f + exponential(-x)); }
+
+// x / 2 * (1 + erf(x / sqrt(2))). The sum is 2 - erfc(|a|) or erfc(|a|) of a = x / sqrt(2) away
+// from 0, and erfc is the exponential of a polynomial.
+TPC_INLINE Lanes gelu(Lanes x) {
+  const Lanes a = x * 0.707106781f, size = a < 0 ? -a : a, square = a * a;
+  Lanes far = -1.72853470e-5f * size + 3.83197126e-4f;
+  far = far * square + (-3.88396438e-3f * size + 2.42546219e-2f);
+  far = far * size - 1.06777877e-1f;
+  far = far * size - 6.34846687e-1f;
+  far = far * size - 1.28717512e-1f;
+  far = exponential(far * size - size);
+  Lanes near = all(-5.96761703e-4f);
+  near = near * square + 4.99119423e-3f;
+  near = near * square - 2.67681349e-2f;
+  near = near * square + 1.12819925e-1f;
+  near = near * square - 3.76125336e-1f;
+  near = near * square + 1.28379166e-1f;
+  const Lanes sum = a < 0 ? far : 2.0f - far;
+  return 0.5f * x * (size > 0.927734375f ? sum : 1.0f + (near * a + a));
 }
 
+// x / 2 * (1 + tanh(a)) = x / (1 + exp(-2a)) of a = sqrt(2 / pi) * (x + 0.044715 x^3).
+TPC_INLINE Lanes gelu_tanh(Lanes x) {
+  return x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)));
+}
+
+TPC_INLINE Lanes relu(Lanes x) { return x < 0 ? all(0.0f) : x; }
+
+TPC_INLINE Lanes relu2(Lanes x) { return relu(x) * relu(x); }
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wswitch"  // no activation without a function
+
+// Replace values by their activation.
+__attribute__((noinline)) void activate(int64_t activation, float* values, int64_t count) {
+  const auto each = [&](auto function) {
+    for (int64_t at = 0; at < count; at += kLanes)
+      store_some(values + at, function(load_some(values + at, count - at)), count - at);
+  };
+  switch (static_cast<tpc_activation>(activation)) {
+    case TPC_ACTIVATION_SILU: return each([](Lanes x) { return silu(x); });
+    case TPC_ACTIVATION_GELU: return each([](Lanes x) { return gelu(x); });
+    case TPC_ACTIVATION_GELU_TANH: return each([](Lanes x) { return gelu_tanh(x); });
+    case TPC_ACTIVATION_RELU: return each([](Lanes x) { return relu(x); });
+    case TPC_ACTIVATION_RELU2: return each([](Lanes x) { return relu(x) * relu(x); });
+  }
+}
+
+#pragma GCC diagnostic pop
+
+// The words of both instructions begin with the same operands.
+using GateUp = tpc_norm_gate_up_swiglu;
+static_assert(offsetof(GateUp, dtype) == offsetof(tpc_norm_up_activation, dtype), "");
+
+// Some rows of the projections of all sequences, rounded. `up` is null without a gate.
+struct Projected {
+  float *first, *up;
+};
+
+template <class T>
+inline Projected projected(const Memory& memory, const GateUp& at, tpc_range range, bool gated,
+                           Scratch& scratch) {
+  const int64_t rows = range.stop - range.start, batch = at.normed_batch;
+  const Operand<T> x = normed<T>(memory, at, scratch);
+  float* first = scratch.take<float>(batch * rows);
+  float* up = gated ? scratch.take<float>(batch * rows) : nullptr;
+  const char* const next_weights = scratch.next_weights;
+  if (gated)
+    scratch.next_weights = reinterpret_cast<const char*>(
+        memory.at<T>(at.weight) + (int64_t{at.ffn} + range.start) * x.columns);
+  linear_rows(memory, at, x, range.start, rows, first, rows, scratch);
+  scratch.next_weights = next_weights;
+  if (gated) linear_rows(memory, at, x, int64_t{at.ffn} + range.start, rows, up, rows, scratch);
+  return {first, up};
+}
+
+// Store `f(place, count)`, up to 16 values of the rows of a sequence.
+template <class T, class Words, class F>
+TPC_INLINE void store_rows(const Memory& memory, const Words& at, F f) {
+  const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t row = 0; row < rows; row += kLanes)
+      store_some(memory.at<T>(at.out) + b * int64_t{at.ffn} + at.rows.start + row,
+                 f(b * rows + row, rows - row), rows - row);
+}
+
+// The activation is rounded before it is multiplied, as torch does.
 template <class T>
 void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_norm_gate_up_swiglu*>(words);
-  const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
-  const Operand<T> x = normed<T>(memory, at, scratch);
-  float* gate = scratch.take<float>(batch * rows);
-  float* up = scratch.take<float>(batch * rows);
-  const char* const next_weights = scratch.next_weights;
-  scratch.next_weights = reinterpret_cast<const char*>(
-      memory.at<T>(at.weight) + (int64_t{at.ffn} + at.rows.start) * x.columns);
-  linear_rows(memory, at, x, at.rows.start, rows, gate, rows, scratch);
-  scratch.next_weights = next_weights;
-  linear_rows(memory, at, x, int64_t{at.ffn} + at.rows.start, rows, up, rows, scratch);
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t row = 0; row < rows; row += kLanes) {
-      const Lanes found = swiglu<T>(load_some(gate + b * rows + row, rows - row),
-                                    load_some(up + b * rows + row, rows - row));
-      store_some(memory.at<T>(at.out) + b * int64_t{at.ffn} + at.rows.start + row, found,
-                 rows - row);
-    }
+  const auto [gate, up] = projected<T>(memory, at, at.rows, true, scratch);
+  store_rows<T>(memory, at, [gate = gate, up = up](int64_t place, int64_t count) {
+    return rounded<T>(silu(load_some(gate + place, count))) * load_some(up + place, count);
+  });
+}
+
+template <class T>
+void norm_up_activation(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_norm_up_activation*>(words);
+  const auto& shared = *reinterpret_cast<const GateUp*>(words);
+  const auto [first, up] = projected<T>(memory, shared, at.rows, at.sides == 2, scratch);
+  activate(at.activation, first, int64_t{at.normed_batch} * (at.rows.stop - at.rows.start));
+  store_rows<T>(memory, at, [first = first, up = up](int64_t place, int64_t count) {
+    const Lanes active = load_some(first + place, count);
+    return up ? rounded<T>(active) * load_some(up + place, count) : active;
+  });
 }
 
 }  // namespace

@@ -55,6 +55,7 @@ constexpr tpc::Path make_path(const char* name, const tpc::ManyKernel* many = nu
   path.kernels[TPC_OP_NORM_GATE_UP_SWIGLU] = TPC_KERNEL(by_operand, norm_gate_up_swiglu);
   path.kernels[TPC_OP_NORM_LM_HEAD] = TPC_KERNEL(by_operand, norm_lm_head);
   path.kernels[TPC_OP_ARGMAX] = argmax;
+  path.kernels[TPC_OP_NORM_UP_ACTIVATION] = TPC_KERNEL(by_operand, norm_up_activation);
   return path;
 }
 

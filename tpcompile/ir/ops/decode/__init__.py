@@ -13,7 +13,7 @@ from tpcompile.ir.ops.decode.attention import (
     merge_spans,
     span_of,
 )
-from tpcompile.ir.ops.decode.norm_linear import NORM_GATE_UP_SWIGLU, NORM_LINEAR
+from tpcompile.ir.ops.decode.norm_linear import NORM_GATE_UP_SWIGLU, NORM_LINEAR, NORM_MLPS
 from tpcompile.ir.ops.decode.norm_qkv import NORM_QKV_ROPE_APPEND
 from tpcompile.ir.ops.decode.residual import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUAL
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
@@ -29,7 +29,7 @@ DECODE_OPS = (
     ATTENTION_REDUCE,
     LINEAR_RESIDUAL,
     ALL_REDUCE_RESIDUAL,
-    NORM_GATE_UP_SWIGLU,
+    *NORM_MLPS.values(),
     NORM_LINEAR,
 )
 """The ops that occur only in decode graphs."""
@@ -44,6 +44,7 @@ __all__ = [
     "LINEAR_RESIDUAL",
     "NORM_GATE_UP_SWIGLU",
     "NORM_LINEAR",
+    "NORM_MLPS",
     "NORM_QKV_ROPE_APPEND",
     "PARTIAL_ATTENTION",
     "merge",

@@ -1,11 +1,14 @@
-"""Fused norm and linear: gate and up with SwiGLU, and the LM head."""
+"""Fused norm and linear: gate and up with their activation, and the LM head."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import torch
 
+from tpcompile.ir.ops.activation import Activation
 from tpcompile.ir.ops.composite import composite
 from tpcompile.ir.ops.elementwise import SWIGLU
 from tpcompile.ir.ops.linear import LINEAR
@@ -40,11 +43,14 @@ def norm_gate_up_swiglu(
     `weight` contains the rows of gate, followed by the same number of rows of up. Both have the
     same layout, so a rank has as many rows of each.
     """
-    rows = norm_linear(x, norm, eps, weight, bias)
+    activated: torch.Tensor = SWIGLU(*_halves(norm_linear(x, norm, eps, weight, bias)))
+    return activated
+
+
+def _halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     width = rows.shape[1] // 2
     parts = SPLIT(rows, [width, width], 1)
-    activated: torch.Tensor = SWIGLU(parts[0], parts[1])
-    return activated
+    return parts[0], parts[1]
 
 
 def check_gate_up(weight: ValueType, **_: Any) -> None:
@@ -54,5 +60,30 @@ def check_gate_up(weight: ValueType, **_: Any) -> None:
     require(both % 2 == 0, "gate-up", weight, "as many rows of gate as of up")
 
 
+def _norm_mlp(activation: Activation, gated: bool) -> Any:
+    """Declare the op of an MLP with this activation, up to the down projection."""
+
+    def body(
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows = norm_linear(x, norm, eps, weight, bias)
+        activated: torch.Tensor = activation.of(*_halves(rows) if gated else [rows])
+        return activated
+
+    body.__name__ = f"norm_{'gate_' if gated else ''}up_{activation.name.lower()}"
+    options: dict[str, Any] = {"check": check_gate_up} if gated else {}
+    return composite(body, **options)
+
+
 NORM_LINEAR = composite(norm_linear)
 NORM_GATE_UP_SWIGLU = composite(norm_gate_up_swiglu, check=check_gate_up)
+_SWIGLU = (Activation.SILU, True)
+NORM_MLPS: Mapping[tuple[Activation, bool], Any] = {
+    _SWIGLU: NORM_GATE_UP_SWIGLU,
+    **{form: _norm_mlp(*form) for form in product(Activation, (True, False)) if form != _SWIGLU},
+}
+"""The op of an MLP, up to the down projection, by its activation and whether it has a gate."""
