@@ -15,7 +15,9 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
+from tests.captures import captured_once
 from tests.models import Pair, padded, pair_of, preset_pair
+from tests.runtime.eager_pair import enlivened
 from tests.stages import stages_of
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
@@ -29,6 +31,7 @@ from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
 from tpcompile.rewriting.manager import clone
 from tpcompile.runtime.ranks.rank import cache_shape
+from tpcompile.runtime.weights import ModelWeights
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.scheduled import scheduled
@@ -49,7 +52,8 @@ BIASED = "biased"
 WINDOWED = "windowed"
 """A model whose second layer attends to a window of five tokens."""
 GELU, GELU_TANH, RELU, RELU2 = "gelu", "gelu-tanh", "relu", "relu2"
-"""Models with this activation, of which that of `RELU2` has no gate. Their linears have a bias."""
+"""Models with this activation, of which that of `RELU2` has no gate. Their linears have a bias, and
+weights are spread out, so that activations give different logits."""
 FEW_TOKENS = "few-tokens"
 """`tiny-qwen3` with a smaller vocabulary, for executors that take seconds per step."""
 OWN = {
@@ -102,6 +106,9 @@ OWN = {
 @lru_cache(maxsize=32)
 def pair_named(model: str) -> Pair:
     """Return a scaled-down preset, or a model defined above."""
+    if model in (GELU, GELU_TANH, RELU, RELU2):
+        eager = enlivened(AutoConfig.for_model(**OWN[model]))
+        return Pair(captured_once(eager), eager, ModelWeights(eager))
     if model in OWN:
         return pair_of(AutoConfig.for_model(**OWN[model]))
     return preset_pair(model)
