@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
 from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.layout import FusedLayout, Layout, TokenLayout, even_runs
 from tpcompile.ir.types import PARTIAL, REPLICATE, Placement, Shard, SymbolType, ValueType
 
 HEADS = Layout("q_heads", 6, 4, even_runs(6, 4))

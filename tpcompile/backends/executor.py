@@ -11,6 +11,7 @@ import torch
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import CPU
 from tpcompile.errors import UnsupportedError
+from tpcompile.ir.format import FLOATS
 from tpcompile.registry import Registry
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.abi import VERSION, check_version
@@ -47,6 +48,8 @@ class Executor(ABC):
     """The types of devices that it runs on."""
     in_processes: ClassVar[bool] = True
     """Whether each rank may run in a process of its own; if not, one process runs all ranks."""
+    in_formats: ClassVar[bool] = False
+    """Whether it reads weights of several components."""
     same_for_ranks: ClassVar[bool] = True
     """Whether results have the same bits for every number of ranks that splits the sizes evenly."""
     functions: ClassVar[str] = TORCH
@@ -67,6 +70,14 @@ class Executor(ABC):
             raise UnsupportedError(
                 f"The {cls.name} backend does not run on {device}",
                 expected=" or ".join(cls.devices),
+            )
+        kept = next((one for one in program.buffers if one.format is not None), None)
+        if kept is not None and not cls.in_formats:
+            raise UnsupportedError(
+                f"The {cls.name} backend cannot read weights in {kept.format}",
+                where=kept.name,
+                expected="weights in " + ", ".join(map(str, FLOATS)),
+                hint='Compile with backend="torch"',
             )
 
     @classmethod

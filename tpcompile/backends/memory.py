@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,9 +16,10 @@ from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.operands import verify_operands
+from tpcompile.vm.program.weight import Weight
 
-_UNWRITTEN = -(2**31)
-"""The value of integers that have not been written."""
+_UNWRITTEN, _UNWRITTEN_BYTE = -(2**31), -(2**7)
+"""The value of integers that have not been written, of several bytes or of one."""
 _OF_HOST = frozenset(
     (
         *(Role.TOKENS, Role.POSITIONS, Role.LENGTHS, Role.TABLES, Role.STOPS),
@@ -91,7 +93,8 @@ class StepMemory:
         if number in self._copies.device:
             return self._copies.device[number]
         if buffer.role == Role.WEIGHT:
-            return _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
+            values = _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
+            return values if buffer.format is None else _weight(buffer, values, parameter)
         if buffer.role == Role.CACHE and not self._own_caches:
             return torch.empty(0, dtype=buffer.dtype)
         extents = buffer.extents
@@ -253,7 +256,22 @@ class StepMemory:
     def _poison(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self._poisons:
             return tensor
-        return tensor.fill_(torch.nan if tensor.is_floating_point() else _UNWRITTEN)
+        if tensor.is_floating_point():
+            return tensor.fill_(torch.nan)
+        return tensor.fill_(_UNWRITTEN if tensor.itemsize > 1 else _UNWRITTEN_BYTE)
+
+
+def _weight(
+    buffer: Buffer, values: torch.Tensor, parameter: Callable[[int, str], torch.Tensor]
+) -> Any:
+    """Return a weight of several components, of which the values were checked."""
+    rows, columns = buffer.shape
+    parts = {}
+    for part in buffer.stored.components[1:]:
+        start, stop = part.span(buffer.first, buffer.first + columns)
+        own = Buffer(buffer.name + part.suffix, (rows, stop - start), part.dtype.torch, buffer.rank)
+        parts[part.suffix] = _checked(parameter(buffer.rank, own.name), own, own.shape)
+    return Weight(buffer.stored, values, parts, buffer.first)
 
 
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:

@@ -34,6 +34,11 @@ class Component(NamedTuple):
         """
         return (start // self.columns, -(-stop // self.columns)) if self.columns else (0, 1)
 
+    def row_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of these elements of a row."""
+        first, last = self.span(start, stop)
+        return (last - first) * self.dtype.itemsize
+
 
 class Format(int):
     """How the values of a weight are stored. The number is a word of instructions.
@@ -106,11 +111,7 @@ class Format(int):
 
     def row_bytes(self, start: int, stop: int) -> int:
         """Return the bytes of these columns of a row, with those that they share with others."""
-        found = 0
-        for one in self.components:
-            first, last = one.span(start, stop)
-            found += (last - first) * one.dtype.itemsize
-        return found
+        return sum(one.row_bytes(start, stop) for one in self.components)
 
     def decoded(
         self, parts: Mapping[str, torch.Tensor], first: int, dtype: torch.dtype
@@ -154,4 +155,6 @@ def _plain(dtype: DType) -> Format:
     return Format(dtype)
 
 
-_WORDS = {dtype.word: _plain(dtype) for dtype in _FLOATS}
+FLOATS = tuple(map(_plain, _FLOATS))
+"""The formats of weights that are stored as their values."""
+_WORDS = {str(one): one for one in FLOATS}

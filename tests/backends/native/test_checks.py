@@ -15,9 +15,9 @@ from tests.vm.mutants.bases import FineCase
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native, executor
 from tpcompile.errors import UsageError, VerifyError
+from tpcompile.ir.dtypes import DType
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.abi import column_offsets, constants, layout
-from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 

@@ -6,8 +6,10 @@ from dataclasses import is_dataclass
 from enum import IntEnum
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
+from tpcompile.ir.format import Format
 from tpcompile.vm.program.fields import field_types
 from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -28,6 +30,10 @@ def values(draw: Any, kind: Any) -> Any:
         return to_fp32(draw(finite)) + 0.0  # minus zero equals zero, but has other words
     if kind is bool:
         return draw(st.booleans())
+    if kind is Format:
+        floats = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+        in_groups = st.builds(Format.int8, floats, st.integers(0, 2**15 - 1))
+        return draw(st.builds(Format.of, floats) | in_groups)
     if issubclass(kind, IntEnum):
         return draw(st.sampled_from(list(kind)))
     return draw(INT32)

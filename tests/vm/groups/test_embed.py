@@ -10,7 +10,7 @@ from tpcompile.vm.groups import AllReduce, Embed
 from tpcompile.vm.groups.embed import EmbedOperands
 from tpcompile.vm.groups.reduce import SumOperands
 from tpcompile.vm.groups.residual import Site
-from tpcompile.vm.program import DType
+from tpcompile.vm.program import Format
 from tpcompile.vm.program.instruction import Range
 
 WIDTH, VOCABULARY, TOKENS = 7, 11, (10, 0, 4, 4)
@@ -35,7 +35,7 @@ def embedded(
             batch=len(TOKENS),
             first=first,
             rows=last - first,
-            dtype=DType.F32,
+            format=Format.of(torch.float32),
             summed=summed,
         )
         desk.run([Embed(at, part) for part in columns])

@@ -15,7 +15,7 @@ from tpcompile.ir.ops.decode.norm_linear import norm_linear
 from tpcompile.vm.groups import Argmax, NormLmHead
 from tpcompile.vm.groups.head import ArgmaxOperands, HeadOperands
 from tpcompile.vm.groups.normed import Normed
-from tpcompile.vm.program import DType
+from tpcompile.vm.program import Format
 from tpcompile.vm.program.instruction import Range, to_fp32
 
 BATCH, WIDTH, VOCABULARY, EPS, STEPS = 3, 10, 17, to_fp32(1e-6), 4
@@ -57,7 +57,7 @@ class Work:
                 best=best[rank],
                 ids=ids[rank],
                 first=first,
-                dtype=DType.F32,
+                format=Format.of(torch.float32),
             )
             for rank, (first, last) in enumerate(pairwise(edges))
         ]

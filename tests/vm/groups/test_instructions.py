@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.vm.groups.lowered import CASES, lowered
 from tests.vm.groups.operands import instructions
 from tpcompile.errors import UsageError
+from tpcompile.ir.format import Format
 from tpcompile.vm.groups import AllReduce
 from tpcompile.vm.program.fields import field_types, rules_of
 from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32, word_count
@@ -183,7 +184,7 @@ def test_its_operands_are_numbers(kind: type[StepInstruction]) -> None:
         return [leaf for i in inner for leaf in (leaves(i) if is_dataclass(i) else [i])]
 
     for leaf in leaves(kind):
-        assert leaf in (int, float, bool, Range) or issubclass(leaf, IntEnum)
+        assert leaf in (int, float, bool, Range, Format) or issubclass(leaf, IntEnum)
 
 
 def test_the_words_of_all_are_as_many() -> None:

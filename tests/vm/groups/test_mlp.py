@@ -13,7 +13,7 @@ from tpcompile.ir.ops import NORM_MLPS, Activation
 from tpcompile.vm.groups import NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.mlp import GateUpOperands, UpOperands
 from tpcompile.vm.groups.normed import Normed
-from tpcompile.vm.program import DType
+from tpcompile.vm.program import Format
 from tpcompile.vm.program.instruction import Range, to_fp32
 
 BATCH, WIDTH, FFN, EPS = 3, 10, 13, to_fp32(1e-5)
@@ -40,7 +40,7 @@ class Work:
         normed = Normed(desk.put(self.x), desk.put(self.norm), BATCH, WIDTH, EPS)
         weight, bias = desk.put(self.weight), desk.put(self.bias)
         out = desk.put(unknown(BATCH, FFN, dtype=dtype))
-        shared = (0, 0, normed, weight, bias, out, FFN, DType.of(dtype))
+        shared = (0, 0, normed, weight, bias, out, FFN, Format.of(dtype))
         self.at = GateUpOperands(*shared) if form == SWIGLU else UpOperands(*shared, sides, form[0])
 
     def ran(self, rows: Sequence[Range] = ()) -> torch.Tensor:

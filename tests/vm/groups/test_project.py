@@ -15,7 +15,7 @@ from tpcompile.vm.groups.arithmetic import LEAVES, leaves_of
 from tpcompile.vm.groups.project import ProjectOperands
 from tpcompile.vm.groups.reduce import SumOperands
 from tpcompile.vm.groups.residual import Site
-from tpcompile.vm.program import DType
+from tpcompile.vm.program import Format
 from tpcompile.vm.program.instruction import Range
 
 BATCH, ROWS, COLUMNS = 2, 11, 27
@@ -50,7 +50,7 @@ class Work:
             batch=BATCH,
             width=COLUMNS,
             leaves=LEAVES,
-            dtype=DType.F32,
+            format=Format.of(torch.float32),
         )
         desk.run([LinearResidual(at, part) for part in rows or [Range(0, ROWS)]])
         found = desk.tensors[at.out]
@@ -86,7 +86,7 @@ class Work:
                 batch=BATCH,
                 width=stop - start,
                 leaves=leaves,
-                dtype=DType.F32,
+                format=Format.of(torch.float32),
             )
             edges = [run[0] for (run,) in even_runs(stop - start, leaves)] + [stop - start]
             each = leaves // splits

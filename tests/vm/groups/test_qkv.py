@@ -17,7 +17,7 @@ from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups import qkv_operands as qkv
 from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.groups.qkv_operands import Part, QkvOperands
-from tpcompile.vm.program import DType
+from tpcompile.vm.program import Format
 from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32
 
 HIDDEN, WIDTH, LAYERS, LAYER, BLOCK, MOST, LONGEST = 10, 8, 2, 1, 2, 4, 9
@@ -121,7 +121,7 @@ class Work:
                 block=BLOCK,
                 width=WIDTH,
                 out=self.q if part == Part.Q else self.cache,
-                dtype=DType.F32,
+                format=Format.of(torch.float32),
                 **shared,  # type: ignore[arg-type]
             )
             for part, first in firsts.items()

@@ -7,10 +7,12 @@ from enum import IntEnum
 from typing import Annotated, ClassVar
 
 import pytest
+import torch
 
 from tests.vm.groups.lowered import CASES, lowered, step_program
 from tpcompile.errors import UnsupportedError
-from tpcompile.vm.program import Box, DType, Join, Region, Role, rules
+from tpcompile.ir.format import Component
+from tpcompile.vm.program import Box, Format, Join, Region, Role, rules
 from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.encoding import first_weights
 from tpcompile.vm.program.instruction import (
@@ -64,7 +66,7 @@ class ToyOperands:
     out: Annotated[int, rules.Chosen("side", _SIDES)]
     first: Annotated[int, rules.COUNT]
     scale: Annotated[int, rules.COUNT]
-    dtype: Annotated[DType, rules.DTypeOf("weight")]
+    format: Annotated[Format, rules.FormatOf("weight")]
 
     @property
     def half(self) -> int:
@@ -104,7 +106,7 @@ def toy(side: Side = Side.LEFT, bias: int = NONE) -> Toy:
         out=42,
         first=100,
         scale=2,
-        dtype=DType.BF16,
+        format=Format.of(torch.bfloat16),
     )
     return Toy(at, Range(3, 7), 6, 50)
 
@@ -310,7 +312,9 @@ def test_the_bytes_of_a_row_are_said_once(monkeypatch: pytest.MonkeyPatch) -> No
     program = step_program(CASES[-1])
     before = first_weights(program)
     traffic = [one.traffic for one in lowered(CASES[-1]).instructions]
-    monkeypatch.setattr(DType, "row_bytes", lambda self, columns: 3 * columns * self.itemsize)
+    monkeypatch.setattr(
+        Component, "row_bytes", lambda self, start, stop: 3 * (stop - start) * self.dtype.itemsize
+    )
     weighted = [isinstance(i, WeightInstruction) for i in lowered(CASES[-1]).instructions]
     grown = [one.traffic for one in lowered(CASES[-1]).instructions]
     each = zip(weighted, lowered(CASES[-1]).instructions, traffic, grown, strict=True)

@@ -15,8 +15,8 @@ from tests.backends.reference.stepping import Case, place
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import CompileError, UsageError, VerifyError
+from tpcompile.ir.dtypes import DType
 from tpcompile.vm.program import Buffer, Program, Role
-from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.encoding import decode_program, encode_program
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import check_program, verify_program

@@ -18,7 +18,7 @@ from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UnsupportedError, UsageError, VerifyError
 from tpcompile.vm.groups import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.qkv_operands import Part
-from tpcompile.vm.program import Buffer, DType, Program, Role, rules
+from tpcompile.vm.program import Buffer, Format, Program, Role, rules
 from tpcompile.vm.program.encoding import decode_program, encode_program
 from tpcompile.vm.program.fields import field_rules, field_types
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction
@@ -28,6 +28,7 @@ from tpcompile.vm.program.operands import disagreements, verify_operands
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import MOST_LISTED, check_program, verify_program
 
+F16 = Format.of(torch.float16)
 ONE = Case("tiny-qwen3", lengths=(9, 10))
 TWO = Case("tiny-qwen2", 2, lengths=(9, 10), lowering="rows", workers=6, column_splits=2)
 
@@ -81,7 +82,11 @@ MISTAKES = {
     "head width of qkv": Mistake(ONE, "norm_qkv_rope_append", "at.width", _half, "width=8"),
     "head width of attention": Mistake(ONE, "partial_attention", "at.width", _half, "width=8"),
     "dtype": Mistake(
-        ONE, "norm_lm_head", "at.dtype", lambda _: DType.F16, "dtype must be f32, .*, got f16"
+        ONE,
+        "norm_lm_head",
+        "at.format",
+        lambda _: Format.of(torch.float16),
+        "format must be f32, .*, got f16",
     ),
     "an empty window": Mistake(
         ONE, "partial_attention", "at.window", lambda _: 0, "window must be at least 1, got 0"
@@ -252,11 +257,13 @@ def test_the_list_of_faults_ends() -> None:
     """The list of faults is truncated, with the number of remaining ones."""
     program = Case("tiny-qwen2", 2, lengths=(9,), lowering="rows", workers=6).program
     own = [
-        replace(one, at=replace(one.at, dtype=DType.F16))  # each has its own operands
+        replace(
+            one, at=replace(one.at, format=Format.of(torch.float16))
+        )  # each has its own operands
         for one in program.instructions
-        if isinstance(one, StepInstruction) and hasattr(one.at, "dtype")
+        if isinstance(one, StepInstruction) and hasattr(one.at, "format")
     ]
-    others = [one for one in program.instructions if not hasattr(one.at, "dtype")]  # type: ignore[attr-defined]
+    others = [one for one in program.instructions if not hasattr(one.at, "format")]  # type: ignore[attr-defined]
     count = len(program.instructions)
     alone = replace(
         program,

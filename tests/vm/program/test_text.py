@@ -18,18 +18,20 @@ from tests.vm.groups.operands import INT32
 from tests.vm.groups.operands import instructions as any_instructions
 from tests.vm.programs import Touch
 from tpcompile.errors import UsageError
+from tpcompile.ir.dtypes import DTYPES
 from tpcompile.vm.groups import Embed, NormGateUpSwiglu
 from tpcompile.vm.groups.embed import EmbedOperands
 from tpcompile.vm.groups.mlp import GateUpOperands
 from tpcompile.vm.groups.normed import Normed
-from tpcompile.vm.program import Buffer, DType, Program, Role, Wait
+from tpcompile.vm.program import Buffer, Format, Program, Role, Wait
 from tpcompile.vm.program.fields import field_types
 from tpcompile.vm.program.instruction import NONE, Range, StepInstruction, to_fp32
 from tpcompile.vm.program.text import format_layer, format_program, parse_program
-from tpcompile.vm.program.text.values import DTYPES, run_of, runs_of
+from tpcompile.vm.program.text.values import run_of, runs_of
 from tpcompile.vm.schedule.policies import POLICIES
 
 SMALL = Case(batch=1)
+BF16 = Format.of(torch.bfloat16)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -58,10 +60,10 @@ def test_the_text_of_a_small_program() -> None:
         Buffer("cache", (1, 2, 2, 1, 2), role=Role.CACHE, storage=(1, 2, 64, 1, 4)),
     )
     at = EmbedOperands(
-        0, NONE, tokens=0, table=1, out=2, batch=2, first=0, rows=9, dtype=DType.BF16, summed=False
+        0, NONE, tokens=0, table=1, out=2, batch=2, first=0, rows=9, format=BF16, summed=False
     )
     norm = Normed(2, 4, 2, 8, to_fp32(1e-6))
-    gate = GateUpOperands(0, 3, norm, 5, NONE, 6, 16, DType.BF16)
+    gate = GateUpOperands(0, 3, norm, 5, NONE, 6, 16, BF16)
     instructions = (
         Embed(at, Range(0, 4)),
         Embed(at, Range(4, 8)),
@@ -85,9 +87,9 @@ buffers
   b3 cache rank=0 role=cache dtype=f32 shape=[1,2,2,1,2] storage=[1,2,64,1,4]
 
 operands
-  a0 embed rank=0 layer=none tokens=0 table=1 out=2 batch=2 first=0 rows=9 dtype=bf16 summed=false
+  a0 embed rank=0 layer=none tokens=0 table=1 out=2 batch=2 first=0 rows=9 format=bf16 summed=false
   a1 gate_up rank=0 layer=3 normed.x=2 normed.weight=4 normed.batch=2 normed.width=8 \
-normed.eps=1e-06 weight=5 bias=none out=6 ffn=16 dtype=bf16
+normed.eps=1e-06 weight=5 bias=none out=6 ffn=16 format=bf16
 
 instructions
   i0 embed a0 columns=0:4 signal c0
@@ -156,6 +158,8 @@ def any_program(draw: Any) -> Program:
         role=st.sampled_from(Role),
         storage=st.none() | extents,
     )
+    whole = {"format": Format.int8(torch.bfloat16, 64), "first": draw(st.integers(0, 999))}
+    buffers |= buffers.map(lambda buffer: replace(buffer, **whole))
     count = draw(st.integers(0, 9))
     instructions = tuple(_on_some_rank(draw(any_instructions()), ranks) for _ in range(count))
     order = draw(st.permutations(range(count)))

@@ -16,10 +16,9 @@ import torch
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.build import has_kernel
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.dtypes import DType, dtype_name
 from tpcompile.vm.program import Buffer, Program, Role, rules
 from tpcompile.vm.program.abi import MOST_DIMS, column_offsets
-from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, StepInstruction
 

@@ -16,6 +16,7 @@ class Machine(Executor):
     """An executor that runs one instruction at a time, in any order that the caller chooses."""
 
     name: ClassVar[str] = "reference"
+    in_formats: ClassVar[bool] = True
 
     def launch(self, steps: int, order: Order | None = None) -> int:
         """Interpret up to `steps` steps. The default order is `StepMemory.turns`."""

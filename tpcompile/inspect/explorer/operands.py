@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpcompile.inspect.explorer.columns import small
-from tpcompile.vm.program.buffer import DType
+from tpcompile.ir.dtypes import DType
 from tpcompile.vm.program.fields import field_types
 from tpcompile.vm.program.instruction import Range, StepInstruction
 

@@ -13,7 +13,7 @@ from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range, StepInstruction, unseen
 from tpcompile.vm.program.instruction_set import instruction
@@ -42,7 +42,7 @@ class EmbedOperands:
     batch: Annotated[int, rules.COUNT]
     first: Annotated[int, rules.Number(0, "2147483647 - rows")]
     rows: Annotated[int, rules.COUNT]
-    dtype: Annotated[DType, rules.DTypeOf("table")]
+    format: Annotated[Format, rules.FormatOf("table")]
     summed: bool
     """Whether `out` is this rank's term of a sum, because other ranks have the other rows."""
 
@@ -59,7 +59,7 @@ class Embed(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        return self.at.batch * self.at.dtype.row_bytes(self.columns.extent)
+        return self.at.batch * self.at.format.row_bytes(*self.columns)
 
     @property
     def values(self) -> int:
@@ -104,7 +104,7 @@ def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_ope
             batch=to.plan.batch,
             first=to.bound(node, rank).get("first_row", 0),
             rows=rows,
-            dtype=DType.of(table.dtype),
+            format=table.stored,
             summed=summed,
             **more_operands,
         )

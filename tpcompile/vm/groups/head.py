@@ -14,7 +14,7 @@ from tpcompile.ir.ops import ALL_GATHER, ARGMAX, NORM_LINEAR
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building
 from tpcompile.vm.lowering.handlers import lowers, read_by
-from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.instruction import (
     NONE,
     Memory,
@@ -46,7 +46,7 @@ class HeadOperands:
     """`[batch, slots]`: the highest logit of each instruction; `ids` has the token of each."""
     ids: Annotated[int, rules.scratch("normed.batch", "slots", dtype=rules.I32).writes(":", "slot")]
     first: Annotated[int, rules.Number(0, "2147483647 - vocabulary")]
-    dtype: Annotated[DType, rules.DTypeOf("weight")]
+    format: Annotated[Format, rules.FormatOf("weight")]
 
     @property
     def batch(self) -> int:
@@ -170,7 +170,7 @@ def norm_head(to: Building, node: fx.Node) -> None:
             best=best + rank,
             ids=ids + rank,
             first=_first_row(node, rank),
-            dtype=DType.of(value_type(bound["weight"]).dtype),
+            format=value_type(bound["weight"]).stored,
         )
         blocks = to.plan.pieces(columns[rank], slots)
         to.deal(NormLmHead(at, rows, slot) for slot, rows in enumerate(blocks))

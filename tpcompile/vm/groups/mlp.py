@@ -14,7 +14,7 @@ from tpcompile.vm.groups.arithmetic import activated, swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, rules
+from tpcompile.vm.program import Format, rules
 from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.fields import operands_of
 from tpcompile.vm.program.instruction import Memory, Probe, Range, WeightInstruction, unseen
@@ -32,7 +32,7 @@ class GateUpOperands:
     bias: Annotated[int, rules.maybe(rules.weight("2*ffn").reads("rows").reads("up", turn=1))]
     out: Annotated[int, rules.scratch("normed.batch", "ffn").writes(":", "rows")]
     ffn: Annotated[int, rules.COUNT]
-    dtype: Annotated[DType, rules.DTypeOf("weight")]
+    format: Annotated[Format, rules.FormatOf("weight")]
 
     @property
     def batch(self) -> int:
@@ -137,7 +137,7 @@ def norm_gate_up(to: Building, node: fx.Node) -> None:
             bias=to.where_if(bound["bias"], rank),
             out=out + rank,
             ffn=columns[rank],
-            dtype=DType.of(value_type(bound["weight"]).dtype),
+            format=value_type(bound["weight"]).stored,
             **more_operands,
         )
         to.deal(kind(at, rows) for rows in to.plan.blocks(columns[rank]))

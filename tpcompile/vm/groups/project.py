@@ -21,7 +21,7 @@ from tpcompile.vm.groups.reduce import sum_terms
 from tpcompile.vm.groups.residual import Site, residual_buffer, site_of, terms_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
 from tpcompile.vm.lowering.handlers import lowers, read_by
-from tpcompile.vm.program import DType, rules
+from tpcompile.vm.program import Format, rules
 from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.instruction import (
     NONE,
@@ -50,7 +50,7 @@ class ProjectOperands:
     batch: Annotated[int, rules.COUNT]
     width: Annotated[int, rules.COUNT]
     leaves: Annotated[int, rules.Number(1, "width")]
-    dtype: Annotated[DType, rules.DTypeOf("weight")]
+    format: Annotated[Format, rules.FormatOf("weight")]
 
 
 _X = rules.scratch("batch", "width", dtype="T")
@@ -190,7 +190,7 @@ def _terms_operands(
         batch=to.plan.batch,
         width=width,
         leaves=leaves_of(to.ranks),
-        dtype=DType.of(value_type(weight).dtype),
+        format=value_type(weight).stored,
     )
 
 

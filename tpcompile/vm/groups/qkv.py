@@ -22,7 +22,7 @@ from tpcompile.vm.groups.normed import normed
 from tpcompile.vm.groups.qkv_operands import Part, QkvOperands, stored
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program import Role, rules
 from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.instruction import (
     Memory,
@@ -131,7 +131,7 @@ def _qkv_operands(
         positions=to.sole(Role.POSITIONS, (to.plan.batch,)) + rank,
         width=width,
         out=out,
-        dtype=DType.of(value_type(bound["weight"]).dtype),
+        format=value_type(bound["weight"]).stored,
         **places(to, bound["block"], rank),
     )
 

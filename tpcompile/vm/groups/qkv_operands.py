@@ -13,7 +13,7 @@ from tpcompile.ir.ops.rotary import rope
 from tpcompile.lazy import cached_property
 from tpcompile.vm.groups.arithmetic import rms_norm
 from tpcompile.vm.groups.normed import Normed, linear
-from tpcompile.vm.program import DType, Role, rules
+from tpcompile.vm.program import Format, Role, rules
 from tpcompile.vm.program.instruction import NONE, Memory, Probe, Range
 
 
@@ -74,7 +74,7 @@ class QkvOperands:
     """The width of a head."""
     out: int
     """The buffer of the queries, or the cache."""
-    dtype: Annotated[DType, rules.DTypeOf("weight")]
+    format: Annotated[Format, rules.FormatOf("weight")]
 
     @property
     def batch(self) -> int:

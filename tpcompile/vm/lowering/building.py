@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tpcompile.errors import UnsupportedError
+from tpcompile.ir.format import Format
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import origin_of, value_type
 from tpcompile.ir.ops.spec import SPECS, arguments_of
@@ -37,12 +38,14 @@ class Building:
         dtype: torch.dtype,
         role: Role = Role.SCRATCH,
         storages: Sequence[tuple[int, ...]] | None = None,
+        stored: Format | None = None,
+        firsts: Sequence[int] = (),
     ) -> int:
         """Return the number of rank 0's buffer of this name. Declare it if it is new."""
-        stored: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
+        each = zip(shapes, storages or [None] * self.ranks, firsts or [0] * self.ranks, strict=True)
         wanted = [
-            Buffer(name, shape, dtype, rank, role, storage)
-            for rank, (shape, storage) in enumerate(zip(shapes, stored, strict=True))
+            Buffer(name, shape, dtype, rank, role, storage, stored, first)
+            for rank, (shape, storage, first) in enumerate(each)
         ]
         if name not in self._numbers:
             self._numbers[name] = len(self.buffers)
@@ -125,7 +128,10 @@ class Building:
     def _parameter(self, node: fx.Node) -> int:
         kind = value_type(node)
         shapes = [tuple(map(int, kind.local_shape(rank))) for rank in range(self.ranks)]
-        return self.declare(str(node.target), shapes, kind.dtype, Role.WEIGHT)
+        dtype, stored = kind.stored.values.torch, kind.format
+        firsts = [kind.first_column(rank) if stored else 0 for rank in range(self.ranks)]
+        name = str(node.target)
+        return self.declare(name, shapes, dtype, Role.WEIGHT, stored=stored, firsts=firsts)
 
 
 def width_of(node: fx.Node) -> int:

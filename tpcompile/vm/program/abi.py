@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.vm.program.buffer import Buffer, DType, Role
+from tpcompile.ir.dtypes import DType
+from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import flat_fields, operands_of
 from tpcompile.vm.program.instruction import Range, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS

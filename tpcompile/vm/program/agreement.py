@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpcompile.ir.dtypes import dtype_name
-from tpcompile.vm.program.buffer import Buffer, DType, Role
+from tpcompile.ir.dtypes import DType, dtype_name
+from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import Named, shared_rules
 from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.names import Names
 from tpcompile.vm.program.rules import (
     Chosen,
     DTypeOf,
+    FormatOf,
     Held,
     Missing,
     Number,
@@ -116,6 +117,10 @@ class Agreement:
             if value != DType.of(dtype):
                 got = DType(value).word
                 self._refuse(path, got, f"{dtype_name(dtype)}, the dtype of {rule.operand}")
+        if isinstance(rule, FormatOf):
+            stored = self._buffers.all[self.names[prefix + rule.operand]].stored
+            if value != stored:
+                self._refuse(path, value, f"{stored}, the format of {rule.operand}")
         if not isinstance(rule, Number):
             return
         if rule.exactly and value != self.names.number(rule.exactly, prefix):
@@ -159,7 +164,8 @@ class Agreement:
         """Return whether role, dtype and shape agree. Bind the free names if they do."""
         if buffer.role != rule.role:
             return False
-        if not self._has_dtype(buffer.dtype, rule.dtype):
+        matrix = rule.role == Role.WEIGHT and len(rule.shape) > 1
+        if not (matrix and buffer.format) and not self._has_dtype(buffer.dtype, rule.dtype):
             return False
         bound: dict[str, int] = {}
         shapes = [(buffer.shape, rule.shape)]
@@ -172,7 +178,7 @@ class Agreement:
                 if not self.names.bind(extent, expression, prefix, bound):
                     return False
         self.names.update(bound)
-        if isinstance(rule.dtype, str) and rule.dtype != "float":
+        if isinstance(rule.dtype, str) and rule.dtype != "float" and buffer.format is None:
             self._dtypes.setdefault(rule.dtype, buffer.dtype)
         return True
 
@@ -198,5 +204,5 @@ def _described(number: int, buffer: Buffer) -> str:
     stored = "" if buffer.storage is None else f", stored as {list(buffer.storage)}"
     return (
         f"buffer {number} ({buffer.role.word} buffer {buffer.name}@{buffer.rank} "
-        f"{dtype_name(buffer.dtype)}{list(buffer.shape)}{stored})"
+        f"{buffer.format or dtype_name(buffer.dtype)}{list(buffer.shape)}{stored})"
     )

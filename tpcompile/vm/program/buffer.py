@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from tpcompile.errors import UnsupportedError
+from tpcompile.ir.dtypes import DTYPES, dtype_name
+from tpcompile.ir.format import Format
 
 Box = tuple[tuple[int, int], ...]
 """An interval in each dimension of a buffer."""
@@ -66,57 +67,7 @@ _KINDS = {
 }
 
 
-class DType(IntEnum):
-    """The element types of buffers. The numbers are part of the binary interface."""
-
-    F32 = 1
-    BF16 = 2
-    F16 = 3
-    I32 = 4
-    I64 = 5
-    I1 = 6
-
-    @staticmethod
-    def of(dtype: torch.dtype) -> DType:
-        """Return the element type of a torch dtype."""
-        for found, known in _TORCH.items():
-            if known == dtype:
-                return found
-        raise UnsupportedError(
-            "Programs do not support buffers of this dtype",
-            got=str(dtype),
-            expected=", ".join(map(str, _TORCH.values())),
-        )
-
-    @property
-    def word(self) -> str:
-        """The name in text: `bf16` for BF16."""
-        return self.name.lower()
-
-    @property
-    def torch(self) -> torch.dtype:
-        return _TORCH[self]
-
-    @property
-    def itemsize(self) -> int:
-        """The bytes per element."""
-        return self.torch.itemsize
-
-    def row_bytes(self, columns: int) -> int:
-        """Return the bytes of consecutive columns of a weight's row, wherever they begin."""
-        return columns * self.itemsize
-
-
-_TORCH = {
-    DType.F32: torch.float32,
-    DType.BF16: torch.bfloat16,
-    DType.F16: torch.float16,
-    DType.I32: torch.int32,
-    DType.I64: torch.int64,
-    DType.I1: torch.bool,
-}
-
-
+_MATRIX, _MOST_COLUMNS = 2, 2**31 - 1
 CACHE_ORDER = (0, 1, 3, 2, 4)
 """The dimensions of the cache's storage, the one with the largest stride first."""
 
@@ -132,6 +83,15 @@ class Buffer:
     role: Role = Role.SCRATCH
     storage: tuple[int, ...] | None = None
     """The shape of the cache in memory, whose dimensions are not those of regions."""
+    format: Format | None = None
+    """The format of a weight whose values have this dtype together with other components."""
+    first: int = 0
+    """The first column of a weight in a format, among the columns of all ranks."""
+
+    @property
+    def stored(self) -> Format:
+        """The format of a weight, also if its values are its only component."""
+        return Format.of(self.dtype) if self.format is None else self.format
 
     @property
     def box(self) -> Box:
@@ -198,10 +158,18 @@ def _wrong_field(buffer: Buffer, ranks: int) -> tuple[str, str] | None:
     """Return a field that is wrong and the value expected, or None."""
     if not 0 <= buffer.rank < ranks:
         return "rank", f"a rank from 0 to {ranks - 1}"
-    if buffer.dtype not in _TORCH.values():
-        return "dtype", ", ".join(map(str, _TORCH.values()))
+    if buffer.dtype not in DTYPES.values():
+        return "dtype", ", ".join(map(str, DTYPES.values()))
     if any(extent < 1 for extent in buffer.shape):
         return "shape", "extents of at least 1"
+    if buffer.format is not None and (
+        buffer.role != Role.WEIGHT
+        or len(buffer.shape) != _MATRIX
+        or buffer.dtype != buffer.format.values.torch
+    ):
+        return "format", f"None, or that of a matrix of weights in {dtype_name(buffer.dtype)}"
+    if not 0 <= buffer.first <= (0 if buffer.format is None else _MOST_COLUMNS):
+        return "first", "the first column of a weight in a format, or 0"
     if buffer.role != Role.CACHE:
         return None if buffer.storage is None else ("storage", "None: only the cache has one")
     if len(buffer.storage or ()) != len(CACHE_ORDER) or min(buffer.extents) < 1:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tpcompile.ir.dtypes import DType
 from tpcompile.vm.program import rules
 from tpcompile.vm.program.abi import MOST_DIMS, Field, layout
-from tpcompile.vm.program.buffer import CACHE_ORDER, DType
+from tpcompile.vm.program.buffer import CACHE_ORDER
 from tpcompile.vm.program.fields import flat_fields, rules_of
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.names import terms_of
@@ -124,7 +125,7 @@ class _Table:
             yield _Row(*when, _Kind.ABSENT, word)
         elif isinstance(rule, rules.Held):
             yield self._buffer(word, prefix, rule, when)
-        elif isinstance(rule, rules.DTypeOf):
+        elif isinstance(rule, rules.DTypeOf | rules.FormatOf):
             yield _Row(*when, _Kind.DTYPE, word, self._fields[f"at.{prefix}{rule.operand}"].offset)
         elif isinstance(rule, rules.Within):
             least = self._fields[rule.least].offset if rule.least else 0

@@ -125,8 +125,8 @@ def _first_weights(program: Program, one: Instruction) -> tuple[int, int, int]:
         return NONE, 0, 0
     number: int = one.at.weight
     (first, last), (start, _) = one.weight_boxes[0]
-    row_bytes = one.at.dtype.row_bytes
-    row, skipped = row_bytes(program.buffers[number].shape[1]), row_bytes(start)
+    values = one.at.format.components[0]
+    row, skipped = values.row_bytes(0, program.buffers[number].shape[1]), values.row_bytes(0, start)
     return number, first * row + skipped, (last - first) * row - skipped
 
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from tpcompile.ir.dtypes import DType
 from tpcompile.lazy import cached_property
 from tpcompile.vm.program.accesses import joins_of, regions_of
-from tpcompile.vm.program.buffer import Box, DType
+from tpcompile.vm.program.buffer import Box
 from tpcompile.vm.program.fields import field_types, has_fields
 from tpcompile.vm.program.region import NONE as NONE
 from tpcompile.vm.program.region import Join, Region
@@ -172,7 +173,7 @@ class StepInstruction:
 class WeightInstruction(StepInstruction):
     """Base class of instructions that multiply part of a weight with the values of all sequences.
 
-    The operands have a `batch`, a `weight` and its `dtype`. If the instruction reads several parts
+    The operands have a `batch`, a `weight` and its `format`. If the instruction reads several parts
     of the weight, they are rows of the same columns.
     """
 
@@ -191,8 +192,8 @@ class WeightInstruction(StepInstruction):
 
     @property
     def traffic(self) -> int:
-        rows, columns = self.weight_shape
-        row: int = self.at.dtype.row_bytes(columns)
+        rows, _ = self.weight_shape
+        row: int = self.at.format.row_bytes(*self.weight_boxes[0][1])
         return rows * row
 
     @property

@@ -157,6 +157,13 @@ class DTypeOf:
 
 
 @dataclass(frozen=True)
+class FormatOf:
+    """The format of a weight."""
+
+    operand: str
+
+
+@dataclass(frozen=True)
 class Within:
     """A non-empty range within `0:extent`."""
 
@@ -173,7 +180,7 @@ class Chosen:
     rules: Mapping[Any, Rule]
 
 
-Rule = Held | Missing | Number | Real | DTypeOf | Within | Chosen
+Rule = Held | Missing | Number | Real | DTypeOf | FormatOf | Within | Chosen
 
 COUNT = Number(1)
 RANKS = Number(1, exactly=PROGRAM_RANKS)

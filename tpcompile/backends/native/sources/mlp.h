@@ -58,7 +58,7 @@ __attribute__((noinline)) void activate(int64_t activation, float* values, int64
 
 // The words of both instructions begin with the same operands.
 using GateUp = tpc_norm_gate_up_swiglu;
-static_assert(offsetof(GateUp, dtype) == offsetof(tpc_norm_up_activation, dtype), "");
+static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_up_activation, format), "");
 
 // Some rows of the projections of all sequences, rounded. `up` is null without a gate.
 struct Projected {

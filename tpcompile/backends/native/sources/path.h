@@ -33,6 +33,13 @@ void by_operand(const Memory& memory, const int32_t* words, Scratch& scratch) {
   run_for<kF32, kBf16, kF16>(dtype, memory, words, scratch);
 }
 
+// For instructions with the operand `format`, which for floating-point weights is their dtype.
+template <class Words, Kernel kF32, Kernel kBf16, Kernel kF16>
+void by_format(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const int64_t dtype = reinterpret_cast<const Words*>(words)->format;
+  run_for<kF32, kBf16, kF16>(dtype, memory, words, scratch);
+}
+
 // For instructions whose dtype is that of the buffer `out`.
 template <class Words, Kernel kF32, Kernel kBf16, Kernel kF16>
 void by_result(const Memory& memory, const int32_t* words, Scratch& scratch) {
@@ -44,18 +51,18 @@ void by_result(const Memory& memory, const int32_t* words, Scratch& scratch) {
 
 constexpr tpc::Path make_path(const char* name, const tpc::ManyKernel* many = nullptr) {
   tpc::Path path{name, read_all, many, {}};
-  path.kernels[TPC_OP_EMBED] = TPC_KERNEL(by_operand, embed);
-  path.kernels[TPC_OP_NORM_QKV_ROPE_APPEND] = TPC_KERNEL(by_operand, norm_qkv_rope_append);
-  path.kernels[TPC_OP_NORM_QKV_ROWS] = TPC_KERNEL(by_operand, norm_qkv_rows);
+  path.kernels[TPC_OP_EMBED] = TPC_KERNEL(by_format, embed);
+  path.kernels[TPC_OP_NORM_QKV_ROPE_APPEND] = TPC_KERNEL(by_format, norm_qkv_rope_append);
+  path.kernels[TPC_OP_NORM_QKV_ROWS] = TPC_KERNEL(by_format, norm_qkv_rows);
   path.kernels[TPC_OP_PARTIAL_ATTENTION] = TPC_KERNEL(by_operand, partial_attention);
   path.kernels[TPC_OP_ATTENTION_REDUCE] = TPC_KERNEL(by_result, attention_reduce);
-  path.kernels[TPC_OP_LINEAR_RESIDUAL] = TPC_KERNEL(by_operand, linear_residual);
-  path.kernels[TPC_OP_LINEAR_TERMS] = TPC_KERNEL(by_operand, linear_terms);
+  path.kernels[TPC_OP_LINEAR_RESIDUAL] = TPC_KERNEL(by_format, linear_residual);
+  path.kernels[TPC_OP_LINEAR_TERMS] = TPC_KERNEL(by_format, linear_terms);
   path.kernels[TPC_OP_ALL_REDUCE] = TPC_KERNEL(by_result, all_reduce);
-  path.kernels[TPC_OP_NORM_GATE_UP_SWIGLU] = TPC_KERNEL(by_operand, norm_gate_up_swiglu);
-  path.kernels[TPC_OP_NORM_LM_HEAD] = TPC_KERNEL(by_operand, norm_lm_head);
+  path.kernels[TPC_OP_NORM_GATE_UP_SWIGLU] = TPC_KERNEL(by_format, norm_gate_up_swiglu);
+  path.kernels[TPC_OP_NORM_LM_HEAD] = TPC_KERNEL(by_format, norm_lm_head);
   path.kernels[TPC_OP_ARGMAX] = argmax;
-  path.kernels[TPC_OP_NORM_UP_ACTIVATION] = TPC_KERNEL(by_operand, norm_up_activation);
+  path.kernels[TPC_OP_NORM_UP_ACTIVATION] = TPC_KERNEL(by_format, norm_up_activation);
   return path;
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
 from tpcompile.errors import UsageError
+from tpcompile.ir.dtypes import DTYPES
+from tpcompile.ir.format import Format
 from tpcompile.vm.program.buffer import Buffer, wrong_buffers
 from tpcompile.vm.program.fields import field_types, operands_of
 from tpcompile.vm.program.instruction import StepInstruction
@@ -15,7 +17,6 @@ from tpcompile.vm.program.operands import NOT_IN_AGREEMENT, WRONG_BUFFER, disagr
 from tpcompile.vm.program.program import Program, Wait
 from tpcompile.vm.program.text.line import Line, lines_of
 from tpcompile.vm.program.text.values import (
-    DTYPES,
     ROLES,
     SECTIONS,
     named,
@@ -146,18 +147,24 @@ class _Parser:
             if key in words:
                 raise line.refusal(f"The field {key} is given twice", got=word)
             words[key] = value
-        missing = [key for key in _BUFFER if key not in words and key != "storage"]
+        missing = [key for key in _BUFFER if key not in words and key not in _OPTIONAL]
         if missing:
             raise line.refusal("Buffer fields are missing", expected=", ".join(missing))
         rank = line.read("rank", words["rank"], whole)
         self._check_rank(line, rank)
+
+        def optional(field: str, parse: Callable[[str], Any]) -> Any:
+            return line.read(field, words[field], parse) if field in words else None
+
         return Buffer(
             name=name,
             shape=line.read("shape", words["shape"], shaped),
             dtype=line.known("dtype", words["dtype"], DTYPES),
             rank=rank,
             role=line.known("buffer role", words["role"], ROLES),
-            storage=line.read("storage", words["storage"], shaped) if "storage" in words else None,
+            storage=optional("storage", shaped),
+            format=optional("format", Format.parsed),
+            first=optional("first", whole) or 0,
         )
 
     def _check_rank(self, line: Line, rank: int) -> None:
@@ -245,7 +252,8 @@ class _Parser:
         return tuple(queues)
 
 
-_BUFFER = {name: name for name in ("rank", "role", "dtype", "shape", "storage")}
+_OPTIONAL = ("storage", "format", "first")
+_BUFFER = {name: name for name in ("rank", "role", "dtype", "shape", *_OPTIONAL)}
 
 
 def _placed(line: Line, placed: list[bool]) -> Iterator[int]:

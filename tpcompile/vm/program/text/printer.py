@@ -8,13 +8,12 @@ from operator import attrgetter
 from typing import Any
 
 from tpcompile.errors import UsageError
-from tpcompile.ir.dtypes import dtype_name
+from tpcompile.ir.dtypes import DTYPES, dtype_name
 from tpcompile.vm.program.buffer import Buffer
 from tpcompile.vm.program.instruction import StepInstruction, own_fields
 from tpcompile.vm.program.program import Instruction, Program, queue_by_instruction, touched
 from tpcompile.vm.program.region import Join, Region, box_text
 from tpcompile.vm.program.text.values import (
-    DTYPES,
     name_word,
     operand_types,
     operands_name,
@@ -81,6 +80,8 @@ def buffer_line(number: int, buffer: Buffer) -> str:
         )
     line = f"b{number} {name_word(buffer.name)} rank={buffer.rank} role={buffer.role.word}"
     line += f" dtype={dtype} shape={shape_word(buffer.shape)}"
+    if buffer.format is not None:
+        line += f" format={buffer.format} first={buffer.first}"
     return line if buffer.storage is None else f"{line} storage={shape_word(buffer.storage)}"
 
 

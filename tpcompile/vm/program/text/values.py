@@ -10,9 +10,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
-import torch
-
-from tpcompile.vm.program.buffer import DType, Role
+from tpcompile.ir.format import Format
+from tpcompile.vm.program.buffer import Role
 from tpcompile.vm.program.fields import field_types, flat_fields, operands_of
 from tpcompile.vm.program.instruction import NONE, Range, to_fp32
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -21,8 +20,6 @@ SECTIONS = ("buffers", "operands", "instructions", "queues")
 """The sections after the program's first line, in order."""
 
 ROLES: Mapping[str, Role] = {role.word: role for role in Role}
-
-DTYPES: Mapping[str, torch.dtype] = {dtype.word: dtype.torch for dtype in DType}
 
 INT32 = range(-(2**31), 2**31)
 """The values that fit in a word of the encoding."""
@@ -93,6 +90,8 @@ def valued(kind: type, word: str) -> Any:
         return chosen(word, {one.name.lower(): one for one in kind})
     if kind is float:
         return _real(word)
+    if kind is Format:
+        return Format.parsed(word)
     return NONE if word == "none" else whole(word)
 
 
