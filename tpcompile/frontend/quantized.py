@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -41,6 +41,8 @@ def formats_of(module: nn.Module, config: Any) -> dict[str, Format]:
     _require("quant_method", scheme.get("quant_method"), (METHOD,))
     _require("format", scheme.get("format"), (LAYOUT,))
     _require("kv_cache_scheme", scheme.get("kv_cache_scheme"), (None,))
+    if any(group.get("input_activations") is not None for group in _groups(scheme)):
+        log.warning("the scheme of the checkpoint also rounds activations; tpcompile does not")
     ignored = scheme.get("ignore") or ()
     formats: dict[str, Format] = {}
     for name, linear in module.named_modules():
@@ -52,13 +54,14 @@ def formats_of(module: nn.Module, config: Any) -> dict[str, Format]:
     return formats
 
 
-def _groups(scheme: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def _groups(scheme: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     groups = scheme.get("config_groups")
-    if not isinstance(groups, dict) or not all(
-        isinstance(one, dict) and isinstance(one.get("targets"), list) for one in groups.values()
+    found = list(groups.values()) if isinstance(groups, dict) else []
+    if not found or not all(
+        isinstance(one, dict) and isinstance(one.get("targets"), list) for one in found
     ):
         _refuse("config_groups", groups, "groups with targets and weights")
-    return groups.values()
+    return found
 
 
 def _names(patterns: Iterable[str], name: str, module: nn.Module) -> bool:
@@ -78,8 +81,6 @@ def _format(group: Mapping[str, Any], weight: torch.Tensor) -> Format:
         _require(f"weights.{name}", given.get(name), allowed)
     if group.get("output_activations") is not None:
         _refuse("output_activations", group["output_activations"], "none")
-    if group.get("input_activations") is not None:
-        log.warning("the scheme of the checkpoint also rounds activations; tpcompile does not")
     columns = given.get("group_size") if given["strategy"] == "group" else 0
     if not isinstance(columns, int) or (columns and weight.shape[1] % columns):
         _refuse("group_size", columns, f"a number that divides {weight.shape[1]} columns")
@@ -91,7 +92,7 @@ def _require(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         _refuse(name, value, " or ".join(map(repr, allowed)))
 
 
-def _refuse(name: str, value: Any, expected: str) -> None:
+def _refuse(name: str, value: Any, expected: str) -> NoReturn:
     raise UnsupportedError(
         "tpcompile cannot read weights that are quantized like this",
         where=f"quantization_config.{name}",

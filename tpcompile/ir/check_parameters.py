@@ -81,9 +81,9 @@ def check_format(parameter: Parameter) -> None:
     if kind.format is None:
         return
     if kind.dims != 2:
-        raise RuleError("format", kind, "rows of columns")
+        raise RuleError("format", str(kind), "a matrix, with rows of columns")
     layout = kind.layout_of(1)
-    if layout is None:
+    if layout is None or isinstance(layout, TokenLayout):
         return
     _, columns = kind.shape
     for rank in range(layout.ranks):

@@ -13,6 +13,7 @@ from tpcompile.errors import UnsupportedError
 from tpcompile.runtime.ranks.channel import tensor_bytes
 
 _DTYPES = {
+    torch.int8: "I8",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.float32: "F32",

@@ -42,7 +42,8 @@ class Building:
         firsts: Sequence[int] = (),
     ) -> int:
         """Return the number of rank 0's buffer of this name. Declare it if it is new."""
-        each = zip(shapes, storages or [None] * self.ranks, firsts or [0] * self.ranks, strict=True)
+        kept: Sequence[tuple[int, ...] | None] = storages or [None] * self.ranks
+        each = zip(shapes, kept, firsts or [0] * self.ranks, strict=True)
         wanted = [
             Buffer(name, shape, dtype, rank, role, storage, stored, first)
             for rank, (shape, storage, first) in enumerate(each)

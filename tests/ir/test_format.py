@@ -1,0 +1,206 @@
+"""Formats of weights: components, the bytes of rows, and recipes of parts that cut groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.quantized import quantised
+from tpcompile.ir.check_parameters import check_parameter
+from tpcompile.ir.dtypes import DTYPES, DType
+from tpcompile.ir.format import FLOATS, Format, decoded
+from tpcompile.ir.layout import Interval, Layout, even_runs
+from tpcompile.ir.meta import Parameter
+from tpcompile.ir.ops.spec import RuleError, local_bytes
+from tpcompile.ir.pieces import byte_ranges, evaluate
+from tpcompile.ir.recipe import (
+    Concat,
+    Permute,
+    Recipe,
+    Slice,
+    Tensor,
+    component_of,
+    first_column,
+    shape_of,
+    take,
+)
+from tpcompile.vm.groups.arithmetic import leaf_dots, leaves_of
+from tpcompile.vm.program.weight import Weight
+
+F32, BF16 = torch.float32, torch.bfloat16
+FORMATS = [
+    *FLOATS,
+    *(Format.int8(scales, columns) for scales in (F32, BF16) for columns in (0, 32, 128, 32767)),
+]
+CUT = {
+    "qwen2.5-0.5b o_proj": (896, 2, 128),
+    "qwen2.5-72b down_proj": (29568, 1, 32),
+    "qwen3-4b down_proj": (9728, 1, 128),
+    "an expert 768 wide": (768, 1, 64),
+    "qwen3-0.6b o_proj": (2048, 3, 256),
+}
+"""Columns, ranks and columns per group, of which ranks or the leaves of a sum cut groups."""
+ROWS = 3
+
+
+@pytest.mark.parametrize("one", FORMATS, ids=str)
+def test_its_name_and_its_number_say_all(one: Format) -> None:
+    assert Format.parsed(str(one)) == Format(int(one)) == one
+    assert -(2**31) <= one < 2**31
+    assert one.plain == (one in FLOATS)
+
+
+@pytest.mark.parametrize("word", ["int8", "int8:0:bf16", "int8:64:i8", "i32", "int8:99999:f32", ""])
+def test_names_that_no_format_has(word: str) -> None:
+    with pytest.raises(ValueError, match=r"int8|too wide"):
+        Format.parsed(word)
+
+
+@pytest.mark.parametrize("number", [0, DType.I32, 7, 1 | 2 << 8, 1 | 64 << 16, 7 | 4 << 8, -1])
+def test_numbers_that_no_format_has(number: int) -> None:
+    with pytest.raises(ValueError, match="format"):
+        Format(number)
+
+
+def test_the_bytes_of_rows() -> None:
+    assert Format.of(BF16).row_bytes(3, 9) == 12
+    assert Format.int8(BF16, 64).row_bytes(0, 128) == 128 + 2 * 2
+    assert Format.int8(BF16, 64).row_bytes(48, 80) == 32 + 2 * 2
+    assert Format.int8(F32).row_bytes(48, 80) == 32 + 4
+
+
+def weight(columns: int, group: int) -> tuple[Tensor, dict[str, torch.Tensor], torch.Tensor]:
+    """Return a weight in int8, its components by name, and its values."""
+    torch.manual_seed(columns)
+    whole = torch.randn(ROWS, columns)
+    # Neighbouring groups differ by more than rounding: another group's scale is seen.
+    whole *= torch.arange(1, columns // group + 1).repeat_interleave(group)
+    values, scales = quantised(whole, group)
+    tensor = Tensor("w", (ROWS, columns), Format.int8(F32, group))
+    return tensor, {"w": values, "w_scale": scales}, values * scales.repeat_interleave(group, 1)
+
+
+def value(recipe: Recipe, stored: Format, held: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the values that a rank computes from the components that it reads."""
+    parts = {
+        part.suffix: evaluate(component_of(recipe, part), lambda name, index: held[name][index])
+        for part in stored.components
+    }
+    return stored.decoded(parts, first_column(recipe), F32)
+
+
+def columns_of_ranks(columns: int, tp: int) -> list[Interval]:
+    """Split heads of 64 or 128, or the columns themselves, over ranks."""
+    grain = 64 if columns % 128 or tp == 2 else 128
+    return [(first * grain, last * grain) for ((first, last),) in even_runs(columns // grain, tp)]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_ranks_and_leaves_that_cut_groups(name: str) -> None:
+    """Both sides of a cut read the scale of the group, and only bytes of their own columns."""
+    columns, tp, group = CUT[name]
+    tensor, held, whole = weight(columns, group)
+    stored = tensor.format
+    assert stored is not None
+    cuts = 0
+    for start, stop in columns_of_ranks(columns, tp):
+        part = take(tensor, 1, start, stop)
+        assert torch.equal(value(part, stored, held), whole[:, start:stop])
+        first, last = start // group, -(-stop // group)
+        read = byte_ranges(component_of(part, stored.components[1]), 4)["w_scale"]
+        assert sum(high - low for low, high in read) == ROWS * (last - first) * 4
+        own = Weight(
+            stored, held["w"][:, start:stop], {"_scale": held["w_scale"][:, first:last]}, start
+        )
+        for ((low, high),) in even_runs(stop - start, leaves_of(tp)):
+            assert torch.equal(own[1:ROWS, low:high], whole[1:, start + low : start + high])
+            cuts += (start + low) % group > 0
+        x = torch.randn(2, stop - start)
+        found = leaf_dots(x, own[:], leaves_of(tp))
+        assert torch.equal(found, leaf_dots(x, whole[:, start:stop], leaves_of(tp)))
+    assert cuts > 0
+
+
+def test_parts_of_parts_of_a_weight() -> None:
+    tensor, held, whole = weight(256, 64)
+    stored = tensor.format
+    assert stored is not None
+    part = take(Slice(tensor, 1, 48, 240), 1, 32, 144)
+    assert first_column(part) == 80
+    assert torch.equal(value(part, stored, held), whole[:, 80:192])
+    rows = Concat((take(part, 0, 2, 3), take(part, 0, 0, 2)), 0)
+    assert torch.equal(value(rows, stored, held), whole[[2, 0, 1], 80:192])
+    turned = Permute(take(tensor, 0, 0, 2), 0, (2, 1), (1, 0))
+    assert torch.equal(value(turned, stored, held), whole[:2])
+    assert shape_of(component_of(part, stored.components[1])) == (ROWS, 2)
+
+
+def test_columns_that_are_not_one_run() -> None:
+    tensor, *_ = weight(256, 64)
+    joined = Concat((take(tensor, 1, 0, 64), take(tensor, 1, 128, 192)), 1)
+    shifted = Concat((take(tensor, 1, 0, 64), take(tensor, 1, 64, 128)), 0)
+    for function in (first_column, lambda one: component_of(one, tensor.format.components[1])):  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match="not one run"):
+            function(joined)
+    with pytest.raises(ValueError, match="not one run"):
+        first_column(shifted)
+
+
+def test_a_whole_row_shares_a_scale() -> None:
+    stored = Format.int8(BF16)
+    values, scales = torch.tensor([[1, -2, 3]], dtype=torch.int8), torch.tensor([[0.5]])
+    assert torch.equal(
+        decoded(str(stored), (values, scales), 7, F32), torch.tensor([[0.5, -1.0, 1.5]])
+    )
+
+
+def parameter(columns: int, group: int, *edges: int) -> Parameter:
+    tensor = Tensor("w", (ROWS, columns), Format.int8(F32, group))
+    parts = tuple(((low, high),) for low, high in zip((0, *edges), (*edges, columns), strict=True))
+    whole = Parameter.replicated(tensor, F32, len(parts))
+    return whole.sharded(1, Layout("ffn", columns, 1, parts))
+
+
+def test_parameters_that_the_checker_accepts() -> None:
+    one = parameter(96, 64, 48)
+    check_parameter(one, 2)
+    assert [local_bytes(one.type, rank) for rank in (0, 1)] == [
+        ROWS * (48 + 4),
+        ROWS * (48 + 2 * 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    {
+        "cut within 16 columns": (lambda: parameter(96, 64, 40), "a multiple of 16"),
+        "another format": (
+            lambda: replace(
+                parameter(96, 64, 48), type=replace(parameter(96, 64, 48).type, format=None)
+            ),
+            "the format of its tensors",
+        ),
+        "other groups": (
+            lambda: replace(parameter(96, 32, 48), whole=parameter(96, 64, 48).whole),
+            "the format of its tensors",
+        ),
+        "scales of the neighbour": (
+            lambda: replace(parameter(96, 64, 48), shards=parameter(96, 64, 48).shards[::-1]),
+            "assigns to this rank",
+        ),
+        "a vector": (
+            lambda: Parameter.replicated(Tensor("w", (64,), Format.int8(F32)), F32, 1),
+            "a matrix",
+        ),
+    }.values(),
+)
+def test_parameters_that_the_checker_refuses(change: object, said: str) -> None:
+    made = change()  # type: ignore[operator]
+    with pytest.raises(RuleError, match=said):
+        check_parameter(made, len(made.shards))
+
+
+def test_dtypes_are_named_once() -> None:
+    assert {DType.of(dtype).word: dtype for dtype in DTYPES.values()} == DTYPES

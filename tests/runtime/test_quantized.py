@@ -1,0 +1,210 @@
+"""Checkpoints in int8, from their files to tokens: the weights are values times scales."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tpcompile
+from tests.models import TOLERANCE, relative_error
+from tests.quantized import scheme, write_quantised
+from tpcompile.compare.source import Source, eager_model
+from tpcompile.frontend import capture, parse_graph, quantized
+from tpcompile.ir.text import format_graph
+from tpcompile.passes import decode_pipeline, default_pipeline, run_passes
+from tpcompile.runtime.weights import opened, weights_of
+from tpcompile.vm.program.text import format_program, parse_program
+
+GROUP = 16
+IDS = torch.arange(1, 25).reshape(2, 12)
+STEPS = 4
+O_PROJ = "model.layers.1.self_attn.o_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return a directory, and the model with the values that it stands for."""
+    directory = tmp_path_factory.mktemp("int8")
+    return directory, write_quantised(directory, columns=GROUP)
+
+
+def rewritten(directory: Path, made: Path, **tensors: torch.Tensor | None) -> Path:
+    """Copy a checkpoint with other tensors, or without those that are None."""
+    made.mkdir()
+    stored: dict[str, Any] = {**load_file(directory / "model.safetensors"), **tensors}
+    kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
+    save_file(kept, made / "model.safetensors", {"format": "pt"})
+    (made / "config.json").write_text((directory / "config.json").read_text())
+    return made
+
+
+def configured(directory: Path, made: Path, **changes: Any) -> Path:
+    """Copy the configuration of a checkpoint with changes of its scheme."""
+    made.mkdir()
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_logits_and_tokens(checkpoint: tuple[Path, Any], backend: str, tp: int) -> None:
+    directory, eager = checkpoint
+    with torch.no_grad():
+        wanted = eager(IDS).logits
+    mask = torch.ones_like(IDS)
+    options = {"attention_mask": mask, "max_new_tokens": STEPS, "do_sample": False}
+    tokens = eager.generate(IDS, **options)
+    with tpcompile.compile(str(directory), tp=tp, simulate=True, backend=backend) as model:
+        assert relative_error(model(IDS).logits, wanted) < TOLERANCE
+        assert torch.equal(model.generate(IDS, **options), tokens)
+
+
+@pytest.mark.parametrize("columns", [0, 16])
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3"])
+def test_rows_and_groups_in_bf16(tmp_path: Path, name: str, columns: int) -> None:
+    """The modules round the weights to bf16, as the model that the checkpoint stands for."""
+    eager = write_quantised(tmp_path, name, columns, dtype=torch.bfloat16)
+    with torch.no_grad():
+        wanted = eager(IDS).logits.float()
+    with tpcompile.compile(str(tmp_path), tp=2, simulate=True, backend="torch") as model:
+        assert relative_error(model(IDS).logits.float(), wanted) < 2e-2
+
+
+def test_ranks_hold_what_the_files_hold(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+    """A checkpoint that a compiled model saves has the same tensors."""
+    directory, _ = checkpoint
+    with tpcompile.compile(str(directory), tp=3, simulate=True, backend="torch") as model:
+        model.save_pretrained(tmp_path)
+    before, after = (load_file(one / "model.safetensors") for one in (directory, tmp_path))
+    assert before.keys() == after.keys()
+    assert all(
+        torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype
+        for name in before
+    )
+    assert capture(str(tmp_path)).tensors == capture(str(directory)).tensors
+
+
+def test_eager_values(checkpoint: tuple[Path, Any]) -> None:
+    """`compare` fills Hugging Face's model with the values of the weights."""
+    directory, eager = checkpoint
+    captured = capture(str(directory))
+    with opened(weights_of(captured, str(directory), None)) as read:
+        made = eager_model(Source(captured, read))
+    for one, other in zip(eager.parameters(), made.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_text_of_graphs_and_programs(checkpoint: tuple[Path, Any]) -> None:
+    directory, _ = checkpoint
+    captured = capture(str(directory))
+    for passes in (default_pipeline(2), decode_pipeline(2)):
+        for stage in run_passes(captured.graph, passes)[1]:
+            text = format_graph(stage.graph)
+            assert text.count(f" as int8:{GROUP}:f32") >= 8
+            assert format_graph(parse_graph(text)) == text
+    step = tpcompile.schedule(str(directory), tp=2, target="cpu")
+    written = format_program(step.program)
+    assert f"dtype=i8 shape=[64,80] format=int8:{GROUP}:f32 first=96" in written
+    assert parse_program(written) == step.program
+
+
+def test_traffic_is_that_of_values_and_scales(checkpoint: tuple[Path, Any]) -> None:
+    directory, _ = checkpoint
+    step = tpcompile.schedule(str(directory), target="cpu")
+    plain = tpcompile.schedule("preset:tiny-qwen3", target="cpu")
+    for one, other in zip(step.program.instructions, plain.program.instructions, strict=True):
+        if one.name.startswith("linear"):
+            rows, columns = other.weight_shape  # type: ignore[attr-defined]
+            assert other.traffic == 4 * rows * columns  # type: ignore[attr-defined]
+            assert one.traffic == rows * (columns + 4 * (columns // GROUP))  # type: ignore[attr-defined]
+
+
+def test_random_weights(checkpoint: tuple[Path, Any]) -> None:
+    directory, _ = checkpoint
+    with tpcompile.compile(
+        str(directory), random_weights=3, simulate=True, backend="reference"
+    ) as model:
+        assert torch.isfinite(model(IDS).logits).all()
+
+
+BACKENDS = ["native", "triton"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backends_without_kernels(checkpoint: tuple[Path, Any], backend: str) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
+    said = rf"The {backend} backend cannot read weights in int8:{GROUP}:f32"
+    with pytest.raises(tpcompile.UnsupportedError, match=said):
+        tpcompile.compile(str(checkpoint[0]), backend=backend)
+
+
+def test_an_automatic_backend_says_why(checkpoint: tuple[Path, Any]) -> None:
+    with (
+        pytest.warns(UserWarning, match="cannot read weights in int8"),
+        tpcompile.compile(str(checkpoint[0])) as model,
+    ):
+        assert model(IDS).logits.shape[:2] == IDS.shape
+
+
+def test_a_model_in_memory(checkpoint: tuple[Path, Any]) -> None:
+    config = type(checkpoint[1].config)(**checkpoint[1].config.to_dict())
+    config.quantization_config = scheme(GROUP)
+    made = type(checkpoint[1])(config).eval()
+    with pytest.raises(tpcompile.UnsupportedError, match=r"is quantized.*directory"):
+        tpcompile.compile(made)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another method": ({"quant_method": "awq"}, "quant_method.*'awq'"),
+    "another layout": ({"format": "pack-quantized"}, "format.*'pack-quantized'"),
+    "a quantised cache": ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    "no groups": ({"config_groups": [1]}, "config_groups"),
+    "4 bits": ({"config_groups": scheme(16, num_bits=4)["config_groups"]}, r"weights\.num_bits"),
+    "offsets": ({"config_groups": scheme(16, symmetric=False)["config_groups"]}, "symmetric"),
+    "a permutation": ({"config_groups": scheme(16, actorder="group")["config_groups"]}, "actorder"),
+    "blocks": ({"config_groups": scheme(16, strategy="block")["config_groups"]}, "strategy"),
+    "groups that do not divide": ({"config_groups": scheme(48)["config_groups"]}, "group_size"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_schemes_that_are_not_read(checkpoint: tuple[Path, Any], tmp_path: Path, name: str) -> None:
+    changes, said = WRONG[name]
+    with pytest.raises(tpcompile.UnsupportedError, match=said):
+        capture(str(configured(checkpoint[0], tmp_path / "made", **changes)))
+
+
+def test_rounded_activations_are_named(
+    checkpoint: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(quantized.log, "warning", said.append)
+    groups = scheme(GROUP)["config_groups"]
+    groups["group_0"]["input_activations"] = {"num_bits": 8}
+    capture(str(configured(checkpoint[0], tmp_path / "made", config_groups=groups)))
+    assert said == ["the scheme of the checkpoint also rounds activations; tpcompile does not"]
+
+
+FILES = {
+    "no scales": ({f"{O_PROJ}_scale": None}, f"lacks the tensor {O_PROJ}_scale"),
+    "scales of other groups": ({f"{O_PROJ}_scale": torch.ones(64, 3)}, "does not match"),
+    "values in fp32": ({O_PROJ: torch.ones(64, 96)}, r"dtype that the configuration says.*F32"),
+    "scales in int8": ({f"{O_PROJ}_scale": torch.ones(64, 6).to(torch.int8)}, "floating-point"),
+    "scales of a plain weight": ({"lm_head.weight_scale": torch.ones(8, 1)}, "does not have"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_another_scheme(checkpoint: tuple[Path, Any], tmp_path: Path, name: str) -> None:
+    tensors, said = FILES[name]
+    made = rewritten(checkpoint[0], tmp_path / "made", **tensors)  # type: ignore[arg-type]
+    with pytest.raises(tpcompile.CheckpointError, match=said):
+        tpcompile.compile(str(made), backend="torch")
