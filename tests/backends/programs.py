@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
+from tests.backends.reference.stepping import OWN
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import rotation_of
 from tpcompile.frontend import Captured, capture
@@ -31,7 +32,8 @@ LONG = {"hidden_size": 1063, "intermediate_size": 2100, "vocab_size": 301}
 @lru_cache
 def _captured(model: str, dtype: torch.dtype, odd: bool, long: bool) -> Captured:
     widths = {**(ODD if odd else {}), **(LONG if long else {})}
-    return capture(AutoConfig.for_model(**{**preset(model), **widths}), dtype=dtype)
+    config = OWN[model] if model in OWN else preset(model)
+    return capture(AutoConfig.for_model(**{**config, **widths}), dtype=dtype)
 
 
 @lru_cache

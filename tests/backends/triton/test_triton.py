@@ -71,15 +71,6 @@ def test_132_workers(policy: str) -> None:
     assert relative_error(found, steps_of(case, 1)[0]) < EXACT
 
 
-def test_several_steps_in_one_launch() -> None:
-    """A launch gives the tokens of single steps; the counters are not cleared in between."""
-    one, many = Triton(CASE.memory()), Triton(CASE.memory())
-    place(one, CASE)
-    place(many, CASE)
-    assert torch.equal(many.run(3), torch.cat([one.run() for _ in range(3)]))
-    assert torch.equal(many.logits, one.logits)
-
-
 def test_bits_do_not_depend_on_the_schedule() -> None:
     case = Case(FEW_TOKENS, lengths=(9, 3))
     (wanted,) = steps_on(Triton(case.memory()), case, 1)
@@ -178,7 +169,7 @@ def test_16_bits(dtype: torch.dtype) -> None:
 
 def _first_steps(kind: type[Executor], dtype: torch.dtype) -> torch.Tensor:
     """Return the logits of the first two tokens of two sequences, in fp32."""
-    executor, found = kind(memory_of("tiny-qwen3", dtype, 2, 2)), []
+    executor, found = kind(memory_of(FEW_TOKENS, dtype, 2, 2)), []
     for step in range(2):
         lengths = torch.full((2,), step + 1)
         executor.place(torch.tensor([step, 7]), lengths, torch.arange(4).view(2, 2))
