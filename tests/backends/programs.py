@@ -25,8 +25,13 @@ from tpcompile.vm.targets import target_of
 
 ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}
 """Widths that fill neither vectors nor tiles."""
-LONG = {"hidden_size": 1063, "intermediate_size": 2100, "vocab_size": 301}
-"""The same, of more columns than a block of rows holds at a time."""
+LONG = {
+    "hidden_size": 1063,
+    "intermediate_size": 2100,
+    "vocab_size": 301,
+    "num_hidden_layers": 1,
+}
+"""The same, of more columns than a block of rows holds at a time. One layer has all of them."""
 
 
 @lru_cache
