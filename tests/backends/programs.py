@@ -11,9 +11,10 @@ from torch import fx
 from transformers import AutoConfig
 
 from tests.backends.reference.stepping import OWN
+from tests.captures import captured_once
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import rotation_of
-from tpcompile.frontend import Captured, capture
+from tpcompile.frontend import Captured
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline
@@ -38,7 +39,7 @@ LONG = {
 def _captured(model: str, dtype: torch.dtype, odd: bool, long: bool) -> Captured:
     widths = {**(ODD if odd else {}), **(LONG if long else {})}
     config = OWN[model] if model in OWN else preset(model)
-    return capture(AutoConfig.for_model(**{**config, **widths}), dtype=dtype)
+    return captured_once(AutoConfig.for_model(**{**config, **widths}), dtype=dtype)
 
 
 @lru_cache
