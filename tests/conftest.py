@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import signal
 import sys
 from collections import Counter
@@ -43,6 +44,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, reason in reasons.items():
             if item.get_closest_marker(mark) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage leave out what imports have made, as it stays to the end."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -39,9 +39,13 @@ def start(arguments: Sequence[str], out: int, err: int, *, ranks: int = 0) -> Fo
 def run(
     arguments: Sequence[str], *, ranks: int = 0, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run to completion; return the status and the output."""
+    """Run to completion, or kill it after the timeout; return the status and the output."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        status = start(arguments, out.fileno(), err.fileno(), ranks=ranks).wait(timeout)
+        process = start(arguments, out.fileno(), err.fileno(), ranks=ranks)
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
         for file in (out, err):
             file.seek(0)
         return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())

@@ -10,9 +10,11 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
+from tests.backends.reference.stepping import OWN
+from tests.captures import captured_once
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import rotation_of
-from tpcompile.frontend import Captured, capture
+from tpcompile.frontend import Captured
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline
@@ -24,14 +26,20 @@ from tpcompile.vm.targets import target_of
 
 ODD = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 1001}
 """Widths that fill neither vectors nor tiles."""
-LONG = {"hidden_size": 1063, "intermediate_size": 2100, "vocab_size": 301}
-"""The same, of more columns than a block of rows holds at a time."""
+LONG = {
+    "hidden_size": 1063,
+    "intermediate_size": 2100,
+    "vocab_size": 301,
+    "num_hidden_layers": 1,
+}
+"""The same, of more columns than a block of rows holds at a time. One layer has all of them."""
 
 
 @lru_cache
 def _captured(model: str, dtype: torch.dtype, odd: bool, long: bool) -> Captured:
     widths = {**(ODD if odd else {}), **(LONG if long else {})}
-    return capture(AutoConfig.for_model(**{**preset(model), **widths}), dtype=dtype)
+    config = OWN[model] if model in OWN else preset(model)
+    return captured_once(AutoConfig.for_model(**{**config, **widths}), dtype=dtype)
 
 
 @lru_cache

@@ -20,7 +20,9 @@ from tpcompile.errors import CompileError, UsageError
 from tpcompile.vm.program import Role, abi
 from tpcompile.vm.program.abi import VERSION
 
-CASE = Case(FEW_TOKENS, tp=2, lengths=(9, 3), spans=2)
+CASE = Case(FEW_TOKENS, tp=2, lengths=(9, 4), spans=2)
+"""The second sequence begins a block of the cache in the second step."""
+STEPS = 2
 Made = Executor | Processes
 Make = Callable[..., Made]
 
@@ -58,7 +60,7 @@ def _placed(executor: Made, case: Case = CASE, step: int = 0, **options: list[in
 def test_steps_are_eager_s(make: Make, poison: bool) -> None:
     executor = make(poison=poison)
     eager = eager_logits(CASE.model, CASE.lengths)
-    for step in range(3):
+    for step in range(STEPS):
         _placed(executor, step=step)
         executor.run()
         places = [length - 1 + step for length in CASE.lengths]
@@ -75,23 +77,25 @@ def test_values_are_the_reference_machine_s(
     exact = "reference" in request.node.callspec.id
     case = replace(CASE, tp=tp, lowering=lowering)
     executor = make(case)
-    for step, wanted in enumerate(steps_of(case, 3)):
+    for step, wanted in enumerate(steps_of(case, STEPS)):
         _placed(executor, case, step=step)
         executor.run()
         assert relative_error(executor.logits, wanted) <= (0 if exact else TOLERANCE)
 
 
 def test_a_launch_of_many_steps_is_as_many_launches(make: Make) -> None:
+    """Tokens and logits are those of single steps; counters are not cleared in between."""
     one, many = make(), make()
     for executor in (one, many):
         _placed(executor)
-    assert torch.equal(many.run(5), torch.cat([one.run() for _ in range(5)]))
+    assert torch.equal(many.run(3), torch.cat([one.run() for _ in range(3)]))
+    assert torch.equal(many.logits, one.logits)
 
 
 def test_sequences_end_at_stops(make: Make) -> None:
     free, stopped = make(), make()
     _placed(free)
-    tokens = free.run(4)
+    tokens = free.run(2)
     _placed(stopped, stops=sorted(set(tokens[1].tolist())))
     found = stopped.run(4)
     assert len(found) <= 2 and torch.equal(found[0], tokens[0])

@@ -34,6 +34,7 @@ from tpcompile.vm.program.agreement import Agreement
 from tpcompile.vm.program.instruction import StepInstruction, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.proof import verify
+from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.proof.done import Done
 from tpcompile.vm.proof.oracle import broken
 from tpcompile.vm.proof.verify import check_program, verify_program
@@ -254,8 +255,8 @@ def _nothing(*arguments: object) -> Any:
     return iter(())
 
 
-def _one_worker(program: Program) -> Any:
-    return _TRUE(replace(program, sharing=1))
+def _one_worker(program: Program, *known: Parts) -> Any:
+    return _TRUE(replace(program, sharing=1), *known)
 
 
 class _Gullible(Done):

@@ -6,17 +6,16 @@ They run in a process of its own, so that a crash is a failure that names its ca
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests import scripts
 from tests.backends.native.damage import CASES, KINDS, REFUSED, SAME
 
 
 def _run(first: int, count: int, timeout: float) -> dict[str, int]:
-    command = [sys.executable, "-m", "tests.backends.native.damage", str(first), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    command = ["-m", "tests.backends.native.damage", str(first), str(count)]
+    done = scripts.run(command, timeout=timeout)
     lines = done.stdout.splitlines()
     wrong = [line for line in lines[:-1] if not line.endswith((REFUSED, SAME))]
     assert done.returncode == 0, "\n".join([*wrong, *lines[-1:], done.stderr[-2000:]])

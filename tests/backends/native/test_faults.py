@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import tpcompile
+from tests import scripts
 from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import Case, place
 from tpcompile.backends.memory import StepMemory
@@ -63,11 +63,10 @@ def test_tokens_of_weights_that_are_no_numbers(what: str) -> None:
         native.close()
 
 
-def test_one_core() -> None:
+def test_one_core(tmp_path: Path) -> None:
     """One worker, and more than a core can run at once; the process may use one core only."""
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_CORE], timeout=300, capture_output=True, text=True, check=False
-    )
+    (tmp_path / "one_core.py").write_text(ONE_CORE)
+    done = scripts.run([str(tmp_path / "one_core.py")], timeout=300)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import scripts
 from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
     BIASED,
@@ -172,17 +171,16 @@ def threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def test_a_fork_ends_without_the_threads() -> None:
+def test_a_fork_ends_without_the_threads(tmp_path: Path) -> None:
     """A forked child neither waits for the threads, which it does not have, nor runs a step."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORK], timeout=120, capture_output=True, text=True, check=False
-    )
+    (tmp_path / "fork.py").write_text(FORK)
+    done = scripts.run([str(tmp_path / "fork.py")])
     assert (done.returncode, done.stdout) == (0, "child True\nparent 0\n"), done.stderr
 
 
 FORK = """
-import os, sys
-from tests.backends.reference.stepping import Case, place
+import os
+from tests.backends.reference.stepping import Case
 from tpcompile.backends.native import Native
 from tpcompile.errors import UsageError
 native = Native(Case("tiny-qwen3").memory())
@@ -194,7 +192,7 @@ else:
         native.launch(1)
     except UsageError as error:
         print("child", "forked from it" in str(error), flush=True)
-    sys.exit(0)
+    del native
 """
 
 
@@ -207,10 +205,10 @@ def _memory(dtype: torch.dtype, tp: int, batch: int, odd: bool) -> StepMemory:
     return memory_of("tiny-qwen3", dtype, tp, batch, odd=odd)
 
 
-def _first_steps(executor: Executor, batch: int) -> torch.Tensor:
-    """Return the logits of the first five tokens of `batch` sequences, in fp32."""
+def _first_steps(executor: Executor, batch: int, steps: int = 5) -> torch.Tensor:
+    """Return the logits of the first tokens of `batch` sequences, in fp32."""
     found, tables = [], torch.arange(2 * batch).view(batch, 2)
-    for step in range(5):
+    for step in range(steps):
         tokens = torch.arange(batch) * 7 + step
         executor.place(tokens, torch.full((batch,), step + 1), tables)
         executor.run(1)
@@ -248,7 +246,7 @@ def test_bits_of_long_rows_do_not_depend_on_the_batch(dtype: torch.dtype, path: 
 
     def steps(batch: int) -> torch.Tensor:
         memory = memory_of("tiny-qwen3", dtype, 1, batch, long=True)
-        return _first_steps(Native(memory, path), batch)
+        return _first_steps(Native(memory, path), batch, steps=2)
 
     alone = steps(1)
     for batch in (3, 4, 5, 9, 20, 40):

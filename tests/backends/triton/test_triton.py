@@ -58,8 +58,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
+    steps = 2 if case.policy == "dynamic" else 1  # shared queues also have turns in launches
     for found, wanted in zip(
-        steps_on(Triton(case.memory()), case, 2), steps_of(case, 2), strict=True
+        steps_on(Triton(case.memory()), case, steps), steps_of(case, steps), strict=True
     ):
         assert relative_error(found, wanted) < EXACT
 
@@ -69,15 +70,6 @@ def test_132_workers(policy: str) -> None:
     case = Case(FEW_TOKENS, lengths=(9,), workers=132, policy=policy)
     (found,) = steps_on(Triton(case.memory()), case, 1)
     assert relative_error(found, steps_of(case, 1)[0]) < EXACT
-
-
-def test_several_steps_in_one_launch() -> None:
-    """A launch gives the tokens of single steps; the counters are not cleared in between."""
-    one, many = Triton(CASE.memory()), Triton(CASE.memory())
-    place(one, CASE)
-    place(many, CASE)
-    assert torch.equal(many.run(3), torch.cat([one.run() for _ in range(3)]))
-    assert torch.equal(many.logits, one.logits)
 
 
 def test_bits_do_not_depend_on_the_schedule() -> None:
@@ -177,11 +169,10 @@ def test_16_bits(dtype: torch.dtype) -> None:
 
 
 def _first_steps(kind: type[Executor], dtype: torch.dtype) -> torch.Tensor:
-    """Return the logits of the first two tokens of two sequences, in fp32."""
-    executor, found = kind(memory_of("tiny-qwen3", dtype, 2, 2)), []
+    """Return the logits of the first two tokens of a sequence, in fp32."""
+    executor, found = kind(memory_of(FEW_TOKENS, dtype, 2, 1)), []
     for step in range(2):
-        lengths = torch.full((2,), step + 1)
-        executor.place(torch.tensor([step, 7]), lengths, torch.arange(4).view(2, 2))
+        executor.place(torch.tensor([7 * step]), torch.tensor([step + 1]), torch.arange(2)[None])
         executor.run()
         found.append(executor.logits.float())
     return torch.stack(found)

@@ -11,6 +11,7 @@ from tests.backends.reference.stepping import BIASED, GELU, RELU2, Case
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Instruction, Join, Program, Region
 from tpcompile.vm.program.instruction import StepInstruction
+from tpcompile.vm.proof.cells import Parts
 from tpcompile.vm.schedule.assemble import assemble
 from tpcompile.vm.schedule.policies import POLICIES
 from tpcompile.vm.targets import target_of
@@ -52,6 +53,11 @@ class Base:
     def costs(self) -> tuple[float, ...]:
         target = target_of("cpu", self.case.workers)
         return tuple(step.cost(target) for step in self.steps)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Return what the verifier derives from the instructions, once for all mutants."""
+        return Parts(self.program.instructions)
 
     def scheduled_as(self, seen: Sequence[Instruction]) -> Program:
         """Schedule by the regions of `seen`, but keep the real instructions."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
+from typing import ClassVar
 
 from tpcompile.vm.program import Box, Instruction, Program, Wait, overlap
 from tpcompile.vm.proof.conflict import heads_of
@@ -23,11 +24,14 @@ _Use = tuple[Box, bool, int | None]
 """Part of a buffer, whether it is written, and the head if it is a block's."""
 
 
+_MOST_KNOWN = 64
+"""More than there are programs that mutants are derived from."""
+
+
 class Judge:
     """Oracle that caches the conflicts of programs."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Instructions, list[int]]] = {}
+    _known: ClassVar[dict[int, tuple[Instructions, list[int]]]] = {}
 
     def broken(self, program: Program) -> bool:
         """Return whether any legal order goes wrong."""
@@ -62,6 +66,8 @@ class Judge:
         if held is not instructions:
             found = _conflicts(instructions)
             self._known[id(instructions)] = instructions, found
+            if len(self._known) > _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
         return found
 
 
@@ -94,7 +100,7 @@ class _Run:
         self._queues = [(n,) for q in program.queues for n in q] if apart else program.queues
         self._waits, self._signals = program.waits, program.signals
         self._queue_of = {n: place for place, queue in enumerate(self._queues) for n in queue}
-        self._users: dict[Wait, list[int]] = {}
+        self._users: dict[tuple[int, int], list[int]] = {}
         """The queues whose workers wait for this."""
         for number, own in enumerate(program.waits):
             for wait in own:
@@ -111,34 +117,41 @@ class _Run:
         queue = self._queue_of[number]
         self._place[queue] += 1
         self._awake.add(queue)
-        self._awake.update(self._woken(number, self._counts))
-        self._awake = {q for q in self._awake if self._ready(q, self._place, self._counts)}
+        for counter in self._signals[number]:
+            self._counts[counter] += 1
+            self._awake.update(self._users.get((counter, self._counts[counter]), ()))
+        self._awake = {queue for queue in self._awake if self._ready(queue)}
 
     def done_without(self, held: int) -> int:
         """Return all instructions that have run or can run before this one, as bits."""
         counts, place, done = self._counts.copy(), self._place.copy(), self._done
+        waits, signals, users = self._waits, self._signals, self._users
         awake = list(self._awake)
         while awake:
             at = awake.pop()
-            while self._ready(at, place, counts):
-                number = self._queues[at][place[at]]
-                if number == held:
+            queue, turn = self._queues[at], place[at]
+            while turn < len(queue):
+                number = queue[turn]
+                if number == held or not _met(waits[number], counts):
                     break
-                place[at] += 1
+                turn += 1
                 done |= 1 << number
-                awake += self._woken(number, counts)
+                for counter in signals[number]:
+                    counts[counter] += 1
+                    awake += users.get((counter, counts[counter]), ())
+            place[at] = turn
         return done
 
-    def _ready(self, queue: int, place: list[int], counts: list[int]) -> bool:
-        own = self._queues[queue]
-        if place[queue] == len(own):
-            return False
-        return all(counts[counter] >= until for counter, until in self._waits[own[place[queue]]])
+    def _ready(self, queue: int) -> bool:
+        own, turn = self._queues[queue], self._place[queue]
+        return turn < len(own) and _met(self._waits[own[turn]], self._counts)
 
-    def _woken(self, number: int, counts: list[int]) -> Iterator[int]:
-        for counter in self._signals[number]:
-            counts[counter] += 1
-            yield from self._users.get(Wait(counter, counts[counter]), ())
+
+def _met(waits: Sequence[Wait], counts: Sequence[int]) -> bool:
+    for counter, until in waits:  # noqa: SIM110  # a generator takes twice as long
+        if counts[counter] < until:
+            return False
+    return True
 
 
 def _conflicts(instructions: Instructions) -> list[int]:

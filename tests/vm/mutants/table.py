@@ -103,7 +103,8 @@ def judged(kind: str, count: int, seed: int = 0) -> tuple[Count, list[Mutant]]:
     found, strange = Count(), []
     judge = Judge()
     for mutant in mutants_of(kind, count, seed):
-        unsafe, refused = judge.broken(mutant.program), bool(check_program(mutant.program))
+        unsafe = judge.broken(mutant.program)
+        refused = bool(check_program(mutant.program, mutant.base.parts))
         found.add(Count(1, unsafe, refused, refused and not unsafe))
         if unsafe is not refused:
             strange.append(mutant)

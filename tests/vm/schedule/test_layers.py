@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
+from tests.captures import captured_once
 from tests.vm.programs import Touch, steps
-from tpcompile.frontend import capture
 from tpcompile.passes import run_passes
 from tpcompile.presets import preset
 from tpcompile.scheduling import choose
@@ -180,7 +180,7 @@ def lowered(request: pytest.FixtureRequest) -> Lowered:
     """A model with many layers, for seven workers per rank."""
     preset, tp = request.param
     choices = choose(tp=tp, target="cpu", workers=7)
-    graph, _ = run_passes(capture(f"preset:{preset}").graph, choices.passes)
+    graph, _ = run_passes(captured_once(f"preset:{preset}").graph, choices.passes)
     return lower(graph, choices.plan)
 
 
@@ -227,7 +227,7 @@ def in_turn(count: int) -> Lowered:
         "sliding_window": WINDOW,
     }
     choices = choose(tp=2, target="cpu", workers=7)
-    graph, _ = run_passes(capture(AutoConfig.for_model(**config)).graph, choices.passes)
+    graph, _ = run_passes(captured_once(AutoConfig.for_model(**config)).graph, choices.passes)
     return lower(graph, choices.plan)
 
 

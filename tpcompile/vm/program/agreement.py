@@ -72,9 +72,14 @@ class Agreement:
         self.wrong: list[Wrong] = []
         chosen = map(self._chosen, shared_rules(kind))
         rules = [named for named in chosen if not self._absent(named)]
-        for check in (self._check_least, self._check_held, self._check_limits):
+        for check, kinds in (
+            (self._check_least, (Number, Missing, Real)),
+            (self._check_held, (Number, Held)),
+            (self._check_limits, (Number, DTypeOf)),
+        ):
             for named in rules:
-                check(*named)
+                if isinstance(named.rule, kinds):
+                    check(*named)
             if self.broken:
                 return
 
