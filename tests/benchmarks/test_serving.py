@@ -17,7 +17,6 @@ from tests.runtime.eager_pair import lively
 from tpcompile.serving.plan import Limits, Piece, Plan, Sequence
 from tpcompile.vm.targets import TARGETS
 
-pytestmark = pytest.mark.usefixtures("captured_once")
 FLAT = Prices({b: [(0.0, 0.01), (100.0, 0.01)] for b in (1, 2, 4, 8)}, (0.02, 0.0, 0.0))
 LIMITS = Limits(40, 32, 4, 512, 128)
 
