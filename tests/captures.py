@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -45,6 +46,18 @@ def captured_once(
     own = copy.deepcopy(found.config)
     own.name_or_path = config.name_or_path
     return dataclasses.replace(found, graph=graph, config=own)
+
+
+def share_captures(patch: pytest.MonkeyPatch) -> None:
+    """Replace `capture` by `captured_once` in all rooms that capture models."""
+    from tpcompile import api, exploring, frontend, scheduling
+    from tpcompile.compare import model as compare
+    from tpcompile.compare import source as sides
+    from tpcompile.compare.program import case
+
+    patch.setattr(api, "captured_of", captured_once)
+    for module in (frontend, compare, sides, case, exploring, scheduling):
+        patch.setattr(module, "capture", captured_once)
 
 
 def _seen(model: nn.Module) -> Iterator[Any]:

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCABULARY = 64
 WINDOW = 5
 MOST_PARAMETERS = 1_000_000
 
+_KIND_OF_CONFIG = {name: kind for kind, name in CONFIG_MAPPING_NAMES.items()}
 KINDS = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind in CONFIG_MAPPING)
 
 _TEXT: dict[str, Any] = {
@@ -230,4 +231,5 @@ def cannot_be_built(kind: str) -> bool:
 
 
 def is_mapped(kind: str) -> bool:
-    return CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING
+    """Return whether Hugging Face finds the model of this kind; kinds may share a class."""
+    return _KIND_OF_CONFIG[CONFIG_MAPPING_NAMES[kind]] in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -75,16 +75,10 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module")
 def captured_once() -> Iterator[None]:
     """Capture each model once per session, for tests whose subject is not capture."""
-    from tests.captures import captured_once
-    from tpcompile import api, exploring, frontend
-    from tpcompile.compare import model as compare
-    from tpcompile.compare import source as sides
-    from tpcompile.compare.program import case
+    from tests.captures import share_captures
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "captured_of", captured_once)
-        for module in (frontend, compare, sides, case, exploring):
-            patch.setattr(module, "capture", captured_once)
+        share_captures(patch)
         yield
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
+from tests.captures import captured_once
 from tests.causal_lms import (
     EQUAL,
     KINDS,
@@ -25,7 +26,6 @@ from tests.causal_lms import (
 )
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CompileError
-from tpcompile.frontend import capture
 from tpcompile.passes import default_pipeline, run_passes
 from tpcompile.runtime.cache_name import CACHE
 from tpcompile.runtime.model import CompiledModel
@@ -63,7 +63,7 @@ def _check(config: Any, capfd: pytest.CaptureFixture[str]) -> str | None:
     on_meta = tiny_model(config, on_meta=True)
     capfd.readouterr()
     try:
-        captured = capture(on_meta)
+        captured = captured_once(on_meta)
         stages = [run_passes(captured.graph, default_pipeline(tp)) for tp in (2, 3)]
     except CompileError as refusal:
         said = str(refusal)

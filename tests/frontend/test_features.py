@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, ModernBertConfig
 
+from tests.captures import captured_once
 from tests.causal_lms import KINDS, tiny_config, tiny_model
 from tests.models import TOLERANCE, relative_error
 from tpcompile import compile as compiled
@@ -65,7 +66,7 @@ def test_the_true_reason(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(tiny_config(kind), on_meta=True)
     capfd.readouterr()
     with pytest.raises(CompileError) as refused:
-        run_passes(capture(model).graph, default_pipeline(2))
+        run_passes(captured_once(model).graph, default_pipeline(2))
     feature, supported = REFUSED[kind]
     assert re.match(feature, str(refused.value))
     assert re.search(f"Expected .*{supported}", str(refused.value))

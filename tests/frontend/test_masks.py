@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
 import tpcompile
+from tests.captures import captured_once
 from tests.models import TOLERANCE, relative_error
 from tests.runtime.eager_pair import enlivened
 from tpcompile.errors import CompileError, UnsupportedError
@@ -62,7 +63,7 @@ def tiny(kind: str = "qwen3", **changes: Any) -> Any:
 
 def windows(model: Any) -> list[int | None]:
     """Return the window of each layer in the captured graph."""
-    graph = capture(model).graph.graph
+    graph = captured_once(model).graph.graph
     return [node.args[5] for node in graph.nodes if node.target is ATTENTION]
 
 
@@ -143,6 +144,7 @@ def test_windows_are_those_of_the_masks(case: str) -> None:
         for tp in (1, 2)
     ],
 )
+@pytest.mark.usefixtures("captured_once")
 def test_windows_as_in_eager(case: str, tp: int) -> None:
     """Windows come from the masks; arguments of the attention call may be missing or outdated."""
     model = CASES[case].model()

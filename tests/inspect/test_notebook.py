@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import pytest
+
 import tpcompile
 from tests.inspect.stages import lowered
 from tpcompile.inspect.notebook import graph_html, table_html
 from tpcompile.ir.info import info_of
 from tpcompile.ir.text.printer import Printer
 
+pytestmark = pytest.mark.usefixtures("captured_once")
 HOSTILE = "</pre><script>alert(1)</script>\" onload='x'"
 
 

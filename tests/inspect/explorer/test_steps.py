@@ -21,6 +21,7 @@ from tpcompile.vm.proof.fault import Fault
 from tpcompile.vm.schedule.clock import Timing
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 
+pytestmark = pytest.mark.usefixtures("captured_once")
 POLICIES = ("critical-path", "dynamic")
 
 

@@ -238,14 +238,7 @@ sys.stdout.write(str(right) + chr(10))
 
 def test_torchrun(tmp_path: Path) -> None:
     """Ranks under torchrun work; a fork of a rank is refused, exits, and does not disturb them."""
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run(
-        [sys.executable, *command, _script(tmp_path, after=_FORK)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SCRIPT_S,
-    )
+    done = scripts.run([_script(tmp_path, after=_FORK)], ranks=2, timeout=SCRIPT_S)
     assert done.returncode == 0, done.stderr
     found = [eval(line) for line in done.stdout.splitlines()]
     first, second = (line for line in found if isinstance(line, dict))
