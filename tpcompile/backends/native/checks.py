@@ -24,10 +24,10 @@ from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
-def check_kernels(program: Program) -> None:
-    """Raise unless all instructions have kernels, and all their values one dtype."""
+def check_kernels(program: Program, path: str) -> None:
+    """Raise unless all instructions have kernels on a path, and all their values one dtype."""
     for one in program.instructions:
-        if not isinstance(one, StepInstruction) or not has_kernel(one.opcode):
+        if not isinstance(one, StepInstruction) or not has_kernel(path, one.opcode):
             raise UnsupportedError(
                 f"The native backend has no kernel for {one.name}",
                 where=one.label,

@@ -230,7 +230,7 @@ class Checker {
 bool refuses(const tpc_program* program, const Path* path) {
   refusal[0] = 0;
   try {
-    require(path != nullptr, "the path does not run here");
+    require(path != nullptr && runs_here(*path), "the path does not run here");
     Checker(*program, *path).check();
   } catch (const Refused&) {
     return true;

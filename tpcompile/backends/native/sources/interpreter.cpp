@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -24,33 +23,6 @@
 #include "machine.h"
 
 namespace tpc {
-
-Scratch::~Scratch() {
-  while (blocks_ != nullptr) {
-    Block* older = blocks_->older;
-    std::free(blocks_);
-    blocks_ = older;
-  }
-}
-
-void* Scratch::bytes(size_t count) {
-  constexpr size_t kLine = 64;
-  count = (count + kLine - 1) / kLine * kLine;
-  if (blocks_ == nullptr || used_ + count > size_) {
-    // Older blocks stay until the end, because the instruction may still use them.
-    const size_t size = std::max(2 * size_, std::max(count, size_t{1} << 16));
-    void* memory = std::aligned_alloc(kLine, kLine + size);
-    if (memory == nullptr) std::abort();
-    Block* block = static_cast<Block*>(memory);
-    *block = {static_cast<char*>(memory) + kLine, blocks_};
-    blocks_ = block;
-    size_ = size;
-    used_ = 0;
-  }
-  void* found = blocks_->start + used_;
-  used_ += count;
-  return found;
-}
 
 namespace {
 
@@ -506,10 +478,10 @@ extern "C" {
 
 int32_t tpc_abi_version() { return TPC_ABI_VERSION; }
 
-void* tpc_open(const tpc_program* program, const char* name) {
-  const tpc::Path* path = tpc::path_named(name);
-  if (tpc::refuses(program, path)) return nullptr;
-  auto machine = std::make_unique<tpc::Machine>(*program, *path);
+void* tpc_open(const tpc_program* program, const void* path) {
+  const auto* kernels = static_cast<const tpc::Path*>(path);
+  if (tpc::refuses(program, kernels)) return nullptr;
+  auto machine = std::make_unique<tpc::Machine>(*program, *kernels);
   return machine->start() ? machine.release() : nullptr;
 }
 

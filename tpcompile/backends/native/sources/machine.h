@@ -67,14 +67,7 @@ struct Path {
   Kernel kernels[kKernels];
 };
 
-// Return the path of this name, or null if it does not run here.
-const Path* path_named(const char* name);
-
-extern const Path portable;
-#if defined(__x86_64__)
-extern const Path avx2;
-extern const Path avx512_bf16;
-extern const Path amx_bf16;
-#endif
+// Whether the CPU and the system run the kernels of this path.
+bool runs_here(const Path& path);
 
 }  // namespace tpc

@@ -19,7 +19,7 @@ namespace {
 
 // Whether a path runs here is decided in this file, which has no target flags.
 struct Choice {
-  const Path* path;
+  const char* name;
   bool (*runs_here)();
 };
 
@@ -52,22 +52,22 @@ bool has_amx_bf16() {
 
 const Choice kPaths[] = {
 #if defined(__x86_64__)
-    {&amx_bf16, has_amx_bf16},
-    {&avx512_bf16, has_avx512_bf16},
-    {&avx2,
+    {"amx_bf16", has_amx_bf16},
+    {"avx512_bf16", has_avx512_bf16},
+    {"avx2",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
               __builtin_cpu_supports("f16c");
      }},
 #endif
-    {&portable, [] { return true; }}};
+    {"portable", [] { return true; }}};
 
 }  // namespace
 
-const Path* path_named(const char* name) {
+bool runs_here(const Path& path) {
   for (const Choice& choice : kPaths)
-    if (std::strcmp(choice.path->name, name) == 0 && choice.runs_here()) return choice.path;
-  return nullptr;
+    if (std::strcmp(choice.name, path.name) == 0) return choice.runs_here();
+  return false;
 }
 
 }  // namespace tpc
@@ -76,17 +76,17 @@ extern "C" {
 
 const char* tpc_path(int32_t place) {
   for (const tpc::Choice& choice : tpc::kPaths)
-    if (choice.runs_here() && place-- == 0) return choice.path->name;
+    if (choice.runs_here() && place-- == 0) return choice.name;
   return nullptr;
 }
 
-int32_t tpc_has_kernel(int32_t opcode) {
-  return opcode >= 0 && opcode < tpc::kKernels && tpc::portable.kernels[opcode] != nullptr;
+int32_t tpc_has_kernel(const void* path, int32_t opcode) {
+  const auto& kernels = static_cast<const tpc::Path*>(path)->kernels;
+  return opcode >= 0 && opcode < tpc::kKernels && kernels[opcode] != nullptr;
 }
 
-double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
-  const tpc::Path* path = tpc::path_named(name);
-  uint64_t (*read)(const char*, int64_t) = (path ? path : &tpc::portable)->read;
+double tpc_read(const void* path, const char* from, int64_t bytes, int32_t threads) {
+  uint64_t (*read)(const char*, int64_t) = static_cast<const tpc::Path*>(path)->read;
   std::atomic<uint64_t> found{0};
   const int64_t begin = tpc::now_ns(), part = bytes / threads;
   std::vector<std::thread> all;
