@@ -11,19 +11,20 @@ TPC_INLINE Lanes swiglu(Lanes gate, Lanes up) {
   return rounded<T>(gate / (1.0f + exponential(-gate))) * up;
 }
 
-template <class T>
+template <class Types>
 void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
   const auto& at = *reinterpret_cast<const tpc_norm_gate_up_swiglu*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
-  const Operand<T> x = normed<T>(memory, at, scratch);
+  const auto x = normed<Types>(memory, at, scratch);
   float* gate = scratch.take<float>(batch * rows);
   float* up = scratch.take<float>(batch * rows);
   const char* const next_weights = scratch.next_weights;
-  scratch.next_weights = reinterpret_cast<const char*>(
-      memory.at<T>(at.weight) + (int64_t{at.ffn} + at.rows.start) * x.columns);
-  linear_rows(memory, at, x, at.rows.start, rows, gate, rows, scratch);
+  const int64_t first_up = int64_t{at.ffn} + at.rows.start;
+  scratch.next_weights = typename Types::Weight(memory, at.weight).address(first_up);
+  linear_rows<Types>(memory, at, x, at.rows.start, rows, gate, rows, scratch);
   scratch.next_weights = next_weights;
-  linear_rows(memory, at, x, int64_t{at.ffn} + at.rows.start, rows, up, rows, scratch);
+  linear_rows<Types>(memory, at, x, first_up, rows, up, rows, scratch);
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t row = 0; row < rows; row += kLanes) {
       const Lanes found = swiglu<T>(load_some(gate + b * rows + row, rows - row),

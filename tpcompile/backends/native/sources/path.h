@@ -14,6 +14,10 @@ namespace {
 
 using tpc::Kernel;
 
+// The types of a model with one dtype.
+template <class S>
+using Dense = Types<S, Plain<S>, S, S>;
+
 // Run the instantiation of a kernel for a dtype.
 template <Kernel kF32, Kernel kBf16, Kernel kF16>
 TPC_INLINE void run_for(int64_t dtype, const Memory& memory, const int32_t* words,
@@ -40,7 +44,8 @@ void by_result(const Memory& memory, const int32_t* words, Scratch& scratch) {
   run_for<kF32, kBf16, kF16>(dtype, memory, words, scratch);
 }
 
-#define TPC_KERNEL(how, name) how<tpc_##name, name<f32>, name<bf16>, name<f16>>
+#define TPC_KERNEL(how, name) \
+  how<tpc_##name, name<Dense<f32>>, name<Dense<bf16>>, name<Dense<f16>>>
 
 constexpr tpc::Path make_path(const char* name, const tpc::ManyKernel* many = nullptr) {
   tpc::Path path{name, read_all, many, {}};
