@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from tpcompile.cpp import CppLibrary
 from tpcompile.vm.program import abi
+from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.c_rules import rules_header
 
 _EXACT = ("-ffp-contract=off",)
@@ -71,9 +74,14 @@ def kernels(path: str) -> ctypes.c_void_p:
 
 
 @functools.cache
-def has_kernel(path: str, opcode: int) -> bool:
-    """Return whether a vector path has a kernel for this opcode."""
-    return bool(library().tpc_has_kernel(kernels(path), opcode))
+def has_kernel(path: str, opcode: int, *dtypes: torch.dtype | None) -> bool:
+    """Return whether a vector path has a kernel for an opcode, and for these dtypes if given.
+
+    They are the dtypes of values, of the weight, of norms and biases, and of the cache; None for an
+    instruction without them.
+    """
+    numbers = [0 if dtype is None else int(DType.of(dtype)) for dtype in dtypes or (None,) * 4]
+    return bool(library().tpc_has_kernel(kernels(path), opcode, *numbers))
 
 
 def sources(path: str | None = None) -> CppLibrary:

@@ -76,7 +76,7 @@ class Native(Executor):
 
     @classmethod
     def check(cls, program: Program, device: torch.device = CPU) -> None:
-        """Raise unless all instructions have kernels, and all their values one dtype."""
+        """Raise unless all instructions have kernels for the dtypes of their operands."""
         super().check(program, device)
         check_kernels(program, _chosen(None))
 

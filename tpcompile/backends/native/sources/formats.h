@@ -4,8 +4,8 @@
 // - `kFormat` is its number in words;
 // - `W(memory, weight)` is all of a weight, and `from(row, column)` a part of it;
 // - `row(n)` is a `W::Row`, from which numbers are loaded, and `address(n)` is its first byte;
-// - `stride()` is the bytes between rows, and `W::bytes(columns)` those of adjacent columns: by both,
-//   prefetches find the bytes that loads read later;
+// - `stride()` is the bytes between rows, and `W::bytes(columns)` those of adjacent columns: by
+//   both, prefetches find the bytes that loads read later;
 // - `W::load_some(row, at, count)` widens up to 16 numbers from a column on.
 //
 // A `Form` (see forms.h) multiplies numbers of a format by values of a type.

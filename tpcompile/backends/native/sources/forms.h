@@ -1,9 +1,9 @@
 // Products of weights and values, chunk by chunk.
 //
 // A form belongs to a type T of values and a format W of weights:
-// - `Value` is the type in which values are held, and `kChunk` the columns that are loaded at a time;
-// - `weights` and `values` load a chunk from a column on, `some_weights` and `some_values` a shorter
-//   one, whose other numbers are 0;
+// - `Value` is the type in which values are held, and `kChunk` the columns of a load;
+// - `weights` and `values` load a chunk from a column on, `some_weights` and `some_values` a
+//   shorter one, whose other numbers are 0;
 // - `add` increases sums in fp32 by the products of two chunks.
 #pragma once
 

@@ -55,8 +55,10 @@ void* tpc_open(const tpc_program* program, const void* path);
 // Return why the last `tpc_open` of this thread refused the program, or an empty text.
 const char* tpc_refusal();
 
-// Return whether a path has a kernel for an instruction.
-int32_t tpc_has_kernel(const void* path, int32_t opcode);
+// Return whether a path has a kernel for an instruction with these types: of its values, its
+// weight, its norms and biases, and the cache. 0 stands for any.
+int32_t tpc_has_kernel(const void* path, int32_t opcode, int32_t values, int32_t weight,
+                       int32_t vectors, int32_t cache);
 
 // Start a launch of up to `steps` steps. `times` is null, or receives begin, ready and end of each
 // instruction in ns.

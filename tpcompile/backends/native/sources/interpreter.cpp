@@ -13,6 +13,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "board.h"
@@ -100,9 +101,9 @@ struct Turn {
 // ever cleared, so a worker may wait with an instruction of the next launch.
 class Machine {
  public:
-  Machine(const tpc_program& program, const Path& path)
+  Machine(const tpc_program& program, std::vector<Kernel> kernels)
       : program_(program),
-        path_(path),
+        kernels_(std::move(kernels)),
         memory_{program.buffers},
         bell_(*static_cast<Bell*>(program.board)),
         seats_(reinterpret_cast<Seat*>(&bell_ + 1)),
@@ -168,8 +169,7 @@ class Machine {
 
   void execute(int32_t number) const {
     Scratch scratch;
-    const int32_t* words = words_of(number);
-    path_.kernels[words[0]](memory_, words, scratch);
+    kernels_[static_cast<size_t>(number)](memory_, words_of(number), scratch);
   }
 
   // The number of steps of the launch whose tokens are known.
@@ -255,7 +255,7 @@ class Machine {
     const int32_t* words = words_of(turn.number);
     if (program_.delays != 0) delay(worker.delays.next_ns());
     worker.scratch.reset();
-    path_.kernels[words[0]](memory_, words, worker.scratch);
+    kernels_[static_cast<size_t>(turn.number)](memory_, words, worker.scratch);
     if (words[0] == TPC_OP_ARGMAX) end_step(words, turn.step);
     if (int64_t* times = times_.load(std::memory_order_relaxed)) {
       int64_t* time = times + 3 * int64_t{turn.number};
@@ -452,7 +452,7 @@ class Machine {
   };
 
   const tpc_program program_;
-  const Path& path_;
+  const std::vector<Kernel> kernels_;  // by instruction
   const Memory memory_;
   const Cores cores_;
   Bell& bell_;
@@ -479,9 +479,9 @@ extern "C" {
 int32_t tpc_abi_version() { return TPC_ABI_VERSION; }
 
 void* tpc_open(const tpc_program* program, const void* path) {
-  const auto* kernels = static_cast<const tpc::Path*>(path);
-  if (tpc::refuses(program, kernels)) return nullptr;
-  auto machine = std::make_unique<tpc::Machine>(*program, *kernels);
+  std::vector<tpc::Kernel> kernels;
+  if (tpc::refuses(program, static_cast<const tpc::Path*>(path), kernels)) return nullptr;
+  auto machine = std::make_unique<tpc::Machine>(*program, std::move(kernels));
   return machine->start() ? machine.release() : nullptr;
 }
 

@@ -54,18 +54,33 @@ struct Memory {
 // Run one instruction, given its row of words.
 using Kernel = void (*)(const Memory&, const int32_t* words, Scratch&);
 
-constexpr int kKernels = 256;
+// The types of an instruction: of its values, its weight, its norms and biases, and the cache. They
+// are numbers as in words and in the table of buffers; 0 if it has none.
+struct Dtypes {
+  int64_t values, weight, vectors, cache;
+};
+
+// A kernel for instructions with these types, or with some of them.
+struct TypedKernel {
+  int32_t opcode;
+  Dtypes dtypes;
+  Kernel run;
+};
 
 // Do some items of an operation on many tokens (see prompts.h).
 using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, Scratch&);
 
-// The kernels of one vector path, by opcode.
+// The kernels of one vector path.
 struct Path {
   const char* name;
   uint64_t (*read)(const char* from, int64_t bytes);
   const ManyKernel* many;  // null if the path has no kernels for many tokens
-  Kernel kernels[kKernels];
+  const TypedKernel* kernels;
+  size_t count;
 };
+
+// Return the kernel of a path for an instruction with these types, or null.
+Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes);
 
 // Whether the CPU and the system run the kernels of this path.
 bool runs_here(const Path& path);

@@ -70,6 +70,16 @@ bool runs_here(const Path& path) {
   return false;
 }
 
+Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes) {
+  const auto fits = [](int64_t wanted, int64_t had) { return wanted == 0 || wanted == had; };
+  for (const TypedKernel* one = path.kernels; one != path.kernels + path.count; ++one)
+    if (one->opcode == opcode && fits(dtypes.values, one->dtypes.values) &&
+        fits(dtypes.weight, one->dtypes.weight) && fits(dtypes.vectors, one->dtypes.vectors) &&
+        fits(dtypes.cache, one->dtypes.cache))
+      return one->run;
+  return nullptr;
+}
+
 }  // namespace tpc
 
 extern "C" {
@@ -80,9 +90,10 @@ const char* tpc_path(int32_t place) {
   return nullptr;
 }
 
-int32_t tpc_has_kernel(const void* path, int32_t opcode) {
-  const auto& kernels = static_cast<const tpc::Path*>(path)->kernels;
-  return opcode >= 0 && opcode < tpc::kKernels && kernels[opcode] != nullptr;
+int32_t tpc_has_kernel(const void* path, int32_t opcode, int32_t values, int32_t weight,
+                       int32_t vectors, int32_t cache) {
+  const tpc::Dtypes dtypes{values, weight, vectors, cache};
+  return tpc::kernel_for(*static_cast<const tpc::Path*>(path), opcode, dtypes) != nullptr;
 }
 
 double tpc_read(const void* path, const char* from, int64_t bytes, int32_t threads) {
