@@ -282,8 +282,8 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
 def test_clang_builds_the_libraries(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tpcompile.backends.native.build import sources
+    from tpcompile.backends.native.build import whole
     from tpcompile.comm.shared import LIBRARY
 
     _only(monkeypatch, shutil.which("clang++"))
-    assert sources().load().tpc_path(0) and LIBRARY.load().tpc_sum
+    assert whole().load().tpc_path(0) and LIBRARY.load().tpc_sum

@@ -24,7 +24,7 @@ from tpcompile.errors import UnsupportedError
 _COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-psabi")
 _LONGEST_S = 900.0
-"""The time after which a compiler is assumed to hang: a build takes about half a minute."""
+"""The time after which a compiler is assumed to hang: a build takes less than a minute."""
 _REMEDIES = {
     errno.ENOSPC: "Free space on the disk",
     errno.EDQUOT: "Free space within your quota",

@@ -17,6 +17,16 @@
 
 namespace {
 
+// Return the kernels of a path.
+const void* kernels(const std::string& path) {
+#if defined(__x86_64__)
+  if (path == "amx_bf16") return tpc_amx_bf16();
+  if (path == "avx512_bf16") return tpc_avx512_bf16();
+  if (path == "avx2") return tpc_avx2();
+#endif
+  return path == "portable" ? tpc_portable() : nullptr;
+}
+
 using Bytes = std::vector<char>;
 
 Bytes section(std::ifstream& file) {
@@ -134,7 +144,7 @@ class Dump {
                               static_cast<int32_t>(workers),
                               60.0,
                               delays};
-    void* machine = tpc_open(&program, path);
+    void* machine = tpc_open(&program, kernels(path));
     if (machine == nullptr) throw std::runtime_error(tpc_refusal());
     bool good = true;
     for (int64_t launch = 0; launch < header_.launches; ++launch) {

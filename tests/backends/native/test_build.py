@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +15,15 @@ from tpcompile.backends.native import build
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", build.sources().units)
+@pytest.mark.parametrize("name", build.whole().units)
 def test_paths_share_no_code(name: str, tmp_path: Path) -> None:
     """The linker may keep any of several weak copies, also one with instructions of another CPU."""
     if name == "interpreter" or shutil.which("nm") is None:
         pytest.skip("the interpreter has no target flags" if name == "interpreter" else "no nm")
     compiler = shutil.which("c++")
     assert compiler is not None
-    build.sources().write_headers(tmp_path)
-    made = build.sources().compile_unit(compiler, tmp_path, name)
+    build.whole().write_headers(tmp_path)
+    made = build.whole().compile_unit(compiler, tmp_path, name)
     listed = ["nm", "--defined-only", str(made)]
     symbols = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
     weak = [line.split()[2] for line in symbols.splitlines() if line.split()[1] in "WV"]
@@ -29,10 +31,41 @@ def test_paths_share_no_code(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", build.sources().units)
+@pytest.mark.parametrize("name", build.whole().units)
 def test_no_warnings(name: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     assert compiler is not None
-    units = {name: (*build.sources().units[name], "-Wextra", "-Werror", "-fsyntax-only")}
-    build.sources().write_headers(tmp_path)
-    replace(build.sources(), units=units).compile_unit(compiler, tmp_path, name)
+    units = {name: (*build.whole().units[name], "-Wextra", "-Werror", "-fsyntax-only")}
+    build.whole().write_headers(tmp_path)
+    replace(build.whole(), units=units).compile_unit(compiler, tmp_path, name)
+
+
+BUILT = """
+from pathlib import Path
+from tpcompile.backends.native import Native
+from tpcompile.backends.native.build import kernels, paths
+built = Path.home() / ".cache" / "tpcompile" / "native"
+count = lambda: len(list(built.glob("*.so")))
+found = paths()
+print(found, count())
+kernels(found[0])
+print(count())
+"""
+
+
+@pytest.mark.slow
+def test_only_the_path_that_runs_is_built(tmp_path: Path) -> None:
+    """The names of all paths need no kernels; a path needs no kernels of another one."""
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", BUILT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{build.paths()} 1\n2\n"
+    assert done.stderr.count("building the native backend") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(set(build.known()) - set(build.paths())))
+def test_the_kernels_of_another_cpu_are_refused(path: str) -> None:
+    library = build.library()
+    assert library.tpc_open(None, build.kernels(path)) is None
+    assert library.tpc_refusal() == b"the path does not run here"

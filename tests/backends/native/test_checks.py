@@ -141,6 +141,17 @@ def test_the_table(opened: Opened, column: str, value: int, said: str) -> None:
         assert re.search(said, opened(memory, encode_program(CASE.program))), role
 
 
+def test_dtypes_without_a_kernel(opened: Opened) -> None:
+    """The table has a dtype of its own for weights with one dimension, which no kernel takes."""
+    memory = CASE.memory()
+    table, columns = memory.table(), column_offsets()
+    vectors = (table[:, columns["role"]] == Role.WEIGHT) & (table[:, columns["dims"]] == 1)
+    table[vectors, columns["dtype"]] = DType.BF16
+    memory.table = lambda: table  # type: ignore[method-assign]
+    said = r"has no kernel for the dtypes 1 of values, 1 of weights, 2 of norms and biases"
+    assert re.search(said, opened(memory, encode_program(CASE.program)))
+
+
 def test_words_that_python_refuses(opened: Opened) -> None:
     """The library refuses each damaged operand that the rules in Python refuse."""
     refused = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -274,26 +276,48 @@ def test_a_path_that_is_not_here() -> None:
 
 
 def test_an_instruction_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "has_kernel", range(1, 8).__contains__)
+    monkeypatch.setattr(checks, "has_kernel", lambda path, opcode, *dtypes: opcode < 8)
     with pytest.raises(UnsupportedError, match="no kernel for all_reduce"):
         Native(CASE.memory())
 
 
+def _with_dtype(case: Case, name: str, dtype: torch.dtype) -> StepMemory:
+    """The memory of a program whose buffers of a name have another dtype."""
+    memory = case.memory()
+    changed = [b.name.endswith(name) for b in memory.program.buffers]
+    assert any(changed)
+    pairs = zip(memory.program.buffers, changed, strict=True)
+    buffers = tuple(replace(one, dtype=dtype) if own else one for one, own in pairs)
+    memory.program = replace(memory.program, buffers=buffers)
+    return memory
+
+
 @pytest.mark.parametrize(("name", "lowering"), [("logits", "heads"), ("raw_qkv", "rows")])
-def test_two_dtypes_are_refused(name: str, lowering: str) -> None:
+def test_two_dtypes_of_values_are_refused(name: str, lowering: str) -> None:
     """A buffer that all instructions share, and one that an instruction has for itself."""
-    memory = replace(CASE, lowering=lowering, workers=6).memory()
-    number = next(n for n, b in enumerate(memory.program.buffers) if b.name == name)
-    buffers = list(memory.program.buffers)
-    buffers[number] = replace(buffers[number], dtype=torch.bfloat16)
-    memory.program = replace(memory.program, buffers=tuple(buffers))
+    memory = _with_dtype(replace(CASE, lowering=lowering, workers=6), name, torch.bfloat16)
     with pytest.raises(UnsupportedError, match=rf"one dtype .*bf16 in {name}"):
         Native(memory)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("embed_tokens_weight", "f32 values with bf16 weights"),
+        ("down_proj_weight", "f32 values with bf16 weights"),
+        ("post_attention_layernorm_weight", "f32 values with f32 weights, bf16 norms and biases"),
+        ("cache", "f32 values with .*bf16 cache"),
+    ],
+)
+def test_dtypes_without_a_kernel_are_refused(name: str, said: str) -> None:
+    """The dtypes of values, weights, norms and caches are independent."""
+    with pytest.raises(UnsupportedError, match=rf"no kernel for .*{said}"):
+        Native(_with_dtype(CASE, name, torch.bfloat16))
+
+
 def test_the_library_refuses_unknown_paths() -> None:
     assert executor.library().tpc_path(99) is None
-    assert ctypes.c_void_p(executor.library().tpc_open(None, b"nothing")).value is None
+    assert executor.library().tpc_open(None, None) is None
 
 
 @pytest.mark.parametrize("threads", [None, 1, 3])

@@ -48,7 +48,7 @@ def _compiler() -> str:
 def _sources(own: Path) -> Path:
     """Copy the sources of the library and the driver."""
     found = own / "sources"
-    shutil.copytree(build.sources().sources, found)
+    shutil.copytree(build.whole().sources, found)
     shutil.copy(DRIVER, found)
     return found
 
@@ -58,9 +58,9 @@ def _built(own: Path, sources: Path, sanitizer: str) -> Path:
     compiler, flags = _compiler(), SANITIZERS[sanitizer]
     every = ("-O1", "-g", "-fno-omit-frame-pointer", *flags)
     units = {
-        name: (*target, *every) for name, target in {**build.sources().units, "driver": ()}.items()
+        name: (*target, *every) for name, target in {**build.whole().units, "driver": ()}.items()
     }
-    library = replace(build.sources(), sources=sources, units=units)
+    library = replace(build.whole(), sources=sources, units=units)
     library.write_headers(own)
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(partial(library.compile_unit, compiler, own), units))

@@ -7,7 +7,7 @@ import mmap
 
 import torch
 
-from tpcompile.backends.native.build import library, paths
+from tpcompile.backends.native.build import kernels, library, paths
 from tpcompile.cores import cores
 from tpcompile.huge_pages import zeros
 
@@ -22,7 +22,7 @@ class ReadLoop:
     def bandwidth(self, threads: int | None = None) -> float:
         """Read all bytes once; return the bytes per second. The default is a thread per core."""
         seconds = library().tpc_read(
-            paths()[0].encode(),
+            kernels(paths()[0]),
             ctypes.c_void_p(self._bytes.data_ptr()),
             ctypes.c_int64(self.size),
             ctypes.c_int32(cores() if threads is None else threads),

@@ -1,4 +1,8 @@
-"""The native library: its sources, and the flags of each vector path."""
+"""The native libraries: their sources, and the flags of each vector path.
+
+One library has everything but kernels. The kernels of a vector path are a library of their own,
+which is built when the path is first used.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,38 @@ import ctypes
 import functools
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from tpcompile.cpp import CppLibrary
 from tpcompile.vm.program import abi
+from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.c_rules import rules_header
 
 _EXACT = ("-ffp-contract=off",)
 """Each product is rounded before it is added: compilers would fuse them in some places only."""
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
-_AMX = (*_AVX512, "-mamx-tile", "-mamx-bf16")
-_X86: Mapping[str, tuple[str, ...]] = {
-    "avx2": _AVX2,
-    "avx512_bf16": _AVX512,
-    "amx_bf16": _AMX,
-    "prompts": (),
-    "prompts_avx2": _AVX2,
-    "prompts_avx512_bf16": _AVX512,
+_PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "amx_bf16": {
+        "amx_bf16": (*_AVX512, "-mamx-tile", "-mamx-bf16"),
+        "prompts_avx512_bf16": _AVX512,
+    },
+    "avx512_bf16": {"avx512_bf16": _AVX512, "prompts_avx512_bf16": _AVX512},
+    "avx2": {"avx2": _AVX2, "prompts_avx2": _AVX2},
+    "portable": {"portable": _EXACT},
 }
+"""The source files of the kernels of each vector path, and their flags."""
+_COMMON: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    ("interpreter", "checks", "paths", "asleep", "prompts", "scratch"), ()
+)
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the native library. It is built if the cache has none for this machine."""
+    """Return the library without kernels. It is built if the cache has none for this machine."""
     found = sources().load()
     found.tpc_path.restype = ctypes.c_char_p
     found.tpc_open.restype = ctypes.c_void_p
@@ -42,7 +54,7 @@ def library() -> ctypes.CDLL:
 
 
 def paths() -> list[str]:
-    """Return the vector paths that this CPU has, fastest first."""
+    """Return the vector paths that this CPU has, fastest first. No kernels are built."""
     names = iter(lambda: library().tpc_path(len(found)), None)
     found: list[str] = []
     for name in names:
@@ -51,26 +63,45 @@ def paths() -> list[str]:
 
 
 @functools.cache
-def has_kernel(opcode: int) -> bool:
-    """Return whether every vector path has a kernel for this opcode."""
-    return bool(library().tpc_has_kernel(opcode))
+def kernels(path: str) -> ctypes.c_void_p:
+    """Return the kernels of a vector path, for functions of the library. They are built if needed.
+
+    The path must be one of `paths()`.
+    """
+    found = getattr(sources(path).load(), f"tpc_{path}")
+    found.restype = ctypes.c_void_p
+    return ctypes.c_void_p(found())
 
 
-def sources() -> CppLibrary:
-    """Return the description of the library."""
-    vector = _X86 if platform.machine() in ("x86_64", "AMD64") else {}
+@functools.cache
+def has_kernel(path: str, opcode: int, *dtypes: torch.dtype | None) -> bool:
+    """Return whether a vector path has a kernel for an opcode, and for these dtypes if given.
+
+    They are the dtypes of values, of the weight, of norms and biases, and of the cache; None for an
+    instruction without them.
+    """
+    numbers = [0 if dtype is None else int(DType.of(dtype)) for dtype in dtypes or (None,) * 4]
+    return bool(library().tpc_has_kernel(kernels(path), opcode, *numbers))
+
+
+def sources(path: str | None = None) -> CppLibrary:
+    """Return the description of the library of a vector path, or of the one that all paths use."""
     return CppLibrary(
         name="native backend",
         sources=Path(__file__).parent / "sources",
-        units={
-            "interpreter": (),
-            "checks": (),
-            "paths": (),
-            "asleep": (),
-            "portable": _EXACT,
-            **vector,
-        },
+        units=_COMMON if path is None else {**_PATHS[path], "scratch": ()},
         headers={"tpc_abi.h": abi.c_header(), "tpc_rules.h": rules_header()},
         instead='or compile with backend="torch"',
-        takes="about half a minute",
+        takes="" if path is None else "about a quarter of a minute",
     )
+
+
+def known() -> list[str]:
+    """Return the vector paths that compilers for this CPU know."""
+    return list(_PATHS) if platform.machine() in ("x86_64", "AMD64") else ["portable"]
+
+
+def whole() -> CppLibrary:
+    """Return the description of one library with the kernels of all known paths."""
+    units = {name: flags for path in known() for name, flags in _PATHS[path].items()}
+    return replace(sources(), units={**_COMMON, **units})

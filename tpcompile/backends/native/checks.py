@@ -7,9 +7,9 @@ valid, and the table must describe the program's buffers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -23,48 +23,89 @@ from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, StepInstruction
 
 
-def check_kernels(program: Program) -> None:
-    """Raise unless all instructions have kernels, and all their values one dtype."""
-    for one in program.instructions:
-        if not isinstance(one, StepInstruction) or not has_kernel(one.opcode):
-            raise UnsupportedError(
-                f"The native backend has no kernel for {one.name}",
-                where=one.label,
-                hint='Compile with backend="reference" or backend="torch"',
-            )
-    _check_dtypes(program)
+class Dtypes(NamedTuple):
+    """The dtypes of an instruction's floating-point operands, by what they hold; None for none."""
+
+    values: torch.dtype | None
+    weights: torch.dtype | None
+    vectors: torch.dtype | None
+    """Of norms and biases."""
+    cache: torch.dtype | None
+
+    def __str__(self) -> str:
+        names = ("values", "weights", "norms and biases", "cache")
+        pairs = zip(self, names, strict=True)
+        first, *others = [f"{dtype_name(dtype)} {name}" for dtype, name in pairs if dtype]
+        return f"{first} with {', '.join(others)}" if others else first
 
 
-def _check_dtypes(program: Program) -> None:
-    """Raise unless all floating-point buffers whose dtype is free have the same one."""
-    found: dict[torch.dtype, str] = {}
-    seen: set[tuple[int, type]] = set()
+def check_kernels(program: Program, path: str) -> None:
+    """Raise unless a path has kernels for all instructions with the dtypes of their operands."""
+    shared: dict[tuple[int, type], Holders] = {}
     for one in program.instructions:
-        assert isinstance(one, StepInstruction)
+        if not isinstance(one, StepInstruction) or not has_kernel(path, one.opcode):
+            _refuse_kernel(one, one.name)
         key = id(one.at), type(one)
-        for number in _free_buffers(one, shared=key not in seen):
-            buffer = program.buffers[number]
-            found.setdefault(buffer.dtype, buffer.name)
-        seen.add(key)
-    if len(found) > 1:
-        raise UnsupportedError(
-            "The native backend needs one dtype for weights, cache and values",
-            got=", ".join(f"{dtype_name(dtype)} in {name}" for dtype, name in found.items()),
-            hint='Compile with one dtype, or with backend="torch"',
-        )
+        if key not in shared:
+            shared[key] = _holders(one, program, shared=True)
+        dtypes = _dtypes(shared[key], _holders(one, program, shared=False))
+        if not has_kernel(path, one.opcode, *dtypes):
+            _refuse_kernel(one, str(dtypes))
 
 
-def _free_buffers(one: Any, shared: bool) -> Iterator[int]:
-    """Yield the buffers of own and shared operands whose rule leaves the dtype open."""
+def _refuse_kernel(one: Any, subject: str) -> NoReturn:
+    raise UnsupportedError(
+        f"The native backend has no kernel for {subject}",
+        where=one.label,
+        hint='Compile with backend="reference" or backend="torch"',
+    )
+
+
+Holders = tuple[tuple[str, torch.dtype, str], ...]
+"""What a buffer holds (a field of `Dtypes`), its dtype and its name, for some operands."""
+
+
+def _holders(one: Any, program: Program, shared: bool) -> Holders:
+    """Describe the buffers of own or of shared operands whose rule leaves the dtype open."""
+    found: list[tuple[str, torch.dtype, str]] = []
     kind: Any = type(one)
     for path, _, rule in rules_of(kind):
-        if path.startswith("at.") and not shared:
+        if path.startswith("at.") != shared:
             continue
         if isinstance(rule, rules.Chosen):
             rule = rule.rules[getattr(one.at, rule.operand)]
-        number = attrgetter(path)(one)
-        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str) and number != NONE:
-            yield number
+        if isinstance(rule, rules.Held) and isinstance(rule.dtype, str):
+            number = attrgetter(path)(one)
+            if number != NONE:
+                buffer = program.buffers[number]
+                found.append((_held_in(rule), buffer.dtype, buffer.name))
+    return tuple(found)
+
+
+def _held_in(rule: rules.Held) -> str:
+    """Return the field of `Dtypes` for a buffer with this rule."""
+    if rule.role == Role.CACHE:
+        return "cache"
+    if rule.role == Role.WEIGHT:
+        return "vectors" if len(rule.shape) == 1 else "weights"
+    return "values"
+
+
+@cache
+def _dtypes(shared: Holders, own: Holders) -> Dtypes:
+    """Return the dtypes of an instruction; raise if operands of one kind have two."""
+    found: dict[str, dict[torch.dtype, str]] = {name: {} for name in Dtypes._fields}
+    for field, dtype, name in (*shared, *own):
+        found[field].setdefault(dtype, name)
+    for field, dtypes in found.items():
+        if len(dtypes) > 1:
+            subject = "norms and biases" if field == "vectors" else field
+            raise UnsupportedError(
+                f"The native backend needs one dtype for the {subject} of an instruction",
+                got=", ".join(f"{dtype_name(dtype)} in {name}" for dtype, name in dtypes.items()),
+                hint='Compile with one dtype, or with backend="torch"',
+            )
+    return Dtypes(*(next(iter(dtypes), None) for dtypes in found.values()))
 
 
 def check_table(table: torch.Tensor, memory: StepMemory) -> None:

@@ -13,7 +13,7 @@ import torch
 from tpcompile.backends.executor import Executor, executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.asleep import asleep
-from tpcompile.backends.native.build import library, paths
+from tpcompile.backends.native.build import kernels, library, paths
 from tpcompile.backends.native.checks import check_kernels, check_table, check_times
 from tpcompile.backends.rotation import CPU
 from tpcompile.backends.share import board_size
@@ -71,14 +71,14 @@ class Native(Executor):
 
     @classmethod
     def prepare(cls) -> None:
-        """Build the library, unless it is in the cache."""
-        library()
+        """Build the libraries of this CPU's fastest path, unless they are in the cache."""
+        kernels(_chosen(None))
 
     @classmethod
     def check(cls, program: Program, device: torch.device = CPU) -> None:
-        """Raise unless all instructions have kernels, and all their values one dtype."""
+        """Raise unless all instructions have kernels for the dtypes of their operands."""
         super().check(program, device)
-        check_kernels(program)
+        check_kernels(program, _chosen(None))
 
     @classmethod
     def during(cls, wait: Callable[[], T]) -> T:
@@ -96,7 +96,7 @@ class Native(Executor):
         self._caches = program.one_per_rank(Role.CACHE)
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         self._board = torch.zeros(board_size(program), dtype=torch.uint8)
-        opened = library().tpc_open(ctypes.byref(self._program()), self.path.encode())
+        opened = library().tpc_open(ctypes.byref(self._program()), kernels(self.path))
         if opened is None:
             self._raise_refusal()
             raise UnsupportedError(

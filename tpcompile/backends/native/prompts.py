@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tpcompile.backends.native.build import library, paths
+from tpcompile.backends.native.build import kernels, library, paths
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 
 PATHS = {"amx_bf16": torch.bfloat16, "avx512_bf16": torch.bfloat16, "avx2": torch.float32}
@@ -126,7 +126,7 @@ _LinearOf = _structure(
 def _run(operation: int, arguments: ctypes.Structure, items: int, values: int) -> None:
     """Run an operation; each item computes so many values."""
     library().tpc_many(
-        _chosen_path().encode(),
+        kernels(_chosen_path()),
         ctypes.c_int32(operation),
         ctypes.byref(arguments),
         ctypes.c_int64(items),

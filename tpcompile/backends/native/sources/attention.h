@@ -74,9 +74,9 @@ inline void mix_columns(const Side<T>& values, Span tokens, const float* weights
   const int64_t in_span = tokens.last - tokens.first;
   values.each(tokens, [&](int64_t place, const T* row, int64_t count) {
     for (int64_t token = 0; token < count; ++token, row += values.stride) {
-      const bool last = place + token + rows_ahead(values.stride, sizeof(T)) >= in_span;
+      const bool last = place + token + rows_ahead(Plain<T>::bytes(values.stride)) >= in_span;
       const char* ahead = reinterpret_cast<const char*>(row) + (last ? 0 : kAhead);
-      for (int64_t line = 0; line < kParts * kLanes * int64_t{sizeof(T)}; line += 64)
+      for (int64_t line = 0; line < Plain<T>::bytes(kParts * kLanes); line += 64)
         __builtin_prefetch(ahead + line);
 #pragma GCC unroll 8
       for (int part = 0; part < kParts; ++part) {
@@ -127,8 +127,11 @@ inline void mix(Side<T> values, Span tokens, const float* weights, int64_t strid
   if (left > 0) mix_rest<T, kHeads>(values, tokens, weights, stride, width, left, out);
 }
 
-template <class T>
+template <class Types>
 void partial_attention(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
+  using C = typename Types::Cache;
+  using F = typename Types::Score;
   const auto& at = *reinterpret_cast<const tpc_partial_attention*>(words);
   const int64_t width = at.width, heads = at.heads.stop - at.heads.start;
   const int64_t all_heads = memory.extent(at.lse, 1), row = at.sequence;
@@ -147,22 +150,22 @@ void partial_attention(const Memory& memory, const int32_t* words, Scratch& scra
     }
     return;
   }
-  const T* base = memory.at<T>(at.cache) + at.layer * memory.stride(at.cache, 0) +
+  const C* base = memory.at<C>(at.cache) + at.layer * memory.stride(at.cache, 0) +
                   at.kv_head * memory.stride(at.cache, 3);
   const int32_t* table = memory.at<int32_t>(at.tables) + row * memory.extent(at.tables, 1);
-  const Side<T> keys{base, memory.stride(at.cache, 2), table, at.block};
-  const Side<T> kept{base + memory.stride(at.cache, 1), keys.stride, table, at.block};
+  const Side<C> keys{base, memory.stride(at.cache, 2), table, at.block};
+  const Side<C> kept{base + memory.stride(at.cache, 1), keys.stride, table, at.block};
   const T* queries = memory.at<T>(at.q) + row * memory.stride(at.q, 0) + at.heads.start * width;
-  const Sequences<T> q = sequences(queries, heads, width, scratch);
+  const Sequences<F> q = sequences<F>(queries, heads, width, scratch);
   const int64_t stride = (count + kLanes - 1) / kLanes * kLanes;
   float* scores = scratch.take<float>(heads * stride);
   Sums sums;
-  const int64_t rows = rows_ahead(keys.stride, sizeof(T));
-  const T* first_value = kept.row(tokens.first);
-  keys.each(tokens, [&](int64_t place, const T* own, int64_t tokens_here) {
+  const int64_t rows = rows_ahead(Plain<C>::bytes(keys.stride));
+  const C* first_value = kept.row(tokens.first);
+  keys.each(tokens, [&](int64_t place, const C* own, int64_t tokens_here) {
     for (int64_t token = place; token < place + tokens_here; ++token, own += keys.stride) {
       // The last keys prefetch the first values.
-      const T* ahead = token + rows < count ? own + rows * keys.stride
+      const C* ahead = token + rows < count ? own + rows * keys.stride
                                             : first_value + (token + rows - count) * keys.stride;
       row_dots(own, reinterpret_cast<const char*>(ahead), q, heads, width, scores + token, stride,
                sums);
@@ -175,9 +178,9 @@ void partial_attention(const Memory& memory, const int32_t* words, Scratch& scra
     lse[out_of(head)] = softmax(scores + head * stride, count, at.scale, mass + head);
   int64_t head = 0;
   for (; head + 2 <= heads; head += 2)
-    mix<T, 2>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
+    mix<C, 2>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
   for (; head < heads; ++head)
-    mix<T, 1>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
+    mix<C, 1>(kept, tokens, scores + head * stride, stride, width, mixed + head * width);
   for (head = 0; head < heads; ++head)
     for (int64_t column = 0; column < width; column += kLanes)
       store_some(values + out_of(head) * width + column,
@@ -204,8 +207,9 @@ inline void merge(float* a, float* a_lse, const float* b, float b_lse, int64_t w
   *a_lse = empty ? -infinity : level + std::log(total);
 }
 
-template <class T>
+template <class Types>
 void attention_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
   const auto& at = *reinterpret_cast<const tpc_attention_reduce*>(words);
   const int64_t width = at.width, all_heads = memory.extent(at.lse, 1);
   float* values = scratch.take<float>(at.spans * width);

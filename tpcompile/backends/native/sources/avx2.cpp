@@ -1,9 +1,9 @@
 // The path for CPUs with AVX2, FMA and F16C.
+#include "interface.h"
 #include "path.h"
 #include "prompts.h"
 
-namespace tpc {
-
-const Path avx2 = make_path("avx2", many_avx2);
-
-}  // namespace tpc
+extern "C" const void* tpc_avx2() {
+  static constexpr tpc::Path kPath = make_path("avx2", tpc::many_avx2);
+  return &kPath;
+}

@@ -34,7 +34,8 @@ int64_t itemsize(int64_t dtype) {
 
 class Checker {
  public:
-  Checker(const tpc_program& program, const Path& path) : program_(program), path_(path) {}
+  Checker(const tpc_program& program, const Path& path, std::vector<Kernel>& kernels)
+      : program_(program), path_(path), kernels_(kernels) {}
 
   void check() {
     const tpc_program& p = program_;
@@ -59,12 +60,14 @@ class Checker {
               until, p.totals[counter], counter);
     }
     for (int32_t at = 0; at < p.signal_count; ++at) counter_in("signals", p.signal_values[at]);
+    kernels_.assign(static_cast<size_t>(p.instruction_count), nullptr);
     const int32_t* edges = p.queue_offsets + p.first_queue;
     for (int32_t at = edges[0]; at < edges[p.queues]; ++at) {
       number_ = p.queue_values[at];
       require(number_ >= 0 && number_ < p.instruction_count,
               "queues: instruction %d of %d instructions", number_, p.instruction_count);
-      check_instruction(p.words + int64_t{number_} * TPC_ROW_WORDS);
+      kernels_[static_cast<size_t>(number_)] =
+          checked_kernel(p.words + int64_t{number_} * TPC_ROW_WORDS);
     }
   }
 
@@ -83,10 +86,11 @@ class Checker {
     return counter;
   }
 
-  void check_instruction(const int32_t* words) {
+  Kernel checked_kernel(const int32_t* words) {
     const int32_t opcode = words[0];
-    require(opcode >= 0 && opcode < kKernels && path_.kernels[opcode],
-            "instruction %d: the opcode %d has no kernel", number_, opcode);
+    require(kernel_for(path_, opcode, {}), "instruction %d: the opcode %d has no kernel", number_,
+            opcode);
+    dtypes_ = {};
     std::copy(words, words + TPC_ROW_WORDS, values_);
     std::fill(values_ + TPC_ROW_WORDS, values_ + TPC_ROW_WORDS + TPC_FREE_NAMES, 0);
     values_[TPC_ROW_WORDS] = ranks_;
@@ -94,6 +98,14 @@ class Checker {
       if (rule.opcode == opcode && values_[rule.when] == rule.value &&
           !(rule.optional && values_[rule.word] == TPC_NONE))
         check_rule(rule);
+    const Kernel found = kernel_for(path_, opcode, dtypes_);
+    require(found,
+            "instruction %d: the opcode %d has no kernel for the dtypes %lld of values, %lld of "
+            "weights, %lld of norms and biases, %lld of the cache",
+            number_, opcode, static_cast<Integer>(dtypes_.values),
+            static_cast<Integer>(dtypes_.weight), static_cast<Integer>(dtypes_.vectors),
+            static_cast<Integer>(dtypes_.cache));
+    return found;
   }
 
   void check_rule(const tpc_rule& rule) {
@@ -156,8 +168,9 @@ class Checker {
     };
     good(buffer.role == rule.role, "role");
     good(buffer.rank == rank, "rank");
-    if (rule.dtype == 0 && dtype_ == 0 && buffer.dtype != TPC_DTYPE_I32) dtype_ = buffer.dtype;
-    good(buffer.dtype == (rule.dtype ? rule.dtype : dtype_) && itemsize(buffer.dtype), "dtype");
+    if (rule.dtype == 0 && dtype_of(rule) == 0) dtype_of(rule) = buffer.dtype;
+    good(buffer.dtype == (rule.dtype ? rule.dtype : dtype_of(rule)) && itemsize(buffer.dtype),
+         "dtype");
     // A cache may have layers without slots before the first launch.
     const int64_t *extents = buffer.shape, *end = extents + rule.count;
     const bool empty = buffer.role == TPC_ROLE_CACHE && std::find(extents + 1, end, 0) != end;
@@ -167,6 +180,13 @@ class Checker {
       good((empty && dim > 0 && extents[dim] == 0) || bind(extents[dim], rule.products[dim]), "shape");
     good(has_strides(buffer), "layout");
     if (rule.other) good(buffer.block == values_[rule.other], "block");
+  }
+
+  // The dtype of the instruction's buffers of this kind, 0 before the first one.
+  int64_t& dtype_of(const tpc_rule& rule) {
+    if (rule.role == TPC_ROLE_CACHE) return dtypes_.cache;
+    if (rule.role != TPC_ROLE_WEIGHT) return dtypes_.values;
+    return rule.count == 1 ? dtypes_.vectors : dtypes_.weight;
   }
 
   // Whether the strides are those of a tensor without gaps, of which no size overflows.
@@ -220,18 +240,20 @@ class Checker {
 
   const tpc_program& program_;
   const Path& path_;
+  std::vector<Kernel>& kernels_;
   int32_t number_ = 0;                                // of the instruction
-  int64_t ranks_ = 0, dtype_ = 0;                     // of the program's weights and values
+  Dtypes dtypes_{};                                   // of its buffers
+  int64_t ranks_ = 0;                                 // of the program
   int64_t values_[TPC_ROW_WORDS + TPC_FREE_NAMES]{};  // of words and of free names
 };
 
 }  // namespace
 
-bool refuses(const tpc_program* program, const Path* path) {
+bool refuses(const tpc_program* program, const Path* path, std::vector<Kernel>& kernels) {
   refusal[0] = 0;
   try {
-    require(path != nullptr, "the path does not run here");
-    Checker(*program, *path).check();
+    require(path != nullptr && runs_here(*path), "the path does not run here");
+    Checker(*program, *path, kernels).check();
   } catch (const Refused&) {
     return true;
   }

@@ -5,10 +5,7 @@
 // batch, on the rows of the instruction, or on the worker.
 #pragma once
 
-#include <type_traits>
-
-#include "machine.h"
-#include "numbers.h"
+#include "forms.h"
 #if defined(__AMX_BF16__)
 #include "transpose.h"
 #elif defined(__AVX2__) && !defined(__AVX512F__)
@@ -18,84 +15,9 @@
 
 namespace {
 
-using tpc::Memory;
-using tpc::Scratch;
-
 // The number of bytes between a load and the prefetch that precedes it. Rows are contiguous, so
 // the prefetch runs across the ends of rows.
 constexpr int64_t kAhead = 4096;
-
-// How the values of sequences are held for dot products with weights of type T.
-template <class T>
-struct Form {
-  using Value = float;
-  static constexpr int64_t kChunk = kLanes;
-  using Loaded = Registers;
-
-  static TPC_INLINE Loaded weights(const T* from) { return load_registers(from); }
-  static TPC_INLINE Loaded some_weights(const T* from, int64_t count) {
-    return load_some_registers(from, count);
-  }
-  static TPC_INLINE Loaded values(const float* from) { return load_registers(from); }
-  static TPC_INLINE Loaded some_values(const float* from, int64_t count) {
-    return load_some_registers(from, count);
-  }
-  static TPC_INLINE Registers add(Registers total, Loaded weight, Loaded value) {
-    return multiply_add(total, weight, value);
-  }
-};
-
-#if defined(__AVX512BF16__)
-template <>
-struct Form<bf16> {
-  using Value = bf16;
-  static constexpr int64_t kChunk = 2 * kLanes;
-  using Loaded = __m512i;
-
-  static TPC_INLINE Loaded weights(const bf16* from) { return _mm512_loadu_si512(from); }
-  static TPC_INLINE Loaded some_weights(const bf16* from, int64_t count) {
-    return _mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), from);
-  }
-  static TPC_INLINE Loaded values(const bf16* from) { return weights(from); }
-  static TPC_INLINE Loaded some_values(const bf16* from, int64_t count) {
-    return some_weights(from, count);
-  }
-  static TPC_INLINE Registers add(Registers total, Loaded weight, Loaded value) {
-    return {(Register)_mm512_dpbf16_ps((__m512)total.each[0], (__m512bh)weight, (__m512bh)value)};
-  }
-};
-#endif
-
-// Values of all sequences, `stride` values apart.
-template <class T>
-struct Sequences {
-  const typename Form<T>::Value* first;
-  int64_t stride;
-};
-
-// Round or widen values to another type.
-template <class From, class To>
-inline void convert(const From* from, int64_t count, To* to) {
-  for (int64_t at = 0; at < count; at += kLanes)
-    store_some(to + at, load_some(from + at, count - at), count - at);
-}
-
-// Return values of type T in the form for dot products with weights of type T.
-template <class T>
-TPC_INLINE const typename Form<T>::Value* in_form(const T* from, int64_t count, Scratch& scratch) {
-  if constexpr (sizeof(typename Form<T>::Value) == sizeof(T)) {
-    return reinterpret_cast<const typename Form<T>::Value*>(from);
-  } else {
-    float* found = scratch.take<float>(count);
-    convert(from, count, found);
-    return found;
-  }
-}
-
-template <class T>
-TPC_INLINE Sequences<T> sequences(const T* from, int64_t batch, int64_t width, Scratch& scratch) {
-  return {in_form(from, batch * width, scratch), width};
-}
 
 // Sums of lanes that are still to be added, eight at a time. A flush writes all of them.
 class Sums {
@@ -121,51 +43,51 @@ class Sums {
 };
 
 // Multiply one row by `kBatch` sequences. `ahead` is where the loads will be `kAhead` bytes later.
-template <class T, int kBatch>
-TPC_INLINE void row_dots(const T* row, const char* ahead, const typename Form<T>::Value* x,
-                         int64_t stride, int64_t columns, float* out, int64_t out_stride,
-                         Sums& sums) {
-  using Of = Form<T>;
+template <class F, int kBatch>
+TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
+                         const typename F::Value* x, int64_t stride, int64_t columns, float* out,
+                         int64_t out_stride, Sums& sums) {
+  using W = typename F::Weights;
   Registers even[kBatch] = {}, odd[kBatch] = {};
-  constexpr int64_t kChunk = Of::kChunk;
+  constexpr int64_t kChunk = F::kChunk;
   int64_t at = 0;
   for (; at + 2 * kChunk <= columns; at += 2 * kChunk) {
-    const char* next = ahead + at * static_cast<int64_t>(sizeof(T));
-    __builtin_prefetch(next);
-    if (2 * kChunk * sizeof(T) > 64) __builtin_prefetch(next + 64);
-    const auto first = Of::weights(row + at), second = Of::weights(row + at + kChunk);
+    const char* next = ahead + W::bytes(at);
+    for (int64_t line = 0; line < W::bytes(2 * kChunk); line += 64)
+      __builtin_prefetch(next + line);
+    const auto first = F::weights(row, at), second = F::weights(row, at + kChunk);
 #pragma GCC unroll 8
     for (int b = 0; b < kBatch; ++b) {
       const auto* own = x + b * stride + at;
-      even[b] = Of::add(even[b], first, Of::values(own));
-      odd[b] = Of::add(odd[b], second, Of::values(own + kChunk));
+      even[b] = F::add(even[b], first, F::values(own));
+      odd[b] = F::add(odd[b], second, F::values(own + kChunk));
     }
   }
   for (; at < columns; at += kChunk) {
     const int64_t left = columns - at < kChunk ? columns - at : kChunk;
     const bool is_odd = at / kChunk % 2;
     const auto some =
-        left == kChunk ? Of::weights(row + at) : Of::some_weights(row + at, left);
+        left == kChunk ? F::weights(row, at) : F::some_weights(row, at, left);
     for (int b = 0; b < kBatch; ++b) {
       const auto* own = x + b * stride + at;
-      const auto values = left == kChunk ? Of::values(own) : Of::some_values(own, left);
+      const auto values = left == kChunk ? F::values(own) : F::some_values(own, left);
       if (is_odd)
-        odd[b] = Of::add(odd[b], some, values);
+        odd[b] = F::add(odd[b], some, values);
       else
-        even[b] = Of::add(even[b], some, values);
+        even[b] = F::add(even[b], some, values);
     }
   }
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(even[b]) + lanes(odd[b]), out + b * out_stride);
 }
 
 // Multiply one row by all sequences, eight at a time. The row stays in the nearest cache.
-template <class T>
-inline void row_dots(const T* row, const char* ahead, Sequences<T> x, int64_t batch,
-                     int64_t columns, float* out, int64_t out_stride, Sums& sums) {
+template <class F>
+inline void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<F> x,
+                     int64_t batch, int64_t columns, float* out, int64_t out_stride, Sums& sums) {
   const auto* own = x.first;
   const auto run = [&](auto count) {
-    row_dots<T, decltype(count)::value>(row, ahead, own, x.stride, columns, out, out_stride,
-                                          sums);
+    row_dots<F, decltype(count)::value>(row, ahead, own, x.stride, columns, out, out_stride,
+                                        sums);
     own += count * x.stride;
     out += count * out_stride;
     batch -= count;
@@ -176,19 +98,15 @@ inline void row_dots(const T* row, const char* ahead, Sequences<T> x, int64_t ba
   if (batch >= 1) run(std::integral_constant<int, 1>());
 }
 
-// The number of rows in about `kAhead` bytes.
-TPC_INLINE int64_t rows_ahead(int64_t stride, size_t size) {
-  const int64_t bytes = stride * static_cast<int64_t>(size);
-  return bytes >= kAhead ? 1 : kAhead / bytes;
-}
+// The number of rows in about `kAhead` bytes, if they are `stride` bytes apart.
+TPC_INLINE int64_t rows_ahead(int64_t stride) { return stride >= kAhead ? 1 : kAhead / stride; }
 
 // The place about `kAhead` bytes after a row, of which `left` rows are left: this or the next
 // weights.
-template <class T>
-TPC_INLINE const char* ahead_of(const T* row, int64_t stride, int64_t left, const char* next) {
-  const int64_t rows = rows_ahead(stride, sizeof(T)), bytes = stride * static_cast<int64_t>(sizeof(T));
-  if (rows < left || next == nullptr) return reinterpret_cast<const char*>(row) + rows * bytes;
-  return next + (rows - left) * bytes;
+TPC_INLINE const char* ahead_of(const char* row, int64_t stride, int64_t left, const char* next) {
+  const int64_t rows = rows_ahead(stride);
+  if (rows < left || next == nullptr) return row + rows * stride;
+  return next + (rows - left) * stride;
 }
 
 // Combine `count` terms in a fixed tree, neighbours first, then neighbours of neighbours. The
@@ -217,9 +135,9 @@ TPC_INLINE void fold_sums(Term* terms, int64_t count, int64_t size) {
 
 // Values of all sequences that rows of weights are multiplied by. A product is a sum over `leaves`
 // even runs of columns, added in a fixed tree.
-template <class T>
+template <class F>
 struct Operand {
-  Sequences<T> values;
+  Sequences<F> values;
   int64_t batch, columns, leaves;
   const float* const* packed;  // tiles for AMX, or panels for AVX2, if there are enough sequences
 };
@@ -272,18 +190,19 @@ inline const float* const* packed_runs(const T* x, int64_t stride, int64_t batch
 #include "panels.h"
 #endif
 
-template <class T>
-inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, int64_t leaves,
+template <class F>
+inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
                           [[maybe_unused]] Scratch& scratch) {
-  Operand<T> found{values, batch, columns, leaves, nullptr};
+  Operand<F> found{values, batch, columns, leaves, nullptr};
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<T, bf16>)
+  if constexpr (kHasTiles<F>)
     found.packed =
         packed_runs(values.first, values.stride, batch, columns, leaves, scratch, tiled);
 #elif defined(TPC_PANELS)
-  if (batch >= kFewest)
-    found.packed =
-        packed_runs(values.first, values.stride, batch, columns, leaves, scratch, panel);
+  if constexpr (kHasPanels<F>)
+    if (batch >= kFewest)
+      found.packed =
+          packed_runs(values.first, values.stride, batch, columns, leaves, scratch, panel);
 #endif
   return found;
 }
@@ -292,11 +211,10 @@ inline Operand<T> operand(Sequences<T> values, int64_t batch, int64_t columns, i
 //
 // Each loaded vector serves all rows or all sequences. Even chunks come first, then odd ones, so
 // that there is one accumulator per sum at a time. The bits are those of `row_dots`.
-template <class T, int kRows, int kBatch>
-TPC_INLINE Lanes block_dots(const T* weight, int64_t stride, const typename Form<T>::Value* x,
+template <class F, int kRows, int kBatch>
+TPC_INLINE Lanes block_dots(typename F::Weights weight, const typename F::Value* x,
                             int64_t x_stride, int64_t columns, NextRows& next, int64_t lines) {
-  using Of = Form<T>;
-  constexpr int64_t kChunk = Of::kChunk;
+  constexpr int64_t kChunk = F::kChunk;
   static_assert(kRows * kBatch <= kLanes);
   Lanes totals[kLanes] = {};
   for (int64_t odd = 0; odd < 2; ++odd) {
@@ -304,23 +222,23 @@ TPC_INLINE Lanes block_dots(const T* weight, int64_t stride, const typename Form
     int64_t at = odd * kChunk;
     for (; at + kChunk <= columns; at += 2 * kChunk) {
       next.fetch(lines);
-      typename Of::Loaded rows[kRows];
+      typename F::Loaded rows[kRows];
 #pragma GCC unroll 4
-      for (int row = 0; row < kRows; ++row) rows[row] = Of::weights(weight + row * stride + at);
+      for (int row = 0; row < kRows; ++row) rows[row] = F::weights(weight.row(row), at);
 #pragma GCC unroll 4
       for (int b = 0; b < kBatch; ++b) {
-        const auto values = Of::values(x + b * x_stride + at);
+        const auto values = F::values(x + b * x_stride + at);
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row)
-          own[b * kRows + row] = Of::add(own[b * kRows + row], rows[row], values);
+          own[b * kRows + row] = F::add(own[b * kRows + row], rows[row], values);
       }
     }
     if (at < columns) {
       for (int b = 0; b < kBatch; ++b) {
-        const auto values = Of::some_values(x + b * x_stride + at, columns - at);
+        const auto values = F::some_values(x + b * x_stride + at, columns - at);
         for (int row = 0; row < kRows; ++row) {
-          const auto some = Of::some_weights(weight + row * stride + at, columns - at);
-          own[b * kRows + row] = Of::add(own[b * kRows + row], some, values);
+          const auto some = F::some_weights(weight.row(row), at, columns - at);
+          own[b * kRows + row] = F::add(own[b * kRows + row], some, values);
         }
       }
     }
@@ -330,22 +248,23 @@ TPC_INLINE Lanes block_dots(const T* weight, int64_t stride, const typename Form
 }
 
 // Multiply `kRows` rows by all sequences, some at a time.
-template <class T, int kRows>
-TPC_INLINE void block_dots(const T* weight, int64_t stride, const Operand<T>& x, float* out,
+template <class F, int kRows>
+TPC_INLINE void block_dots(typename F::Weights weight, const Operand<F>& x, float* out,
                            int64_t out_stride, Lanes* terms) {
-  const int64_t groups = (x.batch + kBlock - 1) / kBlock, size = sizeof(T);
-  const int64_t lines = (kRows * Form<T>::kChunk * size / 64 + groups - 1) / groups;
+  using W = typename F::Weights;
+  const int64_t groups = (x.batch + kBlock - 1) / kBlock;
+  const int64_t lines = (kRows * W::bytes(F::kChunk) / 64 + groups - 1) / groups;
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
   for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
     const int64_t width = each + (leaf < longer);
-    const T* rows = weight + first;
-    NextRows next(rows + kRows * stride, stride * size, width * size);
+    const W rows = weight.from(0, first);
+    NextRows next(rows.address(kRows), rows.stride(), W::bytes(width));
     Lanes* to = terms + leaf * groups;
     for (int64_t group = 0; group < groups; ++group) {
       const auto* own = x.values.first + first + group * kBlock * x.values.stride;
       const auto run = [&](auto count) {
-        to[group] = block_dots<T, kRows, decltype(count)::value>(rows, stride, own, x.values.stride,
-                                                                width, next, lines);
+        to[group] = block_dots<F, kRows, decltype(count)::value>(rows, own, x.values.stride, width,
+                                                                 next, lines);
       };
       const int64_t left = x.batch - group * kBlock;
       if (left >= kBlock) run(std::integral_constant<int, kBlock>());
@@ -362,39 +281,39 @@ TPC_INLINE void block_dots(const T* weight, int64_t stride, const Operand<T>& x,
 }
 
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
-template <class T>
-inline void dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>& x, float* out,
+template <class F>
+inline void dots(typename F::Weights weight, int64_t rows, const Operand<F>& x, float* out,
                  int64_t out_stride, Scratch& scratch) {
 #if defined(__AMX_BF16__)
-  if constexpr (std::is_same_v<T, bf16>)
-    return tile_dots(weight, stride, rows, x, out, out_stride, scratch);
+  if constexpr (kHasTiles<F>) return tile_dots(weight, rows, x, out, out_stride, scratch);
 #elif defined(TPC_PANELS)
-  if (x.batch >= kFewest) return panel_dots(weight, stride, rows, x, out, out_stride, scratch);
+  if constexpr (kHasPanels<F>)
+    if (x.batch >= kFewest) return panel_dots(weight, rows, x, out, out_stride, scratch);
 #endif
   if (x.batch >= kBlock) {
     Lanes* terms = scratch.take<Lanes>(x.leaves * ((x.batch + kBlock - 1) / kBlock));
     int64_t row = 0;
     for (; row + kBlock <= rows; row += kBlock)
-      block_dots<T, kBlock>(weight + row * stride, stride, x, out + row, out_stride, terms);
+      block_dots<F, kBlock>(weight.from(row, 0), x, out + row, out_stride, terms);
     for (; row < rows; ++row)
-      block_dots<T, 1>(weight + row * stride, stride, x, out + row, out_stride, terms);
+      block_dots<F, 1>(weight.from(row, 0), x, out + row, out_stride, terms);
     return;
   }
   Sums sums;
   float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * x.batch);
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
   for (int64_t row = 0; row < rows; ++row) {
-    const T* own = weight + row * stride;
-    const char* ahead = ahead_of(own, stride, rows - row, scratch.next_weights);
+    const char* ahead =
+        ahead_of(weight.address(row), weight.stride(), rows - row, scratch.next_weights);
     if (x.leaves == 1) {
-      row_dots(own, ahead, x.values, x.batch, x.columns, out + row, out_stride, sums);
+      row_dots(weight.row(row), ahead, x.values, x.batch, x.columns, out + row, out_stride, sums);
       continue;
     }
     int64_t first = 0;
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
       const int64_t width = each + (leaf < longer);
-      row_dots(own + first, ahead + first * static_cast<int64_t>(sizeof(T)),
-               Sequences<T>{x.values.first + first, x.values.stride}, x.batch, width,
+      row_dots(weight.from(row, first).row(0), ahead + F::Weights::bytes(first),
+               Sequences<F>{x.values.first + first, x.values.stride}, x.batch, width,
                terms + leaf * x.batch, 1, sums);
       first += width;
     }

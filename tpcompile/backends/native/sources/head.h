@@ -24,18 +24,19 @@ inline bool any_above(const float* logits, int64_t count, float best) {
 
 constexpr int64_t kChunk = 512;
 
-template <class T>
+template <class Types>
 void norm_lm_head(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
   const auto& at = *reinterpret_cast<const tpc_norm_lm_head*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
   const int64_t slots = memory.extent(at.best, 1);
-  const Operand<T> x = normed<T>(memory, at, scratch);
+  const auto x = normed<Types>(memory, at, scratch);
   // The logits of a chunk stay in the nearest caches until the best one is found.
   float* found = scratch.take<float>(batch * kChunk);
   for (int64_t chunk = 0; chunk < rows; chunk += kChunk) {
     const int64_t first = at.rows.start + chunk;
     const int64_t count = kChunk < rows - chunk ? kChunk : rows - chunk;
-    linear_rows(memory, at, x, first, count, found, kChunk, scratch);
+    linear_rows<Types>(memory, at, x, first, count, found, kChunk, scratch);
     for (int64_t b = 0; b < batch; ++b) {
       const float* own = found + b * kChunk;
       convert(own, count, memory.at<T>(at.logits) + b * memory.extent(at.logits, 1) + first);

@@ -42,14 +42,23 @@ int32_t tpc_abi_version();
 // Return the name of the path at this place among those that run here, fastest first, or null.
 const char* tpc_path(int32_t place);
 
+// Return the kernels of a path, for the functions below. Each path has a library of its own, which
+// has one of these functions.
+const void* tpc_portable();
+const void* tpc_avx2();
+const void* tpc_avx512_bf16();
+const void* tpc_amx_bf16();
+
 // Return a machine, or null if the program is refused or the threads cannot be started.
-void* tpc_open(const tpc_program* program, const char* path);
+void* tpc_open(const tpc_program* program, const void* path);
 
 // Return why the last `tpc_open` of this thread refused the program, or an empty text.
 const char* tpc_refusal();
 
-// Return whether an instruction has a kernel on every path.
-int32_t tpc_has_kernel(int32_t opcode);
+// Return whether a path has a kernel for an instruction with these types: of its values, its
+// weight, its norms and biases, and the cache. 0 stands for any.
+int32_t tpc_has_kernel(const void* path, int32_t opcode, int32_t values, int32_t weight,
+                       int32_t vectors, int32_t cache);
 
 // Start a launch of up to `steps` steps. `times` is null, or receives begin, ready and end of each
 // instruction in ns.
@@ -79,9 +88,9 @@ void tpc_asleep(void (*wait)());
 
 // Do all items of an operation on many tokens (see prompts.h), `grain` at a time, on the threads of
 // OpenMP. The path must run here, and have these kernels.
-void tpc_many(const char* path, int32_t operation, const void* arguments, int64_t items,
+void tpc_many(const void* path, int32_t operation, const void* arguments, int64_t items,
               int64_t grain, int32_t threads);
 
 // Read memory on some threads, an even part each, and return the seconds.
-double tpc_read(const char* path, const char* from, int64_t bytes, int32_t threads);
+double tpc_read(const void* path, const char* from, int64_t bytes, int32_t threads);
 }

@@ -9,11 +9,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "board.h"
@@ -24,33 +24,6 @@
 #include "machine.h"
 
 namespace tpc {
-
-Scratch::~Scratch() {
-  while (blocks_ != nullptr) {
-    Block* older = blocks_->older;
-    std::free(blocks_);
-    blocks_ = older;
-  }
-}
-
-void* Scratch::bytes(size_t count) {
-  constexpr size_t kLine = 64;
-  count = (count + kLine - 1) / kLine * kLine;
-  if (blocks_ == nullptr || used_ + count > size_) {
-    // Older blocks stay until the end, because the instruction may still use them.
-    const size_t size = std::max(2 * size_, std::max(count, size_t{1} << 16));
-    void* memory = std::aligned_alloc(kLine, kLine + size);
-    if (memory == nullptr) std::abort();
-    Block* block = static_cast<Block*>(memory);
-    *block = {static_cast<char*>(memory) + kLine, blocks_};
-    blocks_ = block;
-    size_ = size;
-    used_ = 0;
-  }
-  void* found = blocks_->start + used_;
-  used_ += count;
-  return found;
-}
 
 namespace {
 
@@ -128,9 +101,9 @@ struct Turn {
 // ever cleared, so a worker may wait with an instruction of the next launch.
 class Machine {
  public:
-  Machine(const tpc_program& program, const Path& path)
+  Machine(const tpc_program& program, std::vector<Kernel> kernels)
       : program_(program),
-        path_(path),
+        kernels_(std::move(kernels)),
         memory_{program.buffers},
         bell_(*static_cast<Bell*>(program.board)),
         seats_(reinterpret_cast<Seat*>(&bell_ + 1)),
@@ -196,8 +169,7 @@ class Machine {
 
   void execute(int32_t number) const {
     Scratch scratch;
-    const int32_t* words = words_of(number);
-    path_.kernels[words[0]](memory_, words, scratch);
+    kernels_[static_cast<size_t>(number)](memory_, words_of(number), scratch);
   }
 
   // The number of steps of the launch whose tokens are known.
@@ -283,7 +255,7 @@ class Machine {
     const int32_t* words = words_of(turn.number);
     if (program_.delays != 0) delay(worker.delays.next_ns());
     worker.scratch.reset();
-    path_.kernels[words[0]](memory_, words, worker.scratch);
+    kernels_[static_cast<size_t>(turn.number)](memory_, words, worker.scratch);
     if (words[0] == TPC_OP_ARGMAX) end_step(words, turn.step);
     if (int64_t* times = times_.load(std::memory_order_relaxed)) {
       int64_t* time = times + 3 * int64_t{turn.number};
@@ -480,7 +452,7 @@ class Machine {
   };
 
   const tpc_program program_;
-  const Path& path_;
+  const std::vector<Kernel> kernels_;  // by instruction
   const Memory memory_;
   const Cores cores_;
   Bell& bell_;
@@ -506,10 +478,10 @@ extern "C" {
 
 int32_t tpc_abi_version() { return TPC_ABI_VERSION; }
 
-void* tpc_open(const tpc_program* program, const char* name) {
-  const tpc::Path* path = tpc::path_named(name);
-  if (tpc::refuses(program, path)) return nullptr;
-  auto machine = std::make_unique<tpc::Machine>(*program, *path);
+void* tpc_open(const tpc_program* program, const void* path) {
+  std::vector<tpc::Kernel> kernels;
+  if (tpc::refuses(program, static_cast<const tpc::Path*>(path), kernels)) return nullptr;
+  auto machine = std::make_unique<tpc::Machine>(*program, std::move(kernels));
   return machine->start() ? machine.release() : nullptr;
 }
 

@@ -54,27 +54,35 @@ struct Memory {
 // Run one instruction, given its row of words.
 using Kernel = void (*)(const Memory&, const int32_t* words, Scratch&);
 
-constexpr int kKernels = 256;
+// The types of an instruction: of its values, its weight, its norms and biases, and the cache. They
+// are numbers as in words and in the table of buffers; 0 if it has none.
+struct Dtypes {
+  int64_t values, weight, vectors, cache;
+};
+
+// A kernel for instructions with these types, or with some of them.
+struct TypedKernel {
+  int32_t opcode;
+  Dtypes dtypes;
+  Kernel run;
+};
 
 // Do some items of an operation on many tokens (see prompts.h).
 using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, Scratch&);
 
-// The kernels of one vector path, by opcode.
+// The kernels of one vector path.
 struct Path {
   const char* name;
   uint64_t (*read)(const char* from, int64_t bytes);
   const ManyKernel* many;  // null if the path has no kernels for many tokens
-  Kernel kernels[kKernels];
+  const TypedKernel* kernels;
+  size_t count;
 };
 
-// Return the path of this name, or null if it does not run here.
-const Path* path_named(const char* name);
+// Return the kernel of a path for an instruction with these types, or null.
+Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes);
 
-extern const Path portable;
-#if defined(__x86_64__)
-extern const Path avx2;
-extern const Path avx512_bf16;
-extern const Path amx_bf16;
-#endif
+// Whether the CPU and the system run the kernels of this path.
+bool runs_here(const Path& path);
 
 }  // namespace tpc

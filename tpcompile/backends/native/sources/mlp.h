@@ -65,20 +65,20 @@ struct Projected {
   float *first, *up;
 };
 
-template <class T>
+template <class Types>
 inline Projected projected(const Memory& memory, const GateUp& at, tpc_range range, bool gated,
                            Scratch& scratch) {
   const int64_t rows = range.stop - range.start, batch = at.normed_batch;
-  const Operand<T> x = normed<T>(memory, at, scratch);
+  const auto x = normed<Types>(memory, at, scratch);
   float* first = scratch.take<float>(batch * rows);
   float* up = gated ? scratch.take<float>(batch * rows) : nullptr;
   const char* const next_weights = scratch.next_weights;
+  const int64_t first_up = int64_t{at.ffn} + range.start;
   if (gated)
-    scratch.next_weights = reinterpret_cast<const char*>(
-        memory.at<T>(at.weight) + (int64_t{at.ffn} + range.start) * x.columns);
-  linear_rows(memory, at, x, range.start, rows, first, rows, scratch);
+    scratch.next_weights = typename Types::Weight(memory, at.weight).address(first_up);
+  linear_rows<Types>(memory, at, x, range.start, rows, first, rows, scratch);
   scratch.next_weights = next_weights;
-  if (gated) linear_rows(memory, at, x, int64_t{at.ffn} + range.start, rows, up, rows, scratch);
+  if (gated) linear_rows<Types>(memory, at, x, first_up, rows, up, rows, scratch);
   return {first, up};
 }
 
@@ -93,20 +93,22 @@ TPC_INLINE void store_rows(const Memory& memory, const Words& at, F f) {
 }
 
 // The activation is rounded before it is multiplied, as torch does.
-template <class T>
+template <class Types>
 void norm_gate_up_swiglu(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
   const auto& at = *reinterpret_cast<const tpc_norm_gate_up_swiglu*>(words);
-  const auto [gate, up] = projected<T>(memory, at, at.rows, true, scratch);
+  const auto [gate, up] = projected<Types>(memory, at, at.rows, true, scratch);
   store_rows<T>(memory, at, [gate = gate, up = up](int64_t place, int64_t count) {
     return rounded<T>(silu(load_some(gate + place, count))) * load_some(up + place, count);
   });
 }
 
-template <class T>
+template <class Types>
 void norm_up_activation(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
   const auto& at = *reinterpret_cast<const tpc_norm_up_activation*>(words);
   const auto& shared = *reinterpret_cast<const GateUp*>(words);
-  const auto [first, up] = projected<T>(memory, shared, at.rows, at.sides == 2, scratch);
+  const auto [first, up] = projected<Types>(memory, shared, at.rows, at.sides == 2, scratch);
   activate(at.activation, first, int64_t{at.normed_batch} * (at.rows.stop - at.rows.start));
   store_rows<T>(memory, at, [first = first, up = up](int64_t place, int64_t count) {
     const Lanes active = load_some(first + place, count);

@@ -6,8 +6,8 @@
 namespace {
 
 // Normalise a row in fp32, round it to T, multiply by the weight and round again.
-template <class T>
-inline void rms_norm(const float* x, const T* weight, int64_t width, float eps, float* out) {
+template <class T, class N>
+inline void rms_norm(const float* x, const N* weight, int64_t width, float eps, float* out) {
   Lanes even{}, odd{};
   for (int64_t at = 0; at < width; at += kLanes) {
     const Lanes own = load_some(x + at, width - at);
@@ -26,28 +26,34 @@ inline void rms_norm(const float* x, const T* weight, int64_t width, float eps, 
 
 // Return the normed residual of all sequences. `Words` are of an instruction that begins with a
 // norm.
-template <class T, class Words>
-inline Operand<T> normed(const Memory& memory, const Words& at, Scratch& scratch) {
+template <class Types, class Words>
+inline Operand<typename Types::Product> normed(const Memory& memory, const Words& at,
+                                               Scratch& scratch) {
+  using T = typename Types::Value;
+  using F = typename Types::Product;
+  using Value = typename F::Value;
   const int64_t batch = at.normed_batch, width = at.normed_width;
-  using Value = typename Form<T>::Value;
   Value* found = scratch.take<Value>(batch * width);
   float* row = scratch.take<float>(width);
   for (int64_t b = 0; b < batch; ++b) {
     convert(memory.at<T>(at.normed_x) + b * width, width, row);
-    rms_norm(row, memory.at<T>(at.normed_weight), width, at.normed_eps, row);
+    rms_norm<T>(row, memory.at<typename Types::Vector>(at.normed_weight), width, at.normed_eps,
+                row);
     convert(row, width, found + b * width);
   }
-  return operand(Sequences<T>{found, width}, batch, width, 1, scratch);
+  return operand(Sequences<F>{found, width}, batch, width, 1, scratch);
 }
 
-// Apply rows of a linear to the normed residual; round the results to T.
-template <class T, class Words>
-inline void linear_rows(const Memory& memory, const Words& at, const Operand<T>& x,
-                        int64_t first, int64_t rows, float* out, int64_t out_stride,
-                        Scratch& scratch) {
-  dots(memory.at<T>(at.weight) + first * x.columns, x.columns, rows, x, out, out_stride, scratch);
-  add_bias<T>(memory, at.bias, first, rows, x.batch, out, out_stride);
-  for (int64_t b = 0; b < x.batch; ++b) round_all<T>(out + b * out_stride, rows);
+// Apply rows of a linear to the normed residual; round the results as values.
+template <class Types, class Words>
+inline void linear_rows(const Memory& memory, const Words& at,
+                        const Operand<typename Types::Product>& x, int64_t first, int64_t rows,
+                        float* out, int64_t out_stride, Scratch& scratch) {
+  const typename Types::Weight weight(memory, at.weight);
+  dots(weight.from(first, 0), rows, x, out, out_stride, scratch);
+  add_bias<typename Types::Vector>(memory, at.bias, first, rows, x.batch, out, out_stride);
+  for (int64_t b = 0; b < x.batch; ++b)
+    round_all<typename Types::Value>(out + b * out_stride, rows);
 }
 
 }  // namespace

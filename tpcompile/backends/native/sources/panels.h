@@ -10,7 +10,13 @@ constexpr int64_t kStepsHeld = 32;
 // The sequences of a register, and the most that are multiplied at a time. Blocks of rows are faster
 // for fewer than `kFewest`.
 constexpr int64_t kHalf = 8, kGroup = 16, kFewest = 5;
-static_assert(kRegister == kHalf && Form<bf16>::kChunk == kLanes);
+static_assert(kRegister == kHalf && Form<bf16, Plain<bf16>>::kChunk == kLanes);
+
+// Whether a form has panels. If not, blocks of rows serve any number of sequences.
+template <class F>
+constexpr bool kHasPanels = false;
+template <class T, class S>
+constexpr bool kHasPanels<Form<T, Plain<S>>> = true;
 
 TPC_INLINE int64_t steps_of(int64_t columns) { return (columns + kPlaces - 1) / kPlaces; }
 
@@ -61,9 +67,9 @@ TPC_INLINE __m256 everywhere(const f16* from) {
 }
 
 // Increase the sums of a place by some steps of all rows.
-template <bool kOdd, int kRows, int kHalves, class T>
-TPC_INLINE void add_steps(const T* weight, int64_t stride, const float* x, int64_t steps,
-                          bool first, __m256* sums) {
+template <bool kOdd, int kRows, int kHalves, class S>
+TPC_INLINE void add_steps(Plain<S> weight, const float* x, int64_t steps, bool first,
+                          __m256* sums) {
   __m256 own[kRows * kHalves];
 #pragma GCC unroll 12
   for (int at = 0; at < kRows * kHalves; ++at) own[at] = first ? _mm256_setzero_ps() : sums[at];
@@ -74,7 +80,7 @@ TPC_INLINE void add_steps(const T* weight, int64_t stride, const float* x, int64
       loaded[half] = _mm256_loadu_ps(x + (step * kHalves + half) * kHalf);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const __m256 factor = everywhere<kOdd>(weight + row * stride + step * kPlaces);
+      const __m256 factor = everywhere<kOdd>(weight.row(row) + step * kPlaces);
 #pragma GCC unroll 2
       for (int half = 0; half < kHalves; ++half) {
         __m256& sum = own[row * kHalves + half];
@@ -87,32 +93,32 @@ TPC_INLINE void add_steps(const T* weight, int64_t stride, const float* x, int64
 }
 
 // Multiply `kRows` rows by a panel: `out[row][sequence]`, 16 sequences apart.
-template <class T, int kRows, int kHalves>
-inline void panel_dots(const T* weight, int64_t stride, const float* x, int64_t columns,
-                       NextRows& next, int64_t lines, float* out) {
+template <int kRows, int kHalves, class S>
+inline void panel_dots(Plain<S> weight, const float* x, int64_t columns, NextRows& next,
+                       int64_t lines, float* out) {
   constexpr int kSums = kRows * kHalves;
   __m256 sums[kPlaces][kSums] = {};
   const int64_t whole = columns / kPlaces, x_stride = steps_of(columns) * kHalves * kHalf;
   bool first = true;
-  const auto add = [&](const T* rows, int64_t apart, int64_t step, int64_t steps, int64_t ahead) {
+  const auto add = [&](Plain<S> rows, int64_t step, int64_t steps, int64_t ahead) {
     for (int64_t place = 0; place < kPlaces; place += 2) {
       next.fetch(2 * ahead);
       const float* own = x + place * x_stride + step * kHalves * kHalf;
-      add_steps<false, kRows, kHalves>(rows + place, apart, own, steps, first, sums[place]);
-      add_steps<true, kRows, kHalves>(rows + place + 1, apart, own + x_stride, steps, first,
+      add_steps<false, kRows, kHalves>(rows.from(0, place), own, steps, first, sums[place]);
+      add_steps<true, kRows, kHalves>(rows.from(0, place + 1), own + x_stride, steps, first,
                                       sums[place + 1]);
     }
   };
   for (int64_t step = 0; step < whole; step += kStepsHeld, first = false) {
     const int64_t steps = whole - step < kStepsHeld ? whole - step : kStepsHeld;
-    add(weight + step * kPlaces, stride, step, steps, lines);
+    add(weight.from(0, step * kPlaces), step, steps, lines);
   }
   if (columns % kPlaces) {
-    T rest[kRows * kPlaces] = {};
+    S rest[kRows * kPlaces] = {};
     for (int row = 0; row < kRows; ++row)
-      std::memcpy(rest + row * kPlaces, weight + row * stride + whole * kPlaces,
-                  sizeof(T) * static_cast<size_t>(columns % kPlaces));
-    add(rest, kPlaces, whole, 1, 0);
+      std::memcpy(rest + row * kPlaces, weight.row(row) + whole * kPlaces,
+                  static_cast<size_t>(weight.bytes(columns % kPlaces)));
+    add(Plain<S>(rest, Plain<S>::bytes(kPlaces)), whole, 1, 0);
   }
   // The tree of `sum`, after even and odd chunks.
   for (int64_t apart = kPlaces / 2; apart > 0; apart /= 2)
@@ -126,27 +132,28 @@ inline void panel_dots(const T* weight, int64_t stride, const float* x, int64_t 
 }
 
 // Multiply `kRows` rows by all sequences. `terms` has room for a block of each leaf.
-template <class T, int kRows>
-TPC_INLINE void panel_rows(const T* weight, int64_t stride, const Operand<T>& x, float* out,
+template <int kRows, class F>
+TPC_INLINE void panel_rows(typename F::Weights weight, const Operand<F>& x, float* out,
                            int64_t out_stride, float* terms) {
-  constexpr int64_t kSize = kRows * kGroup, kBytes = sizeof(T);
+  using W = typename F::Weights;
+  constexpr int64_t kSize = kRows * kGroup;
   const int64_t groups = (x.batch + kGroup - 1) / kGroup;
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t left = x.batch - group * kGroup, sequences = left < kGroup ? left : kGroup;
     for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
       const int64_t width = each + (leaf < longer);
-      const T* rows = weight + first;
+      const W rows = weight.from(0, first);
       const float* own = x.packed[group * x.leaves + leaf];
-      NextRows next(rows + kRows * stride, stride * kBytes, width * kBytes);
+      NextRows next(rows.address(kRows), rows.stride(), W::bytes(width));
       const int64_t passes = (width / kPlaces + kStepsHeld - 1) / kStepsHeld * kPlaces;
       const int64_t lines =
-          group || passes == 0 ? 0 : (kRows * width * kBytes / 64 + passes - 1) / passes;
+          group || passes == 0 ? 0 : (kRows * W::bytes(width) / 64 + passes - 1) / passes;
       float* to = terms + leaf * kSize;
       if (halves_of(sequences) == 2)
-        panel_dots<T, kRows, 2>(rows, stride, own, width, next, lines, to);
+        panel_dots<kRows, 2>(rows, own, width, next, lines, to);
       else
-        panel_dots<T, kRows, 1>(rows, stride, own, width, next, lines, to);
+        panel_dots<kRows, 1>(rows, own, width, next, lines, to);
       first += width;
     }
     fold_sums(terms, x.leaves, kSize);
@@ -156,17 +163,17 @@ TPC_INLINE void panel_rows(const T* weight, int64_t stride, const Operand<T>& x,
   }
 }
 
-template <class T>
-inline void panel_dots(const T* weight, int64_t stride, int64_t rows, const Operand<T>& x,
-                       float* out, int64_t out_stride, Scratch& scratch) {
+template <class F>
+inline void panel_dots(typename F::Weights weight, int64_t rows, const Operand<F>& x, float* out,
+                       int64_t out_stride, Scratch& scratch) {
   constexpr int kMany = 8, kFew = 6;  // as the registers allow
   float* terms = scratch.take<float>(x.leaves * kMany * kGroup);
   int64_t row = 0;
   if (x.batch <= kHalf)
     for (; row + kMany <= rows; row += kMany)
-      panel_rows<T, kMany>(weight + row * stride, stride, x, out + row, out_stride, terms);
+      panel_rows<kMany>(weight.from(row, 0), x, out + row, out_stride, terms);
   for (; row + kFew <= rows; row += kFew)
-    panel_rows<T, kFew>(weight + row * stride, stride, x, out + row, out_stride, terms);
+    panel_rows<kFew>(weight.from(row, 0), x, out + row, out_stride, terms);
   for (; row < rows; ++row)
-    panel_rows<T, 1>(weight + row * stride, stride, x, out + row, out_stride, terms);
+    panel_rows<1>(weight.from(row, 0), x, out + row, out_stride, terms);
 }

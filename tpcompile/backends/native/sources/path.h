@@ -12,58 +12,40 @@
 
 namespace {
 
-using tpc::Kernel;
+// The types of a model with one dtype.
+template <class S>
+using Dense = Types<S, Plain<S>, S, S>;
 
-// Run the instantiation of a kernel for a dtype.
-template <Kernel kF32, Kernel kBf16, Kernel kF16>
-TPC_INLINE void run_for(int64_t dtype, const Memory& memory, const int32_t* words,
-                        Scratch& scratch) {
-  if (dtype == TPC_DTYPE_BF16)
-    kBf16(memory, words, scratch);
-  else if (dtype == TPC_DTYPE_F16)
-    kF16(memory, words, scratch);
-  else
-    kF32(memory, words, scratch);
+template <class T>
+constexpr tpc::Dtypes dtypes_of() {
+  return {kDType<typename T::Value>, T::Weight::kFormat, kDType<typename T::Vector>,
+          kDType<typename T::Cache>};
 }
 
-// For instructions with the operand `dtype`.
-template <class Words, Kernel kF32, Kernel kBf16, Kernel kF16>
-void by_operand(const Memory& memory, const int32_t* words, Scratch& scratch) {
-  const int64_t dtype = reinterpret_cast<const Words*>(words)->dtype;
-  run_for<kF32, kBf16, kF16>(dtype, memory, words, scratch);
-}
+// A kernel for some types.
+#define TPC_KERNEL(OP, name, types) {TPC_OP_##OP, dtypes_of<types>(), name<types>}
+#define TPC_DENSE(OP, name)                                              \
+  TPC_KERNEL(OP, name, Dense<f32>), TPC_KERNEL(OP, name, Dense<bf16>), \
+      TPC_KERNEL(OP, name, Dense<f16>)
 
-// For instructions with the operand `format`, which for floating-point weights is their dtype.
-template <class Words, Kernel kF32, Kernel kBf16, Kernel kF16>
-void by_format(const Memory& memory, const int32_t* words, Scratch& scratch) {
-  const int64_t dtype = reinterpret_cast<const Words*>(words)->format;
-  run_for<kF32, kBf16, kF16>(dtype, memory, words, scratch);
-}
-
-// For instructions whose dtype is that of the buffer `out`.
-template <class Words, Kernel kF32, Kernel kBf16, Kernel kF16>
-void by_result(const Memory& memory, const int32_t* words, Scratch& scratch) {
-  const int64_t dtype = memory.buffers[reinterpret_cast<const Words*>(words)->out].dtype;
-  run_for<kF32, kBf16, kF16>(dtype, memory, words, scratch);
-}
-
-#define TPC_KERNEL(how, name) how<tpc_##name, name<f32>, name<bf16>, name<f16>>
+// All combinations of types that instructions may have.
+constexpr tpc::TypedKernel kKernels[] = {
+    TPC_DENSE(EMBED, embed),
+    TPC_DENSE(NORM_QKV_ROPE_APPEND, norm_qkv_rope_append),
+    TPC_DENSE(NORM_QKV_ROWS, norm_qkv_rows),
+    TPC_DENSE(PARTIAL_ATTENTION, partial_attention),
+    TPC_DENSE(ATTENTION_REDUCE, attention_reduce),
+    TPC_DENSE(LINEAR_RESIDUAL, linear_residual),
+    TPC_DENSE(LINEAR_TERMS, linear_terms),
+    TPC_DENSE(ALL_REDUCE, all_reduce),
+    TPC_DENSE(NORM_GATE_UP_SWIGLU, norm_gate_up_swiglu),
+    TPC_DENSE(NORM_LM_HEAD, norm_lm_head),
+    {TPC_OP_ARGMAX, {}, argmax},
+    TPC_DENSE(NORM_UP_ACTIVATION, norm_up_activation),
+};
 
 constexpr tpc::Path make_path(const char* name, const tpc::ManyKernel* many = nullptr) {
-  tpc::Path path{name, read_all, many, {}};
-  path.kernels[TPC_OP_EMBED] = TPC_KERNEL(by_format, embed);
-  path.kernels[TPC_OP_NORM_QKV_ROPE_APPEND] = TPC_KERNEL(by_format, norm_qkv_rope_append);
-  path.kernels[TPC_OP_NORM_QKV_ROWS] = TPC_KERNEL(by_format, norm_qkv_rows);
-  path.kernels[TPC_OP_PARTIAL_ATTENTION] = TPC_KERNEL(by_operand, partial_attention);
-  path.kernels[TPC_OP_ATTENTION_REDUCE] = TPC_KERNEL(by_result, attention_reduce);
-  path.kernels[TPC_OP_LINEAR_RESIDUAL] = TPC_KERNEL(by_format, linear_residual);
-  path.kernels[TPC_OP_LINEAR_TERMS] = TPC_KERNEL(by_format, linear_terms);
-  path.kernels[TPC_OP_ALL_REDUCE] = TPC_KERNEL(by_result, all_reduce);
-  path.kernels[TPC_OP_NORM_GATE_UP_SWIGLU] = TPC_KERNEL(by_format, norm_gate_up_swiglu);
-  path.kernels[TPC_OP_NORM_LM_HEAD] = TPC_KERNEL(by_format, norm_lm_head);
-  path.kernels[TPC_OP_ARGMAX] = argmax;
-  path.kernels[TPC_OP_NORM_UP_ACTIVATION] = TPC_KERNEL(by_format, norm_up_activation);
-  return path;
+  return {name, read_all, many, kKernels, sizeof kKernels / sizeof *kKernels};
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 
 // Whether a path runs here is decided in this file, which has no target flags.
 struct Choice {
-  const Path* path;
+  const char* name;
   bool (*runs_here)();
 };
 
@@ -52,21 +52,31 @@ bool has_amx_bf16() {
 
 const Choice kPaths[] = {
 #if defined(__x86_64__)
-    {&amx_bf16, has_amx_bf16},
-    {&avx512_bf16, has_avx512_bf16},
-    {&avx2,
+    {"amx_bf16", has_amx_bf16},
+    {"avx512_bf16", has_avx512_bf16},
+    {"avx2",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
               __builtin_cpu_supports("f16c");
      }},
 #endif
-    {&portable, [] { return true; }}};
+    {"portable", [] { return true; }}};
 
 }  // namespace
 
-const Path* path_named(const char* name) {
+bool runs_here(const Path& path) {
   for (const Choice& choice : kPaths)
-    if (std::strcmp(choice.path->name, name) == 0 && choice.runs_here()) return choice.path;
+    if (std::strcmp(choice.name, path.name) == 0) return choice.runs_here();
+  return false;
+}
+
+Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes) {
+  const auto fits = [](int64_t wanted, int64_t had) { return wanted == 0 || wanted == had; };
+  for (const TypedKernel* one = path.kernels; one != path.kernels + path.count; ++one)
+    if (one->opcode == opcode && fits(dtypes.values, one->dtypes.values) &&
+        fits(dtypes.weight, one->dtypes.weight) && fits(dtypes.vectors, one->dtypes.vectors) &&
+        fits(dtypes.cache, one->dtypes.cache))
+      return one->run;
   return nullptr;
 }
 
@@ -76,17 +86,18 @@ extern "C" {
 
 const char* tpc_path(int32_t place) {
   for (const tpc::Choice& choice : tpc::kPaths)
-    if (choice.runs_here() && place-- == 0) return choice.path->name;
+    if (choice.runs_here() && place-- == 0) return choice.name;
   return nullptr;
 }
 
-int32_t tpc_has_kernel(int32_t opcode) {
-  return opcode >= 0 && opcode < tpc::kKernels && tpc::portable.kernels[opcode] != nullptr;
+int32_t tpc_has_kernel(const void* path, int32_t opcode, int32_t values, int32_t weight,
+                       int32_t vectors, int32_t cache) {
+  const tpc::Dtypes dtypes{values, weight, vectors, cache};
+  return tpc::kernel_for(*static_cast<const tpc::Path*>(path), opcode, dtypes) != nullptr;
 }
 
-double tpc_read(const char* name, const char* from, int64_t bytes, int32_t threads) {
-  const tpc::Path* path = tpc::path_named(name);
-  uint64_t (*read)(const char*, int64_t) = (path ? path : &tpc::portable)->read;
+double tpc_read(const void* path, const char* from, int64_t bytes, int32_t threads) {
+  uint64_t (*read)(const char*, int64_t) = static_cast<const tpc::Path*>(path)->read;
   std::atomic<uint64_t> found{0};
   const int64_t begin = tpc::now_ns(), part = bytes / threads;
   std::vector<std::thread> all;

@@ -1,8 +1,8 @@
 // The path for any CPU, without target flags.
+#include "interface.h"
 #include "path.h"
 
-namespace tpc {
-
-const Path portable = make_path("portable");
-
-}  // namespace tpc
+extern "C" const void* tpc_portable() {
+  static constexpr tpc::Path kPath = make_path("portable");
+  return &kPath;
+}

@@ -5,16 +5,19 @@
 
 namespace {
 
-template <class T>
+template <class Types>
 void linear_residual(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
+  using F = typename Types::Product;
   const auto& at = *reinterpret_cast<const tpc_linear_residual*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, first = at.rows.start;
   const int64_t whole = memory.extent(at.out, 1);
-  const Sequences<T> values = sequences(memory.at<T>(at.x), at.batch, at.width, scratch);
-  const Operand<T> x = operand(values, at.batch, at.width, at.leaves, scratch);
+  const typename Types::Weight weight(memory, at.weight);
+  const Sequences<F> values = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
+  const Operand<F> x = operand(values, at.batch, at.width, at.leaves, scratch);
   float* found = scratch.take<float>(at.batch * rows);
-  dots(memory.at<T>(at.weight) + first * at.width, at.width, rows, x, found, rows, scratch);
-  add_bias<T>(memory, at.bias, first, rows, at.batch, found, rows);
+  dots(weight.from(first, 0), rows, x, found, rows, scratch);
+  add_bias<typename Types::Vector>(memory, at.bias, first, rows, at.batch, found, rows);
   for (int64_t b = 0; b < at.batch; ++b)
     for (int64_t row = 0; row < rows; row += kLanes) {
       const int64_t place = b * whole + first + row;
@@ -24,17 +27,19 @@ void linear_residual(const Memory& memory, const int32_t* words, Scratch& scratc
     }
 }
 
-template <class T>
+template <class Types>
 void linear_terms(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
+  using F = typename Types::Product;
   const auto& at = *reinterpret_cast<const tpc_linear_terms*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, whole = memory.extent(at.out, 1);
-  const Sequences<T> whole_rows = sequences(memory.at<T>(at.x), at.batch, at.width, scratch);
-  const Sequences<T> values{whole_rows.first + at.columns.start, whole_rows.stride};
-  const Operand<T> x = operand(values, at.batch, at.columns.stop - at.columns.start,
+  const typename Types::Weight weight(memory, at.weight);
+  const Sequences<F> whole_rows = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
+  const Sequences<F> values{whole_rows.first + at.columns.start, whole_rows.stride};
+  const Operand<F> x = operand(values, at.batch, at.columns.stop - at.columns.start,
                                at.own_leaves, scratch);
   float* out = memory.at<float>(at.out) + at.slot * at.batch * whole + at.rows.start;
-  dots(memory.at<T>(at.weight) + int64_t{at.rows.start} * at.width + at.columns.start, at.width,
-       rows, x, out, whole, scratch);
+  dots(weight.from(at.rows.start, at.columns.start), rows, x, out, whole, scratch);
 }
 
 }  // namespace

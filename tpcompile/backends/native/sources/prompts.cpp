@@ -53,9 +53,9 @@ extern "C" int32_t tpc_writes_cache(const int64_t* written, int64_t count, int64
   return 1;
 }
 
-extern "C" void tpc_many(const char* path, int32_t operation, const void* arguments, int64_t items,
+extern "C" void tpc_many(const void* path, int32_t operation, const void* arguments, int64_t items,
                          int64_t grain, int32_t threads) {
-  Work work{tpc::path_named(path)->many[operation], arguments, items, grain};
+  Work work{static_cast<const tpc::Path*>(path)->many[operation], arguments, items, grain};
   const OpenMp& threads_of = open_mp();
   if (threads > 1 && items > grain && threads_of.usable())
     threads_of.parallel(run, &work, static_cast<unsigned>(threads), 0);

@@ -30,9 +30,10 @@ inline void rotate(float* x, const T* cos, const T* sin, int64_t width, bool int
 }
 
 // Norm, rotate and store the heads from `first`, whose projections are in `rows`.
-template <class T, class Words>
+template <class Types, class Words>
 inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t heads,
                    float* rows, int64_t stride, Scratch& scratch) {
+  using T = typename Types::Value;
   const int64_t width = at.width;
   float* held = scratch.take<float>(width);
   for (int64_t b = 0; b < at.normed_batch; ++b) {
@@ -41,47 +42,49 @@ inline void finish(const Memory& memory, const Words& at, int64_t first, int64_t
     for (int64_t head = 0; head < heads; ++head) {
       float* x = rows + b * stride + head * width;
       if (at.head_norm != TPC_NONE)
-        rms_norm(x, memory.at<T>(at.head_norm), width, at.head_eps, x);
+        rms_norm<T>(x, memory.at<typename Types::Vector>(at.head_norm), width, at.head_eps, x);
       if (at.part != TPC_PART_V) {
         const int64_t place = memory.at<int32_t>(at.positions)[b] * width;
         rotate(x, memory.at<T>(at.cos) + place, memory.at<T>(at.sin) + place, width,
                at.interleaved, held);
       }
-      T* to = memory.at<T>(at.out);
       if (at.part == TPC_PART_Q) {
-        to += b * memory.stride(at.out, 0) + (first + head) * width;
+        const int64_t place = b * memory.stride(at.out, 0) + (first + head) * width;
+        convert(x, width, memory.at<T>(at.out) + place);
       } else {
         const int64_t blocks = memory.extent(at.tables, 1), newest = length - 1;
         const int64_t block = memory.at<int32_t>(at.tables)[b * blocks + newest / at.block];
         const int64_t slot = block * at.block + newest % at.block;
-        to += at.layer * memory.stride(at.out, 0) + at.part * memory.stride(at.out, 1) +
-              slot * memory.stride(at.out, 2) + (first + head) * memory.stride(at.out, 3);
+        const int64_t place =
+            at.layer * memory.stride(at.out, 0) + at.part * memory.stride(at.out, 1) +
+            slot * memory.stride(at.out, 2) + (first + head) * memory.stride(at.out, 3);
+        convert(x, width, memory.at<typename Types::Cache>(at.out) + place);
       }
-      convert(x, width, to);
     }
   }
 }
 
-template <class T>
+template <class Types>
 void norm_qkv_rope_append(const Memory& memory, const int32_t* words, Scratch& scratch) {
   const auto& at = *reinterpret_cast<const tpc_norm_qkv_rope_append*>(words);
   const int64_t heads = at.heads.stop - at.heads.start, rows = heads * at.width;
-  const Operand<T> x = normed<T>(memory, at, scratch);
+  const auto x = normed<Types>(memory, at, scratch);
   float* found = scratch.take<float>(at.normed_batch * rows);
   const int64_t first = at.first_row + int64_t{at.heads.start} * at.width;
-  linear_rows(memory, at, x, first, rows, found, rows, scratch);
-  finish<T>(memory, at, at.heads.start, heads, found, rows, scratch);
+  linear_rows<Types>(memory, at, x, first, rows, found, rows, scratch);
+  finish<Types>(memory, at, at.heads.start, heads, found, rows, scratch);
 }
 
 // The last block of a head to arrive finishes the head.
-template <class T>
+template <class Types>
 void norm_qkv_rows(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
   const auto& at = *reinterpret_cast<const tpc_norm_qkv_rows*>(words);
   const int64_t rows = at.rows.stop - at.rows.start, whole = memory.extent(at.raw, 1);
   const int64_t place = at.first_row / at.width + at.head, first = place * at.width;
-  const Operand<T> x = normed<T>(memory, at, scratch);
+  const auto x = normed<Types>(memory, at, scratch);
   float* found = scratch.take<float>(at.normed_batch * rows);
-  linear_rows(memory, at, x, first + at.rows.start, rows, found, rows, scratch);
+  linear_rows<Types>(memory, at, x, first + at.rows.start, rows, found, rows, scratch);
   for (int64_t b = 0; b < at.normed_batch; ++b)
     convert(found + b * rows, rows, memory.at<T>(at.raw) + b * whole + first + at.rows.start);
   int32_t* arrivals = memory.at<int32_t>(at.arrivals) + place;
@@ -90,7 +93,7 @@ void norm_qkv_rows(const Memory& memory, const int32_t* words, Scratch& scratch)
   float* head = scratch.take<float>(at.normed_batch * at.width);
   for (int64_t b = 0; b < at.normed_batch; ++b)
     convert(memory.at<T>(at.raw) + b * whole + first, at.width, head + b * at.width);
-  finish<T>(memory, at, at.head, 1, head, at.width, scratch);
+  finish<Types>(memory, at, at.head, 1, head, at.width, scratch);
 }
 
 }  // namespace

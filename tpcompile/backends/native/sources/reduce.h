@@ -5,8 +5,10 @@
 
 namespace {
 
-template <class T>
+template <class Types>
 void all_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
+  using N = typename Types::Vector;
   const auto& at = *reinterpret_cast<const tpc_all_reduce*>(words);
   const int64_t columns = at.columns.stop - at.columns.start, whole = memory.extent(at.out, 1);
   const int64_t count = int64_t{at.ranks} * at.slots;
@@ -21,7 +23,7 @@ void all_reduce(const Memory& memory, const int32_t* words, Scratch& scratch) {
       fold_sums(terms, count, 1);
       Lanes found = terms[0];
       if (at.bias != TPC_NONE)
-        found = found + load_some(memory.at<T>(at.bias) + at.columns.start + column, left);
+        found = found + load_some(memory.at<N>(at.bias) + at.columns.start + column, left);
       if (at.residual != TPC_NONE)
         found = load_some(memory.at<T>(at.residual) + place, left) + found;
       store_some(memory.at<T>(at.out) + place, found, left);

@@ -10,6 +10,12 @@ constexpr int64_t kTileRows = 16, kTileColumns = 32;
 #define TPC_WEIGHTS 1
 #define TPC_VALUES 2
 
+// Whether a form has tiles.
+template <class F>
+constexpr bool kHasTiles = false;
+template <>
+constexpr bool kHasTiles<Form<bf16, Plain<bf16>>> = true;
+
 // GCC's intrinsics do not tell the compiler which memory they read. Writes must be complete before.
 TPC_INLINE void complete_writes() { __asm__ volatile("" ::: "memory"); }
 
@@ -52,9 +58,9 @@ inline const float* tiled(const bf16* x, int64_t stride, int64_t sequences, int6
 }
 
 // Multiply up to 16 rows: `sums[row][sequence]`. Prefetch as many bytes from `ahead`.
-inline void tile_block(const bf16* weight, int64_t stride, int64_t rows, int64_t columns,
-                       const float* x, int64_t sequences, const char* ahead, float* sums) {
-  const int64_t bytes = stride * static_cast<int64_t>(sizeof(bf16)), step = 4 * sequences;
+inline void tile_block(Plain<bf16> weight, int64_t rows, int64_t columns, const float* x,
+                       int64_t sequences, const char* ahead, float* sums) {
+  const int64_t step = 4 * sequences;
   complete_writes();
   _tile_zero(TPC_SUMS);
   int64_t at = 0;
@@ -63,15 +69,15 @@ inline void tile_block(const bf16* weight, int64_t stride, int64_t rows, int64_t
       __builtin_prefetch(ahead, 0, 2);
       ahead += 64;
     }
-    _tile_loadd(TPC_WEIGHTS, weight + at, bytes);
+    _tile_loadd(TPC_WEIGHTS, weight.row(0) + at, weight.stride());
     _tile_loadd(TPC_VALUES, x + at / 2 * sequences, step);
     _tile_dpbf16ps(TPC_SUMS, TPC_WEIGHTS, TPC_VALUES);
   }
   if (at < columns) {
     alignas(64) bf16 rest[kTileRows * kTileColumns] = {};
     for (int64_t row = 0; row < rows; ++row)
-      std::memcpy(rest + row * kTileColumns, weight + row * stride + at,
-                  sizeof(bf16) * static_cast<size_t>(columns - at));
+      std::memcpy(rest + row * kTileColumns, weight.row(row) + at,
+                  static_cast<size_t>(weight.bytes(columns - at)));
     complete_writes();
     _tile_loadd(TPC_WEIGHTS, rest, 64);
     _tile_loadd(TPC_VALUES, x + at / 2 * sequences, step);
@@ -81,24 +87,24 @@ inline void tile_block(const bf16* weight, int64_t stride, int64_t rows, int64_t
 }
 
 // Multiply rows by all sequences, as sums over even runs of columns that are added in a fixed tree.
-inline void tile_dots(const bf16* weight, int64_t stride, int64_t rows, const Operand<bf16>& x,
-                      float* out, int64_t out_stride, Scratch& scratch) {
+inline void tile_dots(Plain<bf16> weight, int64_t rows,
+                      const Operand<Form<bf16, Plain<bf16>>>& x, float* out, int64_t out_stride,
+                      Scratch& scratch) {
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
   float* sums = scratch.take<float>(x.leaves * kTileRows * 16);
   const char* const next_weights =
-      scratch.next_weights ? scratch.next_weights : reinterpret_cast<const char*>(weight);
+      scratch.next_weights ? scratch.next_weights : weight.address(0);
   for (int64_t group = 0; 16 * group < x.batch; ++group) {
     const int64_t left = x.batch - 16 * group, sequences = left < 16 ? left : 16;
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int64_t held = rows - row < kTileRows ? rows - row : kTileRows;
       if (row == 0 || held < kTileRows) shape_tiles(held, sequences);
-      const bf16* own = weight + row * stride;
-      const char* ahead = reinterpret_cast<const char*>(own + kTileRows * stride);
+      const char* ahead = weight.address(row + kTileRows);
       if (row + kTileRows >= rows) ahead = next_weights;
       for (int64_t leaf = 0, first = 0; leaf < x.leaves; ++leaf) {
         const int64_t width = each + (leaf < longer);
-        tile_block(own + first, stride, held, width, x.packed[group * x.leaves + leaf], sequences,
-                   ahead + first * kTileRows * static_cast<int64_t>(sizeof(bf16)),
+        tile_block(weight.from(row, first), held, width, x.packed[group * x.leaves + leaf],
+                   sequences, ahead + kTileRows * weight.bytes(first),
                    sums + leaf * held * sequences);
         first += width;
       }

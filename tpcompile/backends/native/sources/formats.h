@@ -1,0 +1,68 @@
+// Formats of weights: how rows are found in memory, and how their numbers are loaded.
+//
+// A format is a class W whose objects are some rows of a weight, each from the same column on:
+// - `kFormat` is its number in words;
+// - `W(memory, weight)` is all of a weight, and `from(row, column)` a part of it;
+// - `row(n)` is a `W::Row`, from which numbers are loaded, and `address(n)` is its first byte;
+// - `stride()` is the bytes between rows, and `W::bytes(columns)` those of adjacent columns: by
+//   both, prefetches find the bytes that loads read later;
+// - `W::load_some(row, at, count)` widens up to 16 numbers from a column on.
+//
+// A `Form` (see forms.h) multiplies numbers of a format by values of a type.
+#pragma once
+
+#include "machine.h"
+#include "numbers.h"
+
+namespace {
+
+using tpc::Memory;
+using tpc::Scratch;
+
+// The numbers of types in words and in the table of buffers.
+template <class S>
+constexpr int64_t kDType = 0;
+template <>
+constexpr int64_t kDType<f32> = TPC_DTYPE_F32;
+template <>
+constexpr int64_t kDType<bf16> = TPC_DTYPE_BF16;
+template <>
+constexpr int64_t kDType<f16> = TPC_DTYPE_F16;
+
+// Rows of numbers of type S.
+template <class S>
+class Plain {
+ public:
+  static constexpr int64_t kFormat = kDType<S>;
+  using Row = const S*;
+
+  Plain(const Memory& memory, int32_t weight)
+      : Plain(memory.at<S>(weight), bytes(memory.extent(weight, 1))) {}
+
+  TPC_INLINE Plain(const S* first, int64_t stride)
+      : first_(reinterpret_cast<const char*>(first)), stride_(stride) {}
+
+  TPC_INLINE Plain from(int64_t row, int64_t column) const {
+    return {this->row(row) + column, stride_};
+  }
+
+  TPC_INLINE Row row(int64_t row) const { return reinterpret_cast<Row>(address(row)); }
+
+  TPC_INLINE const char* address(int64_t row) const { return first_ + row * stride_; }
+
+  TPC_INLINE int64_t stride() const { return stride_; }
+
+  static constexpr int64_t bytes(int64_t columns) {
+    return columns * static_cast<int64_t>(sizeof(S));
+  }
+
+  static TPC_INLINE Lanes load_some(Row row, int64_t at, int64_t count) {
+    return ::load_some(row + at, count);
+  }
+
+ private:
+  const char* first_;
+  int64_t stride_;
+};
+
+}  // namespace
