@@ -66,7 +66,7 @@ def test_a_right_program(opened: Opened) -> None:
         ("LINEAR_TERMS_RESIDUAL", 0, "linear_terms.residual is 0, expected a number equal to -1"),
         ("NORM_QKV_ROPE_APPEND_PART", 3, "norm_qkv_rope_append.part is 3"),
         ("NORM_QKV_ROPE_APPEND_BLOCK", 17, r"is buffer \d+, whose block is wrong"),
-        ("EMBED_DTYPE", 2, "embed.dtype is 2, expected a number equal to 1"),
+        ("EMBED_FORMAT", 2, "embed.format is 2, expected a number equal to 1"),
     ],
 )
 def test_operands(opened: Opened, operand: str, value: int, said: str) -> None:

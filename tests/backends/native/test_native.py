@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import sys
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from tpcompile.cpp import CppLibrary
+from tpcompile.ir.dtypes import DType
 from tpcompile.vm.program import abi
-from tpcompile.vm.program.buffer import DType
 from tpcompile.vm.program.c_rules import rules_header
 
 _EXACT = ("-ffp-contract=off",)
