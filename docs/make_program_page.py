@@ -80,7 +80,8 @@ Buffer names omit the layer. `x0` and `x1` are the residual, before and after ea
     program      := "program" name "ranks="n "sharing="n "repeats="bool "counters="n sections
     sections     := "buffers" buffer* "operands" operands* "instructions" instruction*
                     "queues" queue*
-    buffer       := "b"n name "rank="n "role="role "dtype="dtype "shape="shape ["storage="shape] ["format="form "first="column]
+    buffer       := "b"n name "rank="n "role="role "dtype="dtype "shape="shape
+                    ["storage="shape] ["format="form "first="column]
     operands     := "a"n kind (field "=" value)*       shared by several instructions
     instruction  := "i"n name "a"n (field "=" value)*  with its own operands
                     ["wait" ("c"n ">=" n)*] ["signal" ("c"n)*]

@@ -166,6 +166,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another method": ({"quant_method": "awq"}, "quant_method.*'awq'"),
     "another layout": ({"format": "pack-quantized"}, "format.*'pack-quantized'"),
     "a quantised cache": ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    "a rotation": ({"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     "no groups": ({"config_groups": [1]}, "config_groups"),
     "4 bits": ({"config_groups": scheme(16, num_bits=4)["config_groups"]}, r"weights\.num_bits"),
     "offsets": ({"config_groups": scheme(16, symmetric=False)["config_groups"]}, "symmetric"),

@@ -19,9 +19,19 @@ from tpcompile.json_files import shortened
 
 log = logging.getLogger(__name__)
 
-METHOD, LAYOUT = "compressed-tensors", "int-quantized"
 _REGEX = "re:"
-_WEIGHTS: Mapping[str, tuple[Any, ...]] = {
+_Supported = Mapping[str, tuple[Any, ...]]
+_SCHEME: _Supported = {
+    "quant_method": ("compressed-tensors",),
+    "format": ("int-quantized",),
+    "kv_cache_scheme": (None,),
+    "sparsity_config": (None, {}),
+    "transform_config": (None, {}),
+}
+"""The supported properties of a scheme."""
+_GROUP: _Supported = {"format": (None, "int-quantized"), "output_activations": (None,)}
+"""The supported properties of a group of modules."""
+_WEIGHTS: _Supported = {
     "num_bits": (8,),
     "type": ("int",),
     "symmetric": (True,),
@@ -38,9 +48,7 @@ def formats_of(module: nn.Module, config: Any) -> dict[str, Format]:
     if found is None:
         return {}
     scheme = found if isinstance(found, dict) else found.to_dict()
-    _require("quant_method", scheme.get("quant_method"), (METHOD,))
-    _require("format", scheme.get("format"), (LAYOUT,))
-    _require("kv_cache_scheme", scheme.get("kv_cache_scheme"), (None,))
+    _require_all(_SCHEME, scheme)
     if any(group.get("input_activations") is not None for group in _groups(scheme)):
         log.warning("the scheme of the checkpoint also rounds activations; tpcompile does not")
     ignored = scheme.get("ignore") or ()
@@ -77,19 +85,18 @@ def _names(patterns: Iterable[str], name: str, module: nn.Module) -> bool:
 def _format(group: Mapping[str, Any], weight: torch.Tensor) -> Format:
     """Return the format of a weight. Its scales have the dtype of the model."""
     given = group.get("weights") or {}
-    for name, allowed in _WEIGHTS.items():
-        _require(f"weights.{name}", given.get(name), allowed)
-    if group.get("output_activations") is not None:
-        _refuse("output_activations", group["output_activations"], "none")
+    _require_all(_GROUP, group, "config_groups.")
+    _require_all(_WEIGHTS, given, "config_groups.weights.")
     columns = given.get("group_size") if given["strategy"] == "group" else 0
     if not isinstance(columns, int) or (columns and weight.shape[1] % columns):
         _refuse("group_size", columns, f"a number that divides {weight.shape[1]} columns")
     return Format.int8(weight.dtype, columns)
 
 
-def _require(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if not any(value is one or value == one for one in allowed):
-        _refuse(name, value, " or ".join(map(repr, allowed)))
+def _require_all(supported: _Supported, given: Mapping[str, Any], whose: str = "") -> None:
+    for name, allowed in supported.items():
+        if given.get(name) not in allowed:
+            _refuse(whose + name, given.get(name), " or ".join(map(repr, allowed)))
 
 
 def _refuse(name: str, value: Any, expected: str) -> NoReturn:
