@@ -75,7 +75,7 @@ class Agreement:
         for check, kinds in (
             (self._check_least, (Number, Missing, Real)),
             (self._check_held, (Number, Held)),
-            (self._check_limits, (Number, DTypeOf)),
+            (self._check_limits, (Number, DTypeOf, FormatOf)),
         ):
             for named in rules:
                 if isinstance(named.rule, kinds):
