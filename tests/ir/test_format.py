@@ -130,6 +130,9 @@ def test_parts_of_parts_of_a_weight() -> None:
     part = take(Slice(tensor, 1, 48, 240), 1, 32, 144)
     assert first_column(part) == 80
     assert torch.equal(value(part, stored, held), whole[:, 80:192])
+    nested = Slice(Slice(tensor, 1, 80, 240), 1, 32, 112)
+    assert first_column(nested) == 112
+    assert torch.equal(value(nested, stored, held), whole[:, 112:192])
     rows = Concat((take(part, 0, 2, 3), take(part, 0, 0, 2)), 0)
     assert torch.equal(value(rows, stored, held), whole[[2, 0, 1], 80:192])
     turned = Permute(take(tensor, 0, 0, 2), 0, (2, 1), (1, 0))
