@@ -16,6 +16,7 @@ from tpcompile.backends.torch_tp import emit_sources, functions, load_rank, run_
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import RankError, UnsupportedError
+from tpcompile.ir.format import decoded
 from tpcompile.ir.meta import OUTPUTS
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.ops.argmax import local_argmax
@@ -142,6 +143,7 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
     named = {spec.name.removeprefix("tpc."): spec.reference for spec in SPECS.values()}
     named["local_argmax"] = local_argmax  # a rank's part of argmax
     named |= {"linear": linear, "as_matrix": as_matrix}  # torch's, with another weight layout
+    named["decoded"] = decoded  # the values of a weight
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
 

@@ -51,8 +51,8 @@ class Parameter:
     shards: tuple[Recipe, ...]
 
     @staticmethod
-    def replicated(whole: Tensor, dtype: torch.dtype, ranks: int) -> Parameter:
-        kind = ValueType(whole.shape, dtype, format=whole.format)
+    def replicated(whole: Recipe, dtype: torch.dtype, ranks: int) -> Parameter:
+        kind = ValueType(shape_of(whole), dtype, format=next(tensors_of(whole)).format)
         return Parameter(kind, whole, (whole,) * ranks)
 
     def on_ranks(self, ranks: int) -> Parameter:
@@ -66,8 +66,9 @@ class Parameter:
 
     def components(self, rank: int) -> Iterator[tuple[Component, Recipe]]:
         """Yield the components of a rank's part, with their recipes."""
-        for part in self.type.stored.components:
-            yield part, component_of(self.shards[rank], part)
+        recipe, stored = self.shards[rank], self.type.stored
+        for part in stored.components:
+            yield part, recipe if stored.plain else component_of(recipe, part)
 
     def describe(self, rank: int | None = None) -> str:
         return describe(self.whole if rank is None else self.shards[rank])

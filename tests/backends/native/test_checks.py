@@ -118,7 +118,7 @@ def test_lists(opened: Opened, name: str, part: str, value: int) -> None:
         ("address", -64, "address is wrong"),
         ("role", Role.COS, "role is wrong|is buffer -1"),
         ("rank", 1, "rank is wrong|is buffer -1"),
-        ("dtype", DType.BF16, "dtype"),
+        ("dtype", DType.BF16, "dtype|format"),
         ("dtype", DType.I64, "dtype"),
         ("block", 3, "block is wrong"),
         ("dims", 1, "number of dimensions is wrong"),
