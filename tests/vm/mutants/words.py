@@ -34,7 +34,10 @@ BIASED = (0, 33, 34, 35, 36)
 FEW, MANY = (0, 4, 12, 13, 35, 36), (*range(8), *range(11, 19), *BIASED[1:])
 """A few small bases with all kinds of instructions, and more of them."""
 
-_SIZES = ("batch", "width", "rows", "ffn", "dtype", "longest", "most_blocks", "block", "spans")
+_SIZES = (
+    *("batch", "width", "rows", "ffn", "dtype", "format"),
+    *("longest", "most_blocks", "block", "spans"),
+)
 FIXED = frozenset((*_SIZES, "rank", "ranks", "slots", "most_stops", "steps", "first_row"))
 """Operands that a buffer or the program determines, so that any other value contradicts it."""
 
