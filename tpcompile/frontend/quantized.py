@@ -49,14 +49,15 @@ def formats_of(module: nn.Module, config: Any) -> dict[str, Format]:
         return {}
     scheme = found if isinstance(found, dict) else found.to_dict()
     _require_all(_SCHEME, scheme)
-    if any(group.get("input_activations") is not None for group in _groups(scheme)):
+    groups = _groups(scheme)
+    if any(group.get("input_activations") is not None for group in groups):
         log.warning("the scheme of the checkpoint also rounds activations; tpcompile does not")
     ignored = scheme.get("ignore") or ()
     formats: dict[str, Format] = {}
     for name, linear in module.named_modules():
         if not isinstance(linear, nn.Linear) or _names(ignored, name, linear):
             continue
-        group = next((g for g in _groups(scheme) if _names(g["targets"], name, linear)), None)
+        group = next((g for g in groups if _names(g["targets"], name, linear)), None)
         if group is not None:
             formats[f"{name}.weight"] = _format(group, linear.weight)
     return formats

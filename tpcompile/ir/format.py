@@ -22,7 +22,7 @@ class Component(NamedTuple):
     """A tensor of a weight. Each of its rows belongs to a row of the weight."""
 
     suffix: str
-    """What its name has after that of the weight."""
+    """The end of its name, which follows the name of the weight."""
     dtype: DType
     columns: int = 1
     """The columns of the weight that share an element; 0 if a whole row does."""
@@ -41,7 +41,7 @@ class Component(NamedTuple):
 
 
 class Format(int):
-    """How the values of a weight are stored. The number is a word of instructions.
+    """How a weight is stored, as a number that instructions have as an operand.
 
     A floating-point format has one component, the values. Its number is that of the element type.
     `int8:64:bf16` has the components values, in int8, and scales, in bf16; groups of 64 columns of
@@ -50,7 +50,7 @@ class Format(int):
     """
 
     def __new__(cls, number: int) -> Format:
-        """Return the format of a number. Raise ValueError if there is none."""
+        """Return the format with this number. Raise ValueError for any other number."""
         found = super().__new__(cls, number)
         values, scales, group = number & 255, number >> 8 & 255, number >> 16
         plain = values in _FLOATS and not scales and not group

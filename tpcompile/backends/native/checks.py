@@ -29,7 +29,7 @@ class Dtypes(NamedTuple):
     values: torch.dtype | None
     weights: torch.dtype | None
     vectors: torch.dtype | None
-    """Of norms and biases."""
+    """The dtype of norms and biases."""
     cache: torch.dtype | None
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def _refuse_kernel(one: Any, subject: str) -> NoReturn:
 
 
 Holders = tuple[tuple[str, torch.dtype, str], ...]
-"""What a buffer holds (a field of `Dtypes`), its dtype and its name, for some operands."""
+"""For each of some buffers, the field of `Dtypes` that it belongs to, its dtype and its name."""
 
 
 def _holders(one: Any, program: Program, shared: bool) -> Holders:
