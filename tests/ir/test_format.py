@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.quantized import quantised
 from tpcompile.ir.check_parameters import check_parameter
 from tpcompile.ir.dtypes import DTYPES, DType
-from tpcompile.ir.format import FLOATS, Format, decoded
+from tpcompile.ir.format import FLOATS, Format, Kind, decoded
 from tpcompile.ir.layout import Interval, Layout, even_runs
 from tpcompile.ir.meta import Parameter
 from tpcompile.ir.ops.spec import RuleError, local_bytes
@@ -30,9 +29,16 @@ from tpcompile.vm.groups.arithmetic import leaf_dots, leaves_of
 from tpcompile.vm.program.weight import Weight
 
 F32, BF16 = torch.float32, torch.bfloat16
+KINDS = (Kind.INT8, Kind.INT4)
 FORMATS = [
     *FLOATS,
-    *(Format.int8(scales, columns) for scales in (F32, BF16) for columns in (0, 32, 128, 32767)),
+    *(
+        Format.grouped(kind, scales, columns, offsets=offsets)
+        for kind in KINDS
+        for scales in (F32, BF16)
+        for columns in (0, 32, 128, 32767)
+        for offsets in (False, True)
+    ),
 ]
 CUT = {
     "qwen2.5-0.5b o_proj": (896, 2, 128),
@@ -50,15 +56,37 @@ def test_its_name_and_its_number_say_all(one: Format) -> None:
     assert Format.parsed(str(one)) == Format(int(one)) == one
     assert -(2**31) <= one < 2**31
     assert one.plain == (one in FLOATS)
+    assert one.offsets == str(one).endswith(":offsets") == (len(one.components) == 3)
+    assert str(one).startswith(one.kind.word)
 
 
-@pytest.mark.parametrize("word", ["int8", "int8:0:bf16", "int8:64:i8", "i32", "int8:99999:f32", ""])
+def test_names_and_numbers() -> None:
+    """Executors and files depend on them."""
+    named = {
+        "bf16": 2,
+        "int8:row:f32": 7 | 1 << 8,
+        "int4:64:bf16": 8 | 2 << 8 | 64 << 16,
+        "int4:64:bf16:offsets": 8 | 2 << 8 | 1 << 15 | 64 << 16,
+        "int8:row:f16:offsets": 7 | 3 << 8 | 1 << 15,
+    }
+    assert {word: int(Format.parsed(word)) for word in named} == named
+    assert Kind.INT4 not in list(DType)
+
+
+WORDS = ["int8", "int8:0:bf16", "int8:64:i8", "i32", "int8:99999:f32", ""]
+WORDS += ["int4", "int4:64:bf16:", "int4:64:bf16:offset", "bf16:offsets", "i4:64:bf16"]
+
+
+@pytest.mark.parametrize("word", WORDS)
 def test_names_that_no_format_has(word: str) -> None:
     with pytest.raises(ValueError, match=r"int8|too wide"):
         Format.parsed(word)
 
 
-@pytest.mark.parametrize("number", [0, DType.I32, 7, 1 | 2 << 8, 1 | 64 << 16, 7 | 4 << 8, -1])
+NUMBERS = [0, DType.I32, 7, 8, 9 | 1 << 8, 1 | 2 << 8, 1 | 64 << 16, 1 | 1 << 15, 7 | 4 << 8, -1]
+
+
+@pytest.mark.parametrize("number", [*NUMBERS, 7 | 1 << 8 | 1 << 31, 7 | 1 << 15])
 def test_numbers_that_no_format_has(number: int) -> None:
     with pytest.raises(ValueError, match="format"):
         Format(number)
@@ -69,17 +97,44 @@ def test_the_bytes_of_rows() -> None:
     assert Format.int8(BF16, 64).row_bytes(0, 128) == 128 + 2 * 2
     assert Format.int8(BF16, 64).row_bytes(48, 80) == 32 + 2 * 2
     assert Format.int8(F32).row_bytes(48, 80) == 32 + 4
+    assert Format.int8(F32, offsets=True).row_bytes(48, 80) == 32 + 4 + 1
+    assert Format.int4(BF16, 64).row_bytes(0, 100) == 13 * 4 + 2 * 2
+    assert Format.int4(BF16, 64, offsets=True).row_bytes(48, 80) == 16 + 2 * 2 + 2
 
 
-def weight(columns: int, group: int) -> tuple[Tensor, dict[str, torch.Tensor], torch.Tensor]:
-    """Return a weight in int8, its components by name, and its values."""
+def weight(
+    columns: int, group: int, kind: Kind = Kind.INT8
+) -> tuple[Tensor, dict[str, torch.Tensor], torch.Tensor]:
+    """Return a weight with offsets, its components by name, and its values."""
     torch.manual_seed(columns)
-    whole = torch.randn(ROWS, columns)
-    # Neighbouring groups differ by more than rounding: another group's scale is seen.
-    whole *= torch.arange(1, columns // group + 1).repeat_interleave(group)
-    values, scales = quantised(whole, group)
-    tensor = Tensor("w", (ROWS, columns), Format.int8(F32, group))
-    return tensor, {"w": values, "w_scale": scales}, values * scales.repeat_interleave(group, 1)
+    most = 1 << (3 if kind == Kind.INT4 else 7)
+    groups = -(-columns // group)
+    values = torch.randint(-most, most, (ROWS, columns)).to(torch.int8)
+    # Neighbouring groups differ: another group's scale or offset is seen.
+    scales = torch.rand(ROWS, groups) + torch.arange(1, groups + 1)
+    offsets = (torch.arange(groups) * 5 + torch.arange(ROWS)[:, None]) % (2 * most) - most
+    offsets = offsets.to(torch.int8)
+    tensor = Tensor("w", (ROWS, columns), Format.grouped(kind, F32, group, offsets=True))
+    held = {"w": values, "w_scale": scales, "w_zero_point": offsets}
+    if kind == Kind.INT4:
+        held = {"w_packed": packed(held.pop("w")), **held}
+    each_scale, each_offset = (
+        one.repeat_interleave(group, 1)[:, :columns] for one in (scales, offsets)
+    )
+    return tensor, held, (values.float() - each_offset) * each_scale
+
+
+def packed(values: torch.Tensor) -> torch.Tensor:
+    """Pack the columns of 4-bit values into words, one word after the other."""
+    words = []
+    for row in values.tolist():
+        padded = [*(value + 8 for value in row), *[0] * (-len(row) % 8)]
+        found = [
+            sum(nibble << 4 * place for place, nibble in enumerate(padded[at : at + 8]))
+            for at in range(0, len(padded), 8)
+        ]
+        words.append([word - (word >> 31 << 32) for word in found])
+    return torch.tensor(words, dtype=torch.int32)
 
 
 def value(recipe: Recipe, stored: Format, held: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -88,7 +143,8 @@ def value(recipe: Recipe, stored: Format, held: dict[str, torch.Tensor]) -> torc
         part.suffix: evaluate(component_of(recipe, part), lambda name, index: held[name][index])
         for part in stored.components
     }
-    return stored.decoded(parts, first_column(recipe), F32)
+    first = first_column(recipe)
+    return stored.decoded(parts, (first, first + shape_of(recipe)[1]), F32)
 
 
 def columns_of_ranks(columns: int, tp: int) -> list[Interval]:
@@ -97,11 +153,12 @@ def columns_of_ranks(columns: int, tp: int) -> list[Interval]:
     return [(first * grain, last * grain) for ((first, last),) in even_runs(columns // grain, tp)]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("name", CUT)
-def test_ranks_and_leaves_that_cut_groups(name: str) -> None:
+def test_ranks_and_leaves_that_cut_groups(name: str, kind: Kind) -> None:
     """Both sides of a cut read the scale of the group, and only bytes of their own columns."""
     columns, tp, group = CUT[name]
-    tensor, held, whole = weight(columns, group)
+    tensor, held, whole = weight(columns, group, kind)
     stored = tensor.format
     assert stored is not None
     cuts = 0
@@ -109,11 +166,15 @@ def test_ranks_and_leaves_that_cut_groups(name: str) -> None:
         part = take(tensor, 1, start, stop)
         assert torch.equal(value(part, stored, held), whole[:, start:stop])
         first, last = start // group, -(-stop // group)
-        read = byte_ranges(component_of(part, stored.components[1]), 4)["w_scale"]
-        assert sum(high - low for low, high in read) == ROWS * (last - first) * 4
-        own = Weight(
-            stored, held["w"][:, start:stop], {"_scale": held["w_scale"][:, first:last]}, start
-        )
+        bits = 4 if kind == Kind.INT4 else 8
+        sizes = [(stop - start) * bits // 8, (last - first) * 4, last - first]
+        parts = {}
+        for one, size in zip(stored.components, sizes, strict=True):
+            recipe = component_of(part, one)
+            (read,) = byte_ranges(recipe, one.dtype.itemsize).values()
+            assert sum(high - low for low, high in read) == ROWS * size
+            parts[one.suffix] = evaluate(recipe, lambda name, index: held[name][index])
+        own = Weight(stored, parts, (start, stop))
         for ((low, high),) in even_runs(stop - start, leaves_of(tp)):
             assert torch.equal(own[1:ROWS, low:high], whole[1:, start + low : start + high])
             cuts += (start + low) % group > 0
@@ -155,8 +216,37 @@ def test_a_whole_row_shares_a_scale() -> None:
     stored = Format.int8(BF16)
     values, scales = torch.tensor([[1, -2, 3]], dtype=torch.int8), torch.tensor([[0.5]])
     assert torch.equal(
-        decoded(str(stored), (values, scales), 7, F32), torch.tensor([[0.5, -1.0, 1.5]])
+        decoded(str(stored), (values, scales), (7, 10), F32), torch.tensor([[0.5, -1.0, 1.5]])
     )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("columns", [1, 7, 16, 43, 100])
+def test_any_number_of_columns(kind: Kind, columns: int) -> None:
+    """Of a last word, only the nibbles of columns count; any part of a row can be read."""
+    tensor, held, whole = weight(columns, 16, kind)
+    stored = tensor.format
+    assert stored is not None
+    assert torch.equal(value(tensor, stored, held), whole)
+    if kind == Kind.INT4 and columns % 8:
+        held["w_packed"][:, -1] |= -1 << 4 * (columns % 8)
+    parts = {name.removeprefix("w"): part for name, part in held.items()}
+    rows = Weight(stored, parts, (0, columns))
+    assert rows.shape == (ROWS, columns)
+    for start, stop in ((0, columns), (columns // 3, columns), (columns - 1, columns)):
+        assert torch.equal(rows[:, start:stop], whole[:, start:stop])
+
+
+def test_numbers_are_rounded_once() -> None:
+    """The difference of value and offset is exact, and so is its product with a scale in bf16."""
+    values = torch.arange(-128, 128, dtype=torch.int8)[None]
+    offsets = torch.tensor([[-128]], dtype=torch.int8)
+    scales = torch.tensor([[1 + 2**-7]], dtype=BF16)
+    exact = (values.double() + 128) * scales.double()
+    stored = Format.int8(BF16, offsets=True)
+    for dtype in (F32, BF16):
+        found = decoded(str(stored), (values, scales, offsets), (0, 256), dtype)
+        assert torch.equal(found, exact.to(dtype))
 
 
 def parameter(columns: int, group: int, *edges: int) -> Parameter:

@@ -12,6 +12,7 @@ from tpcompile.backends.rotation import CPU, Rotation
 from tpcompile.backends.share import RankShare
 from tpcompile.backends.step_checks import check_clocks, check_launch, check_step
 from tpcompile.errors import UsageError
+from tpcompile.ir.format import Format
 from tpcompile.vm.program import Buffer, Program, Role
 from tpcompile.vm.program.abi import buffer_row
 from tpcompile.vm.program.instruction import NONE
@@ -83,7 +84,7 @@ class StepMemory:
         if caches is not None:
             self.use_caches(caches)
 
-    def _first(self, number: int, parameter: Callable[[int, str], torch.Tensor]) -> torch.Tensor:
+    def _first(self, number: int, parameter: Callable[[int, str], torch.Tensor]) -> Any:
         """Return the initial contents of a buffer. Caches from the caller are not allocated."""
         buffer = self.program.buffers[number]
         if buffer.rank not in self.ranks or buffer.role in (Role.COS, Role.SIN):
@@ -93,8 +94,9 @@ class StepMemory:
         if number in self._copies.device:
             return self._copies.device[number]
         if buffer.role == Role.WEIGHT:
-            values = _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
-            return values if buffer.format is None else _weight(buffer, values, parameter)
+            if buffer.format is None:
+                return _checked(parameter(buffer.rank, buffer.name), buffer, buffer.extents)
+            return _weight(buffer, buffer.format, parameter)
         if buffer.role == Role.CACHE and not self._own_caches:
             return torch.empty(0, dtype=buffer.dtype)
         extents = buffer.extents
@@ -261,17 +263,14 @@ class StepMemory:
         return tensor.fill_(_UNWRITTEN if tensor.itemsize > 1 else _UNWRITTEN_BYTE)
 
 
-def _weight(
-    buffer: Buffer, values: torch.Tensor, parameter: Callable[[int, str], torch.Tensor]
-) -> Any:
-    """Return a weight of several components, of which the values were checked."""
-    rows, columns = buffer.shape
+def _weight(buffer: Buffer, stored: Format, parameter: Callable[[int, str], torch.Tensor]) -> Any:
+    """Return a weight of several components."""
     parts = {}
-    for part in buffer.stored.components[1:]:
-        start, stop = part.span(buffer.first, buffer.first + columns)
-        own = Buffer(buffer.name + part.suffix, (rows, stop - start), part.dtype.torch, buffer.rank)
-        parts[part.suffix] = _checked(parameter(buffer.rank, own.name), own, own.shape)
-    return Weight(buffer.stored, values, parts, buffer.first)
+    for part in stored.components:
+        shape, name = buffer.extents_of(part), buffer.name + part.suffix
+        own = Buffer(name, shape, part.dtype.torch, buffer.rank)
+        parts[part.suffix] = _checked(parameter(buffer.rank, name), own, shape)
+    return Weight(stored, parts, buffer.columns)
 
 
 def _checked(value: torch.Tensor, buffer: Buffer, extents: tuple[int, ...]) -> torch.Tensor:

@@ -42,7 +42,12 @@ def in_fp32(source: Source) -> Source | None:
             f"The fp32 graph differs from the {dtype} graph, so its values have no exact reference",
             hint="Give a tolerance, so that no reference in fp32 is needed",
         )
-    return Source(exact, lambda name, index: read(name, index).to(dtype).float())
+    return Source(exact, lambda name, index: _rounded(read(name, index), dtype))
+
+
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers that a model in this dtype has, in fp32; integers stay as they are."""
+    return tensor.to(dtype).float() if tensor.is_floating_point() else tensor
 
 
 def eager_model(source: Source) -> Any:

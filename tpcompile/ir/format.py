@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
@@ -12,10 +13,26 @@ import torch
 from tpcompile.ir.dtypes import DTYPES, DType
 from tpcompile.ir.layout import Interval
 
-_ROW = "row"
-_WORD = re.compile(r"int8:(row|[1-9][0-9]{0,4}):(f32|bf16|f16)")
+_ROW, _OFFSETS = "row", "offsets"
+_WORD = re.compile(rf"(int8|int4):({_ROW}|[1-9][0-9]{{0,4}}):(f32|bf16|f16)(:{_OFFSETS})?")
 _GRAIN = 16
 _MOST_COLUMNS = (1 << 15) - 1
+
+
+class Kind(IntEnum):
+    """How the values of a weight are stored. The numbers are part of the binary interface."""
+
+    F32 = DType.F32
+    BF16 = DType.BF16
+    F16 = DType.F16
+    INT8 = DType.I8
+    INT4 = 8
+    """Eight columns in an int32, each as a nibble of its value + 8, the lowest nibble first."""
+
+    @property
+    def word(self) -> str:
+        """The name in text: `int4` for INT4."""
+        return self.name.lower()
 
 
 class Component(NamedTuple):
@@ -25,7 +42,7 @@ class Component(NamedTuple):
     """The end of its name, which follows the name of the weight."""
     dtype: DType
     columns: int = 1
-    """The columns of the weight that share an element; 0 if a whole row does."""
+    """The columns of the weight per element; 0 if a whole row has one."""
 
     def span(self, start: int, stop: int) -> Interval:
         """Return the elements of a row that belong to these columns of the weight.
@@ -36,8 +53,12 @@ class Component(NamedTuple):
 
     def row_bytes(self, start: int, stop: int) -> int:
         """Return the bytes of these elements of a row."""
+        return self.width(start, stop) * self.dtype.itemsize
+
+    def width(self, start: int, stop: int) -> int:
+        """Return the number of these elements of a row."""
         first, last = self.span(start, stop)
-        return (last - first) * self.dtype.itemsize
+        return last - first
 
 
 class Format(int):
@@ -45,16 +66,22 @@ class Format(int):
 
     A floating-point format has one component, the values. Its number is that of the element type.
     `int8:64:bf16` has the components values, in int8, and scales, in bf16; groups of 64 columns of
-    a row share a scale, and `row` stands for all columns. Groups lie on the columns of the whole
+    a row share a scale, and `row` stands for all columns. `int4:64:bf16:offsets` has offsets too,
+    one per scale: a weight is (value - offset) * scale. Groups lie on the columns of the whole
     weight, also where ranks hold some of its columns.
+
+    Bits 0 to 7 of the number are a `Kind`, bits 8 to 14 the dtype of the scales, bit 15 says
+    whether there are offsets, and bits 16 to 30 are the columns per group, 0 for rows.
     """
 
     def __new__(cls, number: int) -> Format:
         """Return the format with this number. Raise ValueError for any other number."""
         found = super().__new__(cls, number)
-        values, scales, group = number & 255, number >> 8 & 255, number >> 16
-        plain = values in _FLOATS and not scales and not group
-        if not plain and not (values == DType.I8 and scales in _FLOATS and group >= 0):
+        kind, scales = number & 255, number >> 8 & 127
+        plain = number in _FLOATS
+        if not plain and not (
+            kind in _GROUPED and scales in _FLOATS and 0 <= number >> 16 <= _MOST_COLUMNS
+        ):
             raise ValueError(f"{number} is not a valid format")
         return found
 
@@ -64,11 +91,23 @@ class Format(int):
         return _plain(DType.of(dtype))
 
     @staticmethod
-    def int8(scales: torch.dtype, columns: int = 0) -> Format:
-        """Return the format of int8 values with a scale per so many columns, or per row."""
+    def grouped(
+        kind: Kind, scales: torch.dtype, columns: int = 0, *, offsets: bool = False
+    ) -> Format:
+        """Return the format of integers with a scale per so many columns, or per row."""
         if not 0 <= columns <= _MOST_COLUMNS:
             raise ValueError(f"groups of {columns} columns are too wide")
-        return Format(DType.I8 | DType.of(scales) << 8 | columns << 16)
+        return Format(kind | DType.of(scales) << 8 | offsets << 15 | columns << 16)
+
+    @staticmethod
+    def int8(scales: torch.dtype, columns: int = 0, *, offsets: bool = False) -> Format:
+        """Return the format of int8 values with such scales."""
+        return Format.grouped(Kind.INT8, scales, columns, offsets=offsets)
+
+    @staticmethod
+    def int4(scales: torch.dtype, columns: int = 0, *, offsets: bool = False) -> Format:
+        """Return the format of 4-bit values with such scales."""
+        return Format.grouped(Kind.INT4, scales, columns, offsets=offsets)
 
     @staticmethod
     def parsed(word: str) -> Format:
@@ -78,14 +117,20 @@ class Format(int):
         found = _WORD.fullmatch(word)
         if found is None:
             raise ValueError(f"{', '.join(_WORDS)} or a format such as int8:64:bf16")
-        columns, scales = found.groups()
-        return Format.int8(DTYPES[scales], 0 if columns == _ROW else int(columns))
+        kind, columns, scales, offsets = found.groups()
+        return Format.grouped(
+            _GROUPED_WORDS[kind],
+            DTYPES[scales],
+            0 if columns == _ROW else int(columns),
+            offsets=offsets is not None,
+        )
 
     def __str__(self) -> str:
-        values, *scales = self.components
+        _, *scales = self.components
         if not scales:
-            return values.dtype.word
-        return f"int8:{scales[0].columns or _ROW}:{scales[0].dtype.word}"
+            return self.kind.word
+        words = [self.kind.word, str(scales[0].columns or _ROW), scales[0].dtype.word]
+        return ":".join([*words, *[_OFFSETS] * self.offsets])
 
     __repr__ = __str__
 
@@ -95,9 +140,19 @@ class Format(int):
         return _components(self)
 
     @property
-    def values(self) -> DType:
-        """The element type of the values."""
-        return self.components[0].dtype
+    def kind(self) -> Kind:
+        """How the values are stored."""
+        return Kind(self & 255)
+
+    @property
+    def offsets(self) -> bool:
+        """Whether there are offsets, which are subtracted from values."""
+        return bool(self >> 15 & 1)
+
+    @property
+    def values(self) -> Component:
+        """The component of the values."""
+        return self.components[0]
 
     @property
     def plain(self) -> bool:
@@ -114,40 +169,59 @@ class Format(int):
         return sum(one.row_bytes(start, stop) for one in self.components)
 
     def decoded(
-        self, parts: Mapping[str, torch.Tensor], first: int, dtype: torch.dtype
+        self, parts: Mapping[str, torch.Tensor], columns: Interval, dtype: torch.dtype
     ) -> torch.Tensor:
         """Return the values of rows from their components, given by suffix.
 
-        The columns begin with column `first` of the whole weight. Products of values and scales
-        are rounded once, to `dtype`.
+        The rows consist of these columns of the whole weight. Differences are exact, and products
+        are computed in fp32 before they are rounded to `dtype`.
         """
-        values, *scales = self.components
+        values, *others = self.components
         found = parts[values.suffix]
-        if not scales:
+        if not others:
             return found.to(dtype)
-        columns = torch.arange(first, first + found.shape[-1], device=found.device)
-        each = scales[0].columns
-        place = columns // each - first // each if each else torch.zeros_like(columns)
-        return (found.float() * parts[scales[0].suffix].float()[..., place]).to(dtype)
+        start, stop = columns
+        if self.kind == Kind.INT4:
+            skipped = start % values.columns
+            found = _nibbles(found)[..., skipped : skipped + stop - start]
+        each = others[0].columns or stop
+        places = torch.arange(start, stop, device=found.device) // each - start // each
+        scales, *offsets = (parts[one.suffix].float()[..., places] for one in others)
+        found = found.float()
+        return ((found - offsets[0] if offsets else found) * scales).to(dtype)
 
 
 def decoded(
-    word: str, parts: Sequence[torch.Tensor], first: int, dtype: torch.dtype
+    word: str, parts: Sequence[torch.Tensor], columns: Interval, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the values of a weight from its components, given the name of its format."""
     stored = Format.parsed(word)
     named = {one.suffix: part for one, part in zip(stored.components, parts, strict=True)}
-    return stored.decoded(named, first, dtype)
+    return stored.decoded(named, columns, dtype)
+
+
+def _nibbles(words: torch.Tensor) -> torch.Tensor:
+    """Return the signed values of the nibbles of each row, the lowest nibble of a word first."""
+    octets = words.view(torch.uint8)  # of a word, the lowest first
+    return torch.stack((octets & 15, octets >> 4), -1).flatten(-2).view(torch.int8) - 8
 
 
 _FLOATS = (DType.F32, DType.BF16, DType.F16)
+_GROUPED = (Kind.INT8, Kind.INT4)
+_GROUPED_WORDS = {kind.word: kind for kind in _GROUPED}
+_VALUES = {Kind.INT4: Component("_packed", DType.I32, 8)}
+"""The values of formats in which they are not one element per column."""
 
 
 @cache
 def _components(one: Format) -> tuple[Component, ...]:
-    scales = one >> 8 & 255
-    values = Component("", DType(one & 255))
-    return (values, Component("_scale", DType(scales), one >> 16)) if scales else (values,)
+    kind, scales, columns = one.kind, one >> 8 & 127, one >> 16
+    found = [_VALUES.get(kind) or Component("", DType(kind))]
+    if scales:
+        found.append(Component("_scale", DType(scales), columns))
+    if one.offsets:
+        found.append(Component("_zero_point", DType.I8, columns))
+    return tuple(found)
 
 
 @cache

@@ -29,8 +29,10 @@ def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]
 
 def _evaluated(parameter: Parameter, rank: int, read: Read) -> torch.Tensor:
     kind = parameter.type
+    if kind.format is None:
+        return evaluate(parameter.shards[rank], read).to(kind.dtype)
     parts = {one.suffix: evaluate(own, read) for one, own in parameter.components(rank)}
-    return kind.stored.decoded(parts, kind.first_column(rank), kind.dtype)
+    return kind.format.decoded(parts, kind.columns(rank), kind.dtype)
 
 
 def whole_value(tensor: Tensor, read: Read, dtype: torch.dtype) -> torch.Tensor:

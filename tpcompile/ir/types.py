@@ -9,7 +9,7 @@ import torch
 
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.ir.format import Format
-from tpcompile.ir.layout import AnyLayout, FusedLayout, Layout, TokenLayout
+from tpcompile.ir.layout import AnyLayout, FusedLayout, Interval, Layout, TokenLayout
 from tpcompile.ir.roles import Role
 
 Dim = int | str
@@ -103,10 +103,13 @@ class ValueType:
                 shape[self.placement.dim] = f"{layout.symbol}/{layout.ranks}"
         return tuple(shape)
 
-    def first_column(self, rank: int) -> int:
-        """Return the first column of a matrix that a rank holds."""
+    def columns(self, rank: int) -> Interval:
+        """Return the columns of a matrix that a rank holds, which are one run of the whole ones."""
         layout = self.layout_of(1)
-        return layout.intervals(rank)[0][0] if isinstance(layout, Layout) else 0
+        first = layout.intervals(rank)[0][0] if isinstance(layout, Layout) else 0
+        columns = self.local_shape(rank)[1]
+        assert isinstance(columns, int)
+        return first, first + columns
 
     def refusal(self) -> str | None:
         """Return why the type is invalid, or None."""

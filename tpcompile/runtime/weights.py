@@ -14,10 +14,11 @@ from torch import fx, nn
 
 from tpcompile.errors import CheckpointError, UsageError
 from tpcompile.hub import is_cached, unreachable
+from tpcompile.ir.format import Format, Kind
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
-from tpcompile.ir.recipe import stored_tensors, tensors_of
+from tpcompile.ir.recipe import Tensor, component_of, shape_of, tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import ADAPTER, INDEX, SINGLE
 
@@ -59,6 +60,8 @@ class _Kind:
     dtype: torch.dtype
     center: float
     spread: float
+    most: int | None = None
+    """The largest integer, or None for words of random bits."""
 
 
 class RandomWeights:
@@ -83,10 +86,12 @@ class RandomWeights:
             raise CheckpointError(f"The model has no tensor {name}")
         kind = self._kinds[name]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
+        if kind.most is None and not kind.dtype.is_floating_point:
+            return torch.randint(-(2**31), 2**31, kind.shape, generator=generator).to(kind.dtype)
         values = torch.randn(kind.shape, generator=generator, dtype=torch.float32, device="cpu")
         found = kind.center + kind.spread * values
-        if not kind.dtype.is_floating_point:
-            found = found.round().clamp(*_INT8)
+        if kind.most is not None:
+            found = found.round().clamp(-kind.most, kind.most)
         return found.to(kind.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,20 +111,33 @@ def _kinds(captured: Captured) -> Mapping[str, _Kind]:
     for node in parameters(captured.graph.graph):
         parameter = parameter_of(node)
         scale = len(parameter.type.shape) == 1 and not _is_bias(node)
-        for tensor, part in stored_tensors(tensors_of(parameter.whole)):
-            if part is None:
-                center, own = (1.0, 0.1) if scale else (0.0, spread)
-            elif part.dtype.torch.is_floating_point:
-                center, own = spread / _INT8_SPREAD, 0.1 * spread / _INT8_SPREAD
-            else:
-                center, own = 0.0, _INT8_SPREAD
-            dtype = parameter.type.dtype if part is None else part.dtype.torch
-            found[tensor.name] = _Kind(tensor.shape, dtype, center, own)
+        for tensor in tensors_of(parameter.whole):
+            if tensor.format is not None:
+                found |= _kinds_of_components(tensor, tensor.format, spread)
+                continue
+            center, own = (1.0, 0.1) if scale else (0.0, spread)
+            found[tensor.name] = _Kind(tensor.shape, parameter.type.dtype, center, own)
     return found
 
 
-_INT8, _INT8_SPREAD = (-127, 127), 40.0
-"""The range of random values in int8, and their spread in units of a scale."""
+def _kinds_of_components(tensor: Tensor, stored: Format, spread: float) -> dict[str, _Kind]:
+    """Return the kinds of the components of a weight whose values have this spread."""
+    most, units = _INTEGERS[stored.kind]
+    found = {}
+    for part in stored.components:
+        own, dtype = component_of(tensor, part), part.dtype.torch
+        if dtype.is_floating_point:
+            kind = _Kind(shape_of(own), dtype, spread / units, 0.1 * spread / units)
+        elif part != stored.values:
+            kind = _Kind(shape_of(own), dtype, 0.0, units / 4, most)
+        else:
+            kind = _Kind(shape_of(own), dtype, 0.0, units, most if part.columns == 1 else None)
+        found[tensor.name + part.suffix] = kind
+    return found
+
+
+_INTEGERS = {Kind.INT8: (127, 40.0), Kind.INT4: (7, 4.6)}
+"""The largest random integers of weights, and their spread in units of a scale."""
 
 
 def _is_bias(node: fx.Node) -> bool:

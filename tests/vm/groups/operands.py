@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tpcompile.ir.format import Format
+from tpcompile.ir.format import Format, Kind
 from tpcompile.vm.program.fields import field_types
 from tpcompile.vm.program.instruction import Range, StepInstruction, to_fp32
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -32,7 +32,8 @@ def values(draw: Any, kind: Any) -> Any:
         return draw(st.booleans())
     if kind is Format:
         floats = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
-        in_groups = st.builds(Format.int8, floats, st.integers(0, 2**15 - 1))
+        kinds, columns = st.sampled_from([Kind.INT8, Kind.INT4]), st.integers(0, 2**15 - 1)
+        in_groups = st.builds(Format.grouped, kinds, floats, columns, offsets=st.booleans())
         return draw(st.builds(Format.of, floats) | in_groups)
     if issubclass(kind, IntEnum):
         return draw(st.sampled_from(list(kind)))

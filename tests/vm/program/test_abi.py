@@ -142,7 +142,7 @@ def _braced(one: StepInstruction) -> str:
 
 def test_enumerations_have_names_of_their_own() -> None:
     found = abi.enumerations()
-    assert set(found) == {"Activation", "DType", "Part", "Role", "Site"}
+    assert set(found) == {"Activation", "DType", "Kind", "Part", "Role", "Site"}
     assert all(issubclass(one, IntEnum) for one in found.values())
 
 

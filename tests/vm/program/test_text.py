@@ -32,6 +32,7 @@ from tpcompile.vm.schedule.policies import POLICIES
 
 SMALL = Case(batch=1)
 BF16 = Format.of(torch.bfloat16)
+FORMATS = (Format.int8(torch.bfloat16, 64), Format.int4(torch.float16, offsets=True))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -158,7 +159,7 @@ def any_program(draw: Any) -> Program:
         role=st.sampled_from(Role),
         storage=st.none() | extents,
     )
-    whole = {"format": Format.int8(torch.bfloat16, 64), "first": draw(st.integers(0, 999))}
+    whole = {"format": draw(st.sampled_from(FORMATS)), "first": draw(st.integers(0, 999))}
     buffers |= buffers.map(lambda buffer: replace(buffer, **whole))
     count = draw(st.integers(0, 9))
     instructions = tuple(_on_some_rank(draw(any_instructions()), ranks) for _ in range(count))

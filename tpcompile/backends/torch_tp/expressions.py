@@ -158,7 +158,7 @@ def _local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
     if node.target is ARGMAX:
         return {"first": first_column(value_type(operand(node)), rank)}
     if node.target is LINEAR and value_type(operand(node, 1)).format is not None:
-        return {"first": value_type(operand(node, 1)).first_column(rank)}
+        return {"columns": value_type(operand(node, 1)).columns(rank)}
     return local_args(node, spec, rank)
 
 
@@ -190,7 +190,7 @@ def _write_linear(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     kind = value_type(weight)
     if kind.format is not None:
         parts = ", ".join(f"self.{name}" for name in scope.components(weight))
-        text = f'tpc.decoded("{kind.format}", ({parts}), {args["first"]}, {kind.dtype})'
+        text = f'tpc.decoded("{kind.format}", ({parts}), {args["columns"]}, {kind.dtype})'
     elif scope.storages[str(weight.target)] is Storage.BOTH:
         text += AS_MATRIX
     return f"tpc.linear({args['input']}, {text}{bias})"

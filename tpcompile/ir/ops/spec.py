@@ -223,8 +223,7 @@ def local_bytes(kind: ValueType, rank: int) -> int:
     shape = kind.local_shape(rank)
     if kind.format is None:
         return numel(shape) * kind.dtype.itemsize
-    first = kind.first_column(rank)
-    return numel(shape[:-1]) * kind.format.row_bytes(first, first + numel(shape[-1:]))
+    return numel(shape[:-1]) * kind.format.row_bytes(*kind.columns(rank))
 
 
 def streaming_cost(

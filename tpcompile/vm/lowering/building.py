@@ -129,8 +129,8 @@ class Building:
     def _parameter(self, node: fx.Node) -> int:
         kind = value_type(node)
         shapes = [tuple(map(int, kind.local_shape(rank))) for rank in range(self.ranks)]
-        dtype, stored = kind.stored.values.torch, kind.format
-        firsts = [kind.first_column(rank) if stored else 0 for rank in range(self.ranks)]
+        dtype, stored = kind.stored.values.dtype.torch, kind.format
+        firsts = [kind.columns(rank)[0] if stored else 0 for rank in range(self.ranks)]
         name = str(node.target)
         return self.declare(name, shapes, dtype, Role.WEIGHT, stored=stored, firsts=firsts)
 

@@ -19,6 +19,7 @@ import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.dtypes import DType
+from tpcompile.ir.format import Kind
 from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import flat_fields, operands_of
 from tpcompile.vm.program.instruction import Range, word_count
@@ -112,8 +113,8 @@ def buffer_row(buffer: Buffer, tensor: torch.Tensor, block: int) -> list[int]:
 
 
 def enumerations() -> Mapping[str, type[IntEnum]]:
-    """Return the enumerations in operands and in the table of buffers, by name."""
-    found: dict[str, type[IntEnum]] = {"DType": DType, "Role": Role}
+    """Return the enumerations in operands, in formats and in the table of buffers, by name."""
+    found: dict[str, type[IntEnum]] = {"DType": DType, "Kind": Kind, "Role": Role}
     for kind in INSTRUCTIONS.values():
         for field in layout(kind):
             if issubclass(field.kind, IntEnum):

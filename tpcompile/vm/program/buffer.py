@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from tpcompile.ir.dtypes import DTYPES, dtype_name
-from tpcompile.ir.format import Format
+from tpcompile.ir.format import Component, Format
+from tpcompile.ir.layout import Interval
 
 Box = tuple[tuple[int, int], ...]
 """An interval in each dimension of a buffer."""
@@ -84,7 +85,7 @@ class Buffer:
     storage: tuple[int, ...] | None = None
     """The shape of the cache in memory, whose dimensions are not those of regions."""
     format: Format | None = None
-    """The format of a weight whose values have this dtype together with other components."""
+    """The format of a weight of several components, of which the values have this dtype."""
     first: int = 0
     """The first column of a weight in a format, among the columns of all ranks."""
 
@@ -100,8 +101,19 @@ class Buffer:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """The shape of the tensor in memory."""
+        """The shape of the tensor in memory; of a weight in a format, the shape of the values."""
+        if self.format is not None:
+            return self.extents_of(self.format.values)
         return self.shape if self.storage is None else self.storage
+
+    @property
+    def columns(self) -> Interval:
+        """The columns of a weight, among those of all ranks."""
+        return self.first, self.first + self.shape[1]
+
+    def extents_of(self, part: Component) -> tuple[int, int]:
+        """Return the shape of a component of a weight in memory."""
+        return self.shape[0], part.width(*self.columns)
 
     def strides(self, extents: Sequence[int]) -> tuple[int, ...]:
         """Return the strides, in elements, of a tensor with these extents.
@@ -165,11 +177,13 @@ def _wrong_field(buffer: Buffer, ranks: int) -> tuple[str, str] | None:
     if buffer.format is not None and (
         buffer.role != Role.WEIGHT
         or len(buffer.shape) != _MATRIX
-        or buffer.dtype != buffer.format.values.torch
+        or buffer.dtype != buffer.format.values.dtype.torch
     ):
         return "format", f"None, or that of a matrix of weights in {dtype_name(buffer.dtype)}"
     if not 0 <= buffer.first <= (0 if buffer.format is None else _MOST_COLUMNS):
         return "first", "the first column of a weight in a format, or 0"
+    if buffer.format is not None and buffer.first % buffer.format.grain:
+        return "first", f"a multiple of {buffer.format.grain} columns"
     if buffer.role != Role.CACHE:
         return None if buffer.storage is None else ("storage", "None: only the cache has one")
     if len(buffer.storage or ()) != len(CACHE_ORDER) or min(buffer.extents) < 1:

@@ -125,8 +125,9 @@ def _first_weights(program: Program, one: Instruction) -> tuple[int, int, int]:
         return NONE, 0, 0
     number: int = one.at.weight
     (first, last), (start, _) = one.weight_boxes[0]
-    values = one.at.format.components[0]
-    row, skipped = values.row_bytes(0, program.buffers[number].shape[1]), values.row_bytes(0, start)
+    values = one.at.format.values
+    row = values.row_bytes(0, program.buffers[number].shape[1])
+    skipped = values.row_bytes(0, start - start % values.columns)
     return number, first * row + skipped, (last - first) * row - skipped
 
 

@@ -8,30 +8,30 @@ from typing import Any
 import torch
 
 from tpcompile.ir.format import Format
+from tpcompile.ir.layout import Interval
 
 
 class Weight:
     """Rows of a weight. An index of rows, or of rows and a slice of columns, gives values in fp32.
 
-    The columns begin with column `first` of the whole weight.
+    The rows consist of these columns of the whole weight.
     """
 
     def __init__(
-        self,
-        stored: Format,
-        values: torch.Tensor,
-        others: Mapping[str, torch.Tensor],
-        first: int = 0,
+        self, stored: Format, parts: Mapping[str, torch.Tensor], columns: Interval
     ) -> None:
-        self._stored, self._values, self._others, self._first = stored, values, others, first
-        self.shape = values.shape
+        self._stored, self._parts, self._columns = stored, parts, columns
+        start, stop = columns
+        self.shape = torch.Size((len(parts[stored.values.suffix]), stop - start))
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         start, stop, _ = columns.indices(self.shape[1])
-        parts = {"": self._values[rows, start:stop]}
-        for part in self._stored.components[1:]:
-            skipped, _ = part.span(self._first, self._first + 1)
-            low, high = part.span(self._first + start, self._first + stop)
-            parts[part.suffix] = self._others[part.suffix][rows, low - skipped : high - skipped]
-        return self._stored.decoded(parts, self._first + start, torch.float32)
+        first = self._columns[0]
+        wanted = first + start, first + stop
+        parts = {}
+        for part in self._stored.components:
+            skipped, _ = part.span(first, first + 1)
+            low, high = part.span(*wanted)
+            parts[part.suffix] = self._parts[part.suffix][rows, low - skipped : high - skipped]
+        return self._stored.decoded(parts, wanted, torch.float32)
