@@ -13,7 +13,7 @@ from torch import fx, nn
 from tpcompile.frontend.build import Builder, UnlikeLayersError
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
-from tpcompile.frontend.quantized import formats_of
+from tpcompile.frontend.quantized import encodings_of, stored_weights
 from tpcompile.frontend.rotary import RotaryTables, SavedTables, rotary_modules, source_of
 from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
@@ -21,6 +21,7 @@ from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir import parse
 from tpcompile.ir.check_biases import captured_biases
 from tpcompile.ir.checker import infer_types
+from tpcompile.ir.codec import NO_ENCODINGS, Encodings
 from tpcompile.ir.format import Format
 from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.ops import ROTARY
@@ -48,6 +49,8 @@ class Captured:
     """Whether the model separates sequences packed into one row by their positions."""
     model: nn.Module | None = field(repr=False, default=None)
     """The user's model, if one was given; it has the weights."""
+    encodings: Encodings = field(repr=False, default=NO_ENCODINGS)
+    """The components of weights that the checkpoint stores otherwise than memory."""
 
 
 @paused_collector()
@@ -57,7 +60,9 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
     `stamped=False` traces every layer, which takes longer and gives the same graph.
     """
     module = module_of(model, dtype)
-    tensors, aliases = _tensors(module, formats_of(module, module.config))
+    stored = stored_weights(module, module.config)
+    tensors, aliases = _tensors(module, {name: one.format for name, one in stored.items()})
+    encodings = encodings_of(tensors.values(), stored)
     layers = watch_layers(module, find_layers(module))
     name = type(module).__name__
     (source,) = rotary_modules(module).values()
@@ -85,7 +90,7 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
     log.info("captured %s: %d nodes", name, len(gm.graph.nodes))
     own = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), f"{name}.{layers.path}")
-    return Captured(gm, module.config, rotary, tensors, aliases, packs, own)
+    return Captured(gm, module.config, rotary, tensors, aliases, packs, own, encodings)
 
 
 def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:

@@ -12,11 +12,13 @@ import torch
 
 from tpcompile.ir.dtypes import DTYPES, DType
 from tpcompile.ir.layout import Interval
+from tpcompile.ir.words import WORD_BITS, unpacked
 
 _ROW, _OFFSETS = "row", "offsets"
 _WORD = re.compile(rf"(int8|int4):({_ROW}|[1-9][0-9]{{0,4}}):(f32|bf16|f16)(:{_OFFSETS})?")
 _GRAIN = 16
-_MOST_COLUMNS = (1 << 15) - 1
+MOST_COLUMNS = (1 << 15) - 1
+"""The maximum number of columns per group."""
 
 
 class Kind(IntEnum):
@@ -27,7 +29,7 @@ class Kind(IntEnum):
     F16 = DType.F16
     INT8 = DType.I8
     INT4 = 8
-    """Eight columns in an int32, each as a nibble of its value + 8, the lowest nibble first."""
+    """Words of eight columns: see `words.py`."""
 
     @property
     def word(self) -> str:
@@ -80,7 +82,7 @@ class Format(int):
         kind, scales = number & 255, number >> 8 & 127
         plain = number in _FLOATS
         if not plain and not (
-            kind in _GROUPED and scales in _FLOATS and 0 <= number >> 16 <= _MOST_COLUMNS
+            kind in _GROUPED and scales in _FLOATS and 0 <= number >> 16 <= MOST_COLUMNS
         ):
             raise ValueError(f"{number} is not a valid format")
         return found
@@ -95,7 +97,7 @@ class Format(int):
         kind: Kind, scales: torch.dtype, columns: int = 0, *, offsets: bool = False
     ) -> Format:
         """Return the format of integers with a scale per so many columns, or per row."""
-        if not 0 <= columns <= _MOST_COLUMNS:
+        if not 0 <= columns <= MOST_COLUMNS:
             raise ValueError(f"groups of {columns} columns are too wide")
         return Format(kind | DType.of(scales) << 8 | offsets << 15 | columns << 16)
 
@@ -183,7 +185,7 @@ class Format(int):
         start, stop = columns
         if self.kind == Kind.INT4:
             skipped = start % values.columns
-            found = _nibbles(found)[..., skipped : skipped + stop - start]
+            found = unpacked(found, 4)[..., skipped : skipped + stop - start]
         each = others[0].columns or stop
         places = torch.arange(start, stop, device=found.device) // each - start // each
         scales, *offsets = (parts[one.suffix].float()[..., places] for one in others)
@@ -200,16 +202,10 @@ def decoded(
     return stored.decoded(named, columns, dtype)
 
 
-def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    """Return the signed values of the nibbles of each row, the lowest nibble of a word first."""
-    octets = words.view(torch.uint8)  # of a word, the lowest first
-    return torch.stack((octets & 15, octets >> 4), -1).flatten(-2).view(torch.int8) - 8
-
-
 _FLOATS = (DType.F32, DType.BF16, DType.F16)
 _GROUPED = (Kind.INT8, Kind.INT4)
 _GROUPED_WORDS = {kind.word: kind for kind in _GROUPED}
-_VALUES = {Kind.INT4: Component("_packed", DType.I32, 8)}
+_VALUES = {Kind.INT4: Component("_packed", DType.I32, WORD_BITS // 4)}
 """The values of formats in which they are not one element per column."""
 
 

@@ -70,12 +70,17 @@ def plan_axis(axis: str, size: int, tp: int, grain: int | None = None, least: in
     """Split an axis into one run per rank; the sizes differ by at most one grain.
 
     The default grain is the largest power of two, at most `COARSEST_GRAIN`, that divides the axis
-    and gives each rank at least `RUNS_PER_RANK` grains, or else `least`.
+    and gives each rank at least `RUNS_PER_RANK` grains, or else `least`. If that does not divide
+    the axis, the last run is shorter.
     """
     if grain is None:
         grain = COARSEST_GRAIN
         while grain > least and (size % grain or size // grain < RUNS_PER_RANK * tp):
             grain //= 2
+        runs = even_runs(-(-size // grain), tp)
+        if size % grain and size > grain * (tp - 1):
+            cut = tuple(((start * grain, min(stop * grain, size)),) for ((start, stop),) in runs)
+            return Layout(axis, size, 1, cut)
     if size % grain or size // grain < tp:
         raise ShardingError(
             f"The axis {axis} of {size} cannot be split over {tp} ranks",

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
+from tpcompile.ir.codec import NO_ENCODINGS, Codec, Encoded, Encodings
 from tpcompile.ir.format import Component
 from tpcompile.ir.recipe import Tensor, stored_tensors
 from tpcompile.runtime.checkpoint_files import INDEX as INDEX
@@ -28,16 +29,20 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Supported dtypes of stored tensors. Integers and float8 need scales to become weights: a bare
 cast would give wrong weights without an error."""
 
+_COUNTS = ("I64", "I32")
+"""Supported dtypes of tensors that repeat shapes."""
+
 DERIVED = ("rotary_emb.inv_freq",)
 """Name suffixes of tensors that old checkpoints store and models compute themselves."""
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """The location of a model's tensor: a stored tensor and the first row in it."""
+    """The location of a model's tensor: a stored tensor, the first row in it, and its codec."""
 
     name: str
     row: int = 0
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,11 @@ class CheckpointFiles:
     aliases: Mapping[str, str]
     chosen: Any = None
     """`transformers_weights` of the configuration: the file to read, or its index."""
+    encodings: Encodings = NO_ENCODINGS
 
     def open(self) -> Checkpoint:
         """Open the files; the caller closes them."""
-        return Checkpoint(self.directory, self.tensors, self.aliases, self.chosen)
+        return Checkpoint(self.directory, self.tensors, self.aliases, self.chosen, self.encodings)
 
 
 class Checkpoint(Closing):
@@ -68,8 +74,9 @@ class Checkpoint(Closing):
         tensors: Mapping[str, Tensor],
         aliases: Mapping[str, str],
         chosen: Any = None,
+        encodings: Encodings = NO_ENCODINGS,
     ) -> None:
-        self._directory = directory
+        self._directory, self._encodings = directory, encodings
         self._open = ExitStack()
         self._files: dict[Path, Any] = {}
         self._sizes: dict[Path, int] = {}
@@ -80,6 +87,8 @@ class Checkpoint(Closing):
             stored = list(stored_tensors(tensors.values()))
             self._parts = {tensor.name: part for tensor, part in stored}
             self._stored = self._resolve({tensor.name: tensor for tensor, _ in stored}, aliases)
+            for name, shape in encodings.shapes.items():
+                self._check_told(name, shape)
         except BaseException:
             self.close()
             raise
@@ -95,14 +104,20 @@ class Checkpoint(Closing):
         return found
 
     def _read(self, stored: _Stored, index: tuple[slice, ...]) -> torch.Tensor:
+        if stored.codec is not None:
+            read = self._slice(stored.name, stored.codec.box(index))
+            return stored.codec.decoded(read, index)
         if stored.row:
             rows = index[0]
             index = (slice(rows.start + stored.row, rows.stop + stored.row), *index[1:])
-        path = self._where[stored.name]
+        return self._slice(stored.name, index)
+
+    def _slice(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        path = self._where[name]
         if size_of(path) != self._sizes[path]:
             raise changed(path, self._sizes[path])
         try:
-            found: torch.Tensor = self._file(stored.name).get_slice(stored.name)[index]
+            found: torch.Tensor = self._file(name).get_slice(name)[index]
         except (SafetensorError, OSError) as error:
             raise unreadable(path, error) from error
         return found
@@ -131,6 +146,11 @@ class Checkpoint(Closing):
         """Locate each tensor of the model; raise for a missing or an unexpected tensor."""
         found: dict[str, _Stored] = {}
         for name, tensor in tensors.items():
+            encoded = self._encodings.components.get(name)
+            if encoded is not None:
+                found[name] = self._encoded(tensor, encoded)
+                self._twins[name] = []
+                continue
             names = (name, *(alias for alias, known in aliases.items() if known == name))
             stored = [_Stored(n) for n in names if n in self._shapes]
             part = self._part_of_fused(tensor, tensors) if not stored else None
@@ -141,29 +161,48 @@ class Checkpoint(Closing):
                 self._check_dtype(each.name, self._parts[name])
                 self._check_shape(tensor, each, tensors)
             found[name], *self._twins[name] = stored
-        self._refuse_extra({stored.name for stored in found.values()}, aliases)
+        used = {stored.name for stored in found.values()}
+        self._refuse_extra(used | self._encodings.shapes.keys(), aliases)
         return found
+
+    def _encoded(self, tensor: Tensor, encoded: Encoded) -> _Stored:
+        """Return the location of a tensor that is stored by a codec."""
+        name, codec = encoded.name, encoded.codec
+        if name not in self._shapes:
+            raise self._missing(name, (name,))
+        self._require_dtype(name, codec.dtype.name)
+        self._require_shape(name, codec.shape(tensor.shape))
+        return _Stored(name, codec=codec)
+
+    def _check_told(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a stored shape of a weight that is not the one of the configuration."""
+        if name not in self._shapes:
+            raise self._missing(name, (name,))
+        self._require_dtype(name, *_COUNTS)
+        self._require_shape(name, (len(shape),))
+        told = tuple(self._slice(name, (slice(0, len(shape)),)).tolist())
+        if told != shape:
+            raise self._unlike(f"The tensor {name}", name, told, shape)
 
     def _part_of_fused(self, tensor: Tensor, tensors: Mapping[str, Tensor]) -> _Stored | None:
         for fused, parts in FUSED.items():
             for part in parts:
                 whole = tensor.name.replace(f".{part}.", f".{fused}.")
-                if whole != tensor.name and whole in self._shapes:
+                alike = (tensor.name.replace(f".{part}.", f".{other}.") for other in parts)
+                if (
+                    whole != tensor.name
+                    and whole in self._shapes
+                    and all(name in tensors for name in alike)
+                ):
                     return _Stored(whole, _rows_before(tensor.name, part, parts, tensors))
         return None
 
     def _check_dtype(self, name: str, part: Component | None) -> None:
-        found = str(self._file(name).get_slice(name).get_dtype())
         if part is not None and not part.dtype.torch.is_floating_point:
-            if found != part.dtype.name:
-                raise CheckpointError(
-                    f"The tensor {name} must have the dtype that the configuration says",
-                    where=str(self._where[name]),
-                    got=found,
-                    expected=part.dtype.name,
-                    hint="The config.json and the files must be of the same checkpoint",
-                )
-        elif found not in FLOATS:
+            self._require_dtype(name, part.dtype.name)
+            return
+        found = self._dtype(name)
+        if found not in FLOATS:
             raise CheckpointError(
                 f"The tensor {name} must have a floating-point dtype of 16 bits or more",
                 where=str(self._where[name]),
@@ -172,19 +211,43 @@ class Checkpoint(Closing):
                 hint="The checkpoint may be quantized: download the original one",
             )
 
+    def _dtype(self, name: str) -> str:
+        return str(self._file(name).get_slice(name).get_dtype())
+
+    def _require_dtype(self, name: str, *expected: str) -> None:
+        found = self._dtype(name)
+        if found not in expected:
+            raise CheckpointError(
+                f"The tensor {name} must have the dtype that the configuration says",
+                where=str(self._where[name]),
+                got=found,
+                expected=" or ".join(expected),
+                hint="The config.json and the files must be of the same checkpoint",
+            )
+
     def _check_shape(self, tensor: Tensor, stored: _Stored, tensors: Mapping[str, Tensor]) -> None:
         expected = tensor.shape
         if _module_of(stored.name) in FUSED:
             rows = _fused_rows(stored.name, tensors)
             expected = (rows, *tensor.shape[1:])
-        if self._shapes[stored.name] != expected:
-            raise CheckpointError(
-                f"The shape of the tensor {stored.name} does not match the configuration",
-                where=str(self._where[stored.name]),
-                got=str(self._shapes[stored.name]),
-                expected=str(expected),
-                hint="The config.json and the files must be of the same checkpoint",
+        self._require_shape(stored.name, expected)
+
+    def _require_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        if self._shapes[name] != expected:
+            raise self._unlike(
+                f"The shape of the tensor {name}", name, self._shapes[name], expected
             )
+
+    def _unlike(
+        self, what: str, name: str, got: tuple[int, ...], expected: tuple[int, ...]
+    ) -> CheckpointError:
+        return CheckpointError(
+            f"{what} does not match the configuration",
+            where=str(self._where[name]),
+            got=str(got),
+            expected=str(expected),
+            hint="The config.json and the files must be of the same checkpoint",
+        )
 
     def _untied(self, name: str, twin: _Stored) -> CheckpointError:
         """Return the error for tied tensors that differ; Hugging Face does not tie them either."""

@@ -16,8 +16,10 @@ _DTYPES = {
     torch.int8: "I8",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.int32: "I32",
     torch.float32: "F32",
     torch.float64: "F64",
+    torch.int64: "I64",
 }
 """The format's dtype names. Files store later dtypes first, as safetensors itself does."""
 _ALIGN = 8

@@ -174,7 +174,8 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
         return RandomWeights(captured, seed)
     if isinstance(model, str | Path) and not str(model).startswith("preset:"):
         chosen = getattr(captured.config, "transformers_weights", None)
-        return CheckpointFiles(directory_of(model), captured.tensors, captured.aliases, chosen)
+        names = captured.tensors, captured.aliases, chosen, captured.encodings
+        return CheckpointFiles(directory_of(model), *names)
     if captured.model is None:
         raise CheckpointError(
             "The model has no weights to compile",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,7 +24,8 @@ class WeightsOut:
     _check_open: Callable[[], None]
 
     def _name_weights(self, captured: Captured, graph: fx.GraphModule) -> None:
-        self._weights = WholeWeights(graph, captured.tensors, captured.aliases)
+        self._weights = WholeWeights(graph, captured.tensors, captured.aliases, captured.encodings)
+        self._sizes = {name: math.prod(one.shape) for name, one in captured.tensors.items()}
         self._embeddings = embeddings_of(captured.graph)
         self._vocabulary = min(captured.tensors[name].shape[0] for name in self._embeddings)
         """The number of rows of the embedding."""
@@ -74,7 +76,6 @@ class WeightsOut:
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Return the number of parameters of the original model, as Hugging Face counts them."""
-        metas = self._weights.metas()
         out = {*(self._embeddings if exclude_embeddings else ())}
         out |= self._frozen if only_trainable else set()
-        return sum(tensor.numel() for name, tensor in metas.items() if name not in out)
+        return sum(size for name, size in self._sizes.items() if name not in out)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from tpcompile.errors import UsageError, did_you_mean
+from tpcompile.ir.codec import Codec, Encodings
+from tpcompile.ir.format import Component
 from tpcompile.ir.meta import parameter_of, parameters, value_type
 from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.ir.pieces import pieces, unshard
@@ -16,55 +19,87 @@ from tpcompile.ir.recipe import Recipe, Tensor, component_of, stored_tensors, te
 from tpcompile.runtime.ranks.rank import Ranks
 
 
+@dataclass(frozen=True)
+class _Whole:
+    """A tensor of the model, and how the checkpoint stores it."""
+
+    tensor: Tensor
+    part: Component | None
+    codec: Codec | None
+    nodes: Sequence[fx.Node]
+    """The parameters that have elements of it."""
+
+    def meta(self) -> torch.Tensor:
+        """Return a meta tensor of the shape and dtype in the checkpoint."""
+        shape, dtype = self.tensor.shape, value_type(self.nodes[0]).dtype
+        if self.part is not None:
+            dtype = self.part.dtype.torch
+        if self.codec is not None:
+            shape, dtype = self.codec.shape(shape), self.codec.dtype.torch
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def shards(self, ranks: Ranks) -> Iterator[tuple[Recipe, torch.Tensor]]:
+        """Yield the parts of the ranks that have elements of it, with their recipes."""
+        for node in self.nodes:
+            for rank, whole in enumerate(parameter_of(node).shards):
+                recipe = component_of(whole, self.part) if self.part else whole
+                if any(piece.tensor == self.tensor.name for piece in pieces(recipe)):
+                    suffix = self.part.suffix if self.part else ""
+                    yield recipe, ranks.parameter(rank, f"{node.target}{suffix}")
+
+
 class WholeWeights:
     """A checkpoint's tensors by their names in it. Their data is on the ranks."""
 
-    def __init__(self, graph: fx.GraphModule, order: Mapping[str, Tensor], aliases: dict[str, str]):
-        self._stored = {own.name: (own, part) for own, part in stored_tensors(order.values())}
-        self._nodes: dict[str, list[fx.Node]] = {name: [] for name in self._stored}
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        order: Mapping[str, Tensor],
+        aliases: dict[str, str],
+        encodings: Encodings,
+    ) -> None:
+        nodes: dict[str, list[fx.Node]] = {}
         for node in parameters(graph.graph):
             for own, _ in stored_tensors(dict.fromkeys(tensors_of(parameter_of(node).whole))):
-                self._nodes[own.name].append(node)
+                nodes.setdefault(own.name, []).append(node)
+        self._whole: dict[str, _Whole] = {}
+        for own, part in stored_tensors(order.values()):
+            encoded = encodings.components.get(own.name)
+            name, codec = (own.name, None) if encoded is None else (encoded.name, encoded.codec)
+            self._whole[name] = _Whole(own, part, codec, nodes[own.name])
+        self._shapes = {
+            name: torch.tensor(shape, dtype=torch.int64) for name, shape in encodings.shapes.items()
+        }
         self.aliases = aliases
         """The other names of tied tensors."""
 
     def metas(self) -> dict[str, torch.Tensor]:
         """Return a meta tensor for each tensor; tied ones appear only under their first name."""
-        return {
-            name: torch.empty(
-                tensor.shape,
-                dtype=part.dtype.torch if part else value_type(self._nodes[name][0]).dtype,
-                device="meta",
-            )
-            for name, (tensor, part) in self._stored.items()
-        }
+        found = {name: whole.meta() for name, whole in self._whole.items()}
+        return found | {name: shape.to("meta") for name, shape in self._shapes.items()}
 
     def first_name(self, name: str) -> str:
         """Return the first name of a tied tensor, and the name of any other tensor unchanged."""
         known = self.aliases.get(name, name)
-        if known not in self._nodes:
-            raise UsageError(
-                f"The model has no tensor {name!r}", hint=did_you_mean(name, self._nodes)
-            )
+        if known not in self._whole and known not in self._shapes:
+            names = [*self._whole, *self._shapes]
+            raise UsageError(f"The model has no tensor {name!r}", hint=did_you_mean(name, names))
         return known
 
     def gather(self, name: str, ranks: Ranks) -> torch.Tensor:
         """Return a tensor in new memory. Shards are fetched and freed one at a time."""
         known = self.first_name(name)
-        return unshard(known, self._stored[known][0].shape, self._shards(known, ranks))
-
-    def _shards(self, name: str, ranks: Ranks) -> Iterator[tuple[Recipe, torch.Tensor]]:
-        _, part = self._stored[name]
-        for node in self._nodes[name]:
-            for rank, whole in enumerate(parameter_of(node).shards):
-                recipe = component_of(whole, part) if part else whole
-                if any(piece.tensor == name for piece in pieces(recipe)):
-                    suffix = part.suffix if part else ""
-                    yield recipe, ranks.parameter(rank, f"{node.target}{suffix}")
+        if known in self._shapes:
+            return self._shapes[known].clone()
+        whole = self._whole[known]
+        tensor = whole.tensor
+        found = unshard(tensor.name, tensor.shape, whole.shards(ranks))
+        return found if whole.codec is None else whole.codec.encoded(found)
 
     def state_dict(self, ranks: Ranks) -> OrderedDict[str, torch.Tensor]:
         """Return all tensors on the CPU; tied ones are one tensor under each of their names."""
-        found = OrderedDict((name, self.gather(name, ranks).cpu()) for name in self._nodes)
+        names = [*self._whole, *self._shapes]
+        found = OrderedDict((name, self.gather(name, ranks).cpu()) for name in names)
         found.update((alias, found[name]) for alias, name in self.aliases.items())
         return found
 
