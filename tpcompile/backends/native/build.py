@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from tpcompile.cpp import CppLibrary
-from tpcompile.ir.dtypes import DType
+from tpcompile.ir.format import Format
 from tpcompile.vm.program import abi
 from tpcompile.vm.program.c_rules import rules_header
 
 _EXACT = ("-ffp-contract=off",)
 """Each product is rounded before it is added: compilers would fuse them in some places only."""
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni")
 _PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "amx_bf16": {
         "amx_bf16": (*_AVX512, "-mamx-tile", "-mamx-bf16"),
@@ -74,13 +72,13 @@ def kernels(path: str) -> ctypes.c_void_p:
 
 
 @functools.cache
-def has_kernel(path: str, opcode: int, *dtypes: torch.dtype | None) -> bool:
-    """Return whether a vector path has a kernel for an opcode, and for these dtypes if given.
+def has_kernel(path: str, opcode: int, *formats: Format | None) -> bool:
+    """Return whether a vector path has a kernel for an opcode, and for these formats if given.
 
-    They are the dtypes of values, of the weight, of norms and biases, and of the cache; None for an
+    They are those of values, of the weight, of norms and biases, and of the cache; None for an
     instruction without them.
     """
-    numbers = [0 if dtype is None else int(DType.of(dtype)) for dtype in dtypes or (None,) * 4]
+    numbers = [0 if one is None else int(one) for one in formats or (None,) * 4]
     return bool(library().tpc_has_kernel(kernels(path), opcode, *numbers))
 
 

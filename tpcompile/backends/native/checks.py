@@ -16,26 +16,27 @@ import torch
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native.build import has_kernel
 from tpcompile.errors import UnsupportedError, UsageError
-from tpcompile.ir.dtypes import DType, dtype_name
+from tpcompile.ir.format import Format
 from tpcompile.vm.program import Buffer, Program, Role, rules
-from tpcompile.vm.program.abi import MOST_DIMS, column_offsets
+from tpcompile.vm.program.abi import COLUMNS, MOST_DIMS, buffer_row, column_offsets, row_of
 from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, StepInstruction
+from tpcompile.vm.program.weight import Weight
 
 
 class Dtypes(NamedTuple):
-    """The dtypes of an instruction's floating-point operands, by what they hold; None for none."""
+    """The formats of an instruction's floating-point operands, by what they hold; None for none."""
 
-    values: torch.dtype | None
-    weights: torch.dtype | None
-    vectors: torch.dtype | None
+    values: Format | None
+    weights: Format | None
+    vectors: Format | None
     """The dtype of norms and biases."""
-    cache: torch.dtype | None
+    cache: Format | None
 
     def __str__(self) -> str:
         names = ("values", "weights", "norms and biases", "cache")
         pairs = zip(self, names, strict=True)
-        first, *others = [f"{dtype_name(dtype)} {name}" for dtype, name in pairs if dtype]
+        first, *others = [f"{stored} {name}" for stored, name in pairs if stored]
         return f"{first} with {', '.join(others)}" if others else first
 
 
@@ -61,13 +62,13 @@ def _refuse_kernel(one: Any, subject: str) -> NoReturn:
     )
 
 
-Holders = tuple[tuple[str, torch.dtype, str], ...]
-"""For each of some buffers, the field of `Dtypes` that it belongs to, its dtype and its name."""
+Holders = tuple[tuple[str, Format, str], ...]
+"""For each of some buffers, the field of `Dtypes` that it belongs to, its format and its name."""
 
 
 def _holders(one: Any, program: Program, shared: bool) -> Holders:
     """Describe the buffers of own or of shared operands whose rule leaves the dtype open."""
-    found: list[tuple[str, torch.dtype, str]] = []
+    found: list[tuple[str, Format, str]] = []
     kind: Any = type(one)
     for path, _, rule in rules_of(kind):
         if path.startswith("at.") != shared:
@@ -78,7 +79,7 @@ def _holders(one: Any, program: Program, shared: bool) -> Holders:
             number = attrgetter(path)(one)
             if number != NONE:
                 buffer = program.buffers[number]
-                found.append((_held_in(rule), buffer.dtype, buffer.name))
+                found.append((_held_in(rule), buffer.stored, buffer.name))
     return tuple(found)
 
 
@@ -94,15 +95,15 @@ def _held_in(rule: rules.Held) -> str:
 @cache
 def _dtypes(shared: Holders, own: Holders) -> Dtypes:
     """Return the dtypes of an instruction; raise if operands of one kind have two."""
-    found: dict[str, dict[torch.dtype, str]] = {name: {} for name in Dtypes._fields}
-    for field, dtype, name in (*shared, *own):
-        found[field].setdefault(dtype, name)
+    found: dict[str, dict[Format, str]] = {name: {} for name in Dtypes._fields}
+    for field, stored, name in (*shared, *own):
+        found[field].setdefault(stored, name)
     for field, dtypes in found.items():
         if len(dtypes) > 1:
             subject = "norms and biases" if field == "vectors" else field
             raise UnsupportedError(
                 f"The native backend needs one dtype for the {subject} of an instruction",
-                got=", ".join(f"{dtype_name(dtype)} in {name}" for dtype, name in dtypes.items()),
+                got=", ".join(f"{stored} in {name}" for stored, name in dtypes.items()),
                 hint='Compile with one dtype, or with backend="torch"',
             )
     return Dtypes(*(next(iter(dtypes), None) for dtypes in found.values()))
@@ -117,46 +118,36 @@ def check_table(table: torch.Tensor, memory: StepMemory) -> None:
     if len(table) != len(buffers):
         _refuse_table("", f"{len(table)} rows", f"{len(buffers)} rows, one per buffer")
     offsets = column_offsets()
-    for row, buffer, tensor in zip(table.tolist(), buffers, memory.tensors, strict=True):
-        if tensor.numel() == 0 and buffer.rank not in memory.ranks:
+    for got, buffer, own in zip(table.tolist(), buffers, memory.tensors, strict=True):
+        if isinstance(own, torch.Tensor) and not own.numel() and buffer.rank not in memory.ranks:
             continue
-        wanted = _row(buffer, tensor, memory.block)
+        wanted = _row(buffer, own, memory.block)
         for name, offset in offsets.items():
-            width = len(wanted[name])
-            got = row[offset : offset + width]
+            columns = slice(offset, offset + COLUMNS[name])
             if name == "strides":  # never used in an empty tensor or a dimension of one element
-                got = [
-                    stride if extent > 1 and tensor.numel() else known
-                    for stride, extent, known in zip(
-                        got, wanted["shape"], wanted[name], strict=True
-                    )
-                ]
-            if got != wanted[name]:
+                extents = slice(offsets["shape"], offsets["shape"] + MOST_DIMS)
+                used = [extent > 1 and 0 not in wanted[extents][: len(buffer.extents)] for extent in wanted[extents]]
+                equal = all(not use or a == b for use, a, b in zip(used, got[columns], wanted[columns], strict=True))
+            else:
+                equal = got[columns] == wanted[columns]
+            if not equal:
                 where = f"{name} of the buffer {buffer.name} of rank {buffer.rank}"
-                _refuse_table(where, str(got), str(wanted[name]))
+                _refuse_table(where, str(got[columns]), str(wanted[columns]))
 
 
-def _row(buffer: Buffer, tensor: torch.Tensor, block: int) -> dict[str, list[int]]:
-    """Return the columns that describe a buffer. A cache may have any number of slots."""
-    cache = buffer.role == Role.CACHE
+def _row(buffer: Buffer, own: torch.Tensor | Weight, block: int) -> list[int]:
+    """Return the row of a buffer by its declaration. A cache may have any number of slots."""
+    if isinstance(own, Weight):  # whose tensors the memory has checked
+        return buffer_row(buffer, own, block)
     extents = list(buffer.extents)
-    if cache:
-        extents[2] = tensor.shape[2]
-    if tensor.dtype != buffer.dtype or tensor.numel() != math.prod(extents):
+    if buffer.role == Role.CACHE:
+        extents[2] = own.shape[2]
+    if own.dtype != buffer.dtype or own.numel() != math.prod(extents):
         where = f"the buffer {buffer.name} of rank {buffer.rank}"
-        got = f"{list(tensor.shape)} in {tensor.dtype}"
+        got = f"{list(own.shape)} in {own.dtype}"
         _refuse_table(where, got, f"a tensor {extents} in {buffer.dtype}")
-    rest = [0] * (MOST_DIMS - len(extents))
-    return {
-        "address": [tensor.data_ptr()],
-        "role": [buffer.role],
-        "rank": [buffer.rank],
-        "dtype": [DType.of(buffer.dtype)],
-        "block": [block if cache else 0],
-        "dims": [len(extents)],
-        "shape": extents + rest,
-        "strides": [*buffer.strides(extents), *rest],
-    }
+    address = {"address": own.data_ptr()}
+    return row_of(buffer, address, extents, buffer.strides(extents), block)
 
 
 def _refuse_table(where: str, got: str, expected: str) -> None:

@@ -68,6 +68,7 @@ class Native(Executor):
     name: ClassVar[str] = "native"
     functions: ClassVar[str] = "tpcompile.backends.native"
     takes_times: ClassVar[bool] = True
+    in_formats: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls) -> None:

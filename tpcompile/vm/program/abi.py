@@ -9,7 +9,7 @@ documentation prints the same tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
@@ -24,8 +24,9 @@ from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import flat_fields, operands_of
 from tpcompile.vm.program.instruction import Range, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
+from tpcompile.vm.program.weight import Weight
 
-VERSION = 2
+VERSION = 3
 """Incremented whenever a word, a column or a number changes its meaning."""
 
 
@@ -41,11 +42,19 @@ COLUMNS = {
     "dims": 1,
     "shape": MOST_DIMS,
     "strides": MOST_DIMS,
+    "format": 1,
+    "first": 1,
+    "scales": 1,
+    "offsets": 1,
 }
 """The columns of the table of buffers, with their widths. Each buffer has one row of int64.
 
 `block` is the tokens per block of the KV cache, and 0 for other buffers. Strides count elements.
+A weight of several components has the shape of the weight, and the address, dtype and strides of
+its values; `first` is its first column, `scales` and `offsets` are addresses, or 0.
 """
+_PARTS = ("address", "scales", "offsets")
+"""The columns with the addresses of the components of a weight."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +106,42 @@ def column_offsets() -> Mapping[str, int]:
     return dict(zip(COLUMNS, accumulate(COLUMNS.values(), initial=0), strict=False))
 
 
-def buffer_row(buffer: Buffer, tensor: torch.Tensor, block: int) -> list[int]:
-    """Return the table row of a buffer that is stored in `tensor`."""
+def buffer_row(buffer: Buffer, memory: torch.Tensor | Weight, block: int) -> list[int]:
+    """Return the table row of a buffer that is stored in a tensor, or in those of a weight."""
+    tensors = memory.tensors if isinstance(memory, Weight) else (memory,)
+    tensor = tensors[0]
     if tensor.dim() > MOST_DIMS:
         raise UnsupportedError(
             f"The buffer {buffer.name} has too many dimensions",
             got=str(list(tensor.shape)),
             expected=f"at most {MOST_DIMS} dimensions",
         )
-    row = [tensor.data_ptr(), buffer.role, buffer.rank, DType.of(buffer.dtype)]
-    row += [block if buffer.role == Role.CACHE else 0, tensor.dim()]
-    for extents in (tensor.shape, tensor.stride()):
-        row += [*extents, *[0] * (MOST_DIMS - tensor.dim())]
-    return row
+    addresses = dict(zip(_PARTS, [one.data_ptr() for one in tensors], strict=False))
+    return row_of(buffer, addresses, list(memory.shape), list(tensor.stride()), block)
+
+
+def row_of(
+    buffer: Buffer,
+    addresses: Mapping[str, int],
+    shape: Sequence[int],
+    strides: Sequence[int],
+    block: int,
+) -> list[int]:
+    """Return the table row of a buffer, given what its memory determines."""
+    dtype = DType.of(buffer.dtype)
+    columns: Mapping[str, list[int]] = {
+        **{name: [addresses.get(name, 0)] for name in _PARTS},
+        "role": [buffer.role],
+        "rank": [buffer.rank],
+        "dtype": [dtype],
+        "block": [block if buffer.role == Role.CACHE else 0],
+        "dims": [len(shape)],
+        "shape": [*shape, *[0] * (MOST_DIMS - len(shape))],
+        "strides": [*strides, *[0] * (MOST_DIMS - len(strides))],
+        "format": [dtype if buffer.format is None else buffer.format],
+        "first": [buffer.first],
+    }
+    return [int(number) for name in COLUMNS for number in columns[name]]
 
 
 def enumerations() -> Mapping[str, type[IntEnum]]:

@@ -36,6 +36,7 @@ class _Kind(IntEnum):
     EXACTLY = 4
     RANGE = 5
     DTYPE = 6
+    FORMAT = 7
 
 
 class _Row(NamedTuple):
@@ -47,8 +48,8 @@ class _Row(NamedTuple):
     kind: _Kind
     word: int
     other: int = 0
-    """The lower bound; or the word of the minimum length, of the buffer of a dtype, or of the
-    tokens per block of a cache."""
+    """The lower bound; or the word of the minimum length, of the buffer of a dtype or a format,
+    or of the tokens per block of a cache."""
     optional: bool = False
     role: int = 0
     dtype: int = 0
@@ -126,7 +127,8 @@ class _Table:
         elif isinstance(rule, rules.Held):
             yield self._buffer(word, prefix, rule, when)
         elif isinstance(rule, rules.DTypeOf | rules.FormatOf):
-            yield _Row(*when, _Kind.DTYPE, word, self._fields[f"at.{prefix}{rule.operand}"].offset)
+            kind = _Kind.DTYPE if isinstance(rule, rules.DTypeOf) else _Kind.FORMAT
+            yield _Row(*when, kind, word, self._fields[f"at.{prefix}{rule.operand}"].offset)
         elif isinstance(rule, rules.Within):
             least = self._fields[rule.least].offset if rule.least else 0
             yield _Row(*when, _Kind.RANGE, word, least, products=self._terms(rule.extent, prefix))

@@ -24,6 +24,11 @@ class Weight:
         start, stop = columns
         self.shape = torch.Size((len(parts[stored.values.suffix]), stop - start))
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The components, values first."""
+        return tuple(self._parts[part.suffix] for part in self._stored.components)
+
     def __getitem__(self, index: Any) -> torch.Tensor:
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         start, stop, _ = columns.indices(self.shape[1])

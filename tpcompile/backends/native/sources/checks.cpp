@@ -28,6 +28,7 @@ struct Refused {};
 using Integer = long long;  // for printf
 
 int64_t itemsize(int64_t dtype) {
+  if (dtype == TPC_DTYPE_I8) return 1;
   if (dtype == TPC_DTYPE_BF16 || dtype == TPC_DTYPE_F16) return 2;
   return dtype == TPC_DTYPE_F32 || dtype == TPC_DTYPE_I32 ? 4 : 0;
 }
@@ -131,9 +132,14 @@ class Checker {
         return;
       }
       case TPC_RULE_DTYPE:
-        const int64_t dtype = program_.buffers[values_[rule.other]].dtype;
-        return expect(rule, value == dtype, "equal to", dtype);
+        return expect_like(rule, program_.buffers[values_[rule.other]].dtype);
+      case TPC_RULE_FORMAT:
+        return expect_like(rule, program_.buffers[values_[rule.other]].format);
     }
+  }
+
+  void expect_like(const tpc_rule& rule, int64_t wanted) const {
+    expect(rule, values_[rule.word] == wanted, "equal to", wanted);
   }
 
   void expect(const tpc_rule& rule, bool good, const char* how, int64_t wanted) const {
@@ -168,8 +174,9 @@ class Checker {
     };
     good(buffer.role == rule.role, "role");
     good(buffer.rank == rank, "rank");
-    if (rule.dtype == 0 && dtype_of(rule) == 0) dtype_of(rule) = buffer.dtype;
-    good(buffer.dtype == (rule.dtype ? rule.dtype : dtype_of(rule)) && itemsize(buffer.dtype),
+    if (rule.dtype == 0 && dtype_of(rule) == 0) dtype_of(rule) = buffer.format;
+    good(buffer.format == (rule.dtype ? rule.dtype : dtype_of(rule)) &&
+             buffer.dtype == values_of(buffer.format) && itemsize(buffer.dtype),
          "dtype");
     // A cache may have layers without slots before the first launch.
     const int64_t *extents = buffer.shape, *end = extents + rule.count;
@@ -178,7 +185,7 @@ class Checker {
     good(buffer.dims == rule.count, "number of dimensions");
     for (int32_t dim = 0; dim < rule.count; ++dim)
       good((empty && dim > 0 && extents[dim] == 0) || bind(extents[dim], rule.products[dim]), "shape");
-    good(has_strides(buffer), "layout");
+    good(is_grouped(buffer) ? has_parts(buffer) : has_strides(buffer), "layout");
     if (rule.other) good(buffer.block == values_[rule.other], "block");
   }
 
@@ -187,6 +194,35 @@ class Checker {
     if (rule.role == TPC_ROLE_CACHE) return dtypes_.cache;
     if (rule.role != TPC_ROLE_WEIGHT) return dtypes_.values;
     return rule.count == 1 ? dtypes_.vectors : dtypes_.weight;
+  }
+
+  // The dtype of the values of a format.
+  static int64_t values_of(int64_t format) {
+    return kind_of(format) == TPC_KIND_INT4 ? int64_t{TPC_DTYPE_I32} : kind_of(format);
+  }
+
+  static bool is_grouped(const tpc_buffer& buffer) {
+    return buffer.role == TPC_ROLE_WEIGHT && buffer.format != buffer.dtype;
+  }
+
+  // Whether a weight of several components has all of them, in rows without gaps.
+  static bool has_parts(const tpc_buffer& buffer) {
+    constexpr int64_t kMost = int64_t{1} << 31, kGrain = 16;
+    const int64_t rows = buffer.shape[0], columns = buffer.shape[1], group = group_of(buffer.format);
+    const int64_t scale = itemsize(scales_of(buffer.format));
+    if (buffer.first < 0 || buffer.first >= kMost || columns >= kMost || buffer.first % kGrain || !scale)
+      return false;
+    const int64_t words = kind_of(buffer.format) == TPC_KIND_INT4 ? (columns + 7) / 8 : columns;
+    if ((rows > 1 && buffer.strides[0] != words) || buffer.strides[1] != 1) return false;
+    const int64_t end = buffer.first + columns;
+    const int64_t groups = group ? (end - 1) / group + 1 - buffer.first / group : 1;
+    const auto fits = [&](int64_t address, int64_t each) {
+      int64_t bytes = 0;
+      return address > 0 && !__builtin_mul_overflow(rows, each, &bytes) && bytes <= INT64_MAX - address;
+    };
+    return fits(buffer.address, words * itemsize(buffer.dtype)) && fits(buffer.scales, groups * scale) &&
+           buffer.scales % scale == 0 &&
+           (has_offsets(buffer.format) ? fits(buffer.offsets, groups) : buffer.offsets == 0);
   }
 
   // Whether the strides are those of a tensor without gaps, of which no size overflows.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forms.h"
+#include "integers.h"
 #if defined(__AMX_BF16__)
 #include "transpose.h"
 #elif defined(__AVX2__) && !defined(__AVX512F__)
@@ -189,10 +190,11 @@ inline const float* const* packed_runs(const T* x, int64_t stride, int64_t batch
 #elif defined(TPC_PANELS)
 #include "panels.h"
 #endif
+#include "grouped.h"
 
-template <class F>
+template <class F, class S>
 inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
-                          [[maybe_unused]] Scratch& scratch) {
+                          const Plain<S>&, [[maybe_unused]] Scratch& scratch) {
   Operand<F> found{values, batch, columns, leaves, nullptr};
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<F>)
@@ -281,8 +283,8 @@ TPC_INLINE void block_dots(typename F::Weights weight, const Operand<F>& x, floa
 }
 
 // Multiply rows by all sequences: `out[row + sequence * out_stride]`.
-template <class F>
-inline void dots(typename F::Weights weight, int64_t rows, const Operand<F>& x, float* out,
+template <class F, class S>
+inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, float* out,
                  int64_t out_stride, Scratch& scratch) {
 #if defined(__AMX_BF16__)
   if constexpr (kHasTiles<F>) return tile_dots(weight, rows, x, out, out_stride, scratch);

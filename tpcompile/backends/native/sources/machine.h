@@ -55,7 +55,8 @@ struct Memory {
 using Kernel = void (*)(const Memory&, const int32_t* words, Scratch&);
 
 // The types of an instruction: of its values, its weight, its norms and biases, and the cache. They
-// are numbers as in words and in the table of buffers; 0 if it has none.
+// are numbers as in words and in the table of buffers; 0 if it has none. That of the weight is a
+// format, and in the table of kernels only its kind.
 struct Dtypes {
   int64_t values, weight, vectors, cache;
 };
@@ -69,6 +70,12 @@ struct TypedKernel {
 
 // Do some items of an operation on many tokens (see prompts.h).
 using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, Scratch&);
+
+// The fields of a format, see tpcompile/ir/format.py.
+inline int64_t kind_of(int64_t format) { return format & 0xff; }
+inline int64_t scales_of(int64_t format) { return format >> 8 & 0x7f; }
+inline bool has_offsets(int64_t format) { return format >> 15 & 1; }
+inline int64_t group_of(int64_t format) { return format >> 16; }
 
 // The kernels of one vector path.
 struct Path {

@@ -41,7 +41,8 @@ inline Operand<typename Types::Product> normed(const Memory& memory, const Words
                 row);
     convert(row, width, found + b * width);
   }
-  return operand(Sequences<F>{found, width}, batch, width, 1, scratch);
+  const typename Types::Weight weight(memory, at.weight);
+  return operand(Sequences<F>{found, width}, batch, width, 1, weight, scratch);
 }
 
 // Apply rows of a linear to the normed residual; round the results as values.

@@ -16,6 +16,10 @@ namespace {
 template <class S>
 using Dense = Types<S, Plain<S>, S, S>;
 
+// The same with weights of few bits in its linears.
+template <class S>
+using Few = Types<S, Grouped, S, S>;
+
 template <class T>
 constexpr tpc::Dtypes dtypes_of() {
   return {kDType<typename T::Value>, T::Weight::kFormat, kDType<typename T::Vector>,
@@ -24,24 +28,31 @@ constexpr tpc::Dtypes dtypes_of() {
 
 // A kernel for some types.
 #define TPC_KERNEL(OP, name, types) {TPC_OP_##OP, dtypes_of<types>(), name<types>}
+#define TPC_FEW(OP, name, S)                                                             \
+  {TPC_OP_##OP, {kDType<S>, TPC_KIND_INT8, kDType<S>, kDType<S>}, name<Few<S>>},         \
+      {TPC_OP_##OP, {kDType<S>, TPC_KIND_INT4, kDType<S>, kDType<S>}, name<Few<S>>}
 #define TPC_DENSE(OP, name)                                              \
   TPC_KERNEL(OP, name, Dense<f32>), TPC_KERNEL(OP, name, Dense<bf16>), \
       TPC_KERNEL(OP, name, Dense<f16>)
+// A kernel of linears, whose weights may have few bits.
+#define TPC_LINEAR(OP, name)                                             \
+  TPC_DENSE(OP, name), TPC_FEW(OP, name, f32), TPC_FEW(OP, name, bf16), \
+      TPC_FEW(OP, name, f16)
 
 // All combinations of types that instructions may have.
 constexpr tpc::TypedKernel kKernels[] = {
     TPC_DENSE(EMBED, embed),
-    TPC_DENSE(NORM_QKV_ROPE_APPEND, norm_qkv_rope_append),
-    TPC_DENSE(NORM_QKV_ROWS, norm_qkv_rows),
+    TPC_LINEAR(NORM_QKV_ROPE_APPEND, norm_qkv_rope_append),
+    TPC_LINEAR(NORM_QKV_ROWS, norm_qkv_rows),
     TPC_DENSE(PARTIAL_ATTENTION, partial_attention),
     TPC_DENSE(ATTENTION_REDUCE, attention_reduce),
-    TPC_DENSE(LINEAR_RESIDUAL, linear_residual),
-    TPC_DENSE(LINEAR_TERMS, linear_terms),
+    TPC_LINEAR(LINEAR_RESIDUAL, linear_residual),
+    TPC_LINEAR(LINEAR_TERMS, linear_terms),
     TPC_DENSE(ALL_REDUCE, all_reduce),
-    TPC_DENSE(NORM_GATE_UP_SWIGLU, norm_gate_up_swiglu),
-    TPC_DENSE(NORM_LM_HEAD, norm_lm_head),
+    TPC_LINEAR(NORM_GATE_UP_SWIGLU, norm_gate_up_swiglu),
+    TPC_LINEAR(NORM_LM_HEAD, norm_lm_head),
     {TPC_OP_ARGMAX, {}, argmax},
-    TPC_DENSE(NORM_UP_ACTIVATION, norm_up_activation),
+    TPC_LINEAR(NORM_UP_ACTIVATION, norm_up_activation),
 };
 
 constexpr tpc::Path make_path(const char* name, const tpc::ManyKernel* many = nullptr) {

@@ -27,7 +27,7 @@ struct Choice {
 bool has_avx512_bf16() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16");
+         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
 // Ask whether the CPU has tiles, and the system to let this process use them.
@@ -62,6 +62,9 @@ const Choice kPaths[] = {
 #endif
     {"portable", [] { return true; }}};
 
+// Whether kernels read weights with a scale for so many columns; 0 stands for whole rows.
+bool has_groups(int64_t columns) { return columns == 32 || columns == 64 || columns % 128 == 0; }
+
 }  // namespace
 
 bool runs_here(const Path& path) {
@@ -72,9 +75,10 @@ bool runs_here(const Path& path) {
 
 Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes) {
   const auto fits = [](int64_t wanted, int64_t had) { return wanted == 0 || wanted == had; };
+  if (!has_groups(group_of(dtypes.weight))) return nullptr;
   for (const TypedKernel* one = path.kernels; one != path.kernels + path.count; ++one)
     if (one->opcode == opcode && fits(dtypes.values, one->dtypes.values) &&
-        fits(dtypes.weight, one->dtypes.weight) && fits(dtypes.vectors, one->dtypes.vectors) &&
+        fits(kind_of(dtypes.weight), one->dtypes.weight) && fits(dtypes.vectors, one->dtypes.vectors) &&
         fits(dtypes.cache, one->dtypes.cache))
       return one->run;
   return nullptr;

@@ -14,7 +14,7 @@ void linear_residual(const Memory& memory, const int32_t* words, Scratch& scratc
   const int64_t whole = memory.extent(at.out, 1);
   const typename Types::Weight weight(memory, at.weight);
   const Sequences<F> values = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
-  const Operand<F> x = operand(values, at.batch, at.width, at.leaves, scratch);
+  const Operand<F> x = operand(values, at.batch, at.width, at.leaves, weight, scratch);
   float* found = scratch.take<float>(at.batch * rows);
   dots(weight.from(first, 0), rows, x, found, rows, scratch);
   add_bias<typename Types::Vector>(memory, at.bias, first, rows, at.batch, found, rows);
@@ -36,10 +36,11 @@ void linear_terms(const Memory& memory, const int32_t* words, Scratch& scratch) 
   const typename Types::Weight weight(memory, at.weight);
   const Sequences<F> whole_rows = sequences<F>(memory.at<T>(at.x), at.batch, at.width, scratch);
   const Sequences<F> values{whole_rows.first + at.columns.start, whole_rows.stride};
+  const auto own = weight.from(at.rows.start, at.columns.start);
   const Operand<F> x = operand(values, at.batch, at.columns.stop - at.columns.start,
-                               at.own_leaves, scratch);
+                               at.own_leaves, own, scratch);
   float* out = memory.at<float>(at.out) + at.slot * at.batch * whole + at.rows.start;
-  dots(weight.from(at.rows.start, at.columns.start), rows, x, out, whole, scratch);
+  dots(own, rows, x, out, whole, scratch);
 }
 
 }  // namespace
