@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +17,16 @@ from tests.compressed import group, write_compressed
 from tests.models import TOLERANCE, relative_error
 from tests.quantized import rewritten
 from tpcompile.backends.memory import StepMemory
+from tpcompile.compare.model import compare_with_eager
 from tpcompile.frontend import capture
 from tpcompile.ir.format import Component
 from tpcompile.ir.meta import Parameter
 from tpcompile.ir.recipe import Recipe, component_of, concat, shape_of, take
+from tpcompile.passes import default_pipeline
 from tpcompile.runtime.weights import opened, weights_of
+from tpcompile.vm.groups.project import LinearTerms
+from tpcompile.vm.program.encoding import first_weights
+from tpcompile.vm.program.instruction import Range
 
 IDS = torch.arange(1, 25).reshape(2, 12)
 NARROW = {"hidden_size": 76, "num_attention_heads": 3, "num_key_value_heads": 1}
@@ -343,3 +349,57 @@ def test_files_of_another_scheme(mixed: tuple[Path, Any], tmp_path: Path, name: 
     made = rewritten(mixed[0], tmp_path / "made", **changes)
     with pytest.raises(tpcompile.CheckpointError, match=said):
         tpcompile.compile(str(made), backend="torch")
+
+
+def test_fused_tensors_of_weights_in_different_formats(tmp_path: Path) -> None:
+    """The rows of one fused tensor cannot be those of weights of which one has no such tensor."""
+    ignore = ("lm_head", "re:.*k_proj")
+    write_compressed(tmp_path / "written", group(4, 32), ignore=ignore, intermediate_size=192)
+    module = "model.layers.0.self_attn"
+    changes = {
+        f"{module}.q_proj.weight_packed": None,
+        f"{module}.qkv_proj.weight_packed": torch.zeros(160, 8, dtype=torch.int32),
+    }
+    made = rewritten(tmp_path / "written", tmp_path / "made", **changes)
+    with pytest.raises(
+        tpcompile.CheckpointError, match=r"lacks the tensor .*q_proj\.weight_packed"
+    ):
+        tpcompile.compile(str(made), backend="torch")
+
+
+def test_first_weights_are_the_words_of_their_columns(mixed: tuple[Path, Any]) -> None:
+    """The columns of a term may begin within a word."""
+    program = tpcompile.schedule(str(mixed[0]), tp=2, target="cpu").program
+    buffers = program.buffers
+    term = next(
+        one
+        for one in program.instructions
+        if isinstance(one, LinearTerms) and buffers[one.at.weight].name == "l1_o_proj_weight"
+    )
+    assert buffers[term.at.weight].shape == (64, 48)
+    for start, byte in ((0, 0), (12, 4), (32, 16)):
+        part = replace(term, rows=Range(3, 5), columns=Range(start, 48))
+        (found,) = first_weights(replace(program, instructions=(part,))).tolist()
+        assert found == [term.at.weight, 3 * 24 + byte, 2 * 24 - byte]
+
+
+def test_comparison_with_eager_in_bf16(tmp_path: Path) -> None:
+    """The reference in fp32 has the same integers, and scales that were rounded to bf16."""
+    write_compressed(tmp_path, *GROUPS, dtype=torch.bfloat16, intermediate_size=192)
+    found = compare_with_eager(str(tmp_path), default_pipeline(2), lengths=(5, 3), simulate=True)
+    assert found.ok, found.table()
+    assert any(row.beside_fp32 for row in found.rows)
+
+
+def test_random_weights(mixed: tuple[Path, Any]) -> None:
+    """They are those of every tp, and have the spread of a model."""
+    logits = []
+    for tp in (1, 2):
+        with tpcompile.compile(
+            str(mixed[0]), tp=tp, random_weights=3, simulate=True, backend="torch"
+        ) as model:
+            logits.append(model(IDS).logits)
+            packed = model.gather_weight("model.layers.0.mlp.gate_proj.weight_packed")
+            assert packed.dtype == torch.int32 and len(packed.unique()) > 1000
+            assert model.gather_weight("model.layers.0.mlp.down_proj.weight").float().std() > 20
+    assert relative_error(*logits) < TOLERANCE
