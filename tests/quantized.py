@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -85,3 +85,13 @@ def scheme(columns: int, ignore: tuple[str, ...] = ("lm_head",), **weights: Any)
         "config_groups": {"group_0": group},
         "ignore": list(ignore),
     }
+
+
+def rewritten(directory: Path, made: Path, **tensors: torch.Tensor | None) -> Path:
+    """Copy a checkpoint with other tensors, or without those that are None."""
+    made.mkdir()
+    stored: dict[str, Any] = {**load_file(directory / "model.safetensors"), **tensors}
+    kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
+    save_file(kept, made / "model.safetensors", {"format": "pt"})
+    (made / "config.json").write_text((directory / "config.json").read_text())
+    return made

@@ -249,48 +249,80 @@ def test_numbers_are_rounded_once() -> None:
         assert torch.equal(found, exact.to(dtype))
 
 
-def parameter(columns: int, group: int, *edges: int) -> Parameter:
-    tensor = Tensor("w", (ROWS, columns), Format.int8(F32, group))
+FORMS = (Format.int8(F32, 64), Format.int4(F32, 64, offsets=True))
+
+
+def parameter(stored: Format, *edges: int, name: str = "w", columns: int = 96) -> Parameter:
+    """Return a weight whose columns are cut at these edges."""
+    tensor = Tensor(name, (ROWS, columns), stored)
     parts = tuple(((low, high),) for low, high in zip((0, *edges), (*edges, columns), strict=True))
     whole = Parameter.replicated(tensor, F32, len(parts))
     return whole.sharded(1, Layout("ffn", columns, 1, parts))
 
 
 def test_parameters_that_the_checker_accepts() -> None:
-    one = parameter(96, 64, 48)
-    check_parameter(one, 2)
-    assert [local_bytes(one.type, rank) for rank in (0, 1)] == [
-        ROWS * (48 + 4),
-        ROWS * (48 + 2 * 4),
+    found = []
+    for stored in FORMS:
+        one = parameter(stored, 48)
+        check_parameter(one, 2)
+        found.append([local_bytes(one.type, rank) for rank in (0, 1)])
+    assert found == [
+        [ROWS * (48 + 4), ROWS * (48 + 2 * 4)],
+        [ROWS * (24 + 4 + 1), ROWS * (24 + 2 * (4 + 1))],
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    {
-        "cut within 16 columns": (lambda: parameter(96, 64, 40), "a multiple of 16"),
-        "another format": (
-            lambda: replace(
-                parameter(96, 64, 48), type=replace(parameter(96, 64, 48).type, format=None)
-            ),
-            "the format of its tensors",
+def _in_format(one: Parameter, stored: Format | None) -> Parameter:
+    return replace(one, type=replace(one.type, format=stored))
+
+
+def _by_rows(one: Parameter) -> Parameter:
+    """Return the weight with parts that are rows, in a type that says columns."""
+    return replace(one, shards=(take(one.whole, 0, 0, 2), take(one.whole, 0, 2, 3)))
+
+
+MUTANTS = {
+    "cut within 16 columns": (lambda one: parameter(one, 40), "a multiple of 16"),
+    "stored as its values": (
+        lambda one: _in_format(parameter(one, 48), None),
+        "the format of its tensors",
+    ),
+    "scales of other groups": (
+        lambda one: _in_format(parameter(one, 48), Format.grouped(one.kind, F32, 32)),
+        "the format of its tensors",
+    ),
+    "offsets left out, or too many": (
+        lambda one: _in_format(
+            parameter(one, 48), Format.grouped(one.kind, F32, 64, offsets=not one.offsets)
         ),
-        "other groups": (
-            lambda: replace(parameter(96, 32, 48), whole=parameter(96, 64, 48).whole),
-            "the format of its tensors",
-        ),
-        "scales of the neighbour": (
-            lambda: replace(parameter(96, 64, 48), shards=parameter(96, 64, 48).shards[::-1]),
-            "assigns to this rank",
-        ),
-        "a vector": (
-            lambda: Parameter.replicated(Tensor("w", (64,), Format.int8(F32)), F32, 1),
-            "a matrix",
-        ),
-    }.values(),
-)
-def test_parameters_that_the_checker_refuses(change: object, said: str) -> None:
-    made = change()  # type: ignore[operator]
+        "the format of its tensors",
+    ),
+    "scales of the neighbour": (
+        lambda one: replace(parameter(one, 48), shards=parameter(one, 48).shards[::-1]),
+        "assigns to this rank",
+    ),
+    "scales of another group": (
+        lambda one: replace(parameter(one, 48), shards=parameter(one, 64).shards),
+        "shape",
+    ),
+    "scales of another weight": (
+        lambda one: replace(parameter(one, 48), shards=parameter(one, 48, name="v").shards),
+        "assigns to this rank",
+    ),
+    "scales along the other dimension": (lambda one: _by_rows(parameter(one, 48)), "shape"),
+    "a vector": (
+        lambda one: Parameter.replicated(Tensor("w", (64,), one), F32, 1),
+        "a matrix",
+    ),
+}
+
+
+@pytest.mark.parametrize("stored", FORMS, ids=str)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_parameters_that_the_checker_refuses(name: str, stored: Format) -> None:
+    """Components follow from the recipe of their weight, so its rules hold for all of them."""
+    change, said = MUTANTS[name]
+    made = change(stored)
     with pytest.raises(RuleError, match=said):
         check_parameter(made, len(made.shards))
 

@@ -98,6 +98,21 @@ def test_an_asked_grain_is_kept_or_refused(units: int, tp: int, grain: int) -> N
     assert (layout.grain, layout.units) == (grain, units)
 
 
+@EXAMPLES
+@given(st.integers(1, 4000), st.integers(1, 16))
+def test_a_least_grain_holds_for_all_edges_but_the_last(size: int, tp: int) -> None:
+    if -(-size // 16) < tp:
+        with pytest.raises(ShardingError, match="a grain of 16"):
+            plan_axis("ffn", size, tp, least=16)
+        return
+    layout = plan_axis("ffn", size, tp, least=16)
+    edges = [edge for rank in range(tp) for run in layout.intervals(rank) for edge in run]
+    assert (edges[0], edges[-1], layout.refusal()) == (0, size, None)
+    assert edges[1:-1:2] == edges[2::2] and not any(edge % 16 for edge in edges[:-1])
+    extents = [layout.extent(rank) for rank in range(tp)]
+    assert sum(extents) == size
+
+
 @pytest.mark.parametrize("grain", [3, 100, 352, -16])
 def test_a_grain_that_does_not_divide_is_refused(grain: int) -> None:
     with pytest.raises(ShardingError, match="The axis ffn of 176 cannot be split") as refused:

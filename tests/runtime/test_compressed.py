@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,18 @@ from safetensors.torch import load_file
 import tpcompile
 from tests.compressed import group, write_compressed
 from tests.models import TOLERANCE, relative_error
+from tests.quantized import rewritten
+from tpcompile.backends.memory import StepMemory
+from tpcompile.compare.model import compare_with_eager
 from tpcompile.frontend import capture
+from tpcompile.ir.format import Component
+from tpcompile.ir.meta import Parameter
+from tpcompile.ir.recipe import Recipe, component_of, concat, shape_of, take
+from tpcompile.passes import default_pipeline
+from tpcompile.runtime.weights import opened, weights_of
+from tpcompile.vm.groups.project import LinearTerms
+from tpcompile.vm.program.encoding import first_weights
+from tpcompile.vm.program.instruction import Range
 
 IDS = torch.arange(1, 25).reshape(2, 12)
 NARROW = {"hidden_size": 76, "num_attention_heads": 3, "num_key_value_heads": 1}
@@ -57,8 +70,9 @@ CASES = {
             "intermediate_size": 93,
         },
     ),
-    "int8 in groups of 128 with offsets": Case(
-        (group(8, 128, symmetric=False),), "int8:128:f32:offsets", WIDE
+    # Of three ranks, the second has the heads 3 to 5: columns of two groups, though it has few.
+    "int8 in groups of 64 with offsets": Case(
+        (group(8, 64, symmetric=False),), "int8:64:f32:offsets", WIDE
     ),
     "int8, not packed, with offsets": Case(
         (group(8, layout="int-quantized", symmetric=False, input_activations=DYNAMIC),),
@@ -125,3 +139,274 @@ def test_saved_tensors(checkpoint: tuple[Path, Any, Case], tmp_path: Path, tp: i
         assert tensor.dtype == after[name].dtype == state[name].dtype
     schemes = [json.loads((one / "config.json").read_text()) for one in (directory, tmp_path)]
     assert schemes[0]["quantization_config"] == schemes[1]["quantization_config"]
+
+
+GROUPS = (group(4, 32, symmetric=False), group(8, symmetric=False, targets=["re:.*down_proj"]))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return a checkpoint of two layouts with offsets, of which two ranks cut groups."""
+    directory = tmp_path_factory.mktemp("mixed")
+    packed, plain = GROUPS
+    plain = {**plain, "format": "int-quantized", "input_activations": DYNAMIC}
+    truth = write_compressed(directory, packed, plain, intermediate_size=192)
+    return directory, truth
+
+
+def test_groups_of_different_bits(mixed: tuple[Path, Any]) -> None:
+    """The most specific target decides, as in the library."""
+    directory, truth = mixed
+    scheme = json.loads((directory / "config.json").read_text())["quantization_config"]
+    assert scheme["format"] == "mixed-precision"
+    formats = {name: str(one.format) for name, one in capture(str(directory)).tensors.items()}
+    down = {text for name, text in formats.items() if "down_proj" in name}
+    gate = {text for name, text in formats.items() if "gate_proj" in name}
+    assert (down, gate) == ({"int8:row:f32:offsets"}, {"int4:32:f32:offsets"})
+    assert error_of(directory, truth, 2, "reference") < TOLERANCE
+
+
+def error_of(directory: Path, truth: Any, tp: int, backend: str) -> float:
+    """Return the error of a token's logits, relative to the largest of the truth."""
+    with torch.no_grad():
+        wanted = truth(IDS).logits[:, -1:]
+    options: dict[str, Any] = {"tp": tp, "simulate": True, "backend": backend}
+    with tpcompile.compile(str(directory), **options) as model:
+        past = model(IDS[:, :-1], use_cache=True).past_key_values
+        step = model(IDS[:, -1:], past_key_values=past, use_cache=True)
+        assert model.steps.program == (backend != "torch")
+        return relative_error(step.logits, wanted)
+
+
+@pytest.mark.parametrize("left", ["k_proj", "gate_proj"])
+def test_one_of_the_fused_weights_in_its_values(tmp_path: Path, left: str) -> None:
+    """Modules leave such linears separate; programs have no instructions for them."""
+    ignore = ("lm_head", f"re:.*{left}")
+    truth = write_compressed(tmp_path, group(4, 32), ignore=ignore, intermediate_size=192)
+    for tp in (1, 2, 3):
+        assert error_of(tmp_path, truth, tp, "torch") < TOLERANCE
+    with pytest.raises(tpcompile.UnsupportedError, match="the formats of its weight") as said:
+        tpcompile.compile(str(tmp_path), backend="reference")
+    assert left in str(said.value)
+
+
+def test_one_layer_in_its_values(tmp_path: Path) -> None:
+    ignore = ("lm_head", r"re:.*layers\.1\..*")
+    truth = write_compressed(tmp_path, group(4, 32), ignore=ignore, intermediate_size=192)
+    assert error_of(tmp_path, truth, 2, "reference") < TOLERANCE
+
+
+Components = Callable[[Parameter, int], Iterator[tuple[Component, Recipe]]]
+
+
+def _other(change: Callable[[Parameter, int, Component, Recipe], Recipe | None]) -> Components:
+    """Return a mutant of `Parameter.components`, in which some components are others."""
+    right = Parameter.components
+
+    def components(self: Parameter, rank: int) -> Iterator[tuple[Component, Recipe]]:
+        for part, recipe in right(self, rank):
+            changed = None if self.type.stored.plain else change(self, rank, part, recipe)
+            yield part, recipe if changed is None else changed
+
+    return components
+
+
+def _of_rank(suffix: str) -> Components:
+    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+        other = one.shards[(rank + 1) % len(one.shards)]
+        return component_of(other, part) if part.suffix == suffix else None
+
+    return _other(change)
+
+
+def _of_next_group(suffix: str) -> Components:
+    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+        _, columns = shape_of(recipe)
+        if part.suffix != suffix or columns < 2:
+            return None
+        return concat([take(recipe, 1, 1, columns), take(recipe, 1, 0, 1)], 1)
+
+    return _other(change)
+
+
+def _of_next_row(suffix: str) -> Components:
+    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+        rows, _ = shape_of(recipe)
+        if part.suffix != suffix:
+            return None
+        return concat([take(recipe, 0, 1, rows), take(recipe, 0, 0, 1)], 0)
+
+    return _other(change)
+
+
+def _along_rows(suffix: str) -> Components:
+    def change(one: Parameter, rank: int, part: Component, recipe: Recipe) -> Recipe | None:
+        layout = one.type.layout_of(1)
+        if part.suffix != suffix or layout is None:
+            return None
+        whole = component_of(one.whole, part)
+        return take(whole, 0, 0, shape_of(whole)[0] // layout.ranks)
+
+    return _other(change)
+
+
+MUTANTS = {
+    f"{what} {suffix}": make(suffix)
+    for suffix in ("_scale", "_zero_point")
+    for what, make in {
+        "another rank's": _of_rank,
+        "the next group's": _of_next_group,
+        "the next row's": _of_next_row,
+        "cut along rows": _along_rows,
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_other_scales_and_offsets_are_noticed(
+    mixed: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, backend: str, name: str
+) -> None:
+    """Numbers show what shapes do not."""
+    monkeypatch.setattr(Parameter, "components", MUTANTS[name])
+    try:
+        error = error_of(*mixed, tp=2, backend=backend)
+    except (AssertionError, tpcompile.RankError, tpcompile.UsageError):
+        assert name.startswith(("another rank's", "cut along rows"))
+    else:
+        assert error > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("suffix", ["_packed", "_scale", "_zero_point", ""])
+def test_components_of_other_shapes(mixed: tuple[Path, Any], suffix: str) -> None:
+    """A program refuses components that do not have the columns of its buffer."""
+    program = tpcompile.schedule(str(mixed[0]), tp=2, target="cpu").program
+    buffers = {(one.rank, one.name): one for one in program.buffers}
+    wrong = "_down_proj_weight" if suffix == "" else "_o_proj_weight"
+
+    def parameter(rank: int, name: str) -> torch.Tensor:
+        found = buffers.get((rank, name))
+        if found is not None and found.format is None:
+            return torch.zeros(found.shape, dtype=found.dtype)
+        owner, part = next(
+            (one, part)
+            for one in program.buffers
+            if one.rank == rank and one.format is not None
+            for part in one.format.components
+            if one.name + part.suffix == name
+        )
+        rows, columns = owner.extents_of(part)
+        more = owner.name.endswith(wrong) and part.suffix == suffix
+        return torch.zeros((rows, columns + more), dtype=part.dtype.torch)
+
+    with pytest.raises(tpcompile.UsageError, match=f"{wrong}{suffix} .*shape and dtype"):
+        StepMemory(program, parameter, (torch.empty(0), torch.empty(0)))
+
+
+def test_ranks_read_the_words_of_their_rows(
+    mixed: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "model.layers.1.self_attn.o_proj.weight_zero_point"
+    captured = capture(str(mixed[0]))
+    with opened(weights_of(captured, str(mixed[0]), None)) as read:
+        whole = read(name, (slice(0, 64), slice(0, 3)))
+        seen: list[Any] = []
+        part = read._slice  # type: ignore[attr-defined]
+        monkeypatch.setattr(read, "_slice", lambda *given: seen.append(given) or part(*given))
+        assert torch.equal(read(name, (slice(19, 35), slice(1, 3))), whole[19:35, 1:])
+    assert seen == [(name, (slice(2, 5), slice(1, 3)))]
+
+
+FILES: dict[str, tuple[dict[str, Any], str]] = {
+    "no offsets": ({"weight_zero_point": None}, "lacks the tensor .*weight_zero_point"),
+    "no shape": ({"weight_shape": None}, "lacks the tensor .*weight_shape"),
+    "another shape": (
+        {"weight_shape": torch.tensor([64, 95])},
+        r"weight_shape does not.*\(64, 95\)",
+    ),
+    "a shape in fp32": ({"weight_shape": torch.tensor([64.0, 96.0])}, "dtype.*F32.*I64"),
+    "a longer shape": ({"weight_shape": torch.tensor([1, 64, 96])}, "shape of the tensor"),
+    "values in int8": ({"weight_packed": torch.zeros(64, 12, dtype=torch.int8)}, "dtype.*I8.*I32"),
+    "unpacked offsets": (
+        {"weight_zero_point": torch.zeros(64, 3, dtype=torch.int8)},
+        "weight_zero_point must have the dtype.*I8.*I32",
+    ),
+    "offsets of other rows": (
+        {"weight_zero_point": torch.zeros(7, 3, dtype=torch.int32)},
+        r"weight_zero_point does not match.*\(7, 3\).*\(8, 3\)",
+    ),
+    "an order": (
+        {"weight_g_idx": torch.zeros(96, dtype=torch.int32)},
+        "does not have: .*weight_g_idx.*order of the columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_another_scheme(mixed: tuple[Path, Any], tmp_path: Path, name: str) -> None:
+    tensors, said = FILES[name]
+    module = "model.layers.1.self_attn.o_proj"
+    changes = {f"{module}.{last}": tensor for last, tensor in tensors.items()}
+    made = rewritten(mixed[0], tmp_path / "made", **changes)
+    with pytest.raises(tpcompile.CheckpointError, match=said):
+        tpcompile.compile(str(made), backend="torch")
+
+
+def test_fused_tensors_of_weights_in_different_formats(tmp_path: Path) -> None:
+    """The rows of one fused tensor cannot be those of weights of which one has no such tensor."""
+    ignore = ("lm_head", "re:.*k_proj")
+    write_compressed(tmp_path / "written", group(4, 32), ignore=ignore, intermediate_size=192)
+    module = "model.layers.0.self_attn"
+    changes = {
+        f"{module}.q_proj.weight_packed": None,
+        f"{module}.qkv_proj.weight_packed": torch.zeros(160, 8, dtype=torch.int32),
+    }
+    made = rewritten(tmp_path / "written", tmp_path / "made", **changes)
+    with pytest.raises(
+        tpcompile.CheckpointError, match=r"lacks the tensor .*q_proj\.weight_packed"
+    ):
+        tpcompile.compile(str(made), backend="torch")
+
+
+def test_first_weights_are_the_words_of_their_columns(mixed: tuple[Path, Any]) -> None:
+    """The columns of a term may begin within a word."""
+    program = tpcompile.schedule(str(mixed[0]), tp=2, target="cpu").program
+    buffers = program.buffers
+    term = next(
+        one
+        for one in program.instructions
+        if isinstance(one, LinearTerms) and buffers[one.at.weight].name == "l1_o_proj_weight"
+    )
+    assert buffers[term.at.weight].shape == (64, 48)
+    for start, byte in ((0, 0), (12, 4), (32, 16)):
+        part = replace(term, rows=Range(3, 5), columns=Range(start, 48))
+        (found,) = first_weights(replace(program, instructions=(part,))).tolist()
+        assert found == [term.at.weight, 3 * 24 + byte, 2 * 24 - byte]
+
+
+def test_comparison_with_eager_in_bf16(tmp_path: Path) -> None:
+    """The reference in fp32 has the same integers, and scales that were rounded to bf16."""
+    write_compressed(tmp_path, *GROUPS, dtype=torch.bfloat16, intermediate_size=192)
+    found = compare_with_eager(str(tmp_path), default_pipeline(2), lengths=(5, 3), simulate=True)
+    assert found.ok, found.table()
+    assert 0 < max(row.error for row in found.rows if row.beside_fp32) < 0.1
+
+
+def test_shapes_in_32_bits(mixed: tuple[Path, Any], tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.o_proj.weight_shape"
+    made = rewritten(mixed[0], tmp_path / "made", **{name: torch.tensor([64, 96]).int()})
+    assert error_of(made, mixed[1], 1, "torch") < TOLERANCE
+
+
+def test_random_weights(mixed: tuple[Path, Any]) -> None:
+    """They are those of every tp, and have the spread of a model."""
+    logits = []
+    for tp in (1, 2):
+        with tpcompile.compile(
+            str(mixed[0]), tp=tp, random_weights=3, simulate=True, backend="torch"
+        ) as model:
+            logits.append(model(IDS).logits)
+            packed = model.gather_weight("model.layers.0.mlp.gate_proj.weight_packed")
+            assert packed.dtype == torch.int32 and len(packed.unique()) > 1000
+            assert model.gather_weight("model.layers.0.mlp.down_proj.weight").float().std() > 20
+    assert relative_error(*logits) < TOLERANCE

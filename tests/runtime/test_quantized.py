@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import tpcompile
 from tests.models import TOLERANCE, relative_error
-from tests.quantized import scheme, write_quantised
+from tests.quantized import rewritten, scheme, write_quantised
 from tpcompile.compare.source import Source, eager_model
 from tpcompile.frontend import capture, parse_graph, quantized
 from tpcompile.ir.checker import check_graph
@@ -33,16 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Return a directory, and the model with the values that it stands for."""
     directory = tmp_path_factory.mktemp("int8")
     return directory, write_quantised(directory, columns=GROUP, intermediate_size=192)
-
-
-def rewritten(directory: Path, made: Path, **tensors: torch.Tensor | None) -> Path:
-    """Copy a checkpoint with other tensors, or without those that are None."""
-    made.mkdir()
-    stored: dict[str, Any] = {**load_file(directory / "model.safetensors"), **tensors}
-    kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
-    save_file(kept, made / "model.safetensors", {"format": "pt"})
-    (made / "config.json").write_text((directory / "config.json").read_text())
-    return made
 
 
 def configured(directory: Path, made: Path, **changes: Any) -> Path:

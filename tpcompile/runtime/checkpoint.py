@@ -32,6 +32,12 @@ cast would give wrong weights without an error."""
 _COUNTS = ("I64", "I32")
 """Supported dtypes of tensors that repeat shapes."""
 
+_ORDER = "g_idx"
+_ORDERED = (
+    "It gives the order of the columns of a quantized weight, which is not supported: quantize "
+    "the model without act-order"
+)
+
 DERIVED = ("rotary_emb.inv_freq",)
 """Name suffixes of tensors that old checkpoints store and models compute themselves."""
 
@@ -279,7 +285,9 @@ class Checkpoint(Closing):
                 + (f" and {len(extra) - 1} more" if len(extra) > 1 else ""),
                 where=str(self._where[extra[0]]),
                 expected="only the tensors of the model",
-                hint="The config.json may belong to another model: check the number of layers, "
+                hint=_ORDERED
+                if extra[0].endswith(_ORDER)
+                else "The config.json may belong to another model: check the number of layers, "
                 "biases and adapters",
             )
 

@@ -1,0 +1,76 @@
+"""Damaged checkpoints are refused, or give the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import tpcompile
+from tests.compressed import group, write_compressed
+from tests.runtime.damage_files import damaged
+from tpcompile.errors import CompileError
+from tpcompile.frontend import Captured, capture
+from tpcompile.ir.simulate import whole_value
+from tpcompile.runtime.weights import opened, weights_of
+
+COPIES, FEW = 500, 30
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint with its model and values."""
+
+    directory: Path
+    captured: Captured
+    values: dict[str, torch.Tensor]
+
+
+def values(directory: Path, captured: Captured) -> dict[str, torch.Tensor]:
+    """Return the values of all weights of a checkpoint."""
+    with opened(weights_of(captured, str(directory), None)) as read:
+        return {
+            name: whole_value(tensor, read, torch.float32)
+            for name, tensor in captured.tensors.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Return a checkpoint of two layouts with offsets, in several files with an index."""
+    written, directory = (tmp_path_factory.mktemp(name) for name in ("written", "split"))
+    groups = (
+        group(4, 32, symmetric=False),
+        group(8, symmetric=False, targets=["re:.*down_proj"]),
+    )
+    write_compressed(written, *groups, intermediate_size=80, num_hidden_layers=1)
+    with tpcompile.compile(str(written), simulate=True, backend="torch") as model:
+        model.save_pretrained(directory, max_shard_size="40KB")
+    assert len(list(directory.glob("*.safetensors"))) > 1
+    captured = capture(str(directory))
+    assert len({one.format for one in captured.tensors.values()}) == 3
+    return Checkpoint(directory, captured, values(directory, captured))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(FEW), pytest.param(range(FEW, COPIES), marks=pytest.mark.slow)]
+)
+def test_one_fault(checkpoint: Checkpoint, tmp_path: Path, seeds: range) -> None:
+    """A fault outside of the numbers themselves does not change them, or is an error of ours."""
+    directory, captured, wanted = checkpoint
+    refused = 0
+    for seed in seeds:
+        made = tmp_path / str(seed)
+        fault = damaged(directory, made, seed)
+        same = (made / "config.json").read_bytes() == (directory / "config.json").read_bytes()
+        try:
+            found = values(made, captured if same else capture(str(made)))
+        except CompileError:
+            refused += 1
+            continue
+        except Exception as error:
+            raise AssertionError(f"{seed}, {fault}") from error
+        assert found.keys() == wanted.keys(), (seed, fault)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted), (seed, fault)
+    assert 0.7 * len(seeds) < refused < len(seeds)
