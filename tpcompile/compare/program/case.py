@@ -27,6 +27,7 @@ from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
 from tpcompile.ir.meta import parameters
 from tpcompile.ir.ops import PARTIAL_ATTENTION, arguments_of
+from tpcompile.ir.scheme import Scheme
 from tpcompile.ir.simulate import materialise
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CacheKv
@@ -115,11 +116,12 @@ def prepare(
     batch: Batch,
     *,
     dtype: torch.dtype | None = None,
+    scheme: Scheme | None = None,
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Case:
     """Capture the model, run the passes, prefill the caches, and decode on eager and the module."""
-    captured = capture(model, dtype=dtype)
+    captured = capture(model, dtype=dtype, scheme=scheme)
     _check_room(batch, captured.config.max_position_embeddings)
     weights = weights_of(captured, model, random_weights)
     graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
