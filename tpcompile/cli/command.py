@@ -201,14 +201,7 @@ def add_model_arguments(
         help=f'passes to run, e.g. "canonicalize,raise-norm"; default: {pipeline_default} '
         "(see tpcompile passes)",
     )
-    parser.add_argument(
-        "--dtype",
-        type=dtype_name,
-        metavar="D",
-        default=AUTO_DTYPE,
-        help="float32, bfloat16, float16 (or fp32, bf16, fp16), or auto: that of the "
-        "configuration; default: auto",
-    )
+    add_dtype_argument(parser)
     add_quantization_arguments(parser)
     if weights:
         parser.add_argument(
@@ -221,6 +214,18 @@ def add_model_arguments(
         parser.add_argument(
             "--timing", action="store_true", help="print a table of pass times to stderr"
         )
+
+
+def add_dtype_argument(parser: Parser) -> None:
+    """Add the dtype of a model."""
+    parser.add_argument(
+        "--dtype",
+        type=dtype_name,
+        metavar="D",
+        default=AUTO_DTYPE,
+        help="float32, bfloat16, float16 (or fp32, bf16, fp16), or auto: that of the "
+        "configuration; default: auto",
+    )
 
 
 def add_quantization_arguments(parser: Parser, *, required: bool = False) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -23,7 +25,7 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
 
     Each weight is mapped to the tensor that has its values. These are the weights of linears, below
     the path of the `layers` and of the head. Embeddings, norms, biases, and routers, which are no
-    linears, stay. A linear stays too if its columns are not whole groups.
+    linears, stay. A linear whose columns are not whole groups gets a scale per row.
     """
     if getattr(module.config, "quantization_config", None) is not None:
         raise UsageError(
@@ -39,30 +41,32 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
             wanted[path] = scheme.head
         elif linear is not head and path.startswith(f"{layers}."):
             wanted[path] = scheme.layers
-    whole = {path: one for path, one in wanted.items() if one.divides(linears[path].in_features)}
-    _tell_kept([path for path in wanted if path not in whole], scheme.layers)
-    if not whole:
+    if not wanted:
         raise UnsupportedError(
             f"{type(module).__name__} has no weight that can be quantized",
-            got=f"{len(wanted)} linears in its layers and its head",
-            expected=f"a linear with a multiple of {scheme.layers.columns or 1} columns",
+            got="no linears in its layers",
+            expected="layers that are made of linears",
         )
-    sources = {f"{path}.weight": _source(module, f"{path}.weight") for path in whole}
+    uneven = [path for path, one in wanted.items() if not one.divides(linears[path].in_features)]
+    _tell(uneven, linears, scheme.layers)
+    wanted |= {path: replace(wanted[path], columns=0) for path in uneven}
+    sources = {f"{path}.weight": _source(module, f"{path}.weight") for path in wanted}
     config = copy.deepcopy(module.config)
-    config.quantization_config = _written(whole, linears, head)
+    config.quantization_config = _written(wanted, linears)
     if any(name != source for name, source in sources.items()):
         config.tie_word_embeddings = False
     return config, sources
 
 
-def _tell_kept(kept: list[str], integers: Integers) -> None:
-    if kept:
+def _tell(uneven: Sequence[str], linears: Mapping[str, nn.Linear], integers: Integers) -> None:
+    if uneven:
         log.warning(
-            "%d weights stay as they are, since their columns are no multiple of %d: %s%s",
-            len(kept),
+            "%d weights get a scale per row, since their columns are no multiple of %d, such as "
+            "the %d columns of %s",
+            len(uneven),
             integers.columns,
-            kept[0],
-            "" if len(kept) == 1 else ", ...",
+            linears[uneven[0]].in_features,
+            uneven[0],
         )
 
 
@@ -73,18 +77,18 @@ def _source(module: nn.Module, name: str) -> str:
     return next((tied for tied, one in named if one is weight and tied != name), name)
 
 
-def _written(whole: dict[str, Integers], linears: Iterable[str], head: Any) -> dict[str, Any]:
-    """Return the `quantization_config`: linears in general, and the head if it differs."""
-    general, *others = dict.fromkeys(whole.values())
+def _written(quantized: Mapping[str, Integers], linears: Iterable[str]) -> dict[str, Any]:
+    """Return the `quantization_config`: that of most linears, and the others by name."""
+    (general, _), *others = Counter(quantized.values()).most_common()
     targets = {general: ["Linear"]}
-    targets |= {one: [path for path, own in whole.items() if own == one] for one in others}
+    targets |= {one: [path for path, own in quantized.items() if own == one] for one, _ in others}
     groups = [_group(one, named) for one, named in targets.items()]
     return {
         "quant_method": "compressed-tensors",
         "format": _LAYOUT,
         "quantization_status": "compressed",
         "config_groups": {f"group_{number}": one for number, one in enumerate(groups)},
-        "ignore": [path for path in linears if path not in whole],
+        "ignore": [path for path in linears if path not in quantized],
     }
 
 

@@ -62,6 +62,35 @@ def run_ranks(
     return values
 
 
+def run_streamed(
+    gm: fx.GraphModule,
+    inputs: Mapping[str, torch.Tensor],
+    read: Read,
+    rotary: Callable[..., Any],
+) -> torch.Tensor:
+    """Execute a graph of one rank and return its first result.
+
+    Parameters are read when they are used, and values are freed after their last use.
+    """
+    (dealt,) = rank_inputs(gm, inputs)
+    nodes = list(gm.graph.nodes)
+    output = operand(nodes[-1])
+    last = {operand: node for node in nodes for operand in node.all_input_nodes}
+    values: Values = {}
+    for node in nodes[:-1]:
+        if node.op == "placeholder":
+            values[node] = [dealt[node.name]]
+        elif node.op == "call_function" or node.op == "call_module":
+            for used in node.all_input_nodes:
+                if used not in values:
+                    values[used] = [_evaluated(parameter_of(used), 0, read)]
+            values[node] = _call(node, values, 1, rotary)
+            for used in node.all_input_nodes:
+                if last[used] is node:
+                    del values[used]
+    return values[output][0]  # type: ignore[no-any-return]
+
+
 def logits_of(values: Values) -> list[torch.Tensor]:
     """Return the first result of a graph on every rank."""
     output = next(node for node in values if node.op == "output")

@@ -71,6 +71,10 @@ class Quantizing:
         first = part.span(*columns)[0]
         return found[part.suffix][:, wanted.start - first : wanted.stop - first]
 
+    def original(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        """Return a part of a tensor of the source."""
+        return self._read(name, index)
+
     def _quantized(
         self, one: ToQuantize, rows: slice, columns: Interval
     ) -> dict[str, torch.Tensor]:

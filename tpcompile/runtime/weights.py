@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,8 +218,11 @@ def _before_quantization(captured: Captured) -> tuple[dict[str, Tensor], dict[st
     return tensors, captured.aliases | untied
 
 
-def directory_of(model: str | Path) -> Path:
-    """Return the directory of a checkpoint; for a hub id, download the files or use the cache."""
+def directory_of(model: str | Path, more: Sequence[str] = ()) -> Path:
+    """Return the directory of a checkpoint; for a hub id, download the files or use the cache.
+
+    `more` are patterns of further files.
+    """
     if Path(model).is_dir():
         return Path(model)
     model = str(model)
@@ -234,7 +237,7 @@ def directory_of(model: str | Path) -> Path:
         )
     try:
         cached_only = bool(offline)
-        files = list(_FILES)
+        files = [*_FILES, *more]
         return Path(snapshot_download(model, allow_patterns=files, local_files_only=cached_only))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
