@@ -70,8 +70,9 @@ CASES = {
             "intermediate_size": 93,
         },
     ),
-    "int8 in groups of 128 with offsets": Case(
-        (group(8, 128, symmetric=False),), "int8:128:f32:offsets", WIDE
+    # Of three ranks, the second has the heads 3 to 5: columns of two groups, though it has few.
+    "int8 in groups of 64 with offsets": Case(
+        (group(8, 64, symmetric=False),), "int8:64:f32:offsets", WIDE
     ),
     "int8, not packed, with offsets": Case(
         (group(8, layout="int-quantized", symmetric=False, input_activations=DYNAMIC),),
@@ -388,7 +389,13 @@ def test_comparison_with_eager_in_bf16(tmp_path: Path) -> None:
     write_compressed(tmp_path, *GROUPS, dtype=torch.bfloat16, intermediate_size=192)
     found = compare_with_eager(str(tmp_path), default_pipeline(2), lengths=(5, 3), simulate=True)
     assert found.ok, found.table()
-    assert any(row.beside_fp32 for row in found.rows)
+    assert 0 < max(row.error for row in found.rows if row.beside_fp32) < 0.1
+
+
+def test_shapes_in_32_bits(mixed: tuple[Path, Any], tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.o_proj.weight_shape"
+    made = rewritten(mixed[0], tmp_path / "made", **{name: torch.tensor([64, 96]).int()})
+    assert error_of(made, mixed[1], 1, "torch") < TOLERANCE
 
 
 def test_random_weights(mixed: tuple[Path, Any]) -> None:

@@ -74,7 +74,7 @@ class WholeWeights:
         for own, part in stored_tensors(order.values()):
             encoded = encodings.components.get(own.name)
             name, codec = (own.name, None) if encoded is None else (encoded.name, encoded.codec)
-            self._whole[name] = _Whole(own, part, codec, nodes[own.name])
+            self._whole[name] = _Whole(own, part, codec, nodes.get(own.name, ()))
         self._shapes = {
             name: torch.tensor(shape, dtype=torch.int64) for name, shape in encodings.shapes.items()
         }

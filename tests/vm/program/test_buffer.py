@@ -16,13 +16,14 @@ from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import CompileError, UsageError, VerifyError
 from tpcompile.ir.dtypes import DType
-from tpcompile.vm.program import Buffer, Program, Role
+from tpcompile.vm.program import Buffer, Format, Program, Role
 from tpcompile.vm.program.encoding import decode_program, encode_program
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import check_program, verify_program
 
 CASE = Case("tiny-qwen2", 2, lengths=(9,), lowering="rows", workers=6)
 UNUSED = Buffer("unused", (2, 3))
+INT4 = {"role": Role.WEIGHT, "dtype": torch.int32, "format": Format.int4(torch.float16, 64)}
 MISTAKES: dict[str, tuple[Role | None, dict[str, Any], str]] = {
     "storage of a scratch": (Role.SCRATCH, {"storage": (1, 1)}, r"storage of .* \(1, 1\).*None"),
     "storage of a weight": (Role.WEIGHT, {"storage": (1, 1)}, "storage of .*only the cache"),
@@ -35,6 +36,11 @@ MISTAKES: dict[str, tuple[Role | None, dict[str, Any], str]] = {
     "float64": (None, {"dtype": torch.float64}, r"dtype of .*torch\.float64.*torch\.bfloat16"),
     "a weight in float64": (Role.WEIGHT, {"dtype": torch.float64}, "dtype of .*float64"),
     "logits in float64": (Role.LOGITS, {"dtype": torch.float64}, "dtype of .*float64"),
+    "a column within 16": (None, {**INT4, "first": 8}, "first of .*8.*a multiple of 16"),
+    "a negative column": (None, {**INT4, "first": -16}, "first of .*-16.*first column"),
+    "a column of a weight in its values": (Role.WEIGHT, {"first": 16}, "first of .*in a format"),
+    "int4 in int8": (None, {**INT4, "dtype": torch.int8}, "format of .*weights in i8"),
+    "a format of scratch": (None, {**INT4, "role": Role.SCRATCH}, "format of .*int4:64"),
     "no such rank": (None, {"rank": 2}, "rank of .*2.*from 0 to 1"),
     "a negative rank": (None, {"rank": -1}, "rank of .*-1.*from 0 to 1"),
 }
