@@ -35,6 +35,17 @@ def _evaluated(parameter: Parameter, rank: int, read: Read) -> torch.Tensor:
     return kind.format.decoded(parts, kind.columns(rank), kind.dtype)
 
 
+def components(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
+    """Return each rank's components of the weights in a format, by the names that ranks use."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for node in parameters(gm.graph):
+        parameter = parameter_of(node)
+        for rank in range(info_of(gm).tp if parameter.type.format is not None else 0):
+            for part, own in parameter.components(rank):
+                found.setdefault(f"{node.target}{part.suffix}", []).append(evaluate(own, read))
+    return found
+
+
 def whole_value(tensor: Tensor, read: Read, dtype: torch.dtype) -> torch.Tensor:
     """Return the values of a whole weight of the checkpoint."""
     return _evaluated(Parameter.replicated(tensor, dtype, 1), 0, read)

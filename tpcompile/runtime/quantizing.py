@@ -87,6 +87,7 @@ class Quantizing:
         }
         each = max(1, _ELEMENTS // max(1, columns[1] - columns[0]))
 
+        @torch.inference_mode()  # the mode of a thread; that of the caller may be the same
         def fill(start: int) -> None:
             stop = min(start + each, rows.stop)
             values = self._read(one.source, (slice(start, stop), slice(*columns)))
@@ -100,8 +101,7 @@ class Quantizing:
         return found
 
     def _block(self, one: ToQuantize, values: torch.Tensor) -> dict[str, torch.Tensor]:
-        with torch.inference_mode():
-            found = quantized(values.to("cpu"), one.stored)
+        found = quantized(values.to("cpu"), one.stored)
         scales = one.stored.components[1].suffix
         if not bool(found[scales].isfinite().all()):
             raise CheckpointError(

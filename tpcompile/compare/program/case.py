@@ -28,7 +28,7 @@ from tpcompile.frontend import capture
 from tpcompile.ir.meta import parameters
 from tpcompile.ir.ops import PARTIAL_ATTENTION, arguments_of
 from tpcompile.ir.scheme import Scheme
-from tpcompile.ir.simulate import materialise
+from tpcompile.ir.simulate import components, materialise
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.rewriting.reproducer import write_reproducer
@@ -61,6 +61,7 @@ class Case:
     graph: fx.GraphModule
     structure: Structure
     weights: dict[str, list[torch.Tensor]]
+    """The parameters of the ranks, as programs hold them."""
     rotary: Callable[..., Any]
     caches: tuple[torch.Tensor, ...]
     """The cache of each rank before the first step."""
@@ -143,6 +144,7 @@ def prepare(
         names = {str(node.target) for node in parameters(graph.graph)}
         alike = names <= module.weights.keys()  # the later fusions leave weights unchanged
         held = module.weights if alike else materialise(graph, read)
+        held = held | components(graph, read)
     return Case(graph, structure, held, captured.rotary.fresh(), caches, taken, tolerance)
 
 
