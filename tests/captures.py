@@ -18,6 +18,7 @@ from torch import nn
 
 from tpcompile.frontend import Captured, capture, config_of
 from tpcompile.frontend.source import name_of
+from tpcompile.ir.scheme import Scheme
 from tpcompile.rewriting.manager import clone
 
 _CAPTURED: dict[Any, Captured] = {}
@@ -26,7 +27,11 @@ _MOST_NUMBERS = 4096
 
 
 def captured_once(
-    model: Any, *, dtype: torch.dtype | None = None, stamped: bool = True
+    model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    scheme: Scheme | None = None,
+    stamped: bool = True,
 ) -> Captured:
     """Capture a model, or return a copy of an earlier capture of an equal model."""
     given = isinstance(model, nn.Module)
@@ -35,14 +40,18 @@ def captured_once(
     values.pop("_name_or_path", None)
     seen = tuple(_seen(model)) if given else ()
     wanted = dtype or config.dtype or torch.get_default_dtype()
-    key = (type(config), repr(sorted(values.items(), key=str)), wanted, stamped, seen)
+    key = (type(config), repr(sorted(values.items(), key=str)), wanted, scheme, stamped, seen)
     if key not in _CAPTURED:
-        _CAPTURED[key] = capture(model if given else config, dtype=dtype, stamped=stamped)
+        options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "stamped": stamped}
+        _CAPTURED[key] = capture(model if given else config, **options)
     found = _CAPTURED[key]
     graph = clone(found.graph)
     graph.meta["tpcompile"] = dataclasses.replace(graph.meta["tpcompile"], name=name_of(model))
-    if given:
+    if given and scheme is None:
         return dataclasses.replace(found, graph=graph, config=config, model=model)
+    if given:
+        own = copy.deepcopy(found.config)
+        return dataclasses.replace(found, graph=graph, config=own, model=model)
     own = copy.deepcopy(found.config)
     own.name_or_path = config.name_or_path
     return dataclasses.replace(found, graph=graph, config=own)
@@ -50,13 +59,13 @@ def captured_once(
 
 def share_captures(patch: pytest.MonkeyPatch) -> None:
     """Replace `capture` by `captured_once` in all rooms that capture models."""
-    from tpcompile import api, exploring, frontend, scheduling
+    from tpcompile import api, exploring, frontend, quantizing, scheduling
     from tpcompile.compare import model as compare
     from tpcompile.compare import source as sides
     from tpcompile.compare.program import case
 
     patch.setattr(api, "captured_of", captured_once)
-    for module in (frontend, compare, sides, case, exploring, scheduling):
+    for module in (frontend, compare, sides, case, exploring, quantizing, scheduling):
         patch.setattr(module, "capture", captured_once)
 
 

@@ -2,7 +2,8 @@
 
 `tpcompile.compile(model, tp=2)` returns a model that runs, `tpcompile.schedule(model)` the program
 of a decode step, `tpcompile.capture(model)` the raw graph, and `tpcompile.parse_graph(text)` a
-graph from its text form. Heavy modules such as torch and transformers are imported on first use.
+graph from its text form. `tpcompile.quantize(model, "int4", directory)` writes a checkpoint in few
+bits. Heavy modules such as torch and transformers are imported on first use.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tpcompile.libraries import library_errors
 if TYPE_CHECKING:
     from tpcompile.api import capture, compile
     from tpcompile.frontend import Captured, parse_graph
+    from tpcompile.quantizing import quantize
     from tpcompile.rewriting.manager import Stage
     from tpcompile.runtime.model import CompiledModel
     from tpcompile.scheduling import ScheduledStep, schedule
@@ -44,6 +46,7 @@ _LAZY = {
     "SamplingParams": "tpcompile.serving",
     "ScheduledStep": "tpcompile.scheduling",
     "Stage": "tpcompile.rewriting.manager",
+    "quantize": "tpcompile.quantizing",
     "schedule": "tpcompile.scheduling",
 }
 _ROOMS = ("passes", "ir", "vm", "inspect", "backends", "runtime", "serving")
@@ -69,6 +72,7 @@ __all__ = [
     "capture",
     "compile",
     "parse_graph",
+    "quantize",
     "schedule",
 ]
 

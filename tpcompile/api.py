@@ -21,6 +21,7 @@ from tpcompile.options import (
     device_of,
     dtype_of,
     passes_for,
+    scheme_of,
 )
 from tpcompile.passes import Pass, run_passes
 from tpcompile.passes.pipeline import DecodeFork
@@ -40,9 +41,15 @@ _LONGEST_S = 7 * 24 * 3600
 
 
 @library_errors()
-def capture(model: Any, *, dtype: torch.dtype | str | None = None) -> fx.GraphModule:
+def capture(
+    model: Any,
+    *,
+    dtype: torch.dtype | str | None = None,
+    weights: str | None = None,
+    head: str | None = None,
+) -> fx.GraphModule:
     """Return the raw graph of MODEL, typed, on one rank: the input of the first pass."""
-    return captured_of(model, dtype=dtype_of(dtype)).graph
+    return captured_of(model, dtype=dtype_of(dtype), scheme=scheme_of(weights, head)).graph
 
 
 @library_errors()
@@ -65,6 +72,8 @@ def compile(
     spans: int | None = None,
     isolate: bool = False,
     threads: int | None = None,
+    weights: str | None = None,
+    head: str | None = None,
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -93,9 +102,15 @@ def compile(
     `threads` is the number of workers of a rank for programs, also instead of those of `target`,
     and of torch's threads for modules. By default the ranks of a machine share the cores that this
     process may use, and a target file has its own number of workers.
+
+    `weights` quantizes the linears of the layers and the head while they are loaded: "int8" or
+    "int4", with a scale per group of 64 columns, as many as in "int4:32", or per row, as in
+    "int8:row". `head` is what the head gets: "int8" (default), "int4" or "keep". A tied head is
+    untied, unless it is kept; the embedding stays as it is.
     """
     asked = dict(locals())
     load_plugins()
+    scheme = scheme_of(weights, head)
     check_limit("max_seq_len", max_seq_len)
     check_limit("max_batch", max_batch)
     check_limit("spans", spans)
@@ -112,15 +127,15 @@ def compile(
     check_shards(passes, tp)
     inside = simulate or (tp == 1 and not isolate)
     with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:
-        captured = captured_of(model, dtype=dtype_of(dtype))
-        weights = weights_of(captured, model, random_weights)
+        captured = captured_of(model, dtype=dtype_of(dtype), scheme=scheme)
+        source = weights_of(captured, model, random_weights)
         fork = DecodeFork(passes, write_reproducer)
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)
         longest = max_seq_len or captured.config.max_position_embeddings
         workers = share if target is None else threads
         steps = chosen.decide(fork, longest, max_batch or 1, workers)
         described = rank_modules(graph, steps.executor)
-        modules = load(described, weights, captured.rotary.fresh)
+        modules = load(described, source, captured.rotary.fresh)
         ranks = steps.ranks(modules, captured.rotary.fresh)
         made = CompiledModel(
             captured,
@@ -128,7 +143,7 @@ def compile(
             stages,
             ranks,
             modules=described,
-            generation_config=generation_config_of(captured, weights),
+            generation_config=generation_config_of(captured, source),
             max_seq_len=max_seq_len,
             max_batch=max_batch,
             device=place,

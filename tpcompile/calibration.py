@@ -37,10 +37,14 @@ class Case:
     context: int
     batch: int = 1
     layers: int | None = None
+    weights: str | None = None
+    head: str | None = None
+    """`weights` and `head` are those of `compile`."""
 
     @property
     def name(self) -> str:
         first = "" if self.layers is None else f", first {self.layers} layers"
+        first += "" if self.weights is None else f", {self.weights}"
         return f"{self.model}{first}, batch {self.batch}, {self.context:,} tokens"
 
 
@@ -65,6 +69,8 @@ def calibrate(
     workers: int | None = None,
     repeats: int = REPEATS,
     device: torch.device = CPU,
+    weights: str | None = None,
+    head: str | None = None,
     say: Say = lambda text: None,
 ) -> Calibration:
     """Measure steps of MODEL with random weights, and fit a target for the machine of `device`.
@@ -72,13 +78,15 @@ def calibrate(
     All layers run with one sequence of `context` tokens. The first layers also run with a few
     sequences: the time of a single one is that of its loads, so it does not show the rates of
     arithmetic and of values. Ranks of one machine share its memory, so the delay and the
-    bandwidth between ranks are those of instructions and of the memory.
+    bandwidth between ranks are those of instructions and of the memory. `weights` and `head` are
+    those of `compile`.
     """
     target = replace(machine_of(device), name=name)
     if workers is not None:
         target = replace(target, workers=workers)
     layers = min(_FIRST_LAYERS, config_of(model).num_hidden_layers)
-    cases = [Case(model, context), *(Case(model, _SHORT, b, layers) for b in _BATCHES)]
+    first = (Case(model, _SHORT, batch, layers) for batch in _BATCHES)
+    cases = [replace(one, weights=weights, head=head) for one in (Case(model, context), *first)]
     random, samples, whole = RandomMemory(device), list[Sample](), None
     for case in cases:
         program = program_of(case, target, say)
@@ -100,7 +108,14 @@ def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Prog
         config.num_hidden_layers = case.layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[: case.layers]
-    return schedule(config, target=target, batch=case.batch, context=case.context).program
+    return schedule(
+        config,
+        target=target,
+        batch=case.batch,
+        context=case.context,
+        weights=case.weights,
+        head=case.head,
+    ).program
 
 
 @dataclass(frozen=True)

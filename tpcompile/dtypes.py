@@ -1,9 +1,37 @@
-"""The names of dtypes, without torch: the command line checks them before torch is imported."""
+"""The names of dtypes and of integers, which are checked before torch is imported."""
 
 from __future__ import annotations
+
+import re
 
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The short names of dtypes."""
 AUTO_DTYPE = "auto"
 """The name that leaves the choice to the configuration."""
+
+INTEGERS = ("int8", "int4")
+"""The integers that weights can be quantized to."""
+HEADS = (*INTEGERS, "keep")
+"""What the head can be quantized to; `keep` leaves it as it is."""
+GROUP_COLUMNS = 64
+"""The default number of columns per group."""
+_GRAIN, _MOST = 16, 1 << 15
+_WEIGHTS = re.compile(rf"({'|'.join(INTEGERS)})(?::(row|[1-9]\d{{0,4}}))?", re.IGNORECASE)
+WEIGHTS_FORM = (
+    f"int8 or int4, also with the columns per group, a multiple of {_GRAIN}, as in int4:32, "
+    "or with a scale per row, as in int8:row"
+)
+
+
+def integers_of(word: str) -> tuple[str, int] | None:
+    """Return the name and the columns per group of a word such as int4:32; 0 stands for rows.
+
+    Return None for any other word.
+    """
+    found = _WEIGHTS.fullmatch(word)
+    if found is None:
+        return None
+    name, group = found[1].lower(), found[2] or str(GROUP_COLUMNS)
+    columns = 0 if group.lower() == "row" else int(group)
+    return (name, columns) if columns % _GRAIN == 0 and columns < _MOST else None

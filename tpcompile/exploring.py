@@ -24,7 +24,7 @@ from tpcompile.inspect.files import write_file
 from tpcompile.inspect.plan import plan_report
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.ir.info import info_of
-from tpcompile.options import check_shards, dtype_of, passes_for
+from tpcompile.options import check_shards, dtype_of, passes_for, scheme_of
 from tpcompile.passes import Instrument, Pass, parse_pipeline, pipeline_text, run_passes
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.pause import paused_collector
@@ -106,6 +106,8 @@ def explore(
     compare: bool = False,
     random_weights: int | None = None,
     threads: int | None = None,
+    weights: str | None = None,
+    head: str | None = None,
     say: Say = lambda text: None,
 ) -> Exploration:
     """Collect everything about a compilation of MODEL for `tp` ranks, as the data of a page.
@@ -113,9 +115,11 @@ def explore(
     `beside` are further compilations to look at side by side: pairs of a tp and a pipeline. The
     decode step is scheduled on `target` with a `policy`, as by `schedule`; with `measured`, steps
     also run on this machine. With `compare`, every value is compared with Hugging Face eager in
-    fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank.
+    fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank. `weights`
+    and `head` are those of `compile`.
     """
     load_plugins()
+    scheme = scheme_of(weights, head)
     passes = passes_for(pipeline, tp)
     check_shards(passes, tp)
     others = [(other, passes_for(text, other)) for other, text in beside]
@@ -130,7 +134,7 @@ def explore(
         measured=measured,
     )
     say(f"capturing {model}")
-    captured = capture(model, dtype=dtype_of(dtype)).graph
+    captured = capture(model, dtype=dtype_of(dtype), scheme=scheme).graph
     name = model if isinstance(model, str) else info_of(captured).name
     found = _explored(captured, name, passes, choices, measured, say)
     for other, own in others:
@@ -142,6 +146,7 @@ def explore(
             model,
             passes,
             dtype=kind,
+            scheme=scheme,
             random_weights=random_weights,
             simulate=True,
             threads=threads,

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from tpcompile.cores import MOST_THREADS
-from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES
+from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES, HEADS, WEIGHTS_FORM, integers_of
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
+from tpcompile.ir.format import Kind
+from tpcompile.ir.scheme import Integers, Scheme
 from tpcompile.passes import Pass, default_pipeline, for_ranks, parse_pipeline
 from tpcompile.passes.plan_sharding import PlanSharding
 
@@ -87,6 +89,33 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
         hint = did_you_mean(str(dtype), (*DTYPES, AUTO_DTYPE))
         raise UsageError(f"{dtype!r} is not a supported dtype", hint=hint)
     return found
+
+
+def scheme_of(weights: str | None, head: str | None = None) -> Scheme | None:
+    """Return what weights are quantized to while they are loaded, or None for no change.
+
+    By default the head gets int8. Its groups are as wide as those of the other weights.
+    """
+    if weights is None:
+        if head is not None:
+            raise UsageError(
+                "head applies to weights that are quantized while they are loaded",
+                got=f"head={head!r}",
+                hint='Add weights="int8" or weights="int4"',
+            )
+        return None
+    found = integers_of(weights) if isinstance(weights, str) else None
+    if found is None:
+        raise UsageError(f"weights must be {WEIGHTS_FORM}, got {weights!r}")
+    if head is not None and head not in HEADS:
+        hint = did_you_mean(str(head), HEADS)
+        raise UsageError(f"head must be one of {', '.join(HEADS)}, got {head!r}", hint=hint)
+    name, columns = found
+    of_head = None if head == "keep" else Integers(_KINDS[head or "int8"], columns)
+    return Scheme(Integers(_KINDS[name], columns), of_head)
+
+
+_KINDS = {kind.word: kind for kind in (Kind.INT8, Kind.INT4)}
 
 
 def device_of(device: torch.device | str | None) -> torch.device:

@@ -29,7 +29,8 @@ def test_table(cli: Cli, golden: Callable[[str, str], None]) -> None:
 
 def test_json_keys(cli: Cli) -> None:
     plan = json.loads(cli("plan preset:tiny-qwen3 --tp 4 --json").out)
-    assert set(plan) == {"model", "tp", "ranks", "collectives"}
+    assert set(plan) == {"model", "tp", "ranks", "collectives", "formats"}
+    assert plan["formats"] == {"f32": sum(rank["weight_bytes"] for rank in plan["ranks"])}
     assert (plan["model"], plan["tp"]) == ("tiny-qwen3", 4)
     for rank in plan["ranks"]:
         assert set(rank) == RANK_KEYS
@@ -93,3 +94,17 @@ def test_it_imports_no_room_that_runs_models() -> None:
         [sys.executable, "-c", UNNEEDED], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_quantized_weights(cli: Cli) -> None:
+    """Bytes are those of all components; the embedding and the norms stay."""
+    line = "plan preset:tiny-qwen3 --tp 2 --weights int4:16"
+    plan = json.loads(cli(f"{line} --json").out)
+    assert sum(plan["formats"].values()) == sum(rank["weight_bytes"] for rank in plan["ranks"])
+    head, plain = plan["formats"]["int8:16:f32"], plan["formats"]["f32"]
+    rows, columns = 1013, 64
+    assert head == rows * columns * (1 + 4 / 16)
+    assert rows * columns * 4 < plain < rows * columns * 4 * 1.1
+    assert "int4:16:f32" in cli(line).out
+    kept = json.loads(cli(f"{line} --head keep --json").out)["formats"]
+    assert kept == {"int4:16:f32": plan["formats"]["int4:16:f32"], "f32": plain}

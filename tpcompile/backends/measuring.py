@@ -11,7 +11,7 @@ from tpcompile.backends.devices import FASTEST
 from tpcompile.backends.executor import Executor
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import CPU, Rotation
-from tpcompile.vm.program import Buffer, Program, Role
+from tpcompile.vm.program import Program, Role
 from tpcompile.vm.schedule.measured import MeasuredSteps, measured_step
 
 REPEATS = 20
@@ -22,7 +22,8 @@ _SPREAD = 0.02
 class RandomMemory:
     """Weights with random contents, which programs of one model share.
 
-    The times of kernels do not depend on the numbers, so one pattern fills all tensors.
+    The times of kernels do not depend on the numbers, so one pattern fills all tensors: numbers, or
+    its bytes in tensors of integers.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -33,32 +34,37 @@ class RandomMemory:
 
     def memory(self, program: Program) -> StepMemory:
         """Return memory for a program, with a full cache."""
-        weights = {(b.rank, b.name): b for b in program.buffers if b.role == Role.WEIGHT}
+        tensors = {
+            (buffer.rank, buffer.name + part.suffix): (buffer, part)
+            for buffer in program.buffers
+            if buffer.role == Role.WEIGHT
+            for part in buffer.stored.components
+        }
 
         def parameter(rank: int, name: str) -> torch.Tensor:
-            return self._weight(weights[rank, name])
+            buffer, part = tensors[rank, name]
+            extents = buffer.extents if buffer.format is None else buffer.extents_of(part)
+            return self._weight((rank, name, extents), part.dtype.torch)
 
         found = StepMemory(program, parameter, _rotation(program), poison=False, device=self.device)
         for cache in found.values(Role.CACHE):
             self._fill(cache)
         return found
 
-    def _weight(self, buffer: Buffer) -> torch.Tensor:
-        key = buffer.rank, buffer.name, buffer.extents
+    def _weight(self, key: tuple[int, str, tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
         if key not in self._weights:
-            strides = buffer.strides(buffer.extents)
-            found = torch.empty_strided(
-                buffer.extents, strides, dtype=buffer.dtype, device=self.device
-            )
-            self._weights[key] = self._fill(found)
+            self._weights[key] = self._fill(torch.empty(key[2], dtype=dtype, device=self.device))
         return self._weights[key]
 
     def _fill(self, tensor: torch.Tensor) -> torch.Tensor:
         """Write every element, so that the system provides the pages."""
         flat = tensor.as_strided((tensor.numel(),), (1,))
+        pattern = self._pattern
+        if not tensor.is_floating_point():
+            pattern = pattern.view(tensor.dtype)[:_PATTERN]
         for start in range(0, len(flat), _PATTERN):
             part = flat[start : start + _PATTERN]
-            part.copy_(self._pattern[: len(part)])
+            part.copy_(pattern[: len(part)])
         return tensor
 
 

@@ -25,6 +25,7 @@ from tpcompile.cli import (
     passes,
     plan,
     presets,
+    quantize,
     reduce,
     schedule,
     serve,
@@ -59,6 +60,7 @@ COMMANDS: dict[str, Command] = {
     "generate": generate.COMMAND,
     "chat": chat.COMMAND,
     "serve": serve.COMMAND,
+    "quantize": quantize.COMMAND,
     "make-demo": make_demo.COMMAND,
     "completion": completion.COMMAND,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from tpcompile.cli.command import (
     Command,
     Parser,
     Result,
+    add_quantization_arguments,
     add_threads_argument,
     json_text,
     number,
@@ -59,6 +60,7 @@ def _add_arguments(parser: Parser) -> None:
         help="workers; default: one thread per core, or one per SM",
     )
     add_threads_argument(parser)
+    add_quantization_arguments(parser)
     add(
         "--repeats",
         metavar="N",
@@ -99,11 +101,14 @@ def _run(args: argparse.Namespace) -> Result:
             name=args.output.stem,
             workers=workers_of(args),
             repeats=args.repeats,
+            weights=args.weights,
+            head=args.head,
             say=_both(say),
         )
         write_file(args.output, lambda file: file.write(target_text(found.target)))
         sys.stderr.write(f"wrote {args.output}\n")
         cases = cases_of(args.model, args.other) if args.verify else []
+        cases = [replace(one, weights=args.weights, head=args.head) for one in cases]
         steps = verify(found.target, cases, repeats=args.repeats, device=device, say=_both(say))
         checked = list(steps)
     text = json_text(_json(found, checked)) if args.json else _tables(found, checked)

@@ -9,7 +9,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES
+from tpcompile.dtypes import (
+    AUTO_DTYPE,
+    DTYPE_NAMES,
+    DTYPES,
+    GROUP_COLUMNS,
+    HEADS,
+    WEIGHTS_FORM,
+    integers_of,
+)
 from tpcompile.errors import UsageError, did_you_mean, spelled
 
 if TYPE_CHECKING:
@@ -134,6 +142,13 @@ def dtype_name(text: str) -> str:
     return DTYPE_NAMES.get(found, found)
 
 
+def integers_name(text: str) -> str:
+    """Parse what weights are quantized to."""
+    if integers_of(text) is None:
+        raise argparse.ArgumentTypeError(f"must be {WEIGHTS_FORM}, got {text!r}")
+    return text
+
+
 def backend_name(text: str) -> str:
     """Parse the name of a backend. Executors are imported only for names that are not built in."""
     found = spelled(text, BACKENDS)
@@ -186,14 +201,8 @@ def add_model_arguments(
         help=f'passes to run, e.g. "canonicalize,raise-norm"; default: {pipeline_default} '
         "(see tpcompile passes)",
     )
-    parser.add_argument(
-        "--dtype",
-        type=dtype_name,
-        metavar="D",
-        default=AUTO_DTYPE,
-        help="float32, bfloat16, float16 (or fp32, bf16, fp16), or auto: that of the "
-        "configuration; default: auto",
-    )
+    add_dtype_argument(parser)
+    add_quantization_arguments(parser)
     if weights:
         parser.add_argument(
             "--random-weights",
@@ -205,6 +214,37 @@ def add_model_arguments(
         parser.add_argument(
             "--timing", action="store_true", help="print a table of pass times to stderr"
         )
+
+
+def add_dtype_argument(parser: Parser) -> None:
+    """Add the dtype of a model."""
+    parser.add_argument(
+        "--dtype",
+        type=dtype_name,
+        metavar="D",
+        default=AUTO_DTYPE,
+        help="float32, bfloat16, float16 (or fp32, bf16, fp16), or auto: that of the "
+        "configuration; default: auto",
+    )
+
+
+def add_quantization_arguments(parser: Parser, *, required: bool = False) -> None:
+    """Add what the weights of a model are quantized to while they are loaded."""
+    parser.add_argument(
+        "--weights",
+        metavar="W",
+        type=integers_name,
+        required=required,
+        help="quantize the linears while they are loaded: int8 or int4, with a scale per group of "
+        f"{GROUP_COLUMNS} columns, of others as in int4:32, or per row as in int8:row"
+        + ("" if required else "; default: as MODEL stores them"),
+    )
+    parser.add_argument(
+        "--head",
+        metavar="H",
+        type=choice(*HEADS),
+        help="with --weights, what the head becomes: int8, int4, or keep; default: int8",
+    )
 
 
 def add_threads_argument(parser: Parser, condition: str = "") -> None:

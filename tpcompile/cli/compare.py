@@ -138,12 +138,13 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
     from tpcompile.compare.model import compare_with_eager
-    from tpcompile.options import dtype_of
+    from tpcompile.options import dtype_of, scheme_of
 
     return compare_with_eager(
         args.model,
         passes,
         dtype=dtype_of(args.dtype),
+        scheme=scheme_of(args.weights, args.head),
         random_weights=args.random_weights,
         lengths=args.lengths,
         seed=args.seed,
@@ -155,7 +156,7 @@ def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
 
 def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
     from tpcompile.compare.program import Batch, compare_program
-    from tpcompile.options import dtype_of
+    from tpcompile.options import dtype_of, scheme_of
 
     return compare_program(
         args.model,
@@ -165,6 +166,7 @@ def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
         lowering=args.lowering or "heads",
         backend=args.backend,
         dtype=dtype_of(args.dtype),
+        scheme=scheme_of(args.weights, args.head),
         random_weights=args.random_weights,
         tolerance=args.tolerance,
     )

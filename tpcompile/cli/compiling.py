@@ -85,6 +85,8 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             pipeline=args.pipeline,
             random_weights=args.random_weights,
             threads=args.threads,
+            weights=args.weights,
+            head=args.head,
             **more,
         )
 
@@ -136,11 +138,12 @@ def capture_model(args: argparse.Namespace, say: Say) -> Captured:
     say(f"capturing {args.model}")
     from tpcompile.frontend import capture
     from tpcompile.frontend.extras import import_without_extras
-    from tpcompile.options import dtype_of
+    from tpcompile.options import dtype_of, scheme_of
 
+    scheme = scheme_of(args.weights, args.head)
     if args.alone:
         import_without_extras()
-    captured = capture(args.model, dtype=dtype_of(args.dtype))
+    captured = capture(args.model, dtype=dtype_of(args.dtype), scheme=scheme)
     if args.timing or sys.stderr.isatty():
         sys.stderr.write(f"captured in {time.perf_counter() - started:.1f} s\n")
     return captured

@@ -118,6 +118,8 @@ def _run(args: argparse.Namespace) -> Result:
             measured=args.measured,
             compare=args.compare,
             random_weights=args.random_weights,
+            weights=args.weights,
+            head=args.head,
             threads=args.threads,
             say=say,
         )

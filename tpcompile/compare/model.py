@@ -22,6 +22,7 @@ from tpcompile.compare.source import Source, eager_model, in_fp32
 from tpcompile.errors import UsageError
 from tpcompile.frontend import Captured, capture
 from tpcompile.ir.info import info_of
+from tpcompile.ir.scheme import Scheme
 from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
 from tpcompile.passes import Pass, run_passes
 from tpcompile.rewriting.reproducer import write_reproducer
@@ -42,6 +43,7 @@ def compare_with_eager(
     passes: Sequence[Pass],
     *,
     dtype: torch.dtype | None = None,
+    scheme: Scheme | None = None,
     random_weights: int | None = None,
     lengths: Sequence[int] = (9, 17, 1),
     seed: int = 0,
@@ -54,7 +56,7 @@ def compare_with_eager(
     The emitted modules run on real ranks, or in this process with `simulate`. Torch has `threads`
     threads on each rank, by default an equal share of the cores.
     """
-    captured = capture(model, dtype=dtype)
+    captured = capture(model, dtype=dtype, scheme=scheme)
     weights = weights_of(captured, model, random_weights)
     graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
     packed, ids, mask = _tokens(captured, lengths, seed)

@@ -51,8 +51,11 @@ def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def eager_model(source: Source) -> Any:
-    """Return the user's own model, or a Hugging Face model with the same weights."""
-    if source.captured.model is not None:
+    """Return the user's own model, or a Hugging Face model with the same weights.
+
+    A model that is quantized while it is loaded has other weights than the user's.
+    """
+    if source.captured.model is not None and not source.captured.quantized:
         return source.captured.model
     make: Any = AutoModelForCausalLM.from_config
     model = make(source.captured.config, dtype=source.dtype).eval()

@@ -14,6 +14,7 @@ from tpcompile.frontend.build import Builder, UnlikeLayersError
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
 from tpcompile.frontend.quantized import encodings_of, stored_weights
+from tpcompile.frontend.quantizing import quantized_config
 from tpcompile.frontend.rotary import RotaryTables, SavedTables, rotary_modules, source_of
 from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
@@ -26,6 +27,7 @@ from tpcompile.ir.format import Format
 from tpcompile.ir.info import GraphInfo, info_of
 from tpcompile.ir.ops import ROTARY
 from tpcompile.ir.recipe import Tensor
+from tpcompile.ir.scheme import Scheme
 from tpcompile.pause import paused_collector
 
 __all__ = ["INPUTS", "Captured", "capture", "config_of", "parse_graph"]
@@ -50,27 +52,46 @@ class Captured:
     model: nn.Module | None = field(repr=False, default=None)
     """The user's model, if one was given; it has the weights."""
     encodings: Encodings = field(repr=False, default=NO_ENCODINGS)
-    """The components of weights that the checkpoint stores otherwise than memory."""
+    """The components of weights that the checkpoint stores otherwise than memory.
+
+    Of weights that are quantized while they are loaded: that a checkpoint of them would."""
+    quantized: Mapping[str, str] = field(repr=False, default_factory=dict)
+    """The weights that are quantized while they are loaded, and the tensors that have their values.
+
+    The tensor of an untied head is that of the embedding."""
 
 
 @paused_collector()
-def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = True) -> Captured:
+def capture(
+    model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    scheme: Scheme | None = None,
+    stamped: bool = True,
+) -> Captured:
     """Capture MODEL: a `PreTrainedModel`, a config, `preset:NAME`, a path or a hub id.
 
-    `stamped=False` traces every layer, which takes longer and gives the same graph.
+    Its weights are those that are loaded by the `scheme`, if there is one. `stamped=False` traces
+    every layer, which takes longer and gives the same graph.
     """
     module = module_of(model, dtype)
-    stored = stored_weights(module, module.config)
-    tensors, aliases = _tensors(module, {name: one.format for name, one in stored.items()})
+    layers = find_layers(module)
+    config, quantized = module.config, dict[str, str]()
+    if scheme is not None:
+        config, quantized = quantized_config(module, layers.path, scheme)
+    stored = stored_weights(module, config)
+    formats = {name: one.format for name, one in stored.items()}
+    tensors, aliases = _tensors(module, formats, quantized)
     encodings = encodings_of(tensors.values(), stored)
-    layers = watch_layers(module, find_layers(module))
+    untied = any(name != source for name, source in quantized.items())
+    layers = watch_layers(module, layers)
     name = type(module).__name__
     (source,) = rotary_modules(module).values()
     rotary = RotaryTables(source, module.config)
 
     def trace(layers: Layers) -> fx.GraphModule:
         traced = layers.traced()
-        program = export(make_shell(module, layers, traced))
+        program = export(make_shell(module, layers, traced, untied=untied))
         return Builder(program, layers, traced, tensors, aliases, rotary, name).build()
 
     try:
@@ -90,7 +111,7 @@ def capture(model: Any, *, dtype: torch.dtype | None = None, stamped: bool = Tru
     log.info("captured %s: %d nodes", name, len(gm.graph.nodes))
     own = module if isinstance(model, nn.Module) else None
     packs = agreed_split(filter(None, layers.masks), f"{name}.{layers.path}")
-    return Captured(gm, module.config, rotary, tensors, aliases, packs, own, encodings)
+    return Captured(gm, config, rotary, tensors, aliases, packs, own, encodings, quantized)
 
 
 def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:
@@ -104,14 +125,17 @@ def parse_graph(text: str, *, check: bool = True) -> fx.GraphModule:
 
 
 def _tensors(
-    module: nn.Module, formats: Mapping[str, Format]
+    module: nn.Module, formats: Mapping[str, Format], quantized: Mapping[str, str]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the distinct parameters by first name, and the other names of tied ones."""
+    """Return the distinct parameters by first name, and the other names of tied ones.
+
+    Parameters that are quantized while they are loaded are tied to no other one.
+    """
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        known = first.setdefault(id(parameter), name)
+        known = name if name in quantized else first.setdefault(id(parameter), name)
         if known == name:
             tensors[name] = Tensor(name, tuple(parameter.shape), formats.get(name))
         else:

@@ -39,8 +39,13 @@ def make_shell(
     layers: Layers,
     traced: tuple[int, ...],
     stand_in: Callable[[nn.Module], nn.Module] | None = None,
+    *,
+    untied: bool = False,
 ) -> nn.Module:
-    """Copy the model with only the `traced` layers, or with a stand-in for each of them."""
+    """Copy the model with only the `traced` layers, or with a stand-in for each of them.
+
+    If it is `untied`, its head has a weight of its own.
+    """
     (rotary,) = rotary_modules(module).values()
     frequencies: Any = rotary.inv_freq
     memo: dict[int, Any] = {}
@@ -58,7 +63,11 @@ def make_shell(
         for i, layer in zip(traced, kept, strict=True):
             if (argument := layers.mask_arguments[i]) is not None:
                 masks.hand_in(layer, argument)
-    return copy.deepcopy(module, memo)
+    shell: Any = copy.deepcopy(module, memo)
+    if untied:
+        head = shell.get_output_embeddings()
+        head.weight = _without_storage(head.weight)
+    return shell  # type: ignore[no-any-return]
 
 
 def export(shell: nn.Module) -> torch.export.ExportedProgram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ from tpcompile.ir.types import ValueType
 
 _SHARES = ("rank", "q heads", "kv heads", "ffn", "vocab", "weights", "KV per token")
 _CROSSING = ("collective", "times", "bytes")
+_FORMATS = ("format", "weights")
+_FORMATS_TITLE = "bytes of the weights on all ranks, by format"
 _CROSSING_TITLE = "bytes that a rank sends around a ring, per token or row of logits"
 
 
@@ -66,6 +68,8 @@ class PlanReport:
     tp: int
     ranks: tuple[RankShare, ...]
     collectives: tuple[Collective, ...]
+    formats: dict[str, int]
+    """The bytes of the weights on all ranks, by the name of their format."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,10 +77,11 @@ class PlanReport:
             "tp": self.tp,
             "ranks": [asdict(share) for share in self.ranks],
             "collectives": [asdict(collective) for collective in self.collectives],
+            "formats": self.formats,
         }
 
     def table(self) -> str:
-        """Format two tables: the ranks, and the collectives by kind."""
+        """Format tables: the ranks, the collectives by kind, and several formats."""
         from rich.table import Table
 
         shares = Table(title=self._title, title_justify="left")
@@ -89,13 +94,22 @@ class PlanReport:
             crossing.add_column(column, justify="right")
         for row in self._crossing():
             crossing.add_row(*row)
-        return table_text(shares, *([crossing] if self.collectives else []))
+        stored = Table(title=_FORMATS_TITLE, title_justify="left", min_width=66)
+        for column in _FORMATS:
+            stored.add_column(column, justify="right")
+        for row in self._stored():
+            stored.add_row(*row)
+        further = [crossing] if self.collectives else []
+        further += [stored] if len(self.formats) > 1 else []
+        return table_text(shares, *further)
 
     def _repr_html_(self) -> str:
-        """Show both tables in a notebook."""
+        """Show the same tables in a notebook."""
         shares = table_html(self._title, _SHARES, self._shares())
         crossing = table_html(_CROSSING_TITLE, _CROSSING, self._crossing())
-        return shares + (crossing if self.collectives else "")
+        stored = table_html(_FORMATS_TITLE, _FORMATS, self._stored())
+        shares += crossing if self.collectives else ""
+        return shares + (stored if len(self.formats) > 1 else "")
 
     @property
     def _title(self) -> str:
@@ -110,6 +124,10 @@ class PlanReport:
         for op in dict.fromkeys(collective.op for collective in self.collectives):
             found = [c.bytes_per_token for c in self.collectives if c.op == op]
             yield op, str(len(found)), f"{sum(found):,}"
+
+    def _stored(self) -> Iterator[tuple[str, ...]]:
+        for name, size in self.formats.items():
+            yield name, _size(size)
 
 
 def plan_report(gm: fx.GraphModule) -> PlanReport:
@@ -137,7 +155,16 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
         )
         for rank in range(info.tp)
     )
-    return PlanReport(info.name, info.tp, ranks, tuple(_collectives(calls, info.tp)))
+    collectives = tuple(_collectives(calls, info.tp))
+    return PlanReport(info.name, info.tp, ranks, collectives, _formats(weights, info.tp))
+
+
+def _formats(weights: Iterable[ValueType], ranks: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for kind in weights:
+        name, size = str(kind.stored), sum(local_bytes(kind, rank) for rank in range(ranks))
+        found[name] = found.get(name, 0) + size
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:

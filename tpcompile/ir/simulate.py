@@ -35,6 +35,17 @@ def _evaluated(parameter: Parameter, rank: int, read: Read) -> torch.Tensor:
     return kind.format.decoded(parts, kind.columns(rank), kind.dtype)
 
 
+def components(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
+    """Return each rank's components of the weights in a format, by the names that ranks use."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for node in parameters(gm.graph):
+        parameter = parameter_of(node)
+        for rank in range(info_of(gm).tp if parameter.type.format is not None else 0):
+            for part, own in parameter.components(rank):
+                found.setdefault(f"{node.target}{part.suffix}", []).append(evaluate(own, read))
+    return found
+
+
 def whole_value(tensor: Tensor, read: Read, dtype: torch.dtype) -> torch.Tensor:
     """Return the values of a whole weight of the checkpoint."""
     return _evaluated(Parameter.replicated(tensor, dtype, 1), 0, read)
@@ -60,6 +71,35 @@ def run_ranks(
         else:
             values[node] = _call(node, values, ranks, rotary)
     return values
+
+
+def run_streamed(
+    gm: fx.GraphModule,
+    inputs: Mapping[str, torch.Tensor],
+    read: Read,
+    rotary: Callable[..., Any],
+) -> torch.Tensor:
+    """Execute a graph of one rank and return its first result.
+
+    Parameters are read when they are used, and values are freed after their last use.
+    """
+    (dealt,) = rank_inputs(gm, inputs)
+    nodes = list(gm.graph.nodes)
+    output = operand(nodes[-1])
+    last = {operand: node for node in nodes for operand in node.all_input_nodes}
+    values: Values = {}
+    for node in nodes[:-1]:
+        if node.op == "placeholder":
+            values[node] = [dealt[node.name]]
+        elif node.op == "call_function" or node.op == "call_module":
+            for used in node.all_input_nodes:
+                if used not in values:
+                    values[used] = [_evaluated(parameter_of(used), 0, read)]
+            values[node] = _call(node, values, 1, rotary)
+            for used in node.all_input_nodes:
+                if last[used] is node:
+                    del values[used]
+    return values[output][0]  # type: ignore[no-any-return]
 
 
 def logits_of(values: Values) -> list[torch.Tensor]:

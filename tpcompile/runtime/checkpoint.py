@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tpcompile.ir.format import Component
 from tpcompile.ir.recipe import Tensor, stored_tensors
 from tpcompile.runtime.checkpoint_files import INDEX as INDEX
 from tpcompile.runtime.checkpoint_files import changed, files_of, size_of, unreadable
+from tpcompile.runtime.quantizing import ToQuantize
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -61,6 +62,8 @@ class CheckpointFiles:
     chosen: Any = None
     """`transformers_weights` of the configuration: the file to read, or its index."""
     encodings: Encodings = NO_ENCODINGS
+    quantized: Mapping[str, ToQuantize] = field(default_factory=dict)
+    """The weights that are quantized while they are read, by name."""
 
     def open(self) -> Checkpoint:
         """Open the files; the caller closes them."""

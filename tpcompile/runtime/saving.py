@@ -75,7 +75,7 @@ def save_checkpoint(
     metas = weights.metas()
     if not getattr(model.config, "tie_word_embeddings", True):  # Hugging Face loads both names
         metas |= {alias: metas[name] for alias, name in weights.aliases.items()}
-    files = _split(metas, max_shard_size)
+    files = split(metas, max_shard_size)
     tensors = ((name, weights.gather(name, ranks)) for name in metas)
     if ranks.front != 0:
         _follow(tensors, ranks, directory)
@@ -96,11 +96,9 @@ def _lead(
     begun = False
     try:
         with filled_directory(directory, _is_weights) as made:
-            _write_settings(model, made)
-            if len(files) > 1:
-                _write_index(made / INDEX, files, metas, model.num_parameters())
-            of_files = {file: {name: metas[name] for name in files[file]} for file in files}
-            writer = SafetensorsWriter(made, of_files)
+            name = type(model).__name__
+            write_settings(made, model.config, model.dtype, name, model.generation_config)
+            writer = begin_files(made, files, metas, model.num_parameters())
             begun = _tell(ranks, _GO) == _GO
             for name, tensor in tensors:
                 writer.write(name, tensor.cpu())
@@ -135,7 +133,7 @@ def _tell(ranks: Ranks, status: int) -> int:
     return int(ranks.same(torch.tensor([status])))
 
 
-def _split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict[str, list[str]]:
+def split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict[str, list[str]]:
     """Return the names of the tensors in each file, split as Hugging Face does."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
@@ -155,19 +153,35 @@ def _split(metas: Mapping[str, torch.Tensor], max_shard_size: int | str) -> dict
     return dict(split.filename_to_tensors)
 
 
-def _write_settings(model: Any, made: Path) -> None:
-    config = copy.deepcopy(model.config)
-    config.dtype = str(model.dtype).removeprefix("torch.")
-    config.architectures = [type(model).__name__]
+def write_settings(
+    made: Path, config: Any, dtype: torch.dtype, name: str, generation_config: Any
+) -> None:
+    """Write the configurations of a model of the class `name`, whose values have this dtype."""
+    config = copy.deepcopy(config)
+    config.dtype = str(dtype).removeprefix("torch.")
+    config.architectures = [name]
     try:
         config.save_pretrained(made)
-        model.generation_config.save_pretrained(made)
+        generation_config.save_pretrained(made)
     except ValueError as error:
         raise UsageError(
             "The configuration cannot be saved",
             got="the error: " + " ".join(str(error).split()),
             hint="Correct model.config or model.generation_config and save again",
         ) from error
+
+
+def begin_files(
+    made: Path, files: Mapping[str, list[str]], metas: Mapping[str, torch.Tensor], count: int
+) -> SafetensorsWriter:
+    """Write the index, if there are several files, and begin the files.
+
+    `files` are the names of the tensors in each, and `count` is the number of parameters.
+    """
+    if len(files) > 1:
+        _write_index(made / INDEX, files, metas, count)
+    of_files = {file: {name: metas[name] for name in files[file]} for file in files}
+    return SafetensorsWriter(made, of_files)
 
 
 def _write_index(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from tpcompile.errors import CheckpointError, UsageError
 from tpcompile.hub import is_cached, unreachable
+from tpcompile.ir.codec import NO_ENCODINGS
 from tpcompile.ir.format import Format, Kind
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
@@ -21,6 +22,7 @@ from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import Tensor, component_of, shape_of, tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
 from tpcompile.runtime.checkpoint_files import ADAPTER, INDEX, SINGLE
+from tpcompile.runtime.quantizing import Quantizing, ToQuantize
 
 if TYPE_CHECKING:  # workers need no frontend, and start faster without it
     from tpcompile.frontend import Captured
@@ -156,13 +158,17 @@ def opened(weights: Weights) -> Iterator[Read]:
     """Yield a source to read from; the files of a checkpoint are closed afterwards."""
     if isinstance(weights, CheckpointFiles):
         with weights.open() as read:
-            yield read
+            yield Quantizing(read, weights.quantized) if weights.quantized else read
     else:
         yield weights
 
 
 def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
-    """Return the source of weights for `model`: a seed, its checkpoint, or the model in memory."""
+    """Return the source of weights for `model`: a seed, its checkpoint, or the model in memory.
+
+    The weights of a seed are random in the format that they have; others may be quantized on the
+    way.
+    """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise UsageError("random_weights must be an integer seed", got=repr(seed))
     if seed is not None and captured.model is not None:
@@ -174,8 +180,11 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
         return RandomWeights(captured, seed)
     if isinstance(model, str | Path) and not str(model).startswith("preset:"):
         chosen = getattr(captured.config, "transformers_weights", None)
-        names = captured.tensors, captured.aliases, chosen, captured.encodings
-        return CheckpointFiles(directory_of(model), *names)
+        tensors, aliases = _before_quantization(captured)
+        quantized = _to_quantize(captured)
+        encodings = NO_ENCODINGS if quantized else captured.encodings
+        named = tensors, aliases, chosen, encodings, quantized
+        return CheckpointFiles(directory_of(model), *named)
     if captured.model is None:
         raise CheckpointError(
             "The model has no weights to compile",
@@ -187,11 +196,33 @@ def weights_of(captured: Captured, model: Any, seed: int | None) -> Weights:
             "The weights of the model must not be on the meta device",
             expected="a model with loaded weights",
         )
-    return ModelWeights(captured.model)
+    own, quantized = ModelWeights(captured.model), _to_quantize(captured)
+    return Quantizing(own, quantized) if quantized else own
 
 
-def directory_of(model: str | Path) -> Path:
-    """Return the directory of a checkpoint; for a hub id, download the files or use the cache."""
+def _to_quantize(captured: Captured) -> dict[str, ToQuantize]:
+    return {
+        name: ToQuantize(captured.tensors[name], source)
+        for name, source in captured.quantized.items()
+    }
+
+
+def _before_quantization(captured: Captured) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of the checkpoint, and the other names of tied ones."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in captured.tensors.items():
+        source = captured.quantized.get(name)
+        plain = tensor if source is None else replace(tensor, name=source, format=None)
+        tensors.setdefault(plain.name, plain)
+    untied = {name: source for name, source in captured.quantized.items() if name != source}
+    return tensors, captured.aliases | untied
+
+
+def directory_of(model: str | Path, more: Sequence[str] = ()) -> Path:
+    """Return the directory of a checkpoint; for a hub id, download the files or use the cache.
+
+    `more` are patterns of further files.
+    """
     if Path(model).is_dir():
         return Path(model)
     model = str(model)
@@ -206,7 +237,7 @@ def directory_of(model: str | Path) -> Path:
         )
     try:
         cached_only = bool(offline)
-        files = list(_FILES)
+        files = [*_FILES, *more]
         return Path(snapshot_download(model, allow_patterns=files, local_files_only=cached_only))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(

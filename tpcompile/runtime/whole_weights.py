@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -16,7 +17,14 @@ from tpcompile.ir.meta import parameter_of, parameters, value_type
 from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
 from tpcompile.ir.pieces import pieces, unshard
 from tpcompile.ir.recipe import Recipe, Tensor, component_of, stored_tensors, tensors_of
-from tpcompile.runtime.ranks.rank import Ranks
+
+
+class LocalParameters(Protocol):
+    """The parameters of ranks."""
+
+    def parameter(self, rank: int, name: str) -> torch.Tensor:
+        """Return a rank's local parameter."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class _Whole:
             shape, dtype = self.codec.shape(shape), self.codec.dtype.torch
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    def shards(self, ranks: Ranks) -> Iterator[tuple[Recipe, torch.Tensor]]:
+    def shards(self, ranks: LocalParameters) -> Iterator[tuple[Recipe, torch.Tensor]]:
         """Yield the parts of the ranks that have elements of it, with their recipes."""
         for node in self.nodes:
             for rank, whole in enumerate(parameter_of(node).shards):
@@ -86,7 +94,7 @@ class WholeWeights:
             raise UsageError(f"The model has no tensor {name!r}", hint=did_you_mean(name, names))
         return known
 
-    def gather(self, name: str, ranks: Ranks) -> torch.Tensor:
+    def gather(self, name: str, ranks: LocalParameters) -> torch.Tensor:
         """Return a tensor in new memory. Shards are fetched and freed one at a time."""
         known = self.first_name(name)
         if known in self._shapes:
@@ -96,7 +104,7 @@ class WholeWeights:
         found = unshard(tensor.name, tensor.shape, whole.shards(ranks))
         return found if whole.codec is None else whole.codec.encoded(found)
 
-    def state_dict(self, ranks: Ranks) -> OrderedDict[str, torch.Tensor]:
+    def state_dict(self, ranks: LocalParameters) -> OrderedDict[str, torch.Tensor]:
         """Return all tensors on the CPU; tied ones are one tensor under each of their names."""
         names = [*self._whole, *self._shapes]
         found = OrderedDict((name, self.gather(name, ranks).cpu()) for name in names)

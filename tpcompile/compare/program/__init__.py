@@ -11,6 +11,7 @@ from tpcompile.backends.executor import EXECUTORS
 from tpcompile.backends.reference.orders import shuffled
 from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.program.case import Batch, Case, prepare
+from tpcompile.ir.scheme import Scheme
 from tpcompile.passes import Pass
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.schedule.scheduled import scheduled
@@ -28,6 +29,7 @@ def compare_program(
     lowering: str = "heads",
     backend: str = "reference",
     dtype: torch.dtype | None = None,
+    scheme: Scheme | None = None,
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Comparison:
@@ -43,6 +45,7 @@ def compare_program(
         passes,
         batch,
         dtype=dtype,
+        scheme=scheme,
         random_weights=random_weights,
         tolerance=tolerance,
     )

@@ -27,7 +27,8 @@ from tpcompile.errors import UsageError
 from tpcompile.frontend import capture
 from tpcompile.ir.meta import parameters
 from tpcompile.ir.ops import PARTIAL_ATTENTION, arguments_of
-from tpcompile.ir.simulate import materialise
+from tpcompile.ir.scheme import Scheme
+from tpcompile.ir.simulate import components, materialise
 from tpcompile.passes import Pass, Stage, run_passes
 from tpcompile.passes.cache_kv import CacheKv
 from tpcompile.rewriting.reproducer import write_reproducer
@@ -60,6 +61,7 @@ class Case:
     graph: fx.GraphModule
     structure: Structure
     weights: dict[str, list[torch.Tensor]]
+    """The parameters of the ranks, as programs hold them."""
     rotary: Callable[..., Any]
     caches: tuple[torch.Tensor, ...]
     """The cache of each rank before the first step."""
@@ -115,11 +117,12 @@ def prepare(
     batch: Batch,
     *,
     dtype: torch.dtype | None = None,
+    scheme: Scheme | None = None,
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Case:
     """Capture the model, run the passes, prefill the caches, and decode on eager and the module."""
-    captured = capture(model, dtype=dtype)
+    captured = capture(model, dtype=dtype, scheme=scheme)
     _check_room(batch, captured.config.max_position_embeddings)
     weights = weights_of(captured, model, random_weights)
     graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
@@ -141,6 +144,7 @@ def prepare(
         names = {str(node.target) for node in parameters(graph.graph)}
         alike = names <= module.weights.keys()  # the later fusions leave weights unchanged
         held = module.weights if alike else materialise(graph, read)
+        held = held | components(graph, read)
     return Case(graph, structure, held, captured.rotary.fresh(), caches, taken, tolerance)
 
 

@@ -1,0 +1,82 @@
+"""Quantization: the integers and scales that stand for the values of a weight.
+
+Only elementwise operations and exact maxima are used. So the result depends on the values of a
+group alone, and neither on the rows and groups beside it nor on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.words import packed
+
+_STEPS: Mapping[Kind, tuple[float, ...]] = {Kind.INT8: (127.0,), Kind.INT4: (8.0, 8.5, 9.0)}
+"""The scales that are tried: the largest magnitude of a group over each of these."""
+_RANGES = {Kind.INT8: (-127.0, 127.0), Kind.INT4: (-8.0, 7.0)}
+"""The range of the integers. There is an odd one in 4 bits, -8, and scales have the sign that gives
+it to the value of the largest magnitude."""
+
+
+def quantized(weight: torch.Tensor, stored: Format) -> dict[str, torch.Tensor]:
+    """Return the components of rows of a weight, by suffix. The rows consist of whole groups.
+
+    Of the scales that are tried for a group, the one with the smallest squared error is taken.
+    Scales are rounded to their dtype before values are divided by them. They are not finite if
+    values are not.
+    """
+    values, scales = stored.components
+    rows, columns = weight.shape
+    each = scales.columns or columns
+    groups = weight.float().reshape(-1, each).t().contiguous()
+    chosen = _scales(groups, stored.kind, scales.dtype.torch)
+    integers = _integers(groups, chosen.float(), stored.kind).to(torch.int8)
+    found = integers.t().reshape(rows, columns)
+    return {
+        values.suffix: packed(found, 4) if stored.kind == Kind.INT4 else found,
+        scales.suffix: chosen.reshape(rows, columns // each),
+    }
+
+
+def _scales(groups: torch.Tensor, kind: Kind, dtype: torch.dtype) -> torch.Tensor:
+    """Return the best scale of each group, in its dtype; groups are columns."""
+    low, high = groups.amin(0), groups.amax(0)
+    most = torch.maximum(-low, high)
+    if kind == Kind.INT4:
+        most = torch.where(high > -low, -most, most)
+    tried = [_usable((most / steps).to(dtype)) for steps in _STEPS[kind]]
+    best, *others = tried
+    if not others:
+        return best
+    least = _error(groups, best, kind)
+    for scales in others:
+        error = _error(groups, scales, kind)
+        best = torch.where(error < least, scales, best)
+        least = torch.minimum(error, least)
+    return best
+
+
+def _usable(scales: torch.Tensor) -> torch.Tensor:
+    """Return the scales with tiny ones, of which the inverse is infinite, replaced."""
+    info = torch.finfo(scales.dtype)
+    tiny = max(info.eps * info.tiny, torch.finfo(torch.float32).tiny)
+    return torch.where(scales.abs() < tiny, tiny, scales)
+
+
+def _integers(groups: torch.Tensor, scales: torch.Tensor, kind: Kind) -> torch.Tensor:
+    return (groups * scales.reciprocal()).round_().clamp_(*_RANGES[kind])
+
+
+def _error(groups: torch.Tensor, scales: torch.Tensor, kind: Kind) -> torch.Tensor:
+    """Return the squared error of each group."""
+    wide = scales.float()
+    errors = _integers(groups, wide, kind).mul_(wide).sub_(groups)
+    errors.mul_(errors)
+    count = len(errors)
+    while count > 1:  # a sum in an order that does not depend on the number of groups
+        half = (count + 1) // 2
+        errors[: count - half] += errors[half:count]
+        count = half
+    return errors[0]

@@ -1,0 +1,122 @@
+"""Weights that are quantized while they are read, from a source of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from tpcompile.backends.torch_threads import torch_threads
+from tpcompile.errors import CheckpointError
+from tpcompile.ir.format import Component, Format
+from tpcompile.ir.layout import Interval
+from tpcompile.ir.pieces import Read
+from tpcompile.ir.quantize import quantized
+from tpcompile.ir.recipe import Tensor
+
+_ELEMENTS = 1 << 18
+"""The elements that a thread quantizes at a time; larger blocks do not fit into caches."""
+
+
+@dataclass(frozen=True)
+class ToQuantize:
+    """A weight in the format that it gets, and the name of the tensor that has its values."""
+
+    weight: Tensor
+    source: str
+
+    @property
+    def stored(self) -> Format:
+        """The format of the weight."""
+        assert self.weight.format is not None
+        return self.weight.format
+
+
+_Box = tuple[str, int, int, int, int]
+"""Rows and columns of a weight."""
+
+
+class Quantizing:
+    """A source of the components of weights. It reads the groups of which a part is wanted.
+
+    Groups lie on the columns of the whole weight, so the components are those of every number of
+    ranks. The values of a part are wanted before its scales, which are kept until then.
+    """
+
+    def __init__(self, read: Read, weights: Mapping[str, ToQuantize]) -> None:
+        self._read = read
+        self._parts = {
+            name + part.suffix: (one, part)
+            for name, one in weights.items()
+            for part in one.stored.components
+        }
+        self._kept: dict[_Box, dict[str, torch.Tensor]] = {}
+
+    def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        """Return a part of a component, or of any other tensor."""
+        if name not in self._parts:
+            return self._read(name, index)
+        one, part = self._parts[name]
+        rows, wanted = index
+        columns = _whole_groups(one, part, wanted)
+        box = (one.weight.name, rows.start, rows.stop, *columns)
+        found = self._kept.pop(box, {})
+        if part.suffix not in found:
+            found = self._quantized(one, rows, columns)
+            values = one.stored.values.suffix
+            if part.suffix == values:
+                self._kept[box] = {key: own for key, own in found.items() if key != values}
+        first = part.span(*columns)[0]
+        return found[part.suffix][:, wanted.start - first : wanted.stop - first]
+
+    def original(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        """Return a part of a tensor of the source."""
+        return self._read(name, index)
+
+    def _quantized(
+        self, one: ToQuantize, rows: slice, columns: Interval
+    ) -> dict[str, torch.Tensor]:
+        """Return the components of a part of a weight, block by block."""
+        found = {
+            part.suffix: torch.empty(
+                (rows.stop - rows.start, part.width(*columns)), dtype=part.dtype.torch
+            )
+            for part in one.stored.components
+        }
+        each = max(1, _ELEMENTS // max(1, columns[1] - columns[0]))
+
+        @torch.inference_mode()  # the mode of a thread; that of the caller may be the same
+        def fill(start: int) -> None:
+            stop = min(start + each, rows.stop)
+            values = self._read(one.source, (slice(start, stop), slice(*columns)))
+            for suffix, own in self._block(one, values).items():
+                found[suffix][start - rows.start : stop - rows.start] = own
+
+        starts = range(rows.start, rows.stop, each) if columns[0] < columns[1] else ()
+        threads = torch.get_num_threads()
+        with torch_threads(1), ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, starts))
+        return found
+
+    def _block(self, one: ToQuantize, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = quantized(values.to("cpu"), one.stored)
+        scales = one.stored.components[1].suffix
+        if not bool(found[scales].isfinite().all()):
+            raise CheckpointError(
+                f"The tensor {one.source} cannot be quantized",
+                got="a value that is infinite, no number, or too large for its scale",
+                expected="finite values",
+                hint="Load it without weights",
+            )
+        return found
+
+
+def _whole_groups(one: ToQuantize, part: Component, wanted: slice) -> Interval:
+    """Return the columns of the groups of which elements of a component are wanted."""
+    whole = one.weight.shape[1]
+    group = one.stored.components[1].columns or whole
+    each = part.columns or whole
+    start, stop = wanted.start * each, min(wanted.stop * each, whole)
+    return start // group * group, min(-(-stop // group) * group, whole)
