@@ -15,7 +15,8 @@ from tests.captures import captured_once
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import rotation_of
 from tpcompile.frontend import Captured
-from tpcompile.ir.simulate import materialise
+from tpcompile.ir.simulate import components, materialise
+from tpcompile.options import scheme_of
 from tpcompile.passes import run_passes
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
@@ -36,20 +37,24 @@ LONG = {
 
 
 @lru_cache
-def _captured(model: str, dtype: torch.dtype, odd: bool, long: bool) -> Captured:
+def _captured(
+    model: str, dtype: torch.dtype, odd: bool, long: bool, weights: str | None
+) -> Captured:
     widths = {**(ODD if odd else {}), **(LONG if long else {})}
     config = OWN[model] if model in OWN else preset(model)
-    return captured_once(AutoConfig.for_model(**{**config, **widths}), dtype=dtype)
+    scheme = None if weights is None else scheme_of(weights, None)
+    return captured_once(AutoConfig.for_model(**{**config, **widths}), dtype=dtype, scheme=scheme)
 
 
 @lru_cache
 def _graph(
-    model: str, dtype: torch.dtype, tp: int, odd: bool, long: bool
+    model: str, dtype: torch.dtype, tp: int, odd: bool, long: bool, weights: str | None
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
     """The decode graph, and the weights of each rank."""
-    captured = _captured(model, dtype, odd, long)
+    captured = _captured(model, dtype, odd, long, weights)
     graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4))
-    return graph, materialise(graph, RandomWeights(captured, 0))
+    read = RandomWeights(captured, 0)
+    return graph, materialise(graph, read) | components(graph, read)
 
 
 def memory_of(
@@ -61,13 +66,17 @@ def memory_of(
     workers: int = 2,
     odd: bool = False,
     long: bool = False,
+    few_bits: str | None = None,
     longest: int = 32,
     steps: int = 8,
 ) -> StepMemory:
-    """The memory of a program for so many sequences, which have no tokens yet."""
-    graph, weights = _graph(model, dtype, tp, odd, long)
+    """The memory of a program for so many sequences, which have no tokens yet.
+
+    With `few_bits`, such as `int4:64`, linears have random weights of few bits.
+    """
+    graph, weights = _graph(model, dtype, tp, odd, long, few_bits)
     target = replace(target_of("cpu", workers), grain=4)
     plan = StepPlan.on(target, batch=batch, max_seq_len=longest, context=32, steps=steps)
     program = scheduled(graph, target, plan).proved
-    rotation = rotation_of(program, _captured(model, dtype, odd, long).rotary.fresh())
+    rotation = rotation_of(program, _captured(model, dtype, odd, long, few_bits).rotary.fresh())
     return StepMemory(program, lambda rank, name: weights[name][rank], rotation)

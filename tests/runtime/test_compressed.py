@@ -97,7 +97,7 @@ def checkpoint(
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
 def test_logits(checkpoint: tuple[Path, Any, Case], backend: str, tp: int) -> None:
     """Prompts run on modules, single tokens on the backend."""
     directory, truth, _ = checkpoint
@@ -263,7 +263,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
 def test_other_scales_and_offsets_are_noticed(
     mixed: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, backend: str, name: str
 ) -> None:

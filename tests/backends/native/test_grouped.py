@@ -1,0 +1,133 @@
+"""Weights of few bits on all vector paths: sums of blocks, cut groups, and equal bits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.programs import memory_of
+from tests.models import relative_error
+from tpcompile.backends.memory import StepMemory
+from tpcompile.backends.native import Native
+from tpcompile.backends.native.build import paths
+from tpcompile.backends.reference import Machine
+from tpcompile.errors import UnsupportedError
+from tpcompile.vm.groups.project import LinearTerms
+from tpcompile.vm.program import Role
+from tpcompile.vm.program.instruction import unseen
+
+PATHS = paths()
+FEW_BITS = ("int8:row", "int8:32", "int8:64", "int8:128", "int8:256")
+FEWER_BITS = ("int4:32", "int4:64", "int4:128", "int4:row")
+EXACT, ROUNDED = 1e-5, 2**-16
+"""The error of sums in fp32, and that of values in 16 bits, of the largest one in a block."""
+
+
+def _terms(memory: StepMemory) -> list[int]:
+    """Return the numbers of the instructions whose sums are not rounded to the model's dtype."""
+    found = enumerate(memory.program.instructions)
+    return [number for number, one in found if isinstance(one, LinearTerms)]
+
+
+def _filled(memory: StepMemory, seed: int = 0) -> StepMemory:
+    """Write random values, of which a few are large, to the inputs of these instructions."""
+    generator = torch.Generator().manual_seed(seed)
+    for number in _terms(memory):
+        one: Any = memory.program.instructions[number]
+        held = memory.tensors[one.at.x]
+        values = torch.randn(held.shape, generator=generator)
+        held.copy_(torch.where(torch.rand(held.shape, generator=generator) < 0.02, 50, 1) * values)
+    return memory
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("few_bits", (*FEW_BITS, *FEWER_BITS))
+def test_terms_are_exact(few_bits: str, dtype: torch.dtype, path: str) -> None:
+    """Three ranks and the leaves of their sums cut groups; rows fill no loads."""
+    memory = _filled(memory_of("tiny-qwen3", dtype, 3, 7, odd=True, few_bits=few_bits))
+    native, other = Native(memory, path), copy.copy(memory)
+    other.tensors = [copy.deepcopy(held) for held in memory.tensors]
+    for number in _terms(memory):
+        one: Any = memory.program.instructions[number]
+        native.execute(number, unseen)
+        one.run(other.tensors)
+        found, wanted = (
+            held.tensors[one.at.out][one.terms.slice, one.rows.slice] for held in (memory, other)
+        )
+        allowed = EXACT * wanted.abs().max()
+        if dtype != torch.float32:
+            largest = other.tensors[one.at.x].float().abs().amax(1, keepdim=True)
+            weight = other.tensors[one.at.weight][one.rows.slice, one.columns.slice]
+            allowed = allowed + ROUNDED * largest * weight.abs().sum(1)
+        assert bool(((found - wanted).abs() <= allowed).all()), one.label
+    native.close()
+
+
+@pytest.mark.parametrize("few_bits", ["int8:64", "int4:128", "int4:32"])
+def test_bits_do_not_depend_on_the_path(few_bits: str) -> None:
+    """Sums of blocks are exact. Only paths without fused products round more."""
+    found = []
+    for path in PATHS:
+        memory = _filled(memory_of("tiny-qwen3", torch.bfloat16, 2, 5, odd=True, few_bits=few_bits))
+        native = Native(memory, path)
+        for number in _terms(memory):
+            native.execute(number, unseen)
+        outs = {memory.program.instructions[number].at.out for number in _terms(memory)}
+        found.append([memory.tensors[out].clone() for out in sorted(outs)])
+        native.close()
+    fused = [terms for path, terms in zip(PATHS, found, strict=True) if path != "portable"]
+    for terms in fused[1:]:
+        assert all(map(torch.equal, terms, fused[0]))
+    for one, other in zip(found[0], found[-1], strict=True):
+        assert relative_error(one, other) < EXACT
+
+
+def _steps(memory: StepMemory, path: str | None = None, machine: bool = False) -> torch.Tensor:
+    """Run steps of sequences that begin with the same token; return the logits of each."""
+    runner = Machine(memory) if machine else Native(memory, path)
+    batch = memory.batch
+    most = memory.extent(Role.TABLES, 1)
+    tables = torch.arange(batch * most).reshape(batch, most)
+    rows = []
+    for length in range(1, 7):
+        tokens = torch.full((batch,), 3 * length)
+        runner.place(tokens, torch.full((batch,), length), tables)
+        runner.run(1)
+        rows.append(runner.logits.clone())
+    runner.close()
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("few_bits", ["int8:32", "int4:64"])
+def test_steps_are_the_reference_s(few_bits: str, path: str) -> None:
+    def memory() -> StepMemory:
+        return memory_of("tiny-qwen3", torch.float32, 2, 2, few_bits=few_bits)
+
+    wanted = _steps(memory(), machine=True)
+    assert relative_error(_steps(memory(), path), wanted) < EXACT
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("few_bits", ["int8:row", "int4:32"])
+def test_bits_do_not_depend_on_batch_workers_and_ranks(few_bits: str, path: str) -> None:
+    def steps(tp: int = 1, batch: int = 1, **options: Any) -> torch.Tensor:
+        memory = memory_of(
+            "tiny-qwen3", torch.bfloat16, tp, batch, long=True, few_bits=few_bits, **options
+        )
+        return _steps(memory, path)[:, 0]
+
+    alone = steps()
+    for batch in (2, 3, 4, 5, 8, 16):
+        assert torch.equal(steps(batch=batch), alone), batch
+    assert torch.equal(steps(workers=3), alone)
+
+
+def test_groups_without_kernels_are_refused() -> None:
+    memory = memory_of("tiny-qwen3", torch.bfloat16, 1, 1, few_bits="int4:48")
+    with pytest.raises(UnsupportedError, match=r"no kernel for .*int4:48:bf16 weights"):
+        Native(memory)
