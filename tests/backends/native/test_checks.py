@@ -8,8 +8,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+import torch
 
 from tests.backends.native.damage import CASES, Damaged, word
+from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import RELU2, Case
 from tests.vm.mutants.bases import FineCase
 from tpcompile.backends.memory import StepMemory
@@ -146,7 +148,7 @@ def test_dtypes_without_a_kernel(opened: Opened) -> None:
     memory = CASE.memory()
     table, columns = memory.table(), column_offsets()
     vectors = (table[:, columns["role"]] == Role.WEIGHT) & (table[:, columns["dims"]] == 1)
-    table[vectors, columns["dtype"]] = DType.BF16
+    table[vectors, columns["dtype"]] = table[vectors, columns["format"]] = DType.BF16
     memory.table = lambda: table  # type: ignore[method-assign]
     said = r"has no kernel for the dtypes 1 of values, 1 of weights, 2 of norms and biases"
     assert re.search(said, opened(memory, encode_program(CASE.program)))
@@ -181,3 +183,30 @@ def _is_about_memory(case: FineCase, damaged: Damaged) -> bool:
     kind = type(case.program.instructions[number])
     kinds = {place: f.kind for f in layout(kind) for place in range(f.offset, f.offset + f.words)}
     return kinds.get(column) not in (None, float)
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "said"),
+    [
+        ("scales", -(2**62), "layout"),
+        ("scales", 1, "layout"),
+        ("offsets", 64, "layout"),
+        ("first", 8, "layout"),
+        ("first", 2**40, "layout"),
+        ("strides", 1, "layout"),
+        ("dtype", DType.I8 - DType.I32, "dtype"),
+        ("format", 1 << 8, "equal to"),
+        ("format", 64 << 16, "equal to"),
+    ],
+)
+def test_components_of_a_weight(opened: Opened, column: str, change: int, said: str) -> None:
+    """A row describes all components of a weight of few bits."""
+    whole, memory = (
+        memory_of("tiny-qwen3", torch.float32, 2, 1, few_bits="int4:64") for _ in range(2)
+    )
+    assert opened(whole, encode_program(whole.program)) == ""
+    table, columns = memory.table(), column_offsets()
+    few = (table[:, columns["format"]] != table[:, columns["dtype"]]).nonzero()
+    table[few[0], columns[column]] += change
+    memory.table = lambda: table  # type: ignore[method-assign]
+    assert said in opened(memory, encode_program(memory.program))

@@ -45,7 +45,7 @@ def _filled(memory: StepMemory, seed: int = 0) -> StepMemory:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("few_bits", (*FEW_BITS, *FEWER_BITS))
+@pytest.mark.parametrize("few_bits", [*FEW_BITS, *FEWER_BITS])
 def test_terms_are_exact(few_bits: str, dtype: torch.dtype, path: str) -> None:
     """Three ranks and the leaves of their sums cut groups; rows fill no loads."""
     memory = _filled(memory_of("tiny-qwen3", dtype, 3, 7, odd=True, few_bits=few_bits))

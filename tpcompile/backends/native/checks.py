@@ -18,7 +18,7 @@ from tpcompile.backends.native.build import has_kernel
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.format import Format
 from tpcompile.vm.program import Buffer, Program, Role, rules
-from tpcompile.vm.program.abi import COLUMNS, MOST_DIMS, buffer_row, column_offsets, row_of
+from tpcompile.vm.program.abi import buffer_row, columns_of, row_of
 from tpcompile.vm.program.fields import rules_of
 from tpcompile.vm.program.instruction import NONE, StepInstruction
 from tpcompile.vm.program.weight import Weight
@@ -117,22 +117,22 @@ def check_table(table: torch.Tensor, memory: StepMemory) -> None:
     buffers = memory.program.buffers
     if len(table) != len(buffers):
         _refuse_table("", f"{len(table)} rows", f"{len(buffers)} rows, one per buffer")
-    offsets = column_offsets()
-    for got, buffer, own in zip(table.tolist(), buffers, memory.tensors, strict=True):
+    for row, buffer, own in zip(table.tolist(), buffers, memory.tensors, strict=True):
         if isinstance(own, torch.Tensor) and not own.numel() and buffer.rank not in memory.ranks:
             continue
-        wanted = _row(buffer, own, memory.block)
-        for name, offset in offsets.items():
-            columns = slice(offset, offset + COLUMNS[name])
+        wanted = columns_of(_row(buffer, own, memory.block))
+        for name, got in columns_of(row).items():
             if name == "strides":  # never used in an empty tensor or a dimension of one element
-                extents = slice(offsets["shape"], offsets["shape"] + MOST_DIMS)
-                used = [extent > 1 and 0 not in wanted[extents][: len(buffer.extents)] for extent in wanted[extents]]
-                equal = all(not use or a == b for use, a, b in zip(used, got[columns], wanted[columns], strict=True))
-            else:
-                equal = got[columns] == wanted[columns]
-            if not equal:
+                used = 0 not in wanted["shape"][: wanted["dims"][0]]
+                got = [
+                    stride if used and extent > 1 else known
+                    for stride, extent, known in zip(
+                        got, wanted["shape"], wanted[name], strict=True
+                    )
+                ]
+            if got != wanted[name]:
                 where = f"{name} of the buffer {buffer.name} of rank {buffer.rank}"
-                _refuse_table(where, str(got[columns]), str(wanted[columns]))
+                _refuse_table(where, str(got), str(wanted[name]))
 
 
 def _row(buffer: Buffer, own: torch.Tensor | Weight, block: int) -> list[int]:

@@ -106,6 +106,12 @@ def column_offsets() -> Mapping[str, int]:
     return dict(zip(COLUMNS, accumulate(COLUMNS.values(), initial=0), strict=False))
 
 
+def columns_of(row: Sequence[int]) -> dict[str, list[int]]:
+    """Return the columns of a row of the table of buffers, by name."""
+    offsets = column_offsets()
+    return {name: list(row[offsets[name] : offsets[name] + COLUMNS[name]]) for name in COLUMNS}
+
+
 def buffer_row(buffer: Buffer, memory: torch.Tensor | Weight, block: int) -> list[int]:
     """Return the table row of a buffer that is stored in a tensor, or in those of a weight."""
     tensors = memory.tensors if isinstance(memory, Weight) else (memory,)
