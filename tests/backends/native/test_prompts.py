@@ -20,6 +20,7 @@ import tpcompile
 from tpcompile.backends.native import functions, prompts
 from tpcompile.backends.native.build import paths
 from tpcompile.backends.torch_tp import functions as torchs
+from tpcompile.ir.format import Format
 
 pytestmark = pytest.mark.skipif(not prompts.available(), reason="needs AVX2")
 PATHS = [path for path in paths() if path in prompts.PATHS]
@@ -254,3 +255,34 @@ def test_a_model_uses_them_for_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
             ran.clear()
     assert used == {"norm", "add_norm", "swiglu", "rope"} and not ran
     near(*found, steps=8)
+
+
+@pytest.mark.parametrize("tokens", [1, 65, 200])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("columns", "first", "offsets", "scales"),
+    [(64, 0, False, torch.bfloat16), (48, 80, True, torch.float16), (0, 32, True, torch.float32)],
+)
+def test_products_with_weights_of_few_bits(
+    tokens: int, bits: int, columns: int, first: int, offsets: bool, scales: torch.dtype
+) -> None:
+    """Rows fill no blocks, and the columns begin and end within groups."""
+    rows, width = 101, 160
+    make = Format.int4 if bits == 4 else Format.int8
+    stored = make(scales, columns, offsets=offsets)
+    parts = [
+        torch.rand(rows, part.width(first, first + width)).to(part.dtype.torch)
+        if part.dtype.torch.is_floating_point
+        else torch.randint(
+            *((-(2**31), 2**31) if part.columns == 8 else (-100, 100)),
+            (rows, part.width(first, first + width)),
+            dtype=part.dtype.torch,
+        )
+        for part in stored.components
+    ]
+    x = random(tokens, width)
+    bias = random(rows)
+    weight = functions.decoded(str(stored), parts, (first, first + width), torch.bfloat16)
+    assert prompts.takes_product(x, weight, bias)
+    found = functions.linear(x, weight, bias)
+    near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))

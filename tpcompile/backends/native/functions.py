@@ -11,13 +11,15 @@ from collections.abc import Sequence
 import torch
 
 from tpcompile.backends.native import prompts
+from tpcompile.backends.native.prompts import FewBits
 from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
     as_matrix,
     attention,
-    decoded,
     vocab_embedding,
 )
+from tpcompile.ir.format import Format
+from tpcompile.ir.layout import Interval
 from tpcompile.ir.ops.attention import runs_of
 
 __all__ = [
@@ -36,11 +38,22 @@ __all__ = [
 ]
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def decoded(
+    word: str, parts: Sequence[torch.Tensor], columns: Interval, dtype: torch.dtype
+) -> FewBits:
+    """Return a weight for `linear`, which decodes it."""
+    return FewBits(Format.parsed(word), parts, columns)
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Apply `torch.nn.functional.linear`."""
     if len(x) and prompts.takes_product(x, weight, bias):
         return prompts.linear(x, weight, bias)
-    return torchs.linear(x, weight, bias)
+    return torchs.linear(
+        x, weight.decoded(x.dtype) if isinstance(weight, FewBits) else weight, bias
+    )
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

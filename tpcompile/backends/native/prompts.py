@@ -6,11 +6,13 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tpcompile.backends.native.build import kernels, library, paths
+from tpcompile.ir.format import Format, decoded
+from tpcompile.ir.layout import Interval
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 
 PATHS = {"amx_bf16": torch.bfloat16, "avx512_bf16": torch.bfloat16, "avx2": torch.float32}
@@ -22,6 +24,10 @@ _PART = 32
 """The tokens of a part of a sequence in attention."""
 _TOKENS = 128
 """The tokens of an item of a product: whole panels. All threads have items until the end."""
+_MANY_TOKENS = 512
+"""The same for weights of few bits, whose rows each item decodes."""
+_LANES = 16
+"""The columns that kernels decode at a time."""
 _COLUMNS = 32
 """Attention takes heads, and products take tokens, whose width is a multiple of this."""
 _PACKED, _ROWS = 64, 48
@@ -64,11 +70,17 @@ def _multiplies() -> bool:
     return _path() != "amx_bf16"
 
 
-def takes_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def takes_product(
+    x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None
+) -> bool:
     """Return whether the kernels take this linear."""
-    whole = weight.is_contiguous() and (bias is None or bias.is_contiguous())
-    all_takes = takes(x, weight) and (bias is None or takes(bias))
-    return x.dim() == 2 and x.shape[1] % _COLUMNS == 0 and whole and all_takes and _multiplies()
+    takes_all = takes(x) and (bias is None or (takes(bias) and bias.is_contiguous()))
+    if not takes_all or x.dim() != 2 or x.shape[1] % _COLUMNS:
+        return False
+    if isinstance(weight, FewBits):
+        each = weight.format.components[1].columns
+        return each % _LANES == 0 and all(part.is_contiguous() for part in weight.parts)
+    return takes(weight) and weight.is_contiguous() and _multiplies()
 
 
 class _Heads(ctypes.Structure):
@@ -118,9 +130,24 @@ _AttentionOf = _structure(
     ("runs", _address), *_each(_number, "run_count", "window"), ("scale", _real),
 )  # fmt: skip
 _LinearOf = _structure(
-    ("x", _Heads), *_each(_address, "weight", "bias", "out", "packed"),
+    ("x", _Heads), *_each(_address, "weight", "scales", "offsets"),
+    *_each(_number, "format", "row_bytes", "groups", "first"),
+    *_each(_address, "bias", "out", "packed"),
     *_each(_number, "tokens", "columns", "rows", "part_tokens"),
 )  # fmt: skip
+
+
+class FewBits(NamedTuple):
+    """A weight of several components, of which kernels decode some rows at a time."""
+
+    format: Format
+    parts: Sequence[torch.Tensor]
+    columns: Interval
+    """Its columns, among those of the whole weight."""
+
+    def decoded(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the values of the whole weight."""
+        return decoded(str(self.format), self.parts, self.columns, dtype)
 
 
 def _run(operation: int, arguments: ctypes.Structure, items: int, values: int) -> None:
@@ -174,19 +201,36 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute the product of `x[tokens, columns]` and `weight[rows, columns]`."""
-    (tokens, columns), rows = x.shape, len(weight)
+def linear(
+    x: torch.Tensor, weight: torch.Tensor | FewBits, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute the product of `x[tokens, columns]` and `weight[rows, columns]`.
+
+    The values of a weight of few bits are rounded to bf16.
+    """
+    few = isinstance(weight, FewBits)
+    values, *others = weight.parts if isinstance(weight, FewBits) else (weight,)
+    (tokens, columns), rows = x.shape, len(values)
     panels = -(-tokens // _PACKED)
     out = torch.empty(tokens, rows, dtype=x.dtype)
     packed = torch.empty(panels * _PACKED, columns, dtype=PATHS[_chosen_path()])
-    added = None if bias is None else bias.data_ptr()
+    scales, offsets = (*(part.data_ptr() for part in others), None, None)[:2]
+    part_tokens = _MANY_TOKENS if few else _TOKENS
     own = _LinearOf(
-        *(_Heads.of(x), weight.data_ptr(), added, out.data_ptr(), packed.data_ptr()),
-        *(tokens, columns, rows, _TOKENS),
+        *(_Heads.of(x), values.data_ptr(), scales, offsets),
+        *(
+            int(weight.format),
+            values.stride(0) * values.itemsize,
+            others[0].shape[1],
+            weight.columns[0],
+        )
+        if isinstance(weight, FewBits)
+        else (0, 0, 0, 0),
+        *(None if bias is None else bias.data_ptr(), out.data_ptr(), packed.data_ptr()),
+        *(tokens, columns, rows, part_tokens),
     )
     _run(_PACK, own, panels, _PACKED * columns)
-    _run(_LINEAR, own, -(-rows // _ROWS) * -(-tokens // _TOKENS), _ROWS * _TOKENS * columns)
+    _run(_LINEAR, own, -(-rows // _ROWS) * -(-tokens // part_tokens), _ROWS * part_tokens * columns)
     return out
 
 

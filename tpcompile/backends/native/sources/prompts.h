@@ -73,10 +73,14 @@ struct Attention {
 };
 
 // Products of tokens and the rows of a weight. First the tokens are packed in panels, side by side;
-// an item is 64 tokens. Then an item is 48 rows of the weight and some panels.
+// an item is 64 tokens. Then an item is 48 rows of the weight and some panels. The numbers of a
+// weight of few bits are rounded to bf16.
 struct Linear {
   Heads x;
-  const uint16_t* weight;
+  const void* weight;
+  const void* scales;     // null for weights in bf16
+  const int8_t* offsets;  // null for none
+  int64_t format, row_bytes, groups, first;  // `groups` are the scales of a row
   const uint16_t* bias;  // null for none
   uint16_t* out;
   void* packed;  // in bf16 or fp32, as the path's products take them

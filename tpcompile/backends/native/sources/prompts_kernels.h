@@ -200,6 +200,48 @@ void multiply_panel(const Packed* weight, int64_t stride, int64_t rows, const Pa
                               out + row * kPanel, kPanel);
 }
 
+// 16 columns of a row of integers.
+TPC_INLINE Lanes integers_at(const char* row, int64_t at, bool four_bits) {
+  if (four_bits) {
+    const char* from = row + at / 2;
+    const BitLanes low = BitLanes{} + load_bytes<uint32_t>(from);
+    const BitLanes high = BitLanes{} + load_bytes<uint32_t>(from + 4);
+    constexpr BitLanes kShifts = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+    const BitLanes words =
+        __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    return __builtin_convertvector((IntLanes)(words >> kShifts & 15) - 8, Lanes);
+  }
+  typedef int8_t ByteLanes __attribute__((vector_size(16)));
+  return __builtin_convertvector(load_bytes<ByteLanes>(row + at), Lanes);
+}
+
+TPC_INLINE float scale_at(const Linear& a, int64_t at) {
+  const int64_t type = tpc::scales_of(a.format);
+  if (type == TPC_DTYPE_BF16) return number(static_cast<const bf16*>(a.scales) + at);
+  if (type == TPC_DTYPE_F16) return number(static_cast<const f16*>(a.scales) + at);
+  return static_cast<const float*>(a.scales)[at];
+}
+
+// Write a row of a weight to an operand. Groups have multiples of 16 columns.
+void hold_row(const Linear& a, int64_t row, Packed* held) {
+  if (a.scales == nullptr) {
+    hold(static_cast<const bf16*>(a.weight) + row * a.columns, a.columns, held);
+    return;
+  }
+  const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
+  const bool four_bits = tpc::kind_of(a.format) == TPC_KIND_INT4;
+  const int64_t each = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
+  int64_t group = row * a.groups;
+  for (int64_t at = 0, end; at < a.columns; at = end, ++group) {
+    const int64_t left = each - (a.first + at) % each;
+    end = left < a.columns - at ? at + left : a.columns;
+    const float scale = scale_at(a, group);
+    const float offset = a.offsets ? static_cast<float>(a.offsets[group]) : 0.0f;
+    for (int64_t column = at; column < end; column += kLanes)
+      hold((integers_at(from, column, four_bits) - offset) * scale, held + column / kColumns);
+  }
+}
+
 void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
   constexpr decltype(&multiply_panel<1>) kWidths[] = {multiply_panel<1>, multiply_panel<2>,
                                                       multiply_panel<3>, multiply_panel<4>};
@@ -214,15 +256,16 @@ void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch
     const int64_t row = item / parts * kBlock, token = item % parts * a.part_tokens;
     const int64_t end = a.tokens - token < a.part_tokens ? a.tokens : token + a.part_tokens;
     const int64_t rows = a.rows - row < kBlock ? a.rows - row : kBlock;
-    const bf16* stored = from(a.weight) + row * a.columns;
-    const Packed* weight = as_packed(stored);
+    const auto* stored = static_cast<const bf16*>(a.weight) + row * a.columns;
+    const Packed* weight = a.scales ? nullptr : as_packed(stored);
     int64_t stride = steps;
-    // Copy the rows if they must be widened, or followed by zeros up to a multiple of kRows.
+    // Copy the rows if they must be decoded or widened, or followed by zeros up to a multiple of
+    // kRows.
     if (!weight || rows % kRows) {
       stride = steps + kLanes;  // lines at a power of two would compete for places in the cache
       if (!held) held = scratch.take<Packed>(kBlock * stride);
       for (int64_t own = 0; own < rows; ++own)
-        hold(stored + own * a.columns, a.columns, held + own * stride);
+        hold_row(a, row + own, held + own * stride);
       for (int64_t own = rows; own % kRows; ++own)
         std::memset(held + own * stride, 0, sizeof(Packed) * static_cast<size_t>(steps));
       weight = held;
