@@ -110,6 +110,12 @@ def test_components_are_those_of_every_tp(
     assert not _differ(model, scheme, tp)
 
 
+def test_rows_that_end_within_a_word() -> None:
+    scheme = scheme_of("int4:row", "int8")
+    assert scheme is not None
+    assert not _differ(made_model(hidden_size=90, intermediate_size=150), scheme, 3)
+
+
 Groups = Callable[..., tuple[int, int]]
 
 
