@@ -17,6 +17,7 @@ from tests.quantized import write_quantised
 from tests.runtime.test_quantizing import IDS, made_model
 from tpcompile.quantizing import QuantizedCheckpoint
 
+pytestmark = pytest.mark.usefixtures("captured_once")
 Quantised = tuple[Path, QuantizedCheckpoint]
 HEADS = [("int4:48", "int8"), ("int8:48", "keep"), ("int4:row", "int4")]
 

@@ -16,6 +16,8 @@ HEADS = (*INTEGERS, "keep")
 """What the head can be quantized to; `keep` leaves it as it is."""
 GROUP_COLUMNS = 64
 """The default number of columns per group."""
+GROUPS = ("32", "64", "128", "row")
+"""Usual groups, for completion."""
 _GRAIN, _MOST = 16, 1 << 15
 _WEIGHTS = re.compile(rf"({'|'.join(INTEGERS)})(?::(row|[1-9]\d{{0,4}}))?", re.IGNORECASE)
 WEIGHTS_FORM = (

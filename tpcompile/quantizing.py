@@ -241,16 +241,16 @@ def _logits_error(
     written = capture(made, dtype=torch.float32)
     with opened(weights_of(written, made, None)) as back:
         found = _logits(written, back, ids)
-    differences = (found - exact).abs()
-    logs = exact.log_softmax(-1)
-    kl = (logs.exp() * (logs - found.log_softmax(-1))).sum(-1).mean()
-    return LogitsError(
-        ids.numel(),
-        float(kl),
-        float((found.argmax(-1) == exact.argmax(-1)).double().mean()),
-        float(differences.max()),
-        float(differences.mean()),
-    )
+    kl = same = most = total = 0.0
+    for one, other in zip(exact, found, strict=True):
+        before, after = one.double(), other.double()
+        logs = before.log_softmax(-1)
+        kl += float((logs.exp() * (logs - after.log_softmax(-1))).sum())
+        same += float(before.argmax() == after.argmax())
+        differences = (after - before).abs()
+        most, total = max(most, float(differences.max())), total + float(differences.mean())
+    count = ids.numel()
+    return LogitsError(count, kl / count, same / count, most, total / count)
 
 
 def _logits(captured: Captured, read: Read, ids: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.backends.reference.stepping import Case
 from tpcompile.backends.measuring import RandomMemory, measure
+from tpcompile.scheduling import schedule
 from tpcompile.vm.program import Role
 
 
@@ -43,3 +46,21 @@ def test_programs_share_weights_and_fill_their_caches() -> None:
         if buffer.role == Role.WEIGHT:
             assert tensor.data_ptr() == weights[buffer.name].data_ptr()
             assert bool(torch.isfinite(tensor).all()) and tensor.std() > 0.01
+
+
+def test_components_of_quantized_weights() -> None:
+    """Programs share them, and they are not all zero."""
+    random = RandomMemory()
+    options: dict[str, Any] = {"target": "cpu", "weights": "int4:16"}
+    first, second = (
+        random.memory(schedule("preset:tiny-qwen3", batch=batch, **options).program)
+        for batch in (1, 2)
+    )
+    name = "l0_down_proj_weight"
+    (number,) = (n for n, one in enumerate(first.program.buffers) if one.name == name)
+    (other,) = (n for n, one in enumerate(second.program.buffers) if one.name == name)
+    assert str(first.program.buffers[number].format) == "int4:16:f32"
+    assert len(first.tensors[number][:4].unique()) > 100
+    assert torch.equal(first.tensors[number][:4], second.tensors[other][:4])
+    assert (0, f"{name}_packed", (64, 22)) in random._weights
+    assert len(random._weights) == len({key[:2] for key in random._weights})

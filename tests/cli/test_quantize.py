@@ -11,6 +11,8 @@ from tests.cli.conftest import Cli
 from tests.runtime.test_quantizing import made_model
 from tpcompile.demo.model import make_demo
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,6 +19,7 @@ from tests.quantized import rewritten, write_quantised
 from tpcompile.compare.model import compare_with_eager
 from tpcompile.frontend import Captured
 from tpcompile.frontend import capture as capture_anew
+from tpcompile.frontend.quantizing import quantized_config
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.quantize import quantized
@@ -30,6 +31,7 @@ from tpcompile.runtime import quantizing
 from tpcompile.runtime.quantizing import Quantizing
 from tpcompile.runtime.weights import ModelWeights, opened, weights_of
 
+pytestmark = pytest.mark.usefixtures("captured_once")
 IDS = torch.arange(1, 25).reshape(2, 12)
 SIZES: dict[str, Any] = {
     "vocab_size": 101,
@@ -108,6 +110,12 @@ def test_components_are_those_of_every_tp(
     scheme = scheme_of(weights, head)
     assert scheme is not None
     assert not _differ(model, scheme, tp)
+
+
+def test_rows_that_end_within_a_word() -> None:
+    scheme = scheme_of("int4:row", "int8")
+    assert scheme is not None
+    assert not _differ(made_model(hidden_size=90, intermediate_size=150), scheme, 3)
 
 
 Groups = Callable[..., tuple[int, int]]
@@ -309,6 +317,18 @@ def test_refusals(options: dict[str, Any], said: str) -> None:
         tpcompile.compile("preset:tiny-qwen3", random_weights=0, **options)
     with pytest.raises(tpcompile.UsageError, match=said):
         tpcompile.schedule("preset:tiny-qwen3", target="cpu", **options)
+
+
+def test_layers_without_linears() -> None:
+    """The head alone is not quantized."""
+    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    make: Any = AutoModelForCausalLM.from_config
+    gpt2 = make(AutoConfig.for_model("gpt2", **sizes, **ends))
+    scheme = scheme_of("int4:16")
+    assert scheme is not None
+    with pytest.raises(tpcompile.UnsupportedError, match=r"can be quantized.*no linears"):
+        quantized_config(gpt2, "transformer.h", scheme)
 
 
 def test_values_that_are_not_finite(directory: Path, tmp_path: Path) -> None:

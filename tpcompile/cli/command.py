@@ -235,8 +235,9 @@ def add_quantization_arguments(parser: Parser, *, required: bool = False) -> Non
         metavar="W",
         type=integers_name,
         required=required,
-        help="quantize the linears while they are loaded: int8 or int4, with a scale per group of "
-        f"{GROUP_COLUMNS} columns, of others as in int4:32, or per row as in int8:row"
+        help=("" if required else "quantize the linears while they are loaded: ")
+        + f"int8 or int4, with a scale per group of {GROUP_COLUMNS} columns, of others as in "
+        "int4:32, or per row as in int8:row"
         + ("" if required else "; default: as MODEL stores them"),
     )
     parser.add_argument(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tpcompile.cli.command import BACKENDS, Choice, Command, Parser, Result
 from tpcompile.cli.compiling import progress
-from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES
+from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES, GROUPS, INTEGERS
 from tpcompile.presets import PRESETS
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -72,6 +72,7 @@ def _known_values() -> dict[str, tuple[str, ...]]:
         "lowering": ("auto", *LOWERINGS),
         "backend": tuple(dict.fromkeys((*BACKENDS, *EXECUTORS))),
         "dtype": (*DTYPES, *DTYPE_NAMES, AUTO_DTYPE),
+        "weights": (*INTEGERS, *(f"{name}:{group}" for name in INTEGERS for group in GROUPS)),
         "device": ("cpu", "cuda"),
         "pipeline": (*PIPELINES, *PASSES),
         "print_ir_after": ("all", "capture", *PASSES),

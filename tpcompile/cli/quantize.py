@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 from tpcompile.cli.command import (
-    MODEL_HELP,
     Command,
     Parser,
     Result,
     add_dtype_argument,
     add_quantization_arguments,
-    add_threads_argument,
     json_text,
+    number,
 )
 from tpcompile.cli.compiling import own_threads, progress
 from tpcompile.errors import CheckpointError, UsageError
@@ -42,7 +41,9 @@ The exit status is 0 on success, 2 for bad input."""
 
 
 def _add_arguments(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument(
+        "model", metavar="MODEL", help="a directory with a config.json, or a hub id"
+    )
     add_quantization_arguments(parser, required=True)
     parser.add_argument(
         "-o",
@@ -65,7 +66,12 @@ def _add_arguments(parser: Parser) -> None:
         help=f"text to compare the logits of, its first {_MOST} tokens; default: some sentences",
     )
     text.add_argument("--no-logits", action="store_true", help="do not compare logits")
-    add_threads_argument(parser)
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=number(1, "the number of threads"),
+        help="CPU threads; default: one per core",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -109,7 +115,7 @@ def _tokens(args: argparse.Namespace) -> list[int] | None:
 
 
 COMMAND = Command(
-    "write a checkpoint with its weights in 8 or 4 bits, with their errors",
+    "write a checkpoint in 8 or 4 bits, and show its errors",
     _EXAMPLES,
     _add_arguments,
     _run,

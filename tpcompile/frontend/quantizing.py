@@ -41,7 +41,7 @@ def quantized_config(module: Any, layers: str, scheme: Scheme) -> tuple[Any, dic
             wanted[path] = scheme.head
         elif linear is not head and path.startswith(f"{layers}."):
             wanted[path] = scheme.layers
-    if not wanted:
+    if not any(linears[path] is not head for path in wanted):
         raise UnsupportedError(
             f"{type(module).__name__} has no weight that can be quantized",
             got="no linears in its layers",

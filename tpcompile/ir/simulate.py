@@ -15,6 +15,8 @@ from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Tensor
 
 Values = dict[fx.Node, list[Any]]
+_DECODED_ROWS = 1024
+"""The rows of a weight that are decoded at a time, which takes several times their memory."""
 
 
 def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
@@ -32,7 +34,14 @@ def _evaluated(parameter: Parameter, rank: int, read: Read) -> torch.Tensor:
     if kind.format is None:
         return evaluate(parameter.shards[rank], read).to(kind.dtype)
     parts = {one.suffix: evaluate(own, read) for one, own in parameter.components(rank)}
-    return kind.format.decoded(parts, kind.columns(rank), kind.dtype)
+    columns = kind.columns(rank)
+    rows = len(parts[kind.format.values.suffix])
+    found = torch.empty((rows, columns[1] - columns[0]), dtype=kind.dtype)
+    for start in range(0, rows, _DECODED_ROWS):
+        block = slice(start, start + _DECODED_ROWS)
+        some = {suffix: part[block] for suffix, part in parts.items()}
+        found[block] = kind.format.decoded(some, columns, kind.dtype)
+    return found
 
 
 def components(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:

@@ -103,6 +103,12 @@ function rankBytes(plan) {
   return table(["", "query heads", "KV heads", "ffn", "vocabulary", "weights", "KV cache per token"], rows);
 }
 
+// Return the bytes of each format of weights, if there are several.
+function formatTable(plan) {
+  const rows = Object.entries(plan.formats).map(([name, bytes]) => [name, formatBytes(bytes)]);
+  return rows.length < 2 ? null : table(["format of weights", "bytes on all ranks"], rows);
+}
+
 const COLLECTIVE_OPS = ["tpc.redistribute", "tpc.all_reduce", "tpc.all_gather", "tpc.reduce_scatter"];
 
 // Return what passes did to a collective, since it is one. A collective that was fused into a sum has
@@ -178,7 +184,7 @@ Explorer.view({
     const picker = usable.length < 2 ? null : element("label", {}, "Pipeline ",
       element("select", { onchange: (event) => Explorer.go({ c: event.target.value, pass: "", node: "" }) },
         usable.map(([one, n]) => element("option", { value: n, selected: n === c }, one.name))));
-    root.replaceChildren(...[picker, rankBytes(compilation.plan), axesOf(compilation.axes),
+    root.replaceChildren(...[picker, rankBytes(compilation.plan), formatTable(compilation.plan), axesOf(compilation.axes),
       element("h2", {}, "Collectives"), wireTable(compilation.plan, last),
       moduleOf(compilation, place)].flat(Infinity).filter(Boolean));
     if (place.node) showValue(last, place.node); else Explorer.details(overview(last));
