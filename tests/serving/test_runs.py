@@ -20,10 +20,13 @@ from tpcompile.serving.plan import Piece, Sequence, groups
 LENGTHS = (32, 45, 64, 97, 17, 3, 33)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module", params=[("float32", None), ("bfloat16", None), ("bfloat16", "int4:32")]
+)
 def model(request: pytest.FixtureRequest) -> Iterator[tpcompile.CompiledModel]:
-    eager = lively("tiny-qwen3").to(getattr(torch, request.param))
-    with tpcompile.compile(eager, max_seq_len=160) as made:
+    dtype, weights = request.param
+    eager = lively("tiny-qwen3").to(getattr(torch, dtype))
+    with tpcompile.compile(eager, max_seq_len=160, weights=weights) as made:
         yield made
 
 

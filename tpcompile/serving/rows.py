@@ -10,6 +10,7 @@ import torch
 
 from tpcompile.backends.executor import EXECUTORS, TORCH
 from tpcompile.backends.torch_tp import as_matrix
+from tpcompile.ir.format import Format
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import LINEAR
 from tpcompile.runtime.backend import MODULES
@@ -31,40 +32,59 @@ def independent_from(model: CompiledModel) -> int | None:
     Kernels may choose the order of a sum by the number of rows, so this is measured, with the
     library and the number of threads of this process. None: rows depend on each other.
     """
-    weights = [
-        _random(min(out, _MOST_OUT), width, model.dtype, model.device)
-        for out, width in sorted(_shapes(model))
-    ]
-    package = TORCH
-    if model.backend == MODULES:
-        weights = [as_matrix(weight) for weight in weights]
-    else:
-        package = EXECUTORS[model.backend].functions
-    linear = import_module(f"{package}.functions").linear
+    package = TORCH if model.backend == MODULES else EXECUTORS[model.backend].functions
+    functions = import_module(f"{package}.functions")
+    weights = [_weight(functions, model, *each) for each in _kinds(model)]
     for least in _LEAST:
-        if all(_independent(linear, weight, least) for weight in weights):
+        if all(_independent(functions.linear, *each, model, least) for each in weights):
             return least
     return None
 
 
-def _shapes(model: CompiledModel) -> set[tuple[Any, ...]]:
-    """Return the shapes of the weights of linears, on all ranks."""
+def _kinds(model: CompiledModel) -> list[tuple[int, int, Format | None]]:
+    """Return the shapes and formats of the weights of linears, on all ranks."""
     weights = {node.args[1] for node in model.graph.graph.nodes if node.target is LINEAR}
     types = [value_type(weight) for weight in weights]
-    return {one.local_shape(rank) for one in types for rank in range(model.tp)}
+    found = {(*one.local_shape(rank), one.format) for one in types for rank in range(model.tp)}
+    return sorted(found, key=str)
+
+
+def _weight(
+    functions: Any, model: CompiledModel, out: int, width: int, stored: Format | None
+) -> tuple[Any, int]:
+    """Return a random weight as the modules give it to their linears, and its columns."""
+    out = min(out, _MOST_OUT)
+    if stored is None:
+        weight = _random(out, width, model.dtype, model.device)
+        return (as_matrix(weight) if model.backend == MODULES else weight), width
+    parts = [
+        _random(out, part.width(0, width), part.dtype.torch, model.device)
+        for part in stored.components
+    ]
+    return functions.decoded(str(stored), parts, (0, width), model.dtype), width
 
 
 @torch.inference_mode()
 def _independent(
-    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], weight: torch.Tensor, least: int
+    linear: Callable[[torch.Tensor, Any], torch.Tensor],
+    weight: Any,
+    width: int,
+    model: CompiledModel,
+    least: int,
 ) -> bool:
     """Return whether runs of at least so many rows give the bits of one run of all rows."""
-    every = _random(least + max(_MORE), weight.shape[1], weight.dtype, weight.device)
+    every = _random(least + max(_MORE), width, model.dtype, model.device)
     whole = linear(every, weight)
     runs = [every[-least - more :].clone() for more in _MORE]
     return all(torch.equal(linear(run, weight), whole[-len(run) :]) for run in runs)
 
 
 def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return random numbers, or integers of any bits."""
     dice = torch.Generator().manual_seed(rows * columns)
+    if not dtype.is_floating_point:
+        numbers = torch.iinfo(dtype)
+        size = (rows, columns)
+        found = torch.randint(numbers.min, numbers.max, size, generator=dice, dtype=dtype)
+        return found.to(device)
     return torch.randn(rows, columns, generator=dice).to(device, dtype)
