@@ -45,7 +45,8 @@ def _kinds(model: CompiledModel) -> list[tuple[int, int, Format | None]]:
     """Return the shapes and formats of the weights of linears, on all ranks."""
     weights = {node.args[1] for node in model.graph.graph.nodes if node.target is LINEAR}
     types = [value_type(weight) for weight in weights]
-    found = {(*one.local_shape(rank), one.format) for one in types for rank in range(model.tp)}
+    shapes = [(one.local_shape(rank), one.format) for one in types for rank in range(model.tp)]
+    found = {(int(out), int(width), stored) for (out, width), stored in shapes}
     return sorted(found, key=str)
 
 

@@ -98,7 +98,7 @@ def sources(path: str | None = None) -> CppLibrary:
         units=_COMMON if path is None else {**_PATHS[path], "scratch": ()},
         headers={"tpc_abi.h": abi.c_header(), "tpc_rules.h": rules_header()},
         instead='or compile with backend="torch"',
-        takes="" if path is None else "about a quarter of a minute",
+        takes="" if path is None else "about half a minute",
     )
 
 

@@ -208,20 +208,19 @@ class Checker {
   // Whether a weight of several components has all of them, in rows without gaps.
   static bool has_parts(const tpc_buffer& buffer) {
     constexpr int64_t kMost = int64_t{1} << 31, kGrain = 16;
-    const int64_t rows = buffer.shape[0], columns = buffer.shape[1], group = group_of(buffer.format);
-    const int64_t scale = itemsize(scales_of(buffer.format));
-    if (buffer.first < 0 || buffer.first >= kMost || columns >= kMost || buffer.first % kGrain || !scale)
-      return false;
+    const int64_t rows = buffer.shape[0], columns = buffer.shape[1], first = buffer.first;
+    const int64_t scale = itemsize(scales_of(buffer.format)), group = group_of(buffer.format);
+    if (first < 0 || first >= kMost || columns >= kMost || first % kGrain || !scale) return false;
     const int64_t words = kind_of(buffer.format) == TPC_KIND_INT4 ? (columns + 7) / 8 : columns;
     if ((rows > 1 && buffer.strides[0] != words) || buffer.strides[1] != 1) return false;
-    const int64_t end = buffer.first + columns;
-    const int64_t groups = group ? (end - 1) / group + 1 - buffer.first / group : 1;
+    const int64_t groups = group ? (first + columns - 1) / group + 1 - first / group : 1;
     const auto fits = [&](int64_t address, int64_t each) {
       int64_t bytes = 0;
-      return address > 0 && !__builtin_mul_overflow(rows, each, &bytes) && bytes <= INT64_MAX - address;
+      return address > 0 && !__builtin_mul_overflow(rows, each, &bytes) &&
+             bytes <= INT64_MAX - address;
     };
-    return fits(buffer.address, words * itemsize(buffer.dtype)) && fits(buffer.scales, groups * scale) &&
-           buffer.scales % scale == 0 &&
+    return fits(buffer.address, words * itemsize(buffer.dtype)) &&
+           fits(buffer.scales, groups * scale) && buffer.scales % scale == 0 &&
            (has_offsets(buffer.format) ? fits(buffer.offsets, groups) : buffer.offsets == 0);
   }
 

@@ -29,15 +29,16 @@ class Grouped {
     const tpc_buffer& buffer = memory.buffers[weight];
     bits_ = tpc::kind_of(buffer.format) == TPC_KIND_INT4 ? 4 : 8;
     first_ = begin_ = buffer.first;
-    end_ = first_ + buffer.shape[1];
     row_ = reinterpret_cast<const char*>(buffer.address);
-    stride_ = buffer.strides[0] * (bits_ == 8 ? 1 : 4);
+    const int64_t columns = buffer.shape[1];
+    stride_ = bits_ == 8 ? columns : (columns + 7) / 8 * 4;
     scales_ = reinterpret_cast<const char*>(buffer.scales);
     offsets_ = reinterpret_cast<const int8_t*>(buffer.offsets);
     scale_type_ = tpc::scales_of(buffer.format);
     const int64_t group = tpc::group_of(buffer.format);
     group_ = group ? group : INT64_MAX;
-    groups_ = (end_ - 1) / group_ + 1 - first_ / group_;
+    first_group_ = first_ / group_;
+    groups_ = (first_ + columns - 1) / group_ + 1 - first_group_;
   }
 
   // The rows from one on. Leaves choose their columns.
@@ -54,7 +55,7 @@ class Grouped {
 
   TPC_INLINE int64_t stride() const { return stride_; }
 
-  // The column with which sums begin, and the end of the row, among those of the whole weight.
+  // The column with which sums begin, among those of the whole weight.
   int64_t begin() const { return begin_; }
 
   int bits() const { return bits_; }
@@ -72,8 +73,6 @@ class Grouped {
     return of_blocks(reinterpret_cast<const f32*>(own), column);
   }
 
-  TPC_INLINE bool has_offsets() const { return bits_ == 4 || offsets_; }
-
   TPC_INLINE IntRegisters offsets(int64_t row, int64_t column) const {
     IntRegisters found{};
     if (offsets_) {
@@ -83,7 +82,8 @@ class Grouped {
         if (const int64_t group = group_at(column, lane); group < groups_) held[lane] = own[group];
       found = load_ints(held);
     }
-    for (IntRegister& each : found.each) each += bits_ == 4 ? 8 : 0;  // which were added to store them
+    const int32_t added = bits_ == 4 ? 8 : 0;  // to store them
+    for (IntRegister& each : found.each) each += added;
     return found;
   }
 
@@ -97,7 +97,7 @@ class Grouped {
   // The group of a block, among those of a row here.
   TPC_INLINE int64_t group_at(int64_t column, int lane) const {
     const int64_t at = column + lane * block();
-    return (at > first_ ? at : first_) / group_ - first_ / group_;
+    return (at > first_ ? at : first_) / group_ - first_group_;
   }
 
   template <class S>
@@ -107,6 +107,10 @@ class Grouped {
       return load_some_registers(own + group, groups_ - group);
     }
     float held[kLanes] = {};
+    if (groups_ == 1) {
+      for (float& each : held) each = number(own);
+      return load_registers(held);
+    }
     for (int lane = 0; lane < kLanes; ++lane)
       if (const int64_t group = group_at(column, lane); group < groups_)
         held[lane] = number(own + group);
@@ -115,7 +119,7 @@ class Grouped {
 
   const char *row_, *scales_;
   const int8_t* offsets_;  // null if there are none
-  int64_t stride_, first_, begin_, end_, group_, groups_, scale_type_;
+  int64_t stride_, first_, begin_, group_, first_group_, groups_, scale_type_;
   int bits_;
 };
 
@@ -133,8 +137,9 @@ TPC_INLINE ShortRegisters part_of(ShortRegisters loaded, int number) {
   return loaded;
 }
 
-// Values as integers of 16 bits.
+// Values as integers of 16 bits, of `kMost`, `kSome` or one sequence at a time.
 struct Exact {
+  static constexpr int kMost = 4, kSome = 2;
   using Value = int16_t;
   using Sum = int32_t;
   using Sums = IntRegisters;
@@ -151,13 +156,15 @@ struct Exact {
   }
 
   static TPC_INLINE Registers less(Sums total, IntRegisters offsets, Sums sums) {
-    for (int own = 0; own < kRegisters; ++own) total.each[own] -= offsets.each[own] * sums.each[own];
+    for (int own = 0; own < kRegisters; ++own)
+      total.each[own] -= offsets.each[own] * sums.each[own];
     return floats(total);
   }
 };
 
 // Values in fp32, those of even lanes before those of odd ones.
 struct Wide {
+  static constexpr int kMost = 1, kSome = 1;
   using Value = float;
   using Sum = float;
   using Sums = Registers;
@@ -387,7 +394,7 @@ struct Blocks {
     }
   }
 
-  // The same with sums in memory, for several sequences.
+  // The same with sums in memory: less code, for several sequences or values in fp32.
   template <int kOf, int kUsed>
   TPC_INLINE Found loop() const {
     Found found, held[kOf] = {};
@@ -407,7 +414,7 @@ struct Blocks {
 
   template <int kOf, int kUsed>
   TPC_INLINE Found sums() const {
-    if constexpr (kBatch == 1)
+    if constexpr (kBatch == 1 && std::is_same_v<A, Exact>)
       return tree<kOf, kUsed>(0);
     else
       return loop<kOf, kUsed>();
@@ -474,7 +481,8 @@ template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
       leaf_dots<A, kBits, kLoads, kBlocks, kBatch>(weight, row, x.laid[leaf].leaf,
                                             x.laid[leaf].values + first, ahead, totals);
       float* to = terms ? terms + leaf * kBatch : out + row + first * out_stride;
-      for (int b = 0; b < kBatch; ++b) sums.add(lanes(totals[b]), to + b * (terms ? 1 : out_stride));
+      for (int b = 0; b < kBatch; ++b)
+        sums.add(lanes(totals[b]), to + b * (terms ? 1 : out_stride));
     }
     if (!terms) continue;
     sums.flush();
@@ -497,9 +505,10 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
             weight.from(row, 0), count, rows - row, x, first, out + row, out_stride, scratch);
         first += batch;
       };
-      if (std::is_same_v<A, Wide> || x.batch - first == 1) run(std::integral_constant<int, 1>());
-      else if (x.batch - first < 4) run(std::integral_constant<int, std::is_same_v<A, Wide> ? 1 : 2>());
-      else run(std::integral_constant<int, std::is_same_v<A, Wide> ? 1 : 4>());
+      const int64_t left = x.batch - first;
+      if (left >= A::kMost) run(std::integral_constant<int, A::kMost>());
+      else if (left >= A::kSome) run(std::integral_constant<int, A::kSome>());
+      else run(std::integral_constant<int, 1>());
     }
   }
 }

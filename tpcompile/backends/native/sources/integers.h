@@ -20,7 +20,8 @@ struct ShortRegisters {
 TPC_INLINE ShortRegisters load_shorts(const void* from) {
   ShortRegisters found;
   for (int own = 0; own < kRegisters; ++own)
-    found.each[own] = load_bytes<ShortRegister>(static_cast<const char*>(from) + 4 * kRegister * own);
+    found.each[own] =
+        load_bytes<ShortRegister>(static_cast<const char*>(from) + 4 * kRegister * own);
   return found;
 }
 
