@@ -9,9 +9,10 @@ import torch
 
 from tpcompile.ir.check_parameters import check_parameter
 from tpcompile.ir.dtypes import DTYPES, DType
-from tpcompile.ir.format import FLOATS, Format, Kind, decoded
+from tpcompile.ir.format import FLOATS, Format, Kind
 from tpcompile.ir.layout import Interval, Layout, even_runs
 from tpcompile.ir.meta import Parameter
+from tpcompile.ir.ops.few_bits import decoded
 from tpcompile.ir.ops.spec import RuleError, local_bytes
 from tpcompile.ir.pieces import byte_ranges, evaluate
 from tpcompile.ir.recipe import (
