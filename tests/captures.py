@@ -31,6 +31,7 @@ def captured_once(
     *,
     dtype: torch.dtype | None = None,
     scheme: Scheme | None = None,
+    rounds: bool = False,
     stamped: bool = True,
 ) -> Captured:
     """Capture a model, or return a copy of an earlier capture of an equal model."""
@@ -40,10 +41,11 @@ def captured_once(
     values.pop("_name_or_path", None)
     seen = tuple(_seen(model)) if given else ()
     wanted = dtype or config.dtype or torch.get_default_dtype()
-    key = (type(config), repr(sorted(values.items(), key=str)), wanted, scheme, stamped, seen)
+    settings = repr(sorted(values.items(), key=str))
+    key = (type(config), settings, wanted, scheme, rounds, stamped, seen)
     if key not in _CAPTURED:
-        options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "stamped": stamped}
-        _CAPTURED[key] = capture(model if given else config, **options)
+        source = model if given else config
+        _CAPTURED[key] = capture(source, dtype=dtype, scheme=scheme, rounds=rounds, stamped=stamped)
     found = _CAPTURED[key]
     graph = clone(found.graph)
     graph.meta["tpcompile"] = dataclasses.replace(graph.meta["tpcompile"], name=name_of(model))

@@ -21,6 +21,7 @@ from tpcompile.options import (
     device_of,
     dtype_of,
     passes_for,
+    rounds_inputs,
     scheme_of,
 )
 from tpcompile.passes import Pass, run_passes
@@ -47,9 +48,11 @@ def capture(
     dtype: torch.dtype | str | None = None,
     weights: str | None = None,
     head: str | None = None,
+    activations: str = "16",
 ) -> fx.GraphModule:
     """Return the raw graph of MODEL, typed, on one rank: the input of the first pass."""
-    return captured_of(model, dtype=dtype_of(dtype), scheme=scheme_of(weights, head)).graph
+    scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
+    return captured_of(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds).graph
 
 
 @library_errors()
@@ -74,6 +77,7 @@ def compile(
     threads: int | None = None,
     weights: str | None = None,
     head: str | None = None,
+    activations: str = "16",
 ) -> CompiledModel:
     """Compile a Hugging Face causal LM for `tp` ranks.
 
@@ -107,10 +111,14 @@ def compile(
     "int4", with a scale per group of 64 columns, as many as in "int4:32", or per row, as in
     "int8:row". `head` is what the head gets: "int8" (default), "int4" or "keep". A tied head is
     untied, unless it is kept; the embedding stays as it is.
+
+    With `activations="int8"`, linears with weights in 8 or 4 bits round their inputs to int8, with
+    a scale per token and block of columns, which is faster on some CPUs and less exact. Other
+    linears, and "16", leave them in the model's dtype.
     """
     asked = dict(locals())
     load_plugins()
-    scheme = scheme_of(weights, head)
+    scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
     check_limit("max_seq_len", max_seq_len)
     check_limit("max_batch", max_batch)
     check_limit("spans", spans)
@@ -127,7 +135,7 @@ def compile(
     check_shards(passes, tp)
     inside = simulate or (tp == 1 and not isolate)
     with starting(tp, group, place, inside=inside, timeout=rank_timeout, threads=share) as load:
-        captured = captured_of(model, dtype=dtype_of(dtype), scheme=scheme)
+        captured = captured_of(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds)
         source = weights_of(captured, model, random_weights)
         fork = DecodeFork(passes, write_reproducer)
         graph, stages = run_passes(captured.graph, passes, [fork], on_failure=write_reproducer)

@@ -39,6 +39,7 @@ class Case:
     layers: int | None = None
     weights: str | None = None
     head: str | None = None
+    activations: str = "16"
     """`weights` and `head` are those of `compile`."""
 
     @property
@@ -71,6 +72,7 @@ def calibrate(
     device: torch.device = CPU,
     weights: str | None = None,
     head: str | None = None,
+    activations: str = "16",
     say: Say = lambda text: None,
 ) -> Calibration:
     """Measure steps of MODEL with random weights, and fit a target for the machine of `device`.
@@ -78,15 +80,16 @@ def calibrate(
     All layers run with one sequence of `context` tokens. The first layers also run with a few
     sequences: the time of a single one is that of its loads, so it does not show the rates of
     arithmetic and of values. Ranks of one machine share its memory, so the delay and the
-    bandwidth between ranks are those of instructions and of the memory. `weights` and `head` are
-    those of `compile`.
+    bandwidth between ranks are those of instructions and of the memory. `weights`, `head` and
+    `activations` are those of `compile`.
     """
     target = replace(machine_of(device), name=name)
     if workers is not None:
         target = replace(target, workers=workers)
     layers = min(_FIRST_LAYERS, config_of(model).num_hidden_layers)
     first = (Case(model, _SHORT, batch, layers) for batch in _BATCHES)
-    cases = [replace(one, weights=weights, head=head) for one in (Case(model, context), *first)]
+    quantized: dict[str, Any] = {"weights": weights, "head": head, "activations": activations}
+    cases = [replace(one, **quantized) for one in (Case(model, context), *first)]
     random, samples, whole = RandomMemory(device), list[Sample](), None
     for case in cases:
         program = program_of(case, target, say)
@@ -115,6 +118,7 @@ def program_of(case: Case, target: Target, say: Say = lambda text: None) -> Prog
         context=case.context,
         weights=case.weights,
         head=case.head,
+        activations=case.activations,
     ).program
 
 

@@ -14,6 +14,8 @@ INTEGERS = ("int8", "int4")
 """The integers that weights can be quantized to."""
 HEADS = (*INTEGERS, "keep")
 """What the head can be quantized to; `keep` leaves it as it is."""
+ACTIVATIONS = ("16", "int8")
+"""What linears round their inputs to if their weights have 8 or 4 bits; "16" leaves them."""
 GROUP_COLUMNS = 64
 """The default number of columns per group."""
 GROUPS = ("32", "64", "128", "row")

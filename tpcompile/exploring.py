@@ -24,7 +24,7 @@ from tpcompile.inspect.files import write_file
 from tpcompile.inspect.plan import plan_report
 from tpcompile.inspect.schedule import ScheduleReport
 from tpcompile.ir.info import info_of
-from tpcompile.options import check_shards, dtype_of, passes_for, scheme_of
+from tpcompile.options import check_shards, dtype_of, passes_for, rounds_inputs, scheme_of
 from tpcompile.passes import Instrument, Pass, parse_pipeline, pipeline_text, run_passes
 from tpcompile.passes.pipeline import DecodeFork
 from tpcompile.pause import paused_collector
@@ -108,6 +108,7 @@ def explore(
     threads: int | None = None,
     weights: str | None = None,
     head: str | None = None,
+    activations: str = "16",
     say: Say = lambda text: None,
 ) -> Exploration:
     """Collect everything about a compilation of MODEL for `tp` ranks, as the data of a page.
@@ -115,11 +116,11 @@ def explore(
     `beside` are further compilations to look at side by side: pairs of a tp and a pipeline. The
     decode step is scheduled on `target` with a `policy`, as by `schedule`; with `measured`, steps
     also run on this machine. With `compare`, every value is compared with Hugging Face eager in
-    fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank. `weights`
-    and `head` are those of `compile`.
+    fp32 and in bf16, which needs weights; torch then has `threads` threads on each rank. `weights`,
+    `head` and `activations` are those of `compile`.
     """
     load_plugins()
-    scheme = scheme_of(weights, head)
+    scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
     passes = passes_for(pipeline, tp)
     check_shards(passes, tp)
     others = [(other, passes_for(text, other)) for other, text in beside]
@@ -134,7 +135,7 @@ def explore(
         measured=measured,
     )
     say(f"capturing {model}")
-    captured = capture(model, dtype=dtype_of(dtype), scheme=scheme).graph
+    captured = capture(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds).graph
     name = model if isinstance(model, str) else info_of(captured).name
     found = _explored(captured, name, passes, choices, measured, say)
     for other, own in others:
@@ -147,6 +148,7 @@ def explore(
             passes,
             dtype=kind,
             scheme=scheme,
+            rounds=rounds,
             random_weights=random_weights,
             simulate=True,
             threads=threads,

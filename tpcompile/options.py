@@ -8,7 +8,15 @@ from typing import Any
 import torch
 
 from tpcompile.cores import MOST_THREADS
-from tpcompile.dtypes import AUTO_DTYPE, DTYPE_NAMES, DTYPES, HEADS, WEIGHTS_FORM, integers_of
+from tpcompile.dtypes import (
+    ACTIVATIONS,
+    AUTO_DTYPE,
+    DTYPE_NAMES,
+    DTYPES,
+    HEADS,
+    WEIGHTS_FORM,
+    integers_of,
+)
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
 from tpcompile.ir.format import Kind
 from tpcompile.ir.scheme import Integers, Scheme
@@ -113,6 +121,16 @@ def scheme_of(weights: str | None, head: str | None = None) -> Scheme | None:
     name, columns = found
     of_head = None if head == "keep" else Integers(_KINDS[head or "int8"], columns)
     return Scheme(Integers(_KINDS[name], columns), of_head)
+
+
+def rounds_inputs(activations: str) -> bool:
+    """Return whether linears with weights in 8 or 4 bits round their inputs to int8."""
+    if activations not in ACTIVATIONS:
+        raise UsageError(
+            f"activations must be one of {', '.join(ACTIVATIONS)}, got {activations!r}",
+            hint=did_you_mean(str(activations), ACTIVATIONS),
+        )
+    return activations == "int8"
 
 
 _KINDS = {kind.word: kind for kind in (Kind.INT8, Kind.INT4)}

@@ -21,7 +21,7 @@ from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Recipe, Tensor
 from tpcompile.ir.simulate import run_streamed
 from tpcompile.libraries import library_errors
-from tpcompile.options import dtype_of, scheme_of
+from tpcompile.options import dtype_of, rounds_inputs, scheme_of
 from tpcompile.runtime.generation import generation_config_of
 from tpcompile.runtime.kv.packing import pack
 from tpcompile.runtime.new_directory import new_directory
@@ -112,6 +112,7 @@ def quantize(
     directory: str | Path,
     *,
     head: str | None = None,
+    activations: str = "16",
     dtype: torch.dtype | str | None = None,
     tokens: Sequence[int] | None = None,
     max_shard_size: int | str = "5GB",
@@ -121,9 +122,10 @@ def quantize(
 
     `directory` must be new or empty. One weight is held at a time. transformers loads the result
     with compressed-tensors. Then each weight is read back and compared. With the ids of `tokens`,
-    so are the logits of both models, computed weight by weight in fp32.
+    so are the logits of both models, computed weight by weight in fp32. `activations` is as for
+    `compile`; the checkpoint does not depend on it.
     """
-    scheme = scheme_of(weights, head)
+    scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
     with new_directory(directory) as made:
         say(f"capturing {model if isinstance(model, str) else type(model).__name__}")
         captured = capture(model, dtype=dtype_of(dtype), scheme=scheme)
@@ -143,7 +145,7 @@ def quantize(
             logits = None
             if tokens is not None:
                 config = model.config if isinstance(model, nn.Module) else model
-                logits = _logits_error(config, kind, read, made, tokens, say)
+                logits = _logits_error(config, kind, read, made, tokens, rounds, say)
     before = _bytes_before(captured, kind)
     return QuantizedCheckpoint(str(directory), layers, before, after, logits)
 
@@ -227,7 +229,13 @@ def _bytes_before(captured: Captured, kind: torch.dtype) -> int:
 
 
 def _logits_error(
-    model: Any, kind: torch.dtype, read: Quantizing, made: Path, tokens: Sequence[int], say: _Say
+    model: Any,
+    kind: torch.dtype,
+    read: Quantizing,
+    made: Path,
+    tokens: Sequence[int],
+    rounds: bool,
+    say: _Say,
 ) -> LogitsError:
     """Compare the logits of both models for the same tokens."""
     ids = torch.tensor([list(tokens)])
@@ -238,7 +246,7 @@ def _logits_error(
     say(f"computing the logits of {ids.numel()} tokens with the original weights")
     exact = _logits(capture(model, dtype=torch.float32), original, ids)
     say(f"computing the logits of {ids.numel()} tokens with the quantized weights")
-    written = capture(made, dtype=torch.float32)
+    written = capture(made, dtype=torch.float32, rounds=rounds)
     with opened(weights_of(written, made, None)) as back:
         found = _logits(written, back, ids)
     kl = same = most = total = 0.0

@@ -25,7 +25,15 @@ from tpcompile.inspect.step_trace import StepTrace
 from tpcompile.inspect.timeline import Timeline
 from tpcompile.inspect.trace import write_trace
 from tpcompile.libraries import library_errors
-from tpcompile.options import check_limit, check_shards, check_tp, dtype_of, passes_for, scheme_of
+from tpcompile.options import (
+    check_limit,
+    check_shards,
+    check_tp,
+    dtype_of,
+    passes_for,
+    rounds_inputs,
+    scheme_of,
+)
 from tpcompile.passes import Pass, decode_pipeline, run_passes
 from tpcompile.plugins import load_plugins
 from tpcompile.rewriting.reproducer import write_reproducer
@@ -252,17 +260,18 @@ def schedule(
     pipeline: str | Sequence[Pass] | None = None,
     weights: str | None = None,
     head: str | None = None,
+    activations: str = "16",
 ) -> ScheduledStep:
     """Return the program of a decode step of MODEL, scheduled on a target and verified.
 
     No weights are read. `target` is a name, a JSON file or a `Target`; `workers` overrides its
     number of workers. `context` is the sequence length for costs, `max_seq_len` that of the longest
     sequence. The `lowering` is "heads", "rows" or "auto". `spans` and `interleaved` are options of
-    the default pipeline: the number of attention spans, and the order of rotary heads. `weights`
-    and `head` are those of `compile`.
+    the default pipeline: the number of attention spans, and the order of rotary heads. `weights`,
+    `head` and `activations` are those of `compile`.
     """
     load_plugins()
-    scheme = scheme_of(weights, head)
+    scheme, rounds = scheme_of(weights, head), rounds_inputs(activations)
     choices = choose(
         tp=tp,
         target=target,
@@ -276,7 +285,7 @@ def schedule(
         interleaved=interleaved,
         pipeline=pipeline,
     )
-    captured = capture(model, dtype=dtype_of(dtype), scheme=scheme).graph
+    captured = capture(model, dtype=dtype_of(dtype), scheme=scheme, rounds=rounds).graph
     graph, _ = run_passes(captured, choices.passes, on_failure=write_reproducer)
     found = scheduled(graph, choices.target, choices.plan, choices.policy)
     _ = found.proved  # raises if it has faults

@@ -16,10 +16,10 @@ from tpcompile.backends.torch_tp import emit_sources, functions, load_rank, run_
 from tpcompile.backends.torch_tp.matrix import as_matrix, linear
 from tpcompile.comm import SimulatedGroup
 from tpcompile.errors import RankError, UnsupportedError
-from tpcompile.ir.format import decoded
 from tpcompile.ir.meta import OUTPUTS
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.ops.argmax import local_argmax
+from tpcompile.ir.ops.few_bits import decoded
 from tpcompile.ir.simulate import materialise, rank_inputs
 from tpcompile.passes import default_pipeline, parse_pipeline
 from tpcompile.rewriting.structure import output_of

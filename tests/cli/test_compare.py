@@ -57,6 +57,20 @@ def test_json(cli: Cli) -> None:
     assert ends["decode step 1"]["rel"] < 1e-5
 
 
+@pytest.mark.parametrize("options", ["", "--dtype bf16"])
+def test_the_error_of_activations(cli: Cli, options: str) -> None:
+    line = "compare preset:tiny-qwen3 --tp 2 --random-weights 0 --simulate --json --weights int8:16"
+    ran = cli(f"{line} --activations int8 {options}")
+    assert ran.status == 0
+    found = json.loads(ran.out)
+    ends = {row["node"]: row for row in found["rows"][-len(ENDS) - 1 :]}
+    row = ends.pop("activations")
+    assert list(ends) == ENDS
+    assert row["source"] == "int8 activations beside 16 bits, both eager"
+    assert 1e-4 < row["error"] < 5e-2
+    assert row["ok"] and row["limit"] is None, "it is shown, and judged by nobody"
+
+
 def test_a_checkpoint_on_ranks_of_their_own(cli: Cli, tmp_path: Path) -> None:
     preset_pair("qwen3-0.6b").eager.save_pretrained(tmp_path)
     ran = cli(f"compare {tmp_path} --tp 3 --all --json")

@@ -108,3 +108,7 @@ def test_quantized_weights(cli: Cli) -> None:
     assert "int4:16:f32" in cli(line).out
     kept = json.loads(cli(f"{line} --head keep --json").out)["formats"]
     assert kept == {"int4:16:f32": plan["formats"]["int4:16:f32"], "f32": plain}
+    rounding = json.loads(cli(f"{line} --activations int8 --json").out)["formats"]
+    assert rounding == {
+        name + ":a8" * (":" in name): size for name, size in plan["formats"].items()
+    }

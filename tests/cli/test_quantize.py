@@ -40,6 +40,19 @@ def test_json(cli: Cli, demo: Path, tmp_path: Path) -> None:
     assert set(report["logits"]) == {"tokens", "kl", "top1", "max_abs", "mean_abs"}
 
 
+def test_activations(cli: Cli, demo: Path, tmp_path: Path) -> None:
+    """The weights are the same, and the logits differ more."""
+    line = f"quantize {demo} --weights int8:row --json --text Cat"
+    reports = [
+        json.loads(cli(f"{line} --activations {one} -o {tmp_path}/{one}").out)
+        for one in ("16", "int8")
+    ]
+    assert reports[0]["layers"] == reports[1]["layers"]
+    plain, rounding = (report["logits"]["mean_abs"] for report in reports)
+    assert rounding > plain
+    assert len({(tmp_path / one / "config.json").read_text() for one in ("16", "int8")}) == 1
+
+
 def test_no_tokenizer(cli: Cli, tmp_path: Path) -> None:
     made_model().save_pretrained(tmp_path / "plain")
     line = f"quantize {tmp_path}/plain --weights int4:48 -o {tmp_path}"
@@ -57,6 +70,8 @@ def test_no_tokenizer(cli: Cli, tmp_path: Path) -> None:
         ("plan preset:tiny-qwen3 --weights int3", "--weights: must be int8 or int4"),
         ("plan preset:tiny-qwen3 --head int4", "Found --head int4. Add --weights int8"),
         ("plan preset:tiny-qwen3 --weights int4 --head int3", "--head: 'int3' is not a valid"),
+        ("plan preset:tiny-qwen3 --weights int4 --activations 8", "--activations: '8' is not a"),
+        ("plan preset:tiny-qwen3 --activations int8", "Found --activations int8. Add --weights"),
     ],
 )
 def test_refusals(cli: Cli, line: str, said: str) -> None:

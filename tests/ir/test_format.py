@@ -9,9 +9,10 @@ import torch
 
 from tpcompile.ir.check_parameters import check_parameter
 from tpcompile.ir.dtypes import DTYPES, DType
-from tpcompile.ir.format import FLOATS, Format, Kind, decoded
+from tpcompile.ir.format import FLOATS, Format, Kind
 from tpcompile.ir.layout import Interval, Layout, even_runs
 from tpcompile.ir.meta import Parameter
+from tpcompile.ir.ops.few_bits import decoded
 from tpcompile.ir.ops.spec import RuleError, local_bytes
 from tpcompile.ir.pieces import byte_ranges, evaluate
 from tpcompile.ir.recipe import (
@@ -68,12 +69,15 @@ def test_names_and_numbers() -> None:
         "int4:64:bf16": 8 | 2 << 8 | 64 << 16,
         "int4:64:bf16:offsets": 8 | 2 << 8 | 1 << 15 | 64 << 16,
         "int8:row:f16:offsets": 7 | 3 << 8 | 1 << 15,
+        "int8:row:f32:a8": 7 | 1 << 8 | 1 << 14,
+        "int4:64:bf16:offsets:a8": 8 | 2 << 8 | 1 << 14 | 1 << 15 | 64 << 16,
     }
     assert {word: int(Format.parsed(word)) for word in named} == named
     assert Kind.INT4 not in list(DType)
 
 
 WORDS = ["int8", "int8:0:bf16", "int8:64:i8", "i32", "int8:99999:f32", ""]
+WORDS += ["bf16:a8", "int8:64:bf16:a8:offsets", "int8:64:bf16:a16"]
 WORDS += ["int4", "int4:64:bf16:", "int4:64:bf16:offset", "bf16:offsets", "i4:64:bf16"]
 
 
@@ -83,13 +87,38 @@ def test_names_that_no_format_has(word: str) -> None:
         Format.parsed(word)
 
 
-NUMBERS = [0, DType.I32, 7, 8, 9 | 1 << 8, 1 | 2 << 8, 1 | 64 << 16, 1 | 1 << 15, 7 | 4 << 8, -1]
+NUMBERS = [
+    0,
+    DType.I32,
+    7,
+    8,
+    9 | 1 << 8,
+    1 | 2 << 8,
+    1 | 64 << 16,
+    1 | 1 << 15,
+    1 | 1 << 14,
+    7 | 4 << 8,
+    -1,
+]
 
 
 @pytest.mark.parametrize("number", [*NUMBERS, 7 | 1 << 8 | 1 << 31, 7 | 1 << 15])
 def test_numbers_that_no_format_has(number: int) -> None:
     with pytest.raises(ValueError, match="format"):
         Format(number)
+
+
+@pytest.mark.parametrize("one", [one for one in FORMATS if not one.plain], ids=str)
+def test_formats_that_round_inputs(one: Format) -> None:
+    """They differ in nothing that concerns memory."""
+    rounding = one.rounding()
+    assert rounding.rounds
+    assert not one.rounds
+    assert rounding.rounding(False) == one
+    assert Format.parsed(f"{one}:a8") == Format(int(rounding)) == rounding
+    assert rounding.components == one.components
+    assert (rounding.kind, rounding.offsets) == (one.kind, one.offsets)
+    assert rounding.block == min(one.components[1].columns or 128, 128)
 
 
 def test_the_bytes_of_rows() -> None:

@@ -103,12 +103,14 @@ def _run(args: argparse.Namespace) -> Result:
             repeats=args.repeats,
             weights=args.weights,
             head=args.head,
+            activations=args.activations,
             say=_both(say),
         )
         write_file(args.output, lambda file: file.write(target_text(found.target)))
         sys.stderr.write(f"wrote {args.output}\n")
         cases = cases_of(args.model, args.other) if args.verify else []
-        cases = [replace(one, weights=args.weights, head=args.head) for one in cases]
+        quantized = {name: getattr(args, name) for name in ("weights", "head", "activations")}
+        cases = [replace(one, **quantized) for one in cases]
         steps = verify(found.target, cases, repeats=args.repeats, device=device, say=_both(say))
         checked = list(steps)
     text = json_text(_json(found, checked)) if args.json else _tables(found, checked)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from tpcompile.dtypes import (
+    ACTIVATIONS,
     AUTO_DTYPE,
     DTYPE_NAMES,
     DTYPES,
@@ -245,6 +246,14 @@ def add_quantization_arguments(parser: Parser, *, required: bool = False) -> Non
         metavar="H",
         type=choice(*HEADS),
         help="with --weights, what the head becomes: int8, int4, or keep; default: int8",
+    )
+    parser.add_argument(
+        "--activations",
+        metavar="A",
+        type=choice(*ACTIVATIONS),
+        default=ACTIVATIONS[0],
+        help="what linears with weights in 8 or 4 bits round their inputs to: int8, with a scale "
+        "per token and block of columns, or 16, the model's dtype; default: 16",
     )
 
 

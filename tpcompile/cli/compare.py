@@ -138,13 +138,14 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
     from tpcompile.compare.model import compare_with_eager
-    from tpcompile.options import dtype_of, scheme_of
+    from tpcompile.options import dtype_of, rounds_inputs, scheme_of
 
     return compare_with_eager(
         args.model,
         passes,
         dtype=dtype_of(args.dtype),
         scheme=scheme_of(args.weights, args.head),
+        rounds=rounds_inputs(args.activations),
         random_weights=args.random_weights,
         lengths=args.lengths,
         seed=args.seed,
@@ -156,7 +157,7 @@ def _modules(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
 
 def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
     from tpcompile.compare.program import Batch, compare_program
-    from tpcompile.options import dtype_of, scheme_of
+    from tpcompile.options import dtype_of, rounds_inputs, scheme_of
 
     return compare_program(
         args.model,
@@ -167,6 +168,7 @@ def _program(args: argparse.Namespace, passes: list[Pass]) -> Comparison:
         backend=args.backend,
         dtype=dtype_of(args.dtype),
         scheme=scheme_of(args.weights, args.head),
+        rounds=rounds_inputs(args.activations),
         random_weights=args.random_weights,
         tolerance=args.tolerance,
     )

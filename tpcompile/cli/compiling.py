@@ -87,6 +87,7 @@ def compile_model(args: argparse.Namespace, say: Say, **more: Any) -> CompiledMo
             threads=args.threads,
             weights=args.weights,
             head=args.head,
+            activations=args.activations,
             **more,
         )
 
@@ -138,12 +139,12 @@ def capture_model(args: argparse.Namespace, say: Say) -> Captured:
     say(f"capturing {args.model}")
     from tpcompile.frontend import capture
     from tpcompile.frontend.extras import import_without_extras
-    from tpcompile.options import dtype_of, scheme_of
+    from tpcompile.options import dtype_of, rounds_inputs, scheme_of
 
-    scheme = scheme_of(args.weights, args.head)
+    scheme, rounds = scheme_of(args.weights, args.head), rounds_inputs(args.activations)
     if args.alone:
         import_without_extras()
-    captured = capture(args.model, dtype=dtype_of(args.dtype), scheme=scheme)
+    captured = capture(args.model, dtype=dtype_of(args.dtype), scheme=scheme, rounds=rounds)
     if args.timing or sys.stderr.isatty():
         sys.stderr.write(f"captured in {time.perf_counter() - started:.1f} s\n")
     return captured

@@ -120,6 +120,7 @@ def _run(args: argparse.Namespace) -> Result:
             random_weights=args.random_weights,
             weights=args.weights,
             head=args.head,
+            activations=args.activations,
             threads=args.threads,
             say=say,
         )

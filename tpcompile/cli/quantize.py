@@ -90,6 +90,7 @@ def _run(args: argparse.Namespace) -> Result:
             args.weights,
             args.output,
             head=args.head,
+            activations=args.activations,
             dtype=args.dtype,
             tokens=_tokens(args),
             max_shard_size=args.max_shard_size,

@@ -9,6 +9,7 @@ than eager's own is attributed to rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +45,7 @@ def compare_with_eager(
     *,
     dtype: torch.dtype | None = None,
     scheme: Scheme | None = None,
+    rounds: bool = False,
     random_weights: int | None = None,
     lengths: Sequence[int] = (9, 17, 1),
     seed: int = 0,
@@ -56,7 +58,7 @@ def compare_with_eager(
     The emitted modules run on real ranks, or in this process with `simulate`. Torch has `threads`
     threads on each rank, by default an equal share of the cores.
     """
-    captured = capture(model, dtype=dtype, scheme=scheme)
+    captured = capture(model, dtype=dtype, scheme=scheme, rounds=rounds)
     weights = weights_of(captured, model, random_weights)
     graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
     packed, ids, mask = _tokens(captured, lengths, seed)
@@ -82,6 +84,8 @@ def compare_with_eager(
             runs = list(_side_by_side(theirs, compiled, ids, mask, tolerance))
     where = "one process each" if isinstance(loaded, SpawnedRanks) else "in this process"
     ends = [run.row() for run in _ends(runs, _logits(reference), _logits(values), where)]
+    if side.rounds and runs[0].exact is not None:
+        ends.append(_of_rounding(runs[0].eager, runs[0].exact))
     ends += [_agreement(watched)] if tp > 1 else []
     shown = tuple(row.node for row in ends)
     return replace(found, rows=(ends[0], *found.rows, *ends[1:]), shown=shown)
@@ -176,6 +180,16 @@ def _best(theirs: Sequence[torch.Tensor], tokens: torch.Tensor, tolerance: float
     source = "chosen without gathering logits"
     margin = token_margin(logits, exact[0] if exact else None, tolerance)
     return _Run("best tokens", source, logits.amax(-1, keepdim=True), chosen, margin)
+
+
+def _of_rounding(logits: torch.Tensor, exact: torch.Tensor) -> Row:
+    """Return the error of eager's logits that is due to the rounding of activations.
+
+    No limit applies: the error is that of the option, for any implementation.
+    """
+    source = "int8 activations beside 16 bits, both eager"
+    row = row_of("activations", source, logits, exact, exact=exact)
+    return replace(row, ok=not row.problem, limit=math.inf)
 
 
 def _agreement(ranks: WatchedRanks) -> Row:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend import Captured, capture
+from tpcompile.ir.ops.few_bits import RoundingWeight
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.simulate import whole_value
 
@@ -25,14 +28,20 @@ class Source:
     def dtype(self) -> torch.dtype:
         return next(iter(self.captured.graph.parameters())).dtype
 
+    @property
+    def rounds(self) -> bool:
+        """Whether linears of the model round their inputs to int8."""
+        formats = (tensor.format for tensor in self.captured.tensors.values())
+        return any(one is not None and one.rounds for one in formats)
+
 
 def in_fp32(source: Source) -> Source | None:
     """Return the model in fp32 with the same weights, to tell rounding from errors.
 
-    Return None if the dtype of the model is not narrower than fp32.
+    Its linears do not round their inputs. Return None if the model itself rounds nothing.
     """
     dtype, read = source.dtype, source.read
-    if dtype.itemsize >= torch.float32.itemsize:
+    if dtype.itemsize >= torch.float32.itemsize and not source.rounds:
         return None
     exact = capture(source.captured.config, dtype=torch.float32)
     graphs = (exact.graph, source.captured.graph)
@@ -53,7 +62,8 @@ def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def eager_model(source: Source) -> Any:
     """Return the user's own model, or a Hugging Face model with the same weights.
 
-    A model that is quantized while it is loaded has other weights than the user's.
+    A model that is quantized while it is loaded has other weights than the user's. Linears round
+    their inputs as the formats of their weights say.
     """
     if source.captured.model is not None and not source.captured.quantized:
         return source.captured.model
@@ -63,4 +73,13 @@ def eager_model(source: Source) -> Any:
         for name, parameter in model.named_parameters():
             tensor = source.captured.tensors[name]
             parameter.copy_(whole_value(tensor, source.read, parameter.dtype))
+    for path, linear in model.named_modules():
+        stored = source.captured.tensors.get(f"{path}.weight")
+        if stored is not None and stored.format is not None and stored.format.rounds:
+            values = whole_value(stored, source.read, torch.float32)
+            linear.forward = partial(_linear, linear, RoundingWeight(values, stored.format, 0))
     return model
+
+
+def _linear(linear: nn.Linear, weight: RoundingWeight, x: torch.Tensor) -> torch.Tensor:
+    return weight.linear(x, linear.bias)

@@ -67,19 +67,21 @@ def capture(
     *,
     dtype: torch.dtype | None = None,
     scheme: Scheme | None = None,
+    rounds: bool = False,
     stamped: bool = True,
 ) -> Captured:
     """Capture MODEL: a `PreTrainedModel`, a config, `preset:NAME`, a path or a hub id.
 
-    Its weights are those that are loaded by the `scheme`, if there is one. `stamped=False` traces
-    every layer, which takes longer and gives the same graph.
+    Its weights are those that are loaded by the `scheme`, if there is one. With `rounds`, linears
+    with weights of few bits round their inputs to int8. `stamped=False` traces every layer, which
+    takes longer and gives the same graph.
     """
     module = module_of(model, dtype)
     layers = find_layers(module)
     config, quantized = module.config, dict[str, str]()
     if scheme is not None:
         config, quantized = quantized_config(module, layers.path, scheme)
-    stored = stored_weights(module, config)
+    stored = stored_weights(module, config, rounds)
     formats = {name: one.format for name, one in stored.items()}
     tensors, aliases = _tensors(module, formats, quantized)
     encodings = encodings_of(tensors.values(), stored)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from tpcompile.errors import UnsupportedError
+from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.codec import Codec, Encoded, Encodings, Words
 from tpcompile.ir.format import MOST_COLUMNS, Format, Kind
 from tpcompile.ir.recipe import Tensor
@@ -75,6 +75,16 @@ _WEIGHTS: _Supported = {
 """The supported properties of quantised weights. Other orders need `weight_g_idx`."""
 
 
+_WITHOUT_ROUNDING = (
+    "the scheme of the checkpoint also rounds activations, which tpcompile does with "
+    "activations='int8' only"
+)
+_WITH_ROUNDING = (
+    "the scheme of the checkpoint also rounds activations; tpcompile rounds them to int8, with a "
+    "scale per token and block of columns"
+)
+
+
 @dataclass(frozen=True)
 class StoredWeight:
     """How the checkpoint stores a weight."""
@@ -83,8 +93,24 @@ class StoredWeight:
     layout: _Layout
 
 
-def stored_weights(module: nn.Module, config: Any) -> dict[str, StoredWeight]:
-    """Return the weights that are not stored as their values, by name."""
+def stored_weights(module: nn.Module, config: Any, rounds: bool = False) -> dict[str, StoredWeight]:
+    """Return the weights that are not stored as their values, by name.
+
+    With `rounds`, they are those of linears that round their inputs, and there must be some.
+    """
+    stored = _weights(module, config, rounds)
+    if not rounds:
+        return stored
+    if not stored:
+        raise UsageError(
+            "Only linears with weights in 8 or 4 bits round activations, and this model has none",
+            got="activations='int8'",
+            hint='Add weights="int8" or weights="int4", or omit activations',
+        )
+    return {name: replace(one, format=one.format.rounding()) for name, one in stored.items()}
+
+
+def _weights(module: nn.Module, config: Any, rounds: bool) -> dict[str, StoredWeight]:
     found = getattr(config, "quantization_config", None)
     if found is None:
         return {}
@@ -94,7 +120,7 @@ def stored_weights(module: nn.Module, config: Any) -> dict[str, StoredWeight]:
     _require_all(_SCHEME, scheme)
     groups = _groups(scheme)
     if any(group.get("input_activations") is not None for group in groups.values()):
-        log.warning("the scheme of the checkpoint also rounds activations; tpcompile does not")
+        log.warning(_WITH_ROUNDING if rounds else _WITHOUT_ROUNDING)
     ignored = _patterns("ignore", scheme.get("ignore") or [])
     stored: dict[str, StoredWeight] = {}
     for name, one in module.named_modules():

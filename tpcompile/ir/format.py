@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
@@ -14,9 +14,13 @@ from tpcompile.ir.dtypes import DTYPES, DType
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.words import WORD_BITS, unpacked
 
-_ROW, _OFFSETS = "row", "offsets"
-_WORD = re.compile(rf"(int8|int4):({_ROW}|[1-9][0-9]{{0,4}}):(f32|bf16|f16)(:{_OFFSETS})?")
+_ROW, _OFFSETS, _ROUNDS = "row", "offsets", "a8"
+_WORD = re.compile(
+    rf"(int8|int4):({_ROW}|[1-9][0-9]{{0,4}}):(f32|bf16|f16)(:{_OFFSETS})?(:{_ROUNDS})?"
+)
 _GRAIN = 16
+_MOST_BLOCK = 128
+_ROUNDS_BIT = 1 << 14
 MOST_COLUMNS = (1 << 15) - 1
 """The maximum number of columns per group."""
 
@@ -70,16 +74,19 @@ class Format(int):
     `int8:64:bf16` has the components values, in int8, and scales, in bf16; groups of 64 columns of
     a row share a scale, and `row` stands for all columns. `int4:64:bf16:offsets` has offsets too,
     one per scale: a weight is (value - offset) * scale. Groups lie on the columns of the whole
-    weight, also where ranks hold some of its columns.
+    weight, also where ranks hold some of its columns. `int8:64:bf16:a8` is stored like
+    `int8:64:bf16`, but linears round their inputs to int8 before they multiply them: see
+    `rounded` in `quantize.py`.
 
-    Bits 0 to 7 of the number are a `Kind`, bits 8 to 14 the dtype of the scales, bit 15 says
-    whether there are offsets, and bits 16 to 30 are the columns per group, 0 for rows.
+    Bits 0 to 7 of the number are a `Kind`, bits 8 to 13 the dtype of the scales, bit 14 says
+    whether inputs are rounded, bit 15 whether there are offsets, and bits 16 to 30 are the columns
+    per group, 0 for rows.
     """
 
     def __new__(cls, number: int) -> Format:
         """Return the format with this number. Raise ValueError for any other number."""
         found = super().__new__(cls, number)
-        kind, scales = number & 255, number >> 8 & 127
+        kind, scales = number & 255, number >> 8 & 63
         plain = number in _FLOATS
         if not plain and not (
             kind in _GROUPED and scales in _FLOATS and 0 <= number >> 16 <= MOST_COLUMNS
@@ -119,20 +126,21 @@ class Format(int):
         found = _WORD.fullmatch(word)
         if found is None:
             raise ValueError(f"{', '.join(_WORDS)} or a format such as int8:64:bf16")
-        kind, columns, scales, offsets = found.groups()
-        return Format.grouped(
+        kind, columns, scales, offsets, rounds = found.groups()
+        stored = Format.grouped(
             _GROUPED_WORDS[kind],
             DTYPES[scales],
             0 if columns == _ROW else int(columns),
             offsets=offsets is not None,
         )
+        return stored if rounds is None else stored.rounding()
 
     def __str__(self) -> str:
         _, *scales = self.components
         if not scales:
             return self.kind.word
         words = [self.kind.word, str(scales[0].columns or _ROW), scales[0].dtype.word]
-        return ":".join([*words, *[_OFFSETS] * self.offsets])
+        return ":".join([*words, *[_OFFSETS] * self.offsets, *[_ROUNDS] * self.rounds])
 
     __repr__ = __str__
 
@@ -150,6 +158,20 @@ class Format(int):
     def offsets(self) -> bool:
         """Whether there are offsets, which are subtracted from values."""
         return bool(self >> 15 & 1)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether linears round their inputs to int8 before they multiply them."""
+        return bool(self & _ROUNDS_BIT)
+
+    @property
+    def block(self) -> int:
+        """The columns of an input that are rounded with one scale: a group, or a part of it."""
+        return min(self >> 16 or _MOST_BLOCK, _MOST_BLOCK)
+
+    def rounding(self, rounds: bool = True) -> Format:
+        """Return this format of few bits, for linears that round their inputs, or do not."""
+        return Format(self | _ROUNDS_BIT if rounds else self & ~_ROUNDS_BIT)
 
     @property
     def values(self) -> Component:
@@ -193,15 +215,6 @@ class Format(int):
         return ((found - offsets[0] if offsets else found) * scales).to(dtype)
 
 
-def decoded(
-    word: str, parts: Sequence[torch.Tensor], columns: Interval, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the values of a weight from its components, given the name of its format."""
-    stored = Format.parsed(word)
-    named = {one.suffix: part for one, part in zip(stored.components, parts, strict=True)}
-    return stored.decoded(named, columns, dtype)
-
-
 _FLOATS = (DType.F32, DType.BF16, DType.F16)
 _GROUPED = (Kind.INT8, Kind.INT4)
 _GROUPED_WORDS = {kind.word: kind for kind in _GROUPED}
@@ -211,7 +224,7 @@ _VALUES = {Kind.INT4: Component("_packed", DType.I32, WORD_BITS // 4)}
 
 @cache
 def _components(one: Format) -> tuple[Component, ...]:
-    kind, scales, columns = one.kind, one >> 8 & 127, one >> 16
+    kind, scales, columns = one.kind, one >> 8 & 63, one >> 16
     found = [_VALUES.get(kind) or Component("", DType(kind))]
     if scales:
         found.append(Component("_scale", DType(scales), columns))

@@ -1,4 +1,4 @@
-"""Quantization: the integers and scales that stand for the values of a weight.
+"""Quantization: the integers and scales that stand for the values of a weight, or of an input.
 
 Only elementwise operations and exact maxima are used. So the result depends on the values of a
 group alone, and neither on the rows and groups beside it nor on the machine.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch.nn import functional
 
 from tpcompile.ir.format import Format, Kind
 from tpcompile.ir.words import packed
@@ -38,6 +39,30 @@ def quantized(weight: torch.Tensor, stored: Format) -> dict[str, torch.Tensor]:
         values.suffix: packed(found, 4) if stored.kind == Kind.INT4 else found,
         scales.suffix: chosen.reshape(rows, columns // each),
     }
+
+
+def rounded(x: torch.Tensor, stored: Format, first: int = 0) -> torch.Tensor:
+    """Round the inputs of a linear to int8 as the format of its weight says; return them in fp32.
+
+    `x[..., columns]` are the columns of a weight from `first` on. Each row of a block is rounded
+    alone: with the largest magnitude `most` of its values here, a value becomes q * (most / 127),
+    where q is x * (127 / most) rounded to the nearest integer, ties to even. All operations are in
+    fp32. A block of zeros stays zero, as does one of values so small that 127 / most is infinite. A
+    block with a value that is not finite becomes NaN.
+
+    Blocks lie on the columns of the whole weight: `stored.block` columns from each multiple of it.
+    A block of which only a part is here is that part.
+    """
+    width, skipped = x.shape[-1], first % stored.block
+    padding = (skipped, -(skipped + width) % stored.block)
+    padded = functional.pad(x.float(), padding)
+    blocks = padded.reshape(*x.shape[:-1], padded.shape[-1] // stored.block, stored.block)
+    most = blocks.abs().amax(-1, keepdim=True)
+    steps = most.new_tensor(127.0)  # a tensor, because torch divides numbers by multiplication
+    factor = steps / most
+    integers = (blocks * factor.where(~factor.isinf(), 0.0)).round()
+    found = integers * (most / steps)
+    return found.reshape(padded.shape)[..., skipped : skipped + width]
 
 
 def _scales(groups: torch.Tensor, kind: Kind, dtype: torch.dtype) -> torch.Tensor:

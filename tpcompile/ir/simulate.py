@@ -11,6 +11,7 @@ from torch import fx
 from tpcompile.ir.info import info_of
 from tpcompile.ir.meta import Parameter, operand, parameter_of, parameters, type_of, value_type
 from tpcompile.ir.ops import CACHE_WRITERS, OpSpec, arguments_of, spec_of
+from tpcompile.ir.ops.few_bits import RoundingWeight
 from tpcompile.ir.pieces import Read, evaluate
 from tpcompile.ir.recipe import Tensor
 
@@ -19,28 +20,39 @@ _DECODED_ROWS = 1024
 """The rows of a weight that are decoded at a time, which takes several times their memory."""
 
 
-def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
+Weight = torch.Tensor | RoundingWeight
+
+
+def materialise(gm: fx.GraphModule, read: Read) -> dict[str, list[Weight]]:
     """Return each rank's part of every parameter, by the target of the parameter's node."""
     return {
         str(node.target): [
-            _evaluated(parameter_of(node), rank, read) for rank in range(info_of(gm).tp)
+            _weight(parameter_of(node), rank, read) for rank in range(info_of(gm).tp)
         ]
         for node in parameters(gm.graph)
     }
 
 
-def _evaluated(parameter: Parameter, rank: int, read: Read) -> torch.Tensor:
+def _weight(parameter: Parameter, rank: int, read: Read) -> Weight:
+    kind = parameter.type
+    if kind.format is None or not kind.format.rounds:
+        return _values(parameter, rank, read, kind.dtype)
+    values = _values(parameter, rank, read, torch.float32)
+    return RoundingWeight(values, kind.format, kind.columns(rank)[0])
+
+
+def _values(parameter: Parameter, rank: int, read: Read, dtype: torch.dtype) -> torch.Tensor:
     kind = parameter.type
     if kind.format is None:
-        return evaluate(parameter.shards[rank], read).to(kind.dtype)
+        return evaluate(parameter.shards[rank], read).to(dtype)
     parts = {one.suffix: evaluate(own, read) for one, own in parameter.components(rank)}
     columns = kind.columns(rank)
     rows = len(parts[kind.format.values.suffix])
-    found = torch.empty((rows, columns[1] - columns[0]), dtype=kind.dtype)
+    found = torch.empty((rows, columns[1] - columns[0]), dtype=dtype)
     for start in range(0, rows, _DECODED_ROWS):
         block = slice(start, start + _DECODED_ROWS)
         some = {suffix: part[block] for suffix, part in parts.items()}
-        found[block] = kind.format.decoded(some, columns, kind.dtype)
+        found[block] = kind.format.decoded(some, columns, dtype)
     return found
 
 
@@ -57,13 +69,13 @@ def components(gm: fx.GraphModule, read: Read) -> dict[str, list[torch.Tensor]]:
 
 def whole_value(tensor: Tensor, read: Read, dtype: torch.dtype) -> torch.Tensor:
     """Return the values of a whole weight of the checkpoint."""
-    return _evaluated(Parameter.replicated(tensor, dtype, 1), 0, read)
+    return _values(Parameter.replicated(tensor, dtype, 1), 0, read, dtype)
 
 
 def run_ranks(
     gm: fx.GraphModule,
     inputs: Mapping[str, torch.Tensor],
-    weights: Mapping[str, Sequence[torch.Tensor]],
+    weights: Mapping[str, Sequence[Weight]],
     rotary: Callable[..., Any],
 ) -> Values:
     """Execute a graph, and return the value of every node on every rank."""
@@ -103,7 +115,7 @@ def run_streamed(
         elif node.op == "call_function" or node.op == "call_module":
             for used in node.all_input_nodes:
                 if used not in values:
-                    values[used] = [_evaluated(parameter_of(used), 0, read)]
+                    values[used] = [_weight(parameter_of(used), 0, read)]
             values[node] = _call(node, values, 1, rotary)
             for used in node.all_input_nodes:
                 if last[used] is node:

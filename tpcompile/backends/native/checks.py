@@ -37,6 +37,8 @@ class Dtypes(NamedTuple):
         names = ("values", "weights", "norms and biases", "cache")
         pairs = zip(self, names, strict=True)
         first, *others = [f"{stored} {name}" for stored, name in pairs if stored]
+        if self.weights is not None and self.weights.rounds:
+            first += " that are rounded to int8"
         return f"{first} with {', '.join(others)}" if others else first
 
 
@@ -51,14 +53,19 @@ def check_kernels(program: Program, path: str) -> None:
             shared[key] = _holders(one, program, shared=True)
         dtypes = _dtypes(shared[key], _holders(one, program, shared=False))
         if not has_kernel(path, one.opcode, *dtypes):
-            _refuse_kernel(one, str(dtypes))
+            rounds = dtypes.weights is not None and dtypes.weights.rounds
+            _refuse_kernel(one, str(dtypes), _OF_ROUNDING if rounds else _OTHER_BACKENDS)
 
 
-def _refuse_kernel(one: Any, subject: str) -> NoReturn:
+_OTHER_BACKENDS = 'Compile with backend="reference" or backend="torch"'
+_OF_ROUNDING = f'Omit activations="int8". {_OTHER_BACKENDS}'
+
+
+def _refuse_kernel(one: Any, subject: str, hint: str = _OTHER_BACKENDS) -> NoReturn:
     raise UnsupportedError(
         f"The native backend has no kernel for {subject}",
         where=one.label,
-        hint='Compile with backend="reference" or backend="torch"',
+        hint=hint,
     )
 
 

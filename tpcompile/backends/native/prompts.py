@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from tpcompile.backends.native.build import kernels, library, paths
-from tpcompile.ir.format import Format, decoded
+from tpcompile.ir.format import Format
 from tpcompile.ir.layout import Interval
+from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 
 PATHS = {"amx_bf16": torch.bfloat16, "avx512_bf16": torch.bfloat16, "avx2": torch.float32}
@@ -79,7 +80,9 @@ def takes_product(
         return False
     if isinstance(weight, FewBits):
         each = weight.format.components[1].columns
-        return each % _LANES == 0 and all(part.is_contiguous() for part in weight.parts)
+        if weight.format.rounds or each % _LANES:
+            return False
+        return all(part.is_contiguous() for part in weight.parts)
     return takes(weight) and weight.is_contiguous() and _multiplies()
 
 
@@ -145,8 +148,8 @@ class FewBits(NamedTuple):
     columns: Interval
     """Its columns, among those of the whole weight."""
 
-    def decoded(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values of the whole weight."""
+    def decoded(self, dtype: torch.dtype) -> torch.Tensor | RoundingWeight:
+        """Return the whole weight as torch multiplies it."""
         return decoded(str(self.format), self.parts, self.columns, dtype)
 
 

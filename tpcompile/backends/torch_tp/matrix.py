@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from tpcompile.ir.ops.few_bits import RoundingWeight
+
 _mkldnn = torch.ops.mkldnn
 
 _FEW = 64
@@ -26,8 +28,12 @@ def as_matrix(weight: torch.Tensor) -> torch.Tensor:
     return reordered
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply `torch.nn.functional.linear` to a weight that may be reordered."""
+def linear(
+    x: torch.Tensor, weight: torch.Tensor | RoundingWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Apply `torch.nn.functional.linear` to a weight that may be reordered, or rounds inputs."""
+    if isinstance(weight, RoundingWeight):
+        return weight.linear(x, bias)
     if weight.is_mkldnn:
         found: torch.Tensor = _mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return found

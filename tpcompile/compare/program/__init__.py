@@ -30,6 +30,7 @@ def compare_program(
     backend: str = "reference",
     dtype: torch.dtype | None = None,
     scheme: Scheme | None = None,
+    rounds: bool = False,
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Comparison:
@@ -46,6 +47,7 @@ def compare_program(
         batch,
         dtype=dtype,
         scheme=scheme,
+        rounds=rounds,
         random_weights=random_weights,
         tolerance=tolerance,
     )

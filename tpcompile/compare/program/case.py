@@ -118,11 +118,12 @@ def prepare(
     *,
     dtype: torch.dtype | None = None,
     scheme: Scheme | None = None,
+    rounds: bool = False,
     random_weights: int | None = None,
     tolerance: float | None = None,
 ) -> Case:
     """Capture the model, run the passes, prefill the caches, and decode on eager and the module."""
-    captured = capture(model, dtype=dtype, scheme=scheme)
+    captured = capture(model, dtype=dtype, scheme=scheme, rounds=rounds)
     _check_room(batch, captured.config.max_position_embeddings)
     weights = weights_of(captured, model, random_weights)
     graph, stages = run_passes(captured.graph, passes, on_failure=write_reproducer)
@@ -143,8 +144,8 @@ def prepare(
         taken = tuple(_steps(texts, structure, theirs, module, batch.steps))
         names = {str(node.target) for node in parameters(graph.graph)}
         alike = names <= module.weights.keys()  # the later fusions leave weights unchanged
-        held = module.weights if alike else materialise(graph, read)
-        held = held | components(graph, read)
+        weights_of_module = module.weights if alike else materialise(graph, read)
+        held: dict[str, list[Any]] = {**weights_of_module, **components(graph, read)}
     return Case(graph, structure, held, captured.rotary.fresh(), caches, taken, tolerance)
 
 

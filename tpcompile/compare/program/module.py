@@ -38,7 +38,7 @@ class Module:
             cache = shape.allocate(texts.slots // shape.block, torch.device("cpu"))
             self.caches.append(cache.fill_(torch.nan))
         node.op = "get_attr"  # each rank holds its own cache, like a weight
-        self.weights[str(node.target)] = self.caches
+        self.weights[str(node.target)] = [*self.caches]
         before = texts.before()
         if len(before["input_ids"]):
             self._run(before)

@@ -15,6 +15,9 @@ import torch
 from tpcompile.ir.layout import even_runs
 from tpcompile.ir.ops import Activation, elementwise, norm
 from tpcompile.ir.ops.collectives import fold_tree
+from tpcompile.ir.quantize import rounded
+from tpcompile.vm.program.instruction import Range
+from tpcompile.vm.program.weight import Weight
 
 LEAVES = 8
 """The number of partial sums of a projection, over all ranks. Up to this many ranks hold whole
@@ -44,6 +47,27 @@ def _fold(terms: torch.Tensor) -> torch.Tensor:
 def dots(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply `x[batch, columns]` by `weight[rows, columns]` in fp32; return `[batch, rows]`."""
     return _run_dots(x.unsqueeze(1), weight.unsqueeze(1))[..., 0]
+
+
+def products(
+    x: torch.Tensor,
+    weight: torch.Tensor | Weight,
+    rows: Range,
+    columns: Range | None = None,
+    leaves: int = 1,
+) -> torch.Tensor:
+    """Multiply `x[batch, columns]` by rows of a weight, in sums like those of `leaf_dots`.
+
+    `columns` are by default all of the weight. Inputs are rounded if the format says so. Leaves cut
+    blocks, so that the same blocks are rounded wherever a leaf is computed.
+    """
+    first, stop = columns or (0, weight.shape[1])
+    if isinstance(weight, Weight) and weight.format.rounds:
+        runs = [run for (run,) in even_runs(stop - first, leaves)]
+        start = weight.first + first
+        parts = [rounded(x[:, i:j], weight.format, start + i) for i, j in runs]
+        x = torch.cat(parts, 1)
+    return leaf_dots(x, weight[rows.slice, first:stop], leaves)
 
 
 def leaf_dots(x: torch.Tensor, weight: torch.Tensor, leaves: int) -> torch.Tensor:

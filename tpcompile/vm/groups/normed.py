@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import fx
 
-from tpcompile.vm.groups.arithmetic import dots, rms_norm
+from tpcompile.vm.groups.arithmetic import products, rms_norm
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.program import rules
 from tpcompile.vm.program.instruction import Memory, Probe, Range, to_fp32, with_bias
@@ -32,7 +32,7 @@ class Normed:
 
 def linear(memory: Memory, x: torch.Tensor, weight: int, bias: int, rows: Range) -> torch.Tensor:
     """Apply some rows of a linear to the normed residual, rounded once."""
-    return with_bias(memory, bias, rows, dots(x, memory[weight][rows.slice])).to(x.dtype)
+    return with_bias(memory, bias, rows, products(x, memory[weight], rows)).to(x.dtype)
 
 
 def normed(to: Building, node: fx.Node, rank: int) -> Normed:

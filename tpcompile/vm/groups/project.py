@@ -16,7 +16,7 @@ from tpcompile.ir.layout import even_runs
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import ALL_REDUCE_RESIDUAL, LINEAR, LINEAR_RESIDUAL
 from tpcompile.ir.types import Partial
-from tpcompile.vm.groups.arithmetic import leaf_dots, leaves_of
+from tpcompile.vm.groups.arithmetic import leaves_of, products
 from tpcompile.vm.groups.reduce import sum_terms
 from tpcompile.vm.groups.residual import Site, residual_buffer, site_of, terms_buffer
 from tpcompile.vm.lowering.building import Building, layer_of, width_of
@@ -80,7 +80,7 @@ class LinearResidual(WeightInstruction):
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         at = self.at
-        found = leaf_dots(memory[at.x], memory[at.weight][self.rows.slice], at.leaves)
+        found = products(memory[at.x], memory[at.weight], self.rows, leaves=at.leaves)
         found = with_bias(memory, at.bias, self.rows, found)
         found = memory[at.residual][:, self.rows.slice].float() + found
         memory[at.out][:, self.rows.slice] = found.to(memory[at.out].dtype)
@@ -116,8 +116,7 @@ class LinearTerms(WeightInstruction):
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
         x = memory[self.at.x][:, self.columns.slice]
-        weight = memory[self.at.weight][self.rows.slice, self.columns.slice]
-        found = leaf_dots(x, weight, self.leaves)
+        found = products(x, memory[self.at.weight], self.rows, self.columns, self.leaves)
         memory[self.at.out][self.terms.slice, self.rows.slice] = found
 
 

@@ -20,14 +20,14 @@ class Weight:
     def __init__(
         self, stored: Format, parts: Mapping[str, torch.Tensor], columns: Interval
     ) -> None:
-        self._stored, self._parts, self._columns = stored, parts, columns
+        self.format, self._parts, self._columns = stored, parts, columns
         start, stop = columns
         self.shape = torch.Size((len(parts[stored.values.suffix]), stop - start))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The components, values first."""
-        return tuple(self._parts[part.suffix] for part in self._stored.components)
+        return tuple(self._parts[part.suffix] for part in self.format.components)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
@@ -35,8 +35,13 @@ class Weight:
         first = self._columns[0]
         wanted = first + start, first + stop
         parts = {}
-        for part in self._stored.components:
+        for part in self.format.components:
             skipped, _ = part.span(first, first + 1)
             low, high = part.span(*wanted)
             parts[part.suffix] = self._parts[part.suffix][rows, low - skipped : high - skipped]
-        return self._stored.decoded(parts, wanted, torch.float32)
+        return self.format.decoded(parts, wanted, torch.float32)
+
+    @property
+    def first(self) -> int:
+        """The first column, among those of the whole weight."""
+        return self._columns[0]

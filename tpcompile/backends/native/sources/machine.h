@@ -56,7 +56,7 @@ using Kernel = void (*)(const Memory&, const int32_t* words, Scratch&);
 
 // The types of an instruction: of its values, its weight, its norms and biases, and the cache. They
 // are numbers as in words and in the table of buffers; 0 if it has none. That of the weight is a
-// format, and in the table of kernels only its kind.
+// format, and in the table of kernels only its `arithmetic_of`.
 struct Dtypes {
   int64_t values, weight, vectors, cache;
 };
@@ -73,9 +73,15 @@ using ManyKernel = void (*)(const void* arguments, int64_t first, int64_t last, 
 
 // The fields of a format, see tpcompile/ir/format.py.
 inline int64_t kind_of(int64_t format) { return format & 0xff; }
-inline int64_t scales_of(int64_t format) { return format >> 8 & 0x7f; }
+inline int64_t scales_of(int64_t format) { return format >> 8 & 0x3f; }
 inline bool has_offsets(int64_t format) { return format >> 15 & 1; }
 inline int64_t group_of(int64_t format) { return format >> 16; }
+
+// Set if linears round their values to int8 before they multiply them.
+constexpr int64_t kRoundsValues = 1 << 14;
+
+// The fields by which a kernel is chosen: the kind, and whether values are rounded.
+inline int64_t arithmetic_of(int64_t format) { return format & (0xff | kRoundsValues); }
 
 // The kernels of one vector path.
 struct Path {

@@ -78,8 +78,8 @@ Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes) {
   if (!has_groups(group_of(dtypes.weight))) return nullptr;
   for (const TypedKernel* one = path.kernels; one != path.kernels + path.count; ++one)
     if (one->opcode == opcode && fits(dtypes.values, one->dtypes.values) &&
-        fits(kind_of(dtypes.weight), one->dtypes.weight) && fits(dtypes.vectors, one->dtypes.vectors) &&
-        fits(dtypes.cache, one->dtypes.cache))
+        fits(arithmetic_of(dtypes.weight), one->dtypes.weight) &&
+        fits(dtypes.vectors, one->dtypes.vectors) && fits(dtypes.cache, one->dtypes.cache))
       return one->run;
   return nullptr;
 }
