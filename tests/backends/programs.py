@@ -35,6 +35,9 @@ LONG = {
 }
 """The same, of more columns than a block of rows holds at a time. One layer has all of them."""
 
+ROUNDS = ":a8"
+"""The end of the name of weights whose linears round their inputs to int8."""
+
 
 @lru_cache
 def _captured(
@@ -42,8 +45,13 @@ def _captured(
 ) -> Captured:
     widths = {**(ODD if odd else {}), **(LONG if long else {})}
     config = OWN[model] if model in OWN else preset(model)
-    scheme = None if weights is None else scheme_of(weights, None)
-    return captured_once(AutoConfig.for_model(**{**config, **widths}), dtype=dtype, scheme=scheme)
+    stored = None if weights is None else weights.removesuffix(ROUNDS)
+    return captured_once(
+        AutoConfig.for_model(**{**config, **widths}),
+        dtype=dtype,
+        scheme=None if stored is None else scheme_of(stored, None),
+        rounds=stored != weights,
+    )
 
 
 @lru_cache
@@ -72,7 +80,7 @@ def memory_of(
 ) -> StepMemory:
     """The memory of a program for so many sequences, which have no tokens yet.
 
-    With `few_bits`, such as `int4:64`, linears have random weights of few bits.
+    With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits.
     """
     graph, weights = _graph(model, dtype, tp, odd, long, few_bits)
     target = replace(target_of("cpu", workers), grain=4)

@@ -21,21 +21,15 @@ from tpcompile.vm.program.c_rules import rules_header
 _EXACT = ("-ffp-contract=off",)
 """Each product is rounded before it is added: compilers would fuse them in some places only."""
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (
-    *_AVX2,
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512vl",
-    "-mavx512dq",
-    "-mavx512bf16",
-    "-mavx512vnni",
-)
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+_BF16 = (*_AVX512, "-mavx512bf16")
 _PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "amx_bf16": {
-        "amx_bf16": (*_AVX512, "-mamx-tile", "-mamx-bf16"),
-        "prompts_avx512_bf16": _AVX512,
+        "amx_bf16": (*_BF16, "-mamx-tile", "-mamx-bf16"),
+        "prompts_avx512_bf16": _BF16,
     },
-    "avx512_bf16": {"avx512_bf16": _AVX512, "prompts_avx512_bf16": _AVX512},
+    "avx512_bf16": {"avx512_bf16": _BF16, "prompts_avx512_bf16": _BF16},
+    "avx512_vnni": {"avx512_vnni": _AVX512, "prompts_avx2": _AVX2},
     "avx2": {"avx2": _AVX2, "prompts_avx2": _AVX2},
     "portable": {"portable": _EXACT},
 }

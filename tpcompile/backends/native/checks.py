@@ -53,19 +53,14 @@ def check_kernels(program: Program, path: str) -> None:
             shared[key] = _holders(one, program, shared=True)
         dtypes = _dtypes(shared[key], _holders(one, program, shared=False))
         if not has_kernel(path, one.opcode, *dtypes):
-            rounds = dtypes.weights is not None and dtypes.weights.rounds
-            _refuse_kernel(one, str(dtypes), _OF_ROUNDING if rounds else _OTHER_BACKENDS)
+            _refuse_kernel(one, str(dtypes))
 
 
-_OTHER_BACKENDS = 'Compile with backend="reference" or backend="torch"'
-_OF_ROUNDING = f'Omit activations="int8". {_OTHER_BACKENDS}'
-
-
-def _refuse_kernel(one: Any, subject: str, hint: str = _OTHER_BACKENDS) -> NoReturn:
+def _refuse_kernel(one: Any, subject: str) -> NoReturn:
     raise UnsupportedError(
         f"The native backend has no kernel for {subject}",
         where=one.label,
-        hint=hint,
+        hint='Compile with backend="reference" or backend="torch"',
     )
 
 

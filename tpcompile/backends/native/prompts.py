@@ -16,7 +16,12 @@ from tpcompile.ir.layout import Interval
 from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
 
-PATHS = {"amx_bf16": torch.bfloat16, "avx512_bf16": torch.bfloat16, "avx2": torch.float32}
+PATHS = {
+    "amx_bf16": torch.bfloat16,
+    "avx512_bf16": torch.bfloat16,
+    "avx512_vnni": torch.float32,
+    "avx2": torch.float32,
+}
 """The vector paths that have the kernels, and the dtype of packed tokens in their products."""
 _NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION, _PACK, _LINEAR = range(8)
 _GRAIN = 1 << 14

@@ -16,9 +16,7 @@ constexpr int64_t kLoad = 64, kMostBlock = 128;
 // How far ahead of the loads rows are fetched into the second cache.
 constexpr int64_t kFarAhead = 1 << 14;
 
-// The parts and the columns of a load of integers of `kBits` bits.
-template <int kBits>
-constexpr int64_t kParts = 16 / kBits;
+// The columns of a load of integers of `kBits` bits.
 template <int kBits>
 constexpr int64_t kColumns = 8 * kLoad / kBits;
 
@@ -67,7 +65,7 @@ class Grouped {
   // The bytes from the start of a row to a column at a multiple of a load, maybe before the row.
   int64_t offset(int64_t column) const { return (column - first_) * bits_ / 8; }
 
-  // The scales of a register of blocks from a block on, and the offsets of the stored integers.
+  // The scales and offsets of a register of blocks from a block on.
   TPC_INLINE Register scales(int64_t row, int64_t block) const {
     if (scale_type_ == TPC_DTYPE_BF16)
       return of_blocks(reinterpret_cast<const bf16*>(scales_), row, block);
@@ -77,13 +75,10 @@ class Grouped {
   }
 
   TPC_INLINE IntRegister offsets(int64_t row, int64_t block) const {
-    return (offsets_ ? of_blocks(offsets_, row, block) : IntRegister{}) + added();
+    return offsets_ ? of_blocks(offsets_, row, block) : IntRegister{};
   }
 
   bool has_offsets() const { return offsets_; }
-
-  // What is added to integers to store them.
-  int32_t added() const { return bits_ == 4 ? 8 : 0; }
 
   void fetch_scales(int64_t row) const {
     __builtin_prefetch(scales_ + row * groups_ * scale_bytes());
@@ -133,23 +128,32 @@ inline void copy_inside(const char* row, int64_t bytes, int64_t at, int64_t coun
   if (low < high) std::memcpy(to + (low - at), row + low, static_cast<size_t>(high - low));
 }
 
-// One part of a load: non-negative numbers of 4 bits, or signed ones of 8.
-template <int kBits>
-TPC_INLINE ShortRegister part_of(ShortRegister loaded, int number) {
-  if constexpr (kBits == 8) return (number ? loaded : loaded << 8) >> 8;
-  const auto found = (ShortRegister)((WordRegister)loaded >> (4 * number));
-  return number < 3 ? found & 15 : found;
-}
-
-// Values as integers of 16 bits.
+// An arithmetic: how values are held, and how the integers of a load become parts that they are
+// multiplied by. Those of a part are raised by `kRaised`. This one has values of 16 bits.
 struct Exact {
   using Value = int16_t;
   using Sum = int32_t;
   using Sums = IntRegister;
+  static constexpr int kBitsOfValues = 16;
+  template <int kBits>
+  static constexpr int32_t kRaised = kBits == 4 ? 8 : 0;
 
-  // Add products of a register of a part, whose values for all registers begin at `x`.
+  template <int kBits>
+  static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
+    if constexpr (kBits == 8) return (number ? loaded : loaded << 8) >> 8;
+    const auto found = (ShortRegister)((WordRegister)loaded >> (4 * number));
+    return number < 3 ? found & 15 : found;
+  }
+
+  template <int kBits>
+  static TPC_INLINE Sums multiply(Sums total, ShortRegister weight, ShortRegister x) {
+    return multiply_add(total, weight, x);
+  }
+
+  // Add the products of register `own` of a part, whose values begin at `x`.
+  template <int kBits>
   static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
-    return multiply_add(total, weight, load_shorts(x + 2 * own * kRegister));
+    return multiply<kBits>(total, weight, load_shorts(x + 2 * own * kRegister));
   }
 
   // Return sums less their offsets, given the sums of values.
@@ -159,12 +163,52 @@ struct Exact {
   }
 };
 
+// Values as integers of 8 bits.
+struct Bytes {
+  using Value = int8_t;
+  using Sum = int32_t;
+  using Sums = IntRegister;
+  static constexpr int kBitsOfValues = 8;
+  template <int kBits>
+  static constexpr int32_t kRaised = kBits == 4 ? 8 : kSignedBytes ? 0 : 128;
+
+  template <int kBits>
+  static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
+    constexpr int16_t kNibbles = 0x0f0f, kHighest = static_cast<int16_t>(0x8080);
+    if constexpr (kBits == 4) return (number ? loaded >> 4 : loaded) & kNibbles;
+    else return kSignedBytes ? loaded : loaded ^ kHighest;
+  }
+
+  template <int kBits>
+  static TPC_INLINE Sums multiply(Sums total, ShortRegister weight, ShortRegister x) {
+    return multiply_bytes<kBits == 8 && kSignedBytes>(total, weight, x);
+  }
+
+  template <int kBits>
+  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
+    return multiply<kBits>(total, weight, load_shorts(x + 4 * own * kRegister));
+  }
+
+  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
+    return Exact::less(total, offsets, sums);
+  }
+};
+
 // Values in fp32, those of even lanes before those of odd ones.
 struct Wide {
   using Value = float;
   using Sum = float;
   using Sums = Register;
+  static constexpr int kBitsOfValues = 16;  // of their columns in a register
+  template <int kBits>
+  static constexpr int32_t kRaised = Exact::kRaised<kBits>;
 
+  template <int kBits>
+  static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
+    return Exact::part<kBits>(loaded, number);
+  }
+
+  template <int kBits>
   static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
     const auto pairs = (IntRegister)weight;
     const Register even = __builtin_convertvector((pairs << 16) >> 16, Register);
@@ -179,6 +223,12 @@ struct Wide {
   }
 };
 
+// The parts of a load, and the columns of a part.
+template <class A, int kBits>
+constexpr int kParts = A::kBitsOfValues / kBits;
+template <class A, int kBits>
+constexpr int64_t kOfPart = kColumns<kBits> / kParts<A, kBits>;
+
 // Products of values in T and weights of few bits. Values are laid out for each leaf, see below.
 template <class T>
 struct Form<T, Grouped> {
@@ -192,6 +242,18 @@ struct Form<f32, Grouped> {
   using Weights = Grouped;
   using Value = float;
   using Arithmetic = Wide;
+};
+
+// Weights of linears that round their values to 8 bits.
+struct Rounding : Grouped {
+  using Grouped::Grouped;
+};
+
+template <class T>
+struct Form<T, Rounding> {
+  using Weights = Rounding;
+  using Value = float;
+  using Arithmetic = Bytes;
 };
 
 // The values of a leaf, in the order of the parts of loads, and the factors and sums of blocks.
@@ -224,32 +286,53 @@ TPC_INLINE float power_of_two(int32_t exponent) {
   return load_bytes<float>(&bits);
 }
 
-// Round values of a block to integers below 2^15 times a power of two, which is returned. `sum`
-// becomes their sum. A block with a value that is not finite gets NaN.
-TPC_INLINE float rounded_block(const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+// The bits of the largest magnitude of a block.
+TPC_INLINE uint32_t largest_of(const float* x, int64_t block) {
   BitRegister most{};
   for (int64_t at = 0; at < block; at += kRegister) {
     const BitRegister bits = (BitRegister)load_register(x + at) & 0x7fffffff;
     most = most > bits ? most : bits;
   }
-  constexpr int32_t kMostBits = 14, kLargest = 100;
-  const auto exponent = static_cast<int32_t>(greatest(most) >> 23);
-  const int32_t needed = kMostBits + 127 - exponent, up = needed > kLargest ? kLargest : needed;
-  const bool finite = exponent < 255;
-  const float factor = finite ? power_of_two(up) : 0.0f;
-  const Register places = Register{} + (3 << 22);  // sums with it have no binary places
+  return greatest(most);
+}
+
+constexpr uint32_t kInfinite = 0x7f800000;
+
+// Round values times a factor to integers, and return their sum.
+TPC_INLINE int32_t rounded(const float* x, int64_t block, float factor, int32_t* whole) {
   IntRegister total{};
   for (int64_t at = 0; at < block; at += kRegister) {
-    const Register rounded = load_register(x + at) * factor + places;
-    const IntRegister found = (IntRegister)rounded - (IntRegister)places;
+    const IntRegister found = nearest(load_register(x + at) * factor);
     total += found;
     std::memcpy(whole + at, &found, sizeof found);
   }
-  sum = added(total);
+  return added(total);
+}
+
+// Round values of a block to integers, and return what to multiply them by. `sum` becomes their
+// sum. A block with a value that is not finite gets NaN. Here the integers are below 2^15, and the
+// factor is a power of two.
+TPC_INLINE float rounded_block(Exact, const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+  constexpr int32_t kMostBits = 14, kLargest = 100;
+  const uint32_t most = largest_of(x, block);
+  const int32_t needed = kMostBits + 127 - static_cast<int32_t>(most >> 23);
+  const int32_t up = needed > kLargest ? kLargest : needed;
+  const bool finite = most < kInfinite;
+  sum = rounded(x, block, finite ? power_of_two(up) : 0.0f, whole);
   return finite ? power_of_two(-up) : std::numeric_limits<float>::quiet_NaN();
 }
 
-// Lay out 64 columns: 16 lanes of each part, or of both halves of each part.
+// Here they are at most 127, see `rounded` in tpcompile/ir/quantize.py.
+TPC_INLINE float rounded_block(Bytes, const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+  const uint32_t bits = largest_of(x, block);
+  const bool finite = bits < kInfinite;
+  const float most = finite ? load_bytes<float>(&bits) : 0.0f, factor = 127.0f / most;
+  const bool some = factor <= std::numeric_limits<float>::max();
+  sum = rounded(x, block, some ? factor : 0.0f, whole);
+  return finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+}
+
+// Lay out 64 columns, 16 lanes at a time.
 template <int kBits>
 TPC_INLINE void put_parts(const int32_t* x, int16_t* to) {
   const auto one = [&](int at) { return load_ints(x + at * kLanes); };
@@ -265,28 +348,40 @@ TPC_INLINE void put_parts(const int32_t* x, int16_t* to) {
 }
 
 template <int kBits>
-inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at, int16_t* values,
-                    float* factors, int32_t* sums) {
-  alignas(kLoad) int32_t whole[kMostBlock];
-  for (int64_t column = 0; column < columns; column += block) {
-    const int64_t own = (at + column) / block;
-    factors[own] = rounded_block(x + column, block, whole + column, sums[own]);
-  }
-  for (int64_t column = 0; column < columns; column += 4 * kLanes) {
-    const int64_t place = at + column, within = place % kColumns<kBits>;
-    put_parts<kBits>(whole + column, values + (place - within) + within / kParts<kBits>);
+TPC_INLINE void put_parts(const int32_t* x, int8_t* to) {
+  const auto one = [&](int at) { return load_ints(x + at * kLanes); };
+  const auto a = one(0), b = one(1), c = one(2), d = one(3);
+  if constexpr (kBits == 4) {
+    narrow(evens(a, b), to), narrow(evens(c, d), to + 16);
+    narrow(odds(a, b), to + 64), narrow(odds(c, d), to + 80);
+  } else {
+    narrow(a, to), narrow(b, to + 16), narrow(c, to + 32), narrow(d, to + 48);
   }
 }
 
-template <int kBits>
+template <class A, int kBits>
+inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at,
+                    typename A::Value* values, float* factors, int32_t* sums) {
+  alignas(kLoad) int32_t whole[kMostBlock];
+  for (int64_t column = 0; column < columns; column += block) {
+    const int64_t own = (at + column) / block;
+    factors[own] = rounded_block(A(), x + column, block, whole + column, sums[own]);
+  }
+  for (int64_t column = 0; column < columns; column += 4 * kLanes) {
+    const int64_t place = at + column, within = place % kColumns<kBits>;
+    put_parts<kBits>(whole + column, values + (place - within) + within / kParts<A, kBits>);
+  }
+}
+
+template <class A, int kBits>
 inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at, float* values,
                     float* factors, float* sums) {
   for (int64_t column = 0; column < columns; ++column) {
     const int64_t place = at + column, own = place / block, within = place % kColumns<kBits>;
     if (place % block == 0) factors[own] = 1.0f, sums[own] = 0.0f;
     sums[own] += x[column];
-    const int64_t lane = within / kParts<kBits>, part = within % kParts<kBits>;
-    values[place - within + 2 * kLanes * part + lane % 2 * kLanes + lane / 2] = x[column];
+    const int64_t lane = within / kParts<A, kBits>, part = within % kParts<A, kBits>;
+    values[place - within + kOfPart<A, kBits> * part + lane % 2 * kLanes + lane / 2] = x[column];
   }
 }
 
@@ -315,7 +410,7 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, Leaf leaf, Scratc
                     sizeof(float) * static_cast<size_t>(high - low));
       from = held;
     }
-    lay_out<kBits>(from, count, block, at, values, factors, sums);
+    lay_out<A, kBits>(from, count, block, at, values, factors, sums);
   }
   return {values, factors, sums};
 }
@@ -337,6 +432,9 @@ struct LaidValues {
 template <class T>
 struct Operand<Form<T, Grouped>> : LaidValues<typename Form<T, Grouped>::Arithmetic> {};
 
+template <class T>
+struct Operand<Form<T, Rounding>> : LaidValues<Bytes> {};
+
 // Sums of one row for 16 blocks, whose loads begin with number `first`.
 template <class A, int kBits, int kLoads>
 struct Blocks {
@@ -355,9 +453,9 @@ struct Blocks {
       auto loaded = load_shorts(from + load * kLoad + own * 4 * kRegister);
       keep(loaded);
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts<kBits>; ++part)
-        total = A::add(total, part_of<kBits>(loaded, part),
-                       x + load * kColumns<kBits> + 2 * kLanes * part, own);
+      for (int part = 0; part < kParts<A, kBits>; ++part)
+        total = A::template add<kBits>(total, A::template part<kBits>(loaded, part),
+                                       x + load * kColumns<kBits> + kOfPart<A, kBits> * part, own);
     }
     return total;
   }
@@ -408,7 +506,7 @@ struct Blocks {
   template <int kSums, int kUsed, int kOwn>
   TPC_INLINE Found sums() const {
     constexpr int kFirst = kOwn * kSums;
-    if constexpr (std::is_same_v<A, Exact>) {
+    if constexpr (!std::is_same_v<A, Wide>) {
       return tree<kSums, kUsed - kFirst>(kFirst);
     } else {  // in memory: less code
       Found held[kSums] = {};
@@ -452,7 +550,8 @@ TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
       constexpr int kOwn = decltype(own)::value, kUsed = decltype(used)::value * kRegisters;
       const int64_t own_place = place + kOwn * kRegister, block = leaf.block + own_place;
       const auto found = blocks.template sums<kSums, kUsed, kOwn>();
-      const Register products = A::less(found, weight.offsets(row, block), x.sums + own_place);
+      const IntRegister offsets = weight.offsets(row, block) + A::template kRaised<kBits>;
+      const Register products = A::less(found, offsets, x.sums + own_place);
       totals[kOwn] = multiply_add(totals[kOwn], products * load_register(x.factors + own_place),
                                   weight.scales(row, block));
     });
@@ -531,9 +630,9 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
 template <class A, int kBits>
 inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                          int64_t out_stride, Scratch& scratch) {
-  if constexpr (std::is_same_v<A, Exact>)
+  if constexpr (!std::is_same_v<A, Wide>)
     if (x.batch >= kFewestInPanels)
-      return panel_dots<kBits>(weight, rows, x, out, out_stride, scratch);
+      return panel_dots<A, kBits>(weight, rows, x, out, out_stride, scratch);
   constexpr int kWhole = kMostBlock / kColumns<kBits>;  // loads of the widest block
   if (weight.block() == 32)
     grouped_dots<A, kBits, 1, 4 / kWhole>(weight, rows, x, out, out_stride, scratch);
@@ -578,10 +677,9 @@ template <class A>
   return {batch, leaves, lay(weight, values, stride, batch, columns, leaves, scratch)};
 }
 
-template <class T>
-inline Operand<Form<T, Grouped>> operand(Sequences<Form<T, Grouped>> values, int64_t batch,
-                                         int64_t columns, int64_t leaves, const Grouped& weight,
-                                         Scratch& scratch) {
-  using A = typename Form<T, Grouped>::Arithmetic;
+template <class F>
+inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
+                          const Grouped& weight, Scratch& scratch) {
+  using A = typename F::Arithmetic;
   return {laid_values<A>(weight, values.first, values.stride, batch, columns, leaves, scratch)};
 }

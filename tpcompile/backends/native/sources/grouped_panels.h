@@ -14,27 +14,26 @@ constexpr int64_t kHeld = 128;
 
 // The values of `kSequences` sequences for a leaf, `[block][part][lane of pairs][lane]`. Factors and
 // sums of blocks are in each lane.
-template <int kSequences>
+template <class A, int kSequences>
 struct Panel {
-  static constexpr int kSpread = kLanes / kSequences;
-  const int16_t* values;
+  const int32_t* values;
   const float* factors;
   const int32_t* sums;
 };
 
 // Lay out values of up to `kSequences` sequences. Other lanes are zeros.
-template <int kBits, int kSequences>
-inline Panel<kSequences> panel_of(const Laid<Exact>* x, int64_t sequences, const Leaf& leaf,
+template <class A, int kBits, int kSequences>
+inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const Leaf& leaf,
                                   int64_t block, Scratch& scratch) {
-  using P = Panel<kSequences>;
-  constexpr int kSpread = P::kSpread, kPairs = kLanes * kParts<kBits>;
+  constexpr int kSpread = kLanes / kSequences, kEach = sizeof(int32_t) / sizeof(typename A::Value);
+  constexpr int kHere = kParts<A, kBits>, kPieces = kLanes * kHere;
   const int64_t columns = leaf.loads * kColumns<kBits>, blocks = (columns + block - 1) / block;
   const int64_t within = block < kColumns<kBits> ? block : kColumns<kBits>;
-  const int64_t lanes = within / (2 * kParts<kBits>);
-  auto* values = scratch.take<int32_t>(columns / 2 * kSequences);
+  const int64_t lanes = within / (kEach * kHere);
+  auto* values = scratch.take<int32_t>(columns / kEach * kSequences);
   auto* factors = scratch.take<float>(blocks * kLanes);
   auto* sums = scratch.take<int32_t>(blocks * kLanes);
-  std::memset(values, 0, sizeof(int32_t) * static_cast<size_t>(columns / 2 * kSequences));
+  std::memset(values, 0, sizeof(int32_t) * static_cast<size_t>(columns / kEach * kSequences));
   std::memset(factors, 0, sizeof(float) * static_cast<size_t>(blocks * kLanes));
   std::memset(sums, 0, sizeof(int32_t) * static_cast<size_t>(blocks * kLanes));
   for (int64_t b = 0; b < sequences; ++b)
@@ -44,9 +43,9 @@ inline Panel<kSequences> panel_of(const Laid<Exact>* x, int64_t sequences, const
         sums[own * kLanes + lane] = x[b].sums[own];
       }
   const int64_t steps = lanes / kSpread * kLanes;  // the values of a part in a block
-  for (int64_t part = 0; part < leaf.loads * kParts<kBits>; ++part) {
-    const int64_t load = part / kParts<kBits>, from = 2 * part * kLanes;
-    int32_t* first = values + load * kPairs * kSequences + part % kParts<kBits> * steps;
+  for (int64_t part = 0; part < leaf.loads * kHere; ++part) {
+    const int64_t load = part / kHere, from = kEach * part * kLanes;
+    int32_t* first = values + load * kPieces * kSequences + part % kHere * steps;
 #if defined(__AVX2__)
     if constexpr (kSequences == kLanes) {
       for (int64_t b = 0; b < sequences; b += kRegister)
@@ -54,27 +53,27 @@ inline Panel<kSequences> panel_of(const Laid<Exact>* x, int64_t sequences, const
           Square held[kRegister] = {};
           const int64_t left = sequences - b, count = left < kRegister ? left : kRegister;
           for (int64_t own = 0; own < count; ++own)
-            held[own] = load_bytes<Square>(x[b + own].values + from + 2 * lane);
+            held[own] = load_bytes<Square>(x[b + own].values + from + kEach * lane);
           transpose(held);
           int32_t* to = first + b;
           for (int64_t own = 0; own < kRegister; ++own) {
             const int64_t at = lane + own;
-            std::memcpy(to + (at / lanes * kParts<kBits> * lanes + at % lanes) * kLanes, held + own,
+            std::memcpy(to + (at / lanes * kHere * lanes + at % lanes) * kLanes, held + own,
                         sizeof(Square));
           }
         }
       continue;
     }
 #endif
-    for (int64_t lane = 0; lane < kLanes; lane += lanes, first += kParts<kBits> * steps)
+    for (int64_t lane = 0; lane < kLanes; lane += lanes, first += kHere * steps)
       for (int64_t b = 0; b < sequences; ++b) {
         int32_t* to = first + b * kSpread;
-        const int16_t* own = x[b].values + from + 2 * lane;
+        const auto* own = x[b].values + from + kEach * lane;
         for (int64_t at = 0; at < lanes; at += kSpread, to += kLanes)
-          std::memcpy(to, own + 2 * at, sizeof(int32_t) * kSpread);
+          std::memcpy(to, own + kEach * at, sizeof(int32_t) * kSpread);
       }
   }
-  return {reinterpret_cast<const int16_t*>(values), factors, sums};
+  return {values, factors, sums};
 }
 
 // `kSequences` lanes for each row, whose number is 16 places after that of the row before.
@@ -116,14 +115,16 @@ class Lines {
 
 // Multiply a leaf of `kPanelRows` rows by a panel: `[block % 16][row][sequence]`. Rows from `rows`
 // on are the last one again.
-template <int kBits, int kSequences>
+template <class A, int kBits, int kSequences>
 class PanelRows {
   static constexpr int kSpread = kLanes / kSequences, kGroups = kPanelRows / kSpread;
-  static constexpr int kPairs = kLanes * kParts<kBits>;  // of a load
+  static constexpr int kEach = sizeof(int32_t) / sizeof(typename A::Value);
+  static constexpr int kHere = kParts<A, kBits>, kPieces = kLanes * kHere;  // of a load
   static constexpr int64_t kLoads = kHeld / kColumns<kBits>;
 
  public:
-  PanelRows(const Grouped& weight, int64_t rows, const Leaf& leaf, const Panel<kSequences>& x)
+  PanelRows(const Grouped& weight, int64_t rows, const Leaf& leaf,
+            const Panel<A, kSequences>& x)
       : weight_(weight), leaf_(leaf), x_(x) {
     for (int row = 0; row < kPanelRows; ++row) rows_[row] = row < rows ? row : rows - 1;
   }
@@ -140,11 +141,11 @@ class PanelRows {
         if (own % kLanes == 0) take_scales(own);
         IntRegister sums[kPanelRows * kRegisters] = {};
         const int64_t lanes = kLanes / blocks;
-        const int16_t* x = x_.values + own * block * kSequences;
+        const int32_t* x = x_.values + own * block / kEach * kSequences;
         for (int64_t each = 0; each < loads; ++each)
-          for (int64_t part = 0; part < kParts<kBits>; ++part) {
-            const int32_t* from = held_ + each * kPairs + part * kLanes + one * lanes;
-            for (int64_t lane = 0; lane < lanes; lane += kSpread, x += 2 * kLanes)
+          for (int64_t part = 0; part < kHere; ++part) {
+            const int32_t* from = held_ + each * kPieces + part * kLanes + one * lanes;
+            for (int64_t lane = 0; lane < lanes; lane += kSpread, x += kLanes)
               add(sums, from + lane, x);
           }
         add_block(sums, own, totals + own % kLanes * kGroups);
@@ -153,7 +154,7 @@ class PanelRows {
   }
 
  private:
-  static constexpr int64_t kRow = kLoads * kPairs;  // of held pairs
+  static constexpr int64_t kRow = kLoads * kPieces;  // of what is held
 
   // Store the parts of a load of all rows.
   TPC_INLINE void hold(int64_t load, int64_t place) {
@@ -164,31 +165,31 @@ class PanelRows {
       alignas(kLoad) char edge[kLoad];
       if (!inside) copy_inside(bytes, weight_.stride(), at, kLoad, edge);
       const char* from = inside ? bytes + at : edge;
-      int32_t* to = held_ + row * kRow + place * kPairs;
+      int32_t* to = held_ + row * kRow + place * kPieces;
 #pragma GCC unroll 4
       for (int own = 0; own < kRegisters; ++own) {
         auto loaded = load_shorts(from + own * 4 * kRegister);
         keep(loaded);
 #pragma GCC unroll 4
-        for (int part = 0; part < kParts<kBits>; ++part) {
-          const auto found = part_of<kBits>(loaded, part);
+        for (int part = 0; part < kHere; ++part) {
+          const auto found = A::template part<kBits>(loaded, part);
           std::memcpy(to + part * kLanes + own * kRegister, &found, sizeof found);
         }
       }
     }
   }
 
-  TPC_INLINE void add(IntRegister* sums, const int32_t* from, const int16_t* x) const {
+  TPC_INLINE void add(IntRegister* sums, const int32_t* from, const int32_t* x) const {
     ShortRegister values[kRegisters];
 #pragma GCC unroll 4
-    for (int own = 0; own < kRegisters; ++own) values[own] = load_shorts(x + 2 * own * kRegister);
+    for (int own = 0; own < kRegisters; ++own) values[own] = load_shorts(x + own * kRegister);
 #pragma GCC unroll 16
     for (int row = 0; row < kPanelRows; ++row) {
-      const ShortRegister pairs = everywhere<kSpread>(from + row * kRow);
+      const ShortRegister own_row = everywhere<kSpread>(from + row * kRow);
 #pragma GCC unroll 4
       for (int own = 0; own < kRegisters; ++own) {
         IntRegister& sum = sums[row * kRegisters + own];
-        sum = multiply_add(sum, pairs, values[own]);
+        sum = A::template multiply<kBits>(sum, own_row, values[own]);
       }
     }
   }
@@ -213,11 +214,11 @@ class PanelRows {
       const int group = at / kRegisters, own = at % kRegisters;
       const int row = (group * kLanes + own * kRegister) / kSequences;
       const int64_t place = row * kLanes + block % kLanes;
-      IntRegister offsets = IntRegister{} + weight_.added();
-      if (weight_.has_offsets()) offsets = spread<kSequences, IntRegister>(offsets_ + place);
+      IntRegister offsets = IntRegister{} + A::template kRaised<kBits>;
+      if (weight_.has_offsets()) offsets += spread<kSequences, IntRegister>(offsets_ + place);
       const int64_t lane = block * kLanes + own * kRegister;
       const Register products =
-          Exact::less(sums[at], offsets, x_.sums + lane) * load_register(x_.factors + lane);
+          A::less(sums[at], offsets, x_.sums + lane) * load_register(x_.factors + lane);
       Register& total = totals[group].each[own];
       total = multiply_add(total, products, spread<kSequences, Register>(scales_ + place));
     }
@@ -225,7 +226,7 @@ class PanelRows {
 
   const Grouped& weight_;
   const Leaf& leaf_;
-  const Panel<kSequences>& x_;
+  const Panel<A, kSequences>& x_;
   int64_t rows_[kPanelRows];
   alignas(kLoad) int32_t held_[kPanelRows * kRow];
   alignas(kLoad) float scales_[kPanelRows * kLanes];
@@ -233,15 +234,15 @@ class PanelRows {
 };
 
 // Multiply rows by up to `kSequences` sequences from `first` on.
-template <int kBits, int kSequences>
-[[gnu::noinline]] void panel_rows(const Grouped& weight, int64_t rows,
-                                  const LaidValues<Exact>& x, int64_t first, float* out,
-                                  int64_t out_stride, Scratch& scratch) {
+template <class A, int kBits, int kSequences>
+[[gnu::noinline]] void panel_rows(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
+                                  int64_t first, float* out, int64_t out_stride,
+                                  Scratch& scratch) {
   constexpr int kGroups = kPanelRows * kSequences / kLanes;
   const int64_t after = x.batch - first, sequences = after < kSequences ? after : kSequences;
-  auto* panels = scratch.take<Panel<kSequences>>(x.leaves);
+  auto* panels = scratch.take<Panel<A, kSequences>>(x.leaves);
   for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
-    panels[leaf] = panel_of<kBits, kSequences>(x.laid[leaf].values + first, sequences,
+    panels[leaf] = panel_of<A, kBits, kSequences>(x.laid[leaf].values + first, sequences,
                                                x.laid[leaf].leaf, weight.block(), scratch);
   auto* terms = scratch.take<Registers>(x.leaves * kGroups);
   const int64_t far = rows_far_ahead(weight);
@@ -249,7 +250,7 @@ template <int kBits, int kSequences>
     Lines ahead(far_ahead(weight, row, rows - row, far, scratch));
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
       Registers totals[kLanes * kGroups] = {};
-      PanelRows<kBits, kSequences>(weight.from(row, 0), rows - row, x.laid[leaf].leaf,
+      PanelRows<A, kBits, kSequences>(weight.from(row, 0), rows - row, x.laid[leaf].leaf,
                                    panels[leaf])
           .run(ahead, totals);
       // The tree of `sum`.
@@ -269,12 +270,12 @@ template <int kBits, int kSequences>
 }
 
 // Multiply rows by all sequences. Blocks of rows stay in the nearest cache for more than 16.
-template <int kBits>
-inline void panel_dots(const Grouped& weight, int64_t rows, const LaidValues<Exact>& x, float* out,
+template <class A, int kBits>
+inline void panel_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                        int64_t out_stride, Scratch& scratch) {
   for (int64_t first = 0; first < x.batch; first += kLanes) {
     const int64_t left = x.batch - first;
-    const auto run = left > 8 ? panel_rows<kBits, 16> : panel_rows<kBits, 8>;
+    const auto run = left > 8 ? panel_rows<A, kBits, 16> : panel_rows<A, kBits, 8>;
     run(weight, rows, x, first, out, out_stride, scratch);
   }
 }

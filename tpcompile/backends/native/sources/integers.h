@@ -71,6 +71,33 @@ TPC_INLINE IntRegister multiply_add(IntRegister total, ShortRegister a, ShortReg
 #endif
 }
 
+// Increase each lane by the products of four adjacent bytes of it: of signed values, and of weights
+// that are signed or not.
+template <bool kSigned>
+TPC_INLINE IntRegister multiply_bytes(IntRegister total, ShortRegister weight, ShortRegister x) {
+#if defined(__AVX512VNNI__)
+  static_assert(!kSigned);
+  return (IntRegister)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weight, (__m512i)x);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  auto a = (__m256i)weight, b = (__m256i)x;
+  if constexpr (kSigned) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
+  const __m256i pairs = _mm256_maddubs_epi16(a, b);
+  return total + (IntRegister)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  const auto odd = [](ShortRegister from) { return from >> 8; };
+  const auto even = [](ShortRegister from) { return (from << 8) >> 8; };
+  total = multiply_add(total, even(weight), even(x));
+  return multiply_add(total, odd(weight), odd(x));
+#endif
+}
+
+// Whether `multiply_bytes` takes signed weights of 8 bits. If not, they are raised by 128.
+#if defined(__AVX512VNNI__)
+constexpr bool kSignedBytes = false;
+#else
+constexpr bool kSignedBytes = true;
+#endif
+
 // Return every second lane: those of `a`, then those of `b`.
 template <int kOdd>
 TPC_INLINE IntRegisters every_second(IntRegisters a, IntRegisters b) {
@@ -135,9 +162,26 @@ TPC_INLINE Register pairs_added(Register a, Register b) {
 #endif
 }
 
-// Store lanes as integers of 16 bits, which their values need at most.
-TPC_INLINE void narrow(IntRegisters from, int16_t* to) {
-  typedef int16_t Narrow __attribute__((vector_size(2 * kRegister)));
+// Round to the nearest integers, ties to even.
+TPC_INLINE IntRegister nearest(Register from) {
+#if defined(__AVX512F__)
+  return (IntRegister)_mm512_cvtps_epi32((__m512)from);
+#elif defined(__AVX2__)
+  return (IntRegister)_mm256_cvtps_epi32((__m256)from);
+#elif defined(__SSE2__)
+  return (IntRegister)_mm_cvtps_epi32((__m128)from);
+#else
+  IntRegister found;
+  for (int lane = 0; lane < kRegister; ++lane)
+    found[lane] = static_cast<int32_t>(std::nearbyint(from[lane]));
+  return found;
+#endif
+}
+
+// Store lanes as shorter integers, of which their values need no more.
+template <class V>
+TPC_INLINE void narrow(IntRegisters from, V* to) {
+  typedef V Narrow __attribute__((vector_size(sizeof(V) * kRegister)));
   for (int own = 0; own < kRegisters; ++own) {
     const Narrow found = __builtin_convertvector(from.each[own], Narrow);
     std::memcpy(to + own * kRegister, &found, sizeof found);

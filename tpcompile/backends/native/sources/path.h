@@ -16,9 +16,11 @@ namespace {
 template <class S>
 using Dense = Types<S, Plain<S>, S, S>;
 
-// The same with weights of few bits in its linears.
+// The same with weights of few bits in its linears, whose values are rounded to int8 or not.
 template <class S>
 using Few = Types<S, Grouped, S, S>;
+template <class S>
+using Rounds = Types<S, Rounding, S, S>;
 
 template <class T>
 constexpr tpc::Dtypes dtypes_of() {
@@ -28,9 +30,13 @@ constexpr tpc::Dtypes dtypes_of() {
 
 // A kernel for some types.
 #define TPC_KERNEL(OP, name, types) {TPC_OP_##OP, dtypes_of<types>(), name<types>}
-#define TPC_FEW(OP, name, S)                                                             \
-  {TPC_OP_##OP, {kDType<S>, TPC_KIND_INT8, kDType<S>, kDType<S>}, name<Few<S>>},         \
-      {TPC_OP_##OP, {kDType<S>, TPC_KIND_INT4, kDType<S>, kDType<S>}, name<Few<S>>}
+#define TPC_OF_KIND(OP, S, arithmetic, run) \
+  {TPC_OP_##OP, {kDType<S>, arithmetic, kDType<S>, kDType<S>}, run}
+#define TPC_FEW(OP, name, S)                                                         \
+  TPC_OF_KIND(OP, S, TPC_KIND_INT8, name<Few<S>>),                                   \
+      TPC_OF_KIND(OP, S, TPC_KIND_INT4, name<Few<S>>),                               \
+      TPC_OF_KIND(OP, S, TPC_KIND_INT8 | tpc::kRoundsValues, name<Rounds<S>>),       \
+      TPC_OF_KIND(OP, S, TPC_KIND_INT4 | tpc::kRoundsValues, name<Rounds<S>>)
 #define TPC_DENSE(OP, name)                                              \
   TPC_KERNEL(OP, name, Dense<f32>), TPC_KERNEL(OP, name, Dense<bf16>), \
       TPC_KERNEL(OP, name, Dense<f16>)

@@ -24,11 +24,13 @@ struct Choice {
 };
 
 #if defined(__x86_64__)
-bool has_avx512_bf16() {
+bool has_avx512_vnni() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+         __builtin_cpu_supports("avx512vnni");
 }
+
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 // Ask whether the CPU has tiles, and the system to let this process use them.
 bool asks_for_amx_bf16() {
@@ -54,6 +56,7 @@ const Choice kPaths[] = {
 #if defined(__x86_64__)
     {"amx_bf16", has_amx_bf16},
     {"avx512_bf16", has_avx512_bf16},
+    {"avx512_vnni", has_avx512_vnni},
     {"avx2",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

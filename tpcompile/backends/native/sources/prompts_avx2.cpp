@@ -121,6 +121,11 @@ TPC_INLINE void hold(const bf16* x, int64_t count, Packed* held) {
 
 TPC_INLINE void hold(Lanes x, Packed* held) { store(held, rounded(x)); }
 
+TPC_INLINE void hold(Register x, Packed* held) {
+  const __m256i found = rounded((__m256)x);
+  std::memcpy(held, &found, sizeof found);
+}
+
 // Set or increase `out` by products of 6 rows of `a` with 16 columns of `b`.
 template <bool kAdd>
 TPC_INLINE void multiply_16(const Packed* a, int64_t a_stride, const Packed* b, int64_t b_stride,

@@ -200,19 +200,22 @@ void multiply_panel(const Packed* weight, int64_t stride, int64_t rows, const Pa
                               out + row * kPanel, kPanel);
 }
 
-// 16 columns of a row of integers.
-TPC_INLINE Lanes integers_at(const char* row, int64_t at, bool four_bits) {
-  if (four_bits) {
-    const char* from = row + at / 2;
-    const BitLanes low = BitLanes{} + load_bytes<uint32_t>(from);
-    const BitLanes high = BitLanes{} + load_bytes<uint32_t>(from + 4);
-    constexpr BitLanes kShifts = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
-    const BitLanes words =
-        __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    return __builtin_convertvector((IntLanes)(words >> kShifts & 15) - 8, Lanes);
-  }
-  typedef int8_t ByteLanes __attribute__((vector_size(16)));
-  return __builtin_convertvector(load_bytes<ByteLanes>(row + at), Lanes);
+// The integers of 16 columns of a row, as bytes.
+template <int kBits>
+TPC_INLINE __m128i integers_at(const char* row, int64_t at) {
+  if constexpr (kBits == 8) return load_bytes<__m128i>(row + at);
+  const __m128i pairs = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + at / 2));
+  const __m128i low = _mm_set1_epi8(15), high = _mm_and_si128(_mm_srli_epi16(pairs, 4), low);
+  return _mm_sub_epi8(_mm_unpacklo_epi8(_mm_and_si128(pairs, low), high), _mm_set1_epi8(8));
+}
+
+// The first integers as a register of numbers.
+TPC_INLINE Register numbers_of(__m128i integers) {
+#if defined(__AVX512F__)
+  return (Register)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(integers));
+#else
+  return (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(integers));
+#endif
 }
 
 TPC_INLINE float scale_at(const Linear& a, int64_t at) {
@@ -220,6 +223,19 @@ TPC_INLINE float scale_at(const Linear& a, int64_t at) {
   if (type == TPC_DTYPE_BF16) return number(static_cast<const bf16*>(a.scales) + at);
   if (type == TPC_DTYPE_F16) return number(static_cast<const f16*>(a.scales) + at);
   return static_cast<const float*>(a.scales)[at];
+}
+
+// Write the columns from `at` to `end` of a row, which share a scale.
+template <int kBits>
+TPC_INLINE void hold_group(const char* row, int64_t at, int64_t end, float offset, float scale,
+                           Packed* held) {
+  for (; at < end; at += kLanes) {
+    const __m128i integers = integers_at<kBits>(row, at);
+    hold((numbers_of(integers) - offset) * scale, held + at / kColumns);
+    if constexpr (kRegister < kLanes)
+      hold((numbers_of(_mm_srli_si128(integers, kRegister)) - offset) * scale,
+           held + (at + kRegister) / kColumns);
+  }
 }
 
 // Write a row of a weight to an operand. Groups have multiples of 16 columns.
@@ -231,14 +247,12 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
   const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
   const bool four_bits = tpc::kind_of(a.format) == TPC_KIND_INT4;
   const int64_t each = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
-  int64_t group = row * a.groups;
-  for (int64_t at = 0, end; at < a.columns; at = end, ++group) {
-    const int64_t left = each - (a.first + at) % each;
+  int64_t group = row * a.groups, left = each - a.first % each;
+  for (int64_t at = 0, end; at < a.columns; at = end, left = each, ++group) {
     end = left < a.columns - at ? at + left : a.columns;
-    const float scale = scale_at(a, group);
     const float offset = a.offsets ? static_cast<float>(a.offsets[group]) : 0.0f;
-    for (int64_t column = at; column < end; column += kLanes)
-      hold((integers_at(from, column, four_bits) - offset) * scale, held + column / kColumns);
+    const auto run = four_bits ? hold_group<4> : hold_group<8>;
+    run(from, at, end, offset, scale_at(a, group), held);
   }
 }
 
