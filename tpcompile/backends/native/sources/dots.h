@@ -7,10 +7,10 @@
 
 #include "forms.h"
 #include "integers.h"
-#if defined(__AMX_BF16__)
+#if defined(__AVX2__)
 #include "transpose.h"
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-#include "transpose.h"
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
 #define TPC_PANELS
 #endif
 

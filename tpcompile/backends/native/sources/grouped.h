@@ -31,6 +31,7 @@ class Grouped {
     first_ = begin_ = buffer.first;
     row_ = reinterpret_cast<const char*>(buffer.address);
     const int64_t columns = buffer.shape[1];
+    rows_ = buffer.shape[0];
     stride_ = bits_ == 8 ? columns : (columns + 7) / 8 * 4;
     scales_ = reinterpret_cast<const char*>(buffer.scales);
     offsets_ = reinterpret_cast<const int8_t*>(buffer.offsets);
@@ -45,6 +46,7 @@ class Grouped {
   TPC_INLINE Grouped from(int64_t row, int64_t column) const {
     Grouped found = *this;
     found.row_ += row * stride_;
+    found.rows_ -= row;
     found.scales_ += row * groups_ * scale_bytes();
     if (offsets_) found.offsets_ += row * groups_;
     found.begin_ += column;
@@ -65,27 +67,23 @@ class Grouped {
   // The bytes from the start of a row to a column at a multiple of a load, maybe before the row.
   int64_t offset(int64_t column) const { return (column - first_) * bits_ / 8; }
 
-  // The scales of 16 blocks from a column on, and the offsets of the stored integers.
-  TPC_INLINE Registers scales(int64_t row, int64_t column) const {
-    const char* own = scales_ + row * groups_ * scale_bytes();
-    if (scale_type_ == TPC_DTYPE_BF16) return of_blocks(reinterpret_cast<const bf16*>(own), column);
-    if (scale_type_ == TPC_DTYPE_F16) return of_blocks(reinterpret_cast<const f16*>(own), column);
-    return of_blocks(reinterpret_cast<const f32*>(own), column);
+  // The scales of a register of blocks from a block on, and the offsets of the stored integers.
+  TPC_INLINE Register scales(int64_t row, int64_t block) const {
+    if (scale_type_ == TPC_DTYPE_BF16)
+      return of_blocks(reinterpret_cast<const bf16*>(scales_), row, block);
+    if (scale_type_ == TPC_DTYPE_F16)
+      return of_blocks(reinterpret_cast<const f16*>(scales_), row, block);
+    return of_blocks(reinterpret_cast<const f32*>(scales_), row, block);
   }
 
-  TPC_INLINE IntRegisters offsets(int64_t row, int64_t column) const {
-    IntRegisters found{};
-    if (offsets_) {
-      int32_t held[kLanes] = {};
-      const int8_t* own = offsets_ + row * groups_;
-      for (int lane = 0; lane < kLanes; ++lane)
-        if (const int64_t group = group_at(column, lane); group < groups_) held[lane] = own[group];
-      found = load_ints(held);
-    }
-    const int32_t added = bits_ == 4 ? 8 : 0;  // to store them
-    for (IntRegister& each : found.each) each += added;
-    return found;
+  TPC_INLINE IntRegister offsets(int64_t row, int64_t block) const {
+    return (offsets_ ? of_blocks(offsets_, row, block) : IntRegister{}) + added();
   }
+
+  bool has_offsets() const { return offsets_; }
+
+  // What is added to integers to store them.
+  int32_t added() const { return bits_ == 4 ? 8 : 0; }
 
   void fetch_scales(int64_t row) const {
     __builtin_prefetch(scales_ + row * groups_ * scale_bytes());
@@ -94,102 +92,90 @@ class Grouped {
  private:
   int64_t scale_bytes() const { return scale_type_ == TPC_DTYPE_F32 ? 4 : 2; }
 
-  // The group of a block, among those of a row here.
-  TPC_INLINE int64_t group_at(int64_t column, int lane) const {
-    const int64_t at = column + lane * block();
-    return (at > first_ ? at : first_) / group_ - first_group_;
+  // The numbers of a register of blocks, of those that begin at `first`; 0 after a row.
+  template <class S>
+  TPC_INLINE auto of_blocks(const S* first, int64_t row, int64_t block) const
+      -> decltype(load_register(first)) {
+    using Found = decltype(load_register(first));
+    const S* own = first + row * groups_;
+    if (groups_ == 1) return Found{} + number(own);
+    const int64_t group = block - first_group_, left = groups_ - group;
+    if (group_ <= kMostBlock && group >= 0) {
+      if (left >= kRegister) return load_register(own + group);
+      if ((rows_ - row) * groups_ - group >= kRegister)
+        return first_lanes(load_register(own + group), left);
+    }
+    return one_by_one(own, block);
   }
 
   template <class S>
-  TPC_INLINE Registers of_blocks(const S* own, int64_t column) const {
-    if (group_ <= kMostBlock && column >= first_) {
-      const int64_t group = group_at(column, 0);
-      return load_some_registers(own + group, groups_ - group);
+  [[gnu::noinline]] auto one_by_one(const S* own, int64_t first) const
+      -> decltype(load_register(own)) {
+    decltype(load_register(own)) found{};
+    for (int lane = 0; lane < kRegister; ++lane) {
+      const int64_t column = (first + lane) * block();
+      const int64_t group = (column > first_ ? column : first_) / group_ - first_group_;
+      if (group < groups_) found[lane] = number(own + group);
     }
-    float held[kLanes] = {};
-    if (groups_ == 1) {
-      for (float& each : held) each = number(own);
-      return load_registers(held);
-    }
-    for (int lane = 0; lane < kLanes; ++lane)
-      if (const int64_t group = group_at(column, lane); group < groups_)
-        held[lane] = number(own + group);
-    return load_registers(held);
+    return found;
   }
 
   const char *row_, *scales_;
   const int8_t* offsets_;  // null if there are none
-  int64_t stride_, first_, begin_, group_, first_group_, groups_, scale_type_;
+  int64_t rows_, stride_, first_, begin_, group_, first_group_, groups_, scale_type_;
   int bits_;
 };
 
-// One part of a load: non-negative numbers of 4 bits, or signed ones of 8.
-template <int kBits>
-TPC_INLINE ShortRegisters part_of(ShortRegisters loaded, int number) {
-  for (ShortRegister& each : loaded.each) {
-    if constexpr (kBits == 4) {
-      each = (ShortRegister)((WordRegister)each >> (4 * number));
-      if (number < 3) each &= 15;
-    } else {
-      each = (number ? each : each << 8) >> 8;
-    }
-  }
-  return loaded;
+// Copy `count` bytes from place `at` on, which may begin before a row or end after it. Others are 0.
+inline void copy_inside(const char* row, int64_t bytes, int64_t at, int64_t count, char* to) {
+  const int64_t low = at < 0 ? 0 : at, high = at + count < bytes ? at + count : bytes;
+  std::memset(to, 0, static_cast<size_t>(count));
+  if (low < high) std::memcpy(to + (low - at), row + low, static_cast<size_t>(high - low));
 }
 
-// Values as integers of 16 bits, of `kMost`, `kSome` or one sequence at a time.
+// One part of a load: non-negative numbers of 4 bits, or signed ones of 8.
+template <int kBits>
+TPC_INLINE ShortRegister part_of(ShortRegister loaded, int number) {
+  if constexpr (kBits == 8) return (number ? loaded : loaded << 8) >> 8;
+  const auto found = (ShortRegister)((WordRegister)loaded >> (4 * number));
+  return number < 3 ? found & 15 : found;
+}
+
+// Values as integers of 16 bits.
 struct Exact {
-  static constexpr int kMost = 4, kSome = 2;
   using Value = int16_t;
   using Sum = int32_t;
-  using Sums = IntRegisters;
-  using Loaded = ShortRegisters;
+  using Sums = IntRegister;
 
-  static TPC_INLINE Loaded load(const Value* from) { return load_shorts(from); }
-
-  static TPC_INLINE Sums load_sums(const Sum* from) { return load_ints(from); }
-
-  static TPC_INLINE Sums add(Sums total, ShortRegisters weight, const Loaded& x) {
-    for (int own = 0; own < kRegisters; ++own)
-      total.each[own] = multiply_add(total.each[own], weight.each[own], x.each[own]);
-    return total;
+  // Add products of a register of a part, whose values for all registers begin at `x`.
+  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
+    return multiply_add(total, weight, load_shorts(x + 2 * own * kRegister));
   }
 
-  static TPC_INLINE Registers less(Sums total, IntRegisters offsets, Sums sums) {
-    for (int own = 0; own < kRegisters; ++own)
-      total.each[own] -= offsets.each[own] * sums.each[own];
-    return floats(total);
+  // Return sums less their offsets, given the sums of values.
+  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
+    total -= offsets * load_bytes<IntRegister>(sums);
+    return __builtin_convertvector(total, Register);
   }
 };
 
 // Values in fp32, those of even lanes before those of odd ones.
 struct Wide {
-  static constexpr int kMost = 1, kSome = 1;
   using Value = float;
   using Sum = float;
-  using Sums = Registers;
-  using Loaded = const float*;
+  using Sums = Register;
 
-  static TPC_INLINE Loaded load(const Value* from) { return from; }
-
-  static TPC_INLINE Sums load_sums(const Sum* from) { return load_registers(from); }
-
-  static TPC_INLINE Sums add(Sums total, ShortRegisters weight, Loaded x) {
-    for (int own = 0; own < kRegisters; ++own) {
-      const auto pairs = (IntRegister)weight.each[own];
-      const Register even = __builtin_convertvector((pairs << 16) >> 16, Register);
-      const Register odd = __builtin_convertvector(pairs >> 16, Register);
-      const float* from = x + own * kRegister;
-      total.each[own] = multiply_add(total.each[own], even, load_register(from));
-      total.each[own] = multiply_add(total.each[own], odd, load_register(from + kLanes));
-    }
-    return total;
+  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
+    const auto pairs = (IntRegister)weight;
+    const Register even = __builtin_convertvector((pairs << 16) >> 16, Register);
+    const Register odd = __builtin_convertvector(pairs >> 16, Register);
+    x += own * kRegister;
+    total = multiply_add(total, even, load_register(x));
+    return multiply_add(total, odd, load_register(x + kLanes));
   }
 
-  static TPC_INLINE Registers less(Sums total, IntRegisters offsets, Sums sums) {
-    const Registers each = floats(offsets);
-    for (int own = 0; own < kRegisters; ++own) total.each[own] -= each.each[own] * sums.each[own];
-    return total;
+  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
+    return total - __builtin_convertvector(offsets, Register) * load_register(sums);
   }
 };
 
@@ -221,6 +207,7 @@ struct Leaf {
   int64_t begin, end;
   int64_t start;  // the column with which the first load begins
   int64_t loads;  // whole sums of lanes: two loads if a block is wider than a load
+  int64_t block;  // the first one
 };
 
 template <int kBits>
@@ -228,7 +215,8 @@ TPC_INLINE Leaf leaf_of(const Grouped& weight, int64_t first, int64_t width) {
   constexpr int64_t kLeast = kColumns<kBits>;
   const int64_t each = weight.block() > kLeast ? weight.block() : kLeast;
   const int64_t begin = weight.begin() + first, end = begin + width, start = begin / each * each;
-  return {begin, end, start, (end - start + each - 1) / each * (each / kLeast)};
+  const int64_t loads = (end - start + each - 1) / each * (each / kLeast);
+  return {begin, end, start, loads, start / weight.block()};
 }
 
 TPC_INLINE float power_of_two(int32_t exponent) {
@@ -238,10 +226,10 @@ TPC_INLINE float power_of_two(int32_t exponent) {
 
 // Round values of a block to integers below 2^15 times a power of two, which is returned. `sum`
 // becomes their sum. A block with a value that is not finite gets NaN.
-TPC_INLINE float rounded_block(const float* x, int64_t block, IntLanes* whole, int32_t& sum) {
-  BitLanes most{};
-  for (int64_t at = 0; at < block; at += kLanes) {
-    const BitLanes bits = (BitLanes)load(x + at) & 0x7fffffff;
+TPC_INLINE float rounded_block(const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+  BitRegister most{};
+  for (int64_t at = 0; at < block; at += kRegister) {
+    const BitRegister bits = (BitRegister)load_register(x + at) & 0x7fffffff;
     most = most > bits ? most : bits;
   }
   constexpr int32_t kMostBits = 14, kLargest = 100;
@@ -249,12 +237,13 @@ TPC_INLINE float rounded_block(const float* x, int64_t block, IntLanes* whole, i
   const int32_t needed = kMostBits + 127 - exponent, up = needed > kLargest ? kLargest : needed;
   const bool finite = exponent < 255;
   const float factor = finite ? power_of_two(up) : 0.0f;
-  constexpr float kWhole = 3 << 22;  // sums with it have no binary places
-  IntLanes total{};
-  for (int64_t at = 0; at < block; at += kLanes) {
-    const IntLanes found = (IntLanes)(load(x + at) * factor + kWhole) - (IntLanes)all(kWhole);
+  const Register places = Register{} + (3 << 22);  // sums with it have no binary places
+  IntRegister total{};
+  for (int64_t at = 0; at < block; at += kRegister) {
+    const Register rounded = load_register(x + at) * factor + places;
+    const IntRegister found = (IntRegister)rounded - (IntRegister)places;
     total += found;
-    whole[at / kLanes] = found;
+    std::memcpy(whole + at, &found, sizeof found);
   }
   sum = added(total);
   return finite ? power_of_two(-up) : std::numeric_limits<float>::quiet_NaN();
@@ -262,8 +251,8 @@ TPC_INLINE float rounded_block(const float* x, int64_t block, IntLanes* whole, i
 
 // Lay out 64 columns: 16 lanes of each part, or of both halves of each part.
 template <int kBits>
-TPC_INLINE void put_parts(const IntLanes* x, int16_t* to) {
-  const auto one = [&](int at) { return load_ints(reinterpret_cast<const int32_t*>(x + at)); };
+TPC_INLINE void put_parts(const int32_t* x, int16_t* to) {
+  const auto one = [&](int at) { return load_ints(x + at * kLanes); };
   const auto a = one(0), b = one(1), c = one(2), d = one(3);
   if constexpr (kBits == 4) {
     const auto even = evens(a, b), later = evens(c, d), odd = odds(a, b), last = odds(c, d);
@@ -278,14 +267,14 @@ TPC_INLINE void put_parts(const IntLanes* x, int16_t* to) {
 template <int kBits>
 inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at, int16_t* values,
                     float* factors, int32_t* sums) {
-  IntLanes whole[kMostBlock / kLanes];
+  alignas(kLoad) int32_t whole[kMostBlock];
   for (int64_t column = 0; column < columns; column += block) {
     const int64_t own = (at + column) / block;
-    factors[own] = rounded_block(x + column, block, whole + column / kLanes, sums[own]);
+    factors[own] = rounded_block(x + column, block, whole + column, sums[own]);
   }
   for (int64_t column = 0; column < columns; column += 4 * kLanes) {
     const int64_t place = at + column, within = place % kColumns<kBits>;
-    put_parts<kBits>(whole + column / kLanes, values + (place - within) + within / kParts<kBits>);
+    put_parts<kBits>(whole + column, values + (place - within) + within / kParts<kBits>);
   }
 }
 
@@ -349,99 +338,124 @@ template <class T>
 struct Operand<Form<T, Grouped>> : LaidValues<typename Form<T, Grouped>::Arithmetic> {};
 
 // Sums of one row for 16 blocks, whose loads begin with number `first`.
-template <class A, int kBits, int kLoads, int kBatch>
+template <class A, int kBits, int kLoads>
 struct Blocks {
-  struct Found {
-    typename A::Sums each[kBatch];
-  };
+  using Found = typename A::Sums;
 
   const char *from, *ahead;  // of the first of these loads
-  const Laid<A>* x;
-  int64_t first;
+  const typename A::Value* x;
 
-  // The sums of each lane of a load, or of two.
-  TPC_INLINE Found lanes_of(int sum) const {
-    Found found{};
+  // The sums of a register of a load, or of two.
+  TPC_INLINE Found lanes_of(int number) const {
+    const int sum = number / kRegisters, own = number % kRegisters;
+    Found total{};
 #pragma GCC unroll 2
     for (int load = sum * kLoads; load < (sum + 1) * kLoads; ++load) {
-      __builtin_prefetch(ahead + load * kLoad, 0, 2);
-      auto loaded = load_shorts(from + load * kLoad);
+      if (own == 0) __builtin_prefetch(ahead + load * kLoad, 0, 2);
+      auto loaded = load_shorts(from + load * kLoad + own * 4 * kRegister);
       keep(loaded);
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts<kBits>; ++part) {
-        const auto weight = part_of<kBits>(loaded, part);
-        const int64_t place = (first + load) * kColumns<kBits> + 2 * kLanes * part;
-#pragma GCC unroll 4
-        for (int b = 0; b < kBatch; ++b)
-          found.each[b] = A::add(found.each[b], weight, A::load(x[b].values + place));
-      }
+      for (int part = 0; part < kParts<kBits>; ++part)
+        total = A::add(total, part_of<kBits>(loaded, part),
+                       x + load * kColumns<kBits> + 2 * kLanes * part, own);
     }
-    return found;
+    return total;
   }
 
-  // Add adjacent lanes of `kOf` sums until 16 are left. Only the first `kUsed` have loads.
+  // Add adjacent lanes of `kOf` registers until one is left. Only the first `kUsed` have loads.
   template <int kOf, int kUsed>
-  TPC_INLINE Found tree(int sum) const {
-    if constexpr (kOf == 1) {
-      return lanes_of(sum);
+  TPC_INLINE Found tree(int number) const {
+    if constexpr (kUsed <= 0) {
+      return Found{};
+    } else if constexpr (kOf == 1) {
+      return lanes_of(number);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    } else if constexpr (kOf == 4) {
+      return in_order(fours<1, kUsed>(number));
+    } else if constexpr (kOf == 8 || kOf == 16) {
+      constexpr int kEach = kOf / 8;
+      return halves_added(fours<kEach, kUsed>(number),
+                          fours<kEach, kUsed - 4 * kEach>(number + 4 * kEach));
+#endif
     } else {
-      constexpr int kHalf = kOf / 2;
-      Found found = tree<kHalf, (kUsed < kHalf ? kUsed : kHalf)>(sum), more{};
-      if constexpr (kUsed > kHalf) more = tree<kHalf, kUsed - kHalf>(sum + kHalf);
-      for (int b = 0; b < kBatch; ++b)
-        found.each[b] = pairs_added(found.each[b], more.each[b]);
-      return found;
+      return pairs_added(tree<kOf / 2, kUsed>(number),
+                         tree<kOf / 2, kUsed - kOf / 2>(number + kOf / 2));
     }
   }
 
-  // The same with sums in memory: less code, for several sequences or values in fp32.
-  template <int kOf, int kUsed>
-  TPC_INLINE Found loop() const {
-    Found found, held[kOf] = {};
-#pragma GCC unroll 1
-    for (int sum = 0; sum < kUsed; ++sum) held[sum] = lanes_of(sum);
-#pragma GCC unroll 4
-    for (int b = 0; b < kBatch; ++b) {
-#pragma GCC unroll 1
-      for (int left = kOf / 2; left > 0; left /= 2)
-#pragma GCC unroll 1
-        for (int sum = 0; sum < left; ++sum)
-          held[sum].each[b] = pairs_added(held[2 * sum].each[b], held[2 * sum + 1].each[b]);
-      found.each[b] = held[0].each[b];
-    }
-    return found;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // The sums of fours of lanes of four registers, each of which is a sum of `kEach`: one of the
+  // lower halves of all, then one of the upper halves.
+  template <int kEach, int kUsed>
+  TPC_INLINE Found fours(int number) const {
+    const auto one = [&](auto own) __attribute__((always_inline)) {
+      constexpr int kLeft = kUsed - kEach * decltype(own)::value;
+      const int first = number + kEach * own;
+      const Found found = tree<1, kLeft>(first);
+      return kEach == 1 ? found : found + tree<1, kLeft - 1>(first + 1);
+    };
+    const auto two = [&](auto low, auto high) __attribute__((always_inline)) {
+      return (Found)_mm256_hadd_epi32((__m256i)one(low), (__m256i)one(high));
+    };
+    using std::integral_constant;
+    const Found low = two(integral_constant<int, 0>(), integral_constant<int, 1>());
+    const Found high = two(integral_constant<int, 2>(), integral_constant<int, 3>());
+    return (Found)_mm256_hadd_epi32((__m256i)low, (__m256i)high);
   }
+#endif
 
-  template <int kOf, int kUsed>
+  // Return register `own` of the sums of blocks.
+  template <int kSums, int kUsed, int kOwn>
   TPC_INLINE Found sums() const {
-    if constexpr (kBatch == 1 && std::is_same_v<A, Exact>)
-      return tree<kOf, kUsed>(0);
-    else
-      return loop<kOf, kUsed>();
+    constexpr int kFirst = kOwn * kSums;
+    if constexpr (std::is_same_v<A, Exact>) {
+      return tree<kSums, kUsed - kFirst>(kFirst);
+    } else {  // in memory: less code
+      Found held[kSums] = {};
+#pragma GCC unroll 1
+      for (int number = 0; number < kSums && kFirst + number < kUsed; ++number)
+        held[number] = lanes_of(kFirst + number);
+#pragma GCC unroll 1
+      for (int left = kSums / 2; left > 0; left /= 2)
+#pragma GCC unroll 1
+        for (int at = 0; at < left; ++at)
+          held[at] = pairs_added(held[2 * at], held[2 * at + 1]);
+      return held[0];
+    }
   }
 };
 
-// Multiply a leaf of a row by `kBatch` sequences. Sums of lanes have `kLoads` loads and `kBlocks`
-// blocks.
-template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
-TPC_INLINE void leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
-                          const Laid<A>* x, const char* ahead, Registers* totals) {
+// Call `run` with the number of each register of 16 lanes, as a constant.
+template <class Run>
+TPC_INLINE void each_register(const Run& run) {
+  run(std::integral_constant<int, 0>());
+  if constexpr (kRegisters > 1) run(std::integral_constant<int, 1>());
+  if constexpr (kRegisters > 2) {
+    run(std::integral_constant<int, 2>());
+    run(std::integral_constant<int, 3>());
+  }
+}
+
+// Multiply a leaf of a row by a sequence. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
+template <class A, int kBits, int kLoads, int kBlocks>
+TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf, const Laid<A>& x,
+                           const char* ahead) {
   constexpr int kSums = kLanes / kBlocks, kEach = kSums * kLoads;
   const int64_t start = weight.offset(leaf.start), stop = start + leaf.loads * kLoad;
   const char* bytes = weight.address(row);
   int64_t load = 0, place = 0;
+  Register totals[kRegisters] = {};
   const auto add = [&](auto used, const char* from) {
-    const Blocks<A, kBits, kLoads, kBatch> blocks{from, ahead + start + load * kLoad, x, load};
-    const auto found = blocks.template sums<kSums, decltype(used)::value>();
-    const int64_t column = leaf.start + load * kColumns<kBits>;
-    const Registers scales = weight.scales(row, column);
-    const IntRegisters offsets = weight.offsets(row, column);
-#pragma GCC unroll 4
-    for (int b = 0; b < kBatch; ++b) {
-      Registers products = A::less(found.each[b], offsets, A::load_sums(x[b].sums + place));
-      products = multiply(products, load_registers(x[b].factors + place));
-      totals[b] = multiply_add(totals[b], products, scales);
-    }
+    const Blocks<A, kBits, kLoads> blocks{from, ahead + start + load * kLoad,
+                                          x.values + load * kColumns<kBits>};
+    each_register([&](auto own) {
+      constexpr int kOwn = decltype(own)::value, kUsed = decltype(used)::value * kRegisters;
+      const int64_t own_place = place + kOwn * kRegister, block = leaf.block + own_place;
+      const auto found = blocks.template sums<kSums, kUsed, kOwn>();
+      const Register products = A::less(found, weight.offsets(row, block), x.sums + own_place);
+      totals[kOwn] = multiply_add(totals[kOwn], products * load_register(x.factors + own_place),
+                                  weight.scales(row, block));
+    });
     load += kEach, place += kLanes;
   };
   using All = std::integral_constant<int, kSums>;
@@ -451,9 +465,7 @@ TPC_INLINE void leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
     const char* from = bytes + at;
     alignas(kLoad) char held[kEach * kLoad];
     if (at < 0 || end > weight.stride()) {  // keep to the bytes of the row
-      const int64_t low = at < 0 ? 0 : at, high = end < weight.stride() ? end : weight.stride();
-      std::memset(held, 0, sizeof held);
-      if (low < high) std::memcpy(held + (low - at), bytes + low, static_cast<size_t>(high - low));
+      copy_inside(bytes, weight.stride(), at, kEach * kLoad, held);
       from = held;
     }
     if (end - at == kEach * kLoad)
@@ -461,61 +473,67 @@ TPC_INLINE void leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
     else
       add(Half(), from);
   }
+  return load_bytes<Lanes>(totals);
 }
 
-// Multiply rows by `kBatch` sequences from `first` on.
-template <class A, int kBits, int kLoads, int kBlocks, int kBatch>
+// The rows in about `kFarAhead` bytes.
+TPC_INLINE int64_t rows_far_ahead(const Grouped& weight) {
+  return (kFarAhead + weight.stride() - 1) / weight.stride();
+}
+
+// The place `far` rows after a row, of which `left` rows are left: in this or in the next weight.
+TPC_INLINE const char* far_ahead(const Grouped& weight, int64_t row, int64_t left, int64_t far,
+                                 const Scratch& scratch) {
+  if (far < left || !scratch.next_weights) return weight.address(row + far);
+  return scratch.next_weights + (far - left) * weight.stride();
+}
+
+// Multiply rows by sequence `b`. The rows of the instruction from the first one on are `left`.
+template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void grouped_rows(const Grouped& weight, int64_t rows, int64_t left,
-                                    const LaidValues<A>& x, int64_t first, float* out,
-                                    int64_t out_stride, Scratch& scratch) {
+                                    const LaidValues<A>& x, int64_t b, float* out,
+                                    Scratch& scratch) {
   Sums sums;
-  float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * kBatch);
-  const int64_t far = (kFarAhead + weight.stride() - 1) / weight.stride();
+  float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves);
+  const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead = far < left - row || !scratch.next_weights
-                            ? weight.address(row + far)
-                            : scratch.next_weights + (far - left + row) * weight.stride();
+    const char* ahead = far_ahead(weight, row, left - row, far, scratch);
     weight.fetch_scales(row + far);
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
-      Registers totals[kBatch] = {};
-      leaf_dots<A, kBits, kLoads, kBlocks, kBatch>(weight, row, x.laid[leaf].leaf,
-                                            x.laid[leaf].values + first, ahead, totals);
-      float* to = terms ? terms + leaf * kBatch : out + row + first * out_stride;
-      for (int b = 0; b < kBatch; ++b)
-        sums.add(lanes(totals[b]), to + b * (terms ? 1 : out_stride));
+      const LaidLeaf<A>& own = x.laid[leaf];
+      const auto total =
+          leaf_dots<A, kBits, kLoads, kBlocks>(weight, row, own.leaf, own.values[b], ahead);
+      sums.add(total, terms ? terms + leaf : out + row);
     }
     if (!terms) continue;
     sums.flush();
-    fold_sums(terms, x.leaves, kBatch);
-    for (int b = 0; b < kBatch; ++b) out[row + (first + b) * out_stride] = terms[b];
+    fold_sums(terms, x.leaves, 1);
+    out[row] = terms[0];
   }
   sums.flush();
 }
 
-// Multiply rows by all sequences. Rows that stay in the nearest cache serve several in turn.
+#include "grouped_panels.h"
+
+// Multiply rows by all sequences.
 template <class A, int kBits, int kLoads, int kBlocks>
-inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
-                         float* out, int64_t out_stride, Scratch& scratch) {
-  const int64_t kept = x.batch <= 4 ? rows : rows_ahead(weight.stride());
-  for (int64_t row = 0; row < rows; row += kept) {
-    const int64_t count = rows - row < kept ? rows - row : kept;
-    for (int64_t first = 0; first < x.batch;) {
-      const auto run = [&](auto batch) {
-        grouped_rows<A, kBits, kLoads, kBlocks, decltype(batch)::value>(
-            weight.from(row, 0), count, rows - row, x, first, out + row, out_stride, scratch);
-        first += batch;
-      };
-      const int64_t left = x.batch - first;
-      if (left >= A::kMost) run(std::integral_constant<int, A::kMost>());
-      else if (left >= A::kSome) run(std::integral_constant<int, A::kSome>());
-      else run(std::integral_constant<int, 1>());
-    }
-  }
+inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
+                         int64_t out_stride, Scratch& scratch) {
+  // Rows that stay in the nearest cache serve one sequence after the other.
+  const int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
+  for (int64_t row = 0; row < rows; row += kept)
+    for (int64_t b = 0; b < x.batch; ++b)
+      grouped_rows<A, kBits, kLoads, kBlocks>(weight.from(row, 0),
+                                              rows - row < kept ? rows - row : kept, rows - row, x,
+                                              b, out + row + b * out_stride, scratch);
 }
 
 template <class A, int kBits>
 inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                          int64_t out_stride, Scratch& scratch) {
+  if constexpr (std::is_same_v<A, Exact>)
+    if (x.batch >= kFewestInPanels)
+      return panel_dots<kBits>(weight, rows, x, out, out_stride, scratch);
   constexpr int kWhole = kMostBlock / kColumns<kBits>;  // loads of the widest block
   if (weight.block() == 32)
     grouped_dots<A, kBits, 1, 4 / kWhole>(weight, rows, x, out, out_stride, scratch);

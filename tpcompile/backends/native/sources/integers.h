@@ -13,22 +13,13 @@ struct IntRegisters {
   IntRegister each[kRegisters];
 };
 
-struct ShortRegisters {
-  ShortRegister each[kRegisters];
-};
+// Compilers copy arrays of registers through memory, so the inner loops have single ones.
+TPC_INLINE ShortRegister load_shorts(const void* from) { return load_bytes<ShortRegister>(from); }
 
-TPC_INLINE ShortRegisters load_shorts(const void* from) {
-  ShortRegisters found;
-  for (int own = 0; own < kRegisters; ++own)
-    found.each[own] =
-        load_bytes<ShortRegister>(static_cast<const char*>(from) + 4 * kRegister * own);
-  return found;
-}
-
-// Hold a value in registers: compilers would load it again for each use.
-TPC_INLINE void keep(ShortRegisters& value) {
+// Hold a value in a register: compilers would load it again for each use.
+TPC_INLINE void keep(ShortRegister& value) {
 #if defined(__AVX2__)
-  for (int own = 0; own < kRegisters; ++own) __asm__("" : "+v"(value.each[own]));
+  __asm__("" : "+v"(value));
 #endif
 }
 
@@ -37,6 +28,30 @@ TPC_INLINE IntRegisters load_ints(const int32_t* from) {
   for (int own = 0; own < kRegisters; ++own)
     found.each[own] = load_bytes<IntRegister>(from + kRegister * own);
   return found;
+}
+
+TPC_INLINE int32_t number(const int8_t* from) { return *from; }
+
+TPC_INLINE IntRegister load_register(const int8_t* from) {
+  typedef int8_t Bytes __attribute__((vector_size(kRegister)));
+  return __builtin_convertvector(load_bytes<Bytes>(from), IntRegister);
+}
+
+// The first lanes; others are 0.
+template <class V>
+TPC_INLINE V first_lanes(V from, int64_t count) {
+  IntRegister places;
+  for (int lane = 0; lane < kRegister; ++lane) places[lane] = lane;
+  return (V)((IntRegister)from & (places < static_cast<int32_t>(count)));
+}
+
+// Load one integer of 32 bits, or two, again and again.
+template <int kInts>
+TPC_INLINE ShortRegister everywhere(const int32_t* from) {
+  typedef int64_t LongRegister __attribute__((vector_size(4 * kRegister)));
+  static_assert(kInts <= 2);
+  if constexpr (kInts == 1) return (ShortRegister)(IntRegister{} + *from);
+  else return (ShortRegister)(LongRegister{} + load_bytes<int64_t>(from));
 }
 
 // Increase each lane by the products of two adjacent lanes.
@@ -82,29 +97,42 @@ TPC_INLINE IntRegisters evens(IntRegisters a, IntRegisters b) { return every_sec
 TPC_INLINE IntRegisters odds(IntRegisters a, IntRegisters b) { return every_second<1>(a, b); }
 
 // Return the sums of adjacent lanes: those of `a`, then those of `b`.
-TPC_INLINE IntRegisters pairs_added(IntRegisters a, IntRegisters b) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  const auto join = [](IntRegister low, IntRegister high) {
-    const __m256i sums = _mm256_hadd_epi32((__m256i)low, (__m256i)high);
-    return (IntRegister)_mm256_permute4x64_epi64(sums, 0xd8);
-  };
-  return {join(a.each[0], a.each[1]), join(b.each[0], b.each[1])};
+TPC_INLINE IntRegister pairs_added(IntRegister a, IntRegister b) {
+#if defined(__AVX512F__)
+  return evens(IntRegisters{a}, IntRegisters{b}).each[0] +
+         odds(IntRegisters{a}, IntRegisters{b}).each[0];
+#elif defined(__AVX2__)
+  const __m256i sums = _mm256_hadd_epi32((__m256i)a, (__m256i)b);
+  return (IntRegister)_mm256_permute4x64_epi64(sums, 0xd8);
 #else
-  IntRegisters found = evens(a, b);
-  const IntRegisters more = odds(a, b);
-  for (int own = 0; own < kRegisters; ++own) found.each[own] += more.each[own];
-  return found;
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
 #endif
 }
 
-TPC_INLINE Registers pairs_added(Registers a, Registers b) {
-  const Lanes x = lanes(a), y = lanes(b);
-  Lanes found;
-  for (int lane = 0; lane < kLanes / 2; ++lane) {
-    found[lane] = x[2 * lane] + x[2 * lane + 1];
-    found[kLanes / 2 + lane] = y[2 * lane] + y[2 * lane + 1];
-  }
-  return load_bytes<Registers>(&found);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Each lane of the upper half after its like.
+TPC_INLINE IntRegister in_order(IntRegister from) {
+  return (IntRegister)_mm256_permutevar8x32_epi32((__m256i)from,
+                                                  _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+// The sums of both halves of `a`, then those of `b`.
+TPC_INLINE IntRegister halves_added(IntRegister a, IntRegister b) {
+  return (IntRegister)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x20) +
+         (IntRegister)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x31);
+}
+#endif
+
+TPC_INLINE Register pairs_added(Register a, Register b) {
+#if defined(__AVX512F__)
+  const IntRegisters x{(IntRegister)a}, y{(IntRegister)b};
+  return (Register)evens(x, y).each[0] + (Register)odds(x, y).each[0];
+#elif defined(__AVX2__)
+  const __m256 sums = _mm256_hadd_ps((__m256)a, (__m256)b);
+  return (Register)_mm256_permute4x64_epi64(_mm256_castps_si256(sums), 0xd8);
+#else
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
 }
 
 // Store lanes as integers of 16 bits, which their values need at most.
@@ -116,42 +144,23 @@ TPC_INLINE void narrow(IntRegisters from, int16_t* to) {
   }
 }
 
-typedef uint32_t EightBits __attribute__((vector_size(32)));
 typedef uint32_t FourBits __attribute__((vector_size(16)));
 
 // The largest lane.
-TPC_INLINE uint32_t greatest(BitLanes from) {
-  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
-  EightBits eight[2];
-  std::memcpy(eight, &from, sizeof from);
-  eight[0] = larger(eight[0], eight[1]);
-  FourBits four[2];
-  std::memcpy(four, eight, sizeof four);
-  four[0] = larger(four[0], four[1]);
+TPC_INLINE uint32_t greatest(BitRegister from) {
+  FourBits four[kRegister / 4];
+  std::memcpy(four, &from, sizeof from);
+  for (const FourBits& own : four) four[0] = own > four[0] ? own : four[0];
+  const auto larger = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
   return larger(larger(four[0][0], four[0][2]), larger(four[0][1], four[0][3]));
 }
 
 // The sum of the lanes.
-TPC_INLINE int32_t added(IntLanes from) {
-  EightBits eight[2];
-  std::memcpy(eight, &from, sizeof from);
-  eight[0] += eight[1];
-  FourBits four[2];
-  std::memcpy(four, eight, sizeof four);
-  four[0] += four[1];
-  return static_cast<int32_t>((four[0][0] + four[0][2]) + (four[0][1] + four[0][3]));
-}
-
-TPC_INLINE Registers floats(IntRegisters from) {
-  Registers found;
-  for (int own = 0; own < kRegisters; ++own)
-    found.each[own] = __builtin_convertvector(from.each[own], Register);
-  return found;
-}
-
-TPC_INLINE Registers multiply(Registers a, Registers b) {
-  for (int own = 0; own < kRegisters; ++own) a.each[own] *= b.each[own];
-  return a;
+TPC_INLINE int32_t added(IntRegister from) {
+  FourBits four[kRegister / 4], total{};
+  std::memcpy(four, &from, sizeof from);
+  for (const FourBits& own : four) total += own;
+  return static_cast<int32_t>((total[0] + total[2]) + (total[1] + total[3]));
 }
 
 }  // namespace

@@ -191,9 +191,13 @@ TPC_INLINE void store_some(T* to, Lanes values, int64_t count) {
   std::memcpy(to, held, sizeof(T) * static_cast<size_t>(count));
 }
 
-template <class T>
-TPC_INLINE float number(const T* from) {
-  return load_some(from, 1)[0];
+TPC_INLINE float number(const f32* from) { return *from; }
+
+TPC_INLINE float number(const f16* from) { return static_cast<float>(*from); }
+
+TPC_INLINE float number(const bf16* from) {
+  const uint32_t bits = static_cast<uint32_t>(from->bits) << 16;
+  return load_bytes<float>(&bits);
 }
 
 template <class T>

@@ -5,6 +5,13 @@
 
 namespace {
 
+// As many values as rows in a transposition.
+#if defined(__AVX512F__)
+using Square = Lanes;
+#else
+using Square = __m256;
+#endif
+
 #if defined(__AVX512F__)
 // One stage of a transposition: swap lanes between any two vectors whose numbers differ in `kBit`.
 template <int kBit>
