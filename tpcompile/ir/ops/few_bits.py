@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,23 +47,16 @@ class RoundingWeight:
         return SPECS[target].reference(**bound)
 
 
-def weight_of_parts(
-    stored: Format, parts: Mapping[str, torch.Tensor], columns: Interval, dtype: torch.dtype
-) -> torch.Tensor | RoundingWeight:
-    """Return a weight for linears from its components, given by suffix.
-
-    The rows consist of these columns of the whole weight.
-    """
-    if stored.rounds:
-        values = stored.decoded(parts, columns, torch.float32)
-        return RoundingWeight(values, stored, columns[0])
-    return stored.decoded(parts, columns, dtype)
-
-
 def decoded(
     word: str, parts: Sequence[torch.Tensor], columns: Interval, dtype: torch.dtype
 ) -> torch.Tensor | RoundingWeight:
-    """Return a weight for linears from its components, given the name of its format."""
+    """Return a weight for linears from its components, given the name of its format.
+
+    The rows consist of these columns of the whole weight.
+    """
     stored = Format.parsed(word)
     named = {one.suffix: part for one, part in zip(stored.components, parts, strict=True)}
-    return weight_of_parts(stored, named, columns, dtype)
+    if stored.rounds:
+        values = stored.decoded(named, columns, torch.float32)
+        return RoundingWeight(values, stored, columns[0])
+    return stored.decoded(named, columns, dtype)
