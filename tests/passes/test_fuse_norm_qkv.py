@@ -88,6 +88,19 @@ def test_queries_keys_and_values_may_have_a_weight_each(tp: int) -> None:
             assert names == [f"l{layer}_{part}_proj_weight", f"l{layer}_{part}_proj_bias"]
 
 
+@pytest.mark.parametrize("name", ["bias", "weight"])
+def test_the_bias_of_another_part_is_refused(name: str) -> None:
+    """Trap 5: keys and values have the same shapes, so only the recipes tell them apart."""
+    gm = clone(graph(APART, 2, 2, False))
+    names = list(SPECS[NORM_Q_K_V_ROPE_APPEND].argument_names)
+    node = calls(gm, NORM_Q_K_V_ROPE_APPEND)[1]
+    k, v = (names.index(f"{part}_{name}") for part in "kv")
+    keys, values = node.args[k], node.args[v]
+    node.update_arg(k, values)
+    node.update_arg(v, keys)
+    assert {problem.rule for problem in check_graph(gm)} == {"bias-owner"}
+
+
 def test_the_step_s_own_keys_are_read_from_the_cache() -> None:
     """Trap 13: attention sees only the keys that the fused op appended to its layer."""
     gm = clone(decode_step("fuse-norm-qkv", tp=1).after.graph)
