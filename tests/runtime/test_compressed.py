@@ -268,6 +268,15 @@ def test_fused_weights_of_several_formats(
     assert error_of(directory, truth, tp, backend) < TOLERANCE
 
 
+@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+def test_fused_weights_of_several_formats_in_bf16(tmp_path: Path, backend: str) -> None:
+    """Instructions of one projection may have kernels for values in bf16 and for integers."""
+    ignore = ("lm_head", "re:.*(v|up)_proj")
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "intermediate_size": 192}
+    truth = write_compressed(tmp_path, group(4, 32), ignore=ignore, **options)
+    assert error_of(tmp_path, truth, 2, backend) < 2e-2
+
+
 @pytest.mark.parametrize("lowering", ["heads", "rows"])
 def test_programs_of_several_formats(apart: tuple[Path, Any, Apart], lowering: str) -> None:
     """Each instruction has the format of its weight, also in text and words, and is verified."""

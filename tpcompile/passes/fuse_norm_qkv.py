@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from tpcompile.ir.meta import operand, value_type
+from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import (
     CACHED_ATTENTION,
     LINEAR,
@@ -49,8 +49,9 @@ class FuseNormQkv:
 def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
     read = arguments_of(attention)
     stored = [read[name] for name in _STORED]
-    projected = operand(head_ops(read["q"])[-1])
-    target = NORM_Q_K_V_ROPE_APPEND if projected.target is LINEAR else NORM_QKV_ROPE_APPEND
+    sources = head_ops(read["q"])[-1].all_input_nodes
+    apart = any(source.target is LINEAR for source in sources)
+    target = NORM_Q_K_V_ROPE_APPEND if apart else NORM_QKV_ROPE_APPEND
     found = absorbed(list(SPECS[target].pattern.args), stored, attention)
     found.setdefault("head_eps", 0.0)
     found["heads"] = [value_type(heads).shape[1] for heads in stored[:3]]

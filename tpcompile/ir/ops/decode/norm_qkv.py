@@ -75,7 +75,10 @@ def norm_q_k_v_rope_append(
     block: int,
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """Do the same with a weight each for queries, keys and values, which may differ in format."""
+    """Compute `norm_qkv_rope_append` of queries, keys and values that have a weight each.
+
+    The weights may differ in format.
+    """
     normed, width = RMS_NORM(x, norm, eps), cos.shape[1]
     q, k, v = (
         UNFLATTEN(LINEAR(normed, weight, bias), 1, [-1, width])
