@@ -27,6 +27,19 @@ SHOWN = ("preset:tiny-qwen3", *MACHINE)
 SHARED = ("preset:qwen2.5-0.5b", "--target", "cpu", "--workers", "16", "--tp", "2")
 BLOCKS = (*SHARED, "--lowering", "rows")
 
+WITHOUT_UP = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+        }
+    },
+    "ignore": ["lm_head", "re:.*up_proj"],
+}
+"""A scheme in which gate and up have different formats."""
+
 TEXT = """# The program, in text
 
 `tpcompile schedule` turns the graph of a decode step into a program: instructions over buffers,
@@ -172,19 +185,20 @@ COLUMNS = {
     "dims": "the number of dimensions in memory",
     "shape": "the extents, padded with zeros",
     "strides": "the strides in elements, padded with zeros",
-    "format": "the format of a weight in few bits, a number as in words; 0 for other buffers",
-    "first": "the first column of such a weight, of all columns of the linear",
-    "scales": "where its scales begin in memory, or 0",
-    "offsets": "where its offsets begin in memory, or 0",
+    "format": "the format of a weight, else the number of the dtype",
+    "first": "the first column of a weight in a format, among the columns of all ranks",
+    "scales": "where the scales of a weight in a format begin, else 0",
+    "offsets": "where the offsets of a weight in a format begin, else 0",
 }
 
 
 def page() -> str:
     programs = [_program(*command) for command in (SHOWN, BLOCKS)]
-    with tempfile.TemporaryDirectory() as directory:
-        config = json.dumps({**preset("tiny-qwen3"), "hidden_act": "gelu"})
-        Path(directory, "config.json").write_text(config, encoding="utf-8")
-        programs.append(_program(directory, *MACHINE))
+    for changes in ({"hidden_act": "gelu"}, {"quantization_config": WITHOUT_UP}):
+        with tempfile.TemporaryDirectory() as directory:
+            config = json.dumps({**preset("tiny-qwen3"), **changes})
+            Path(directory, "config.json").write_text(config, encoding="utf-8")
+            programs.append(_program(directory, *MACHINE))
     return TEXT.format(
         table="\n".join(_row(kind, programs) for kind in INSTRUCTIONS.values()),
         shown=" ".join(SHOWN),

@@ -13,7 +13,14 @@ from tests.ir.test_activations import KNOWN, mlp_of
 from tests.passes.decoding import decode_step
 from tests.passes.graphs import GraphBuilder, nearest
 from tpcompile.ir.checker import check_graph
-from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, RMS_NORM, SWIGLU, Activation
+from tpcompile.ir.ops import (
+    NORM_GATE_UP_SWIGLU,
+    NORM_MLPS,
+    NORM_MLPS_APART,
+    RMS_NORM,
+    SWIGLU,
+    Activation,
+)
 from tpcompile.passes.fuse_gate_up import FuseGateUp
 from tpcompile.passes.fuse_norm_gate_up import FuseNormGateUp
 from tpcompile.rewriting.rewrite import calls
@@ -108,9 +115,23 @@ def _numbers(gm: fx.GraphModule) -> tuple[torch.Tensor, torch.Tensor]:
     return x, gm(x)
 
 
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("biased", [False, True])
+def test_gate_and_up_may_have_a_weight_each(biased: bool, activation: Activation) -> None:
+    swiglu = activation is Activation.SILU
+    changes: dict[str, Any] = {"fused": False, "biased": biased}
+    gm = mlp_graph(**changes) if swiglu else _mlp_of((activation, True), **changes)
+    x, before = _numbers(gm)
+    assert FuseNormGateUp().apply(gm).matches == 1
+    assert check_graph(gm) == []
+    (fused,) = calls(gm, NORM_MLPS_APART[activation])
+    assert len(fused.args) == (7 if biased else 5)
+    gm.recompile()
+    assert torch.equal(gm(x), before)
+
+
 NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     "no norm": ({"normed": False}, "its input %x is not an RMS norm"),
-    "two linears": ({"fused": False}, "expected getitem, got aten.linear"),
     "the normed value is the residual": ({"residual": "n"}, "%add also reads it"),
     "the gate is read elsewhere": ({"read": "gate"}, "%linear_3 also reads it"),
     "up is read elsewhere": ({"read": "up"}, "%linear_3 also reads it"),

@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import fx
 
+from tests.backends.reference.stepping import APART
 from tests.passes.decoding import BATCHES, decode_stages, decode_step, filled, run_step
 from tests.passes.graphs import GraphBuilder
+from tests.vm.groups.lowered import graph
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.meta import operand, parameter_of, parameters
 from tpcompile.ir.ops import (
     CACHED_ATTENTION,
     LINEAR,
+    NORM_Q_K_V_ROPE_APPEND,
     NORM_QKV_ROPE_APPEND,
     PAGED_ATTENTION,
     RMS_NORM,
@@ -71,6 +74,31 @@ def test_bias_and_norms_of_heads_are_kept(model: str, biased: bool, normed: bool
         assert (given["bias"] is not None) == biased
         assert (given["q_norm"] is not None) == (given["k_norm"] is not None) == normed
         assert given["heads"] == [6, 2, 2]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_queries_keys_and_values_may_have_a_weight_each(tp: int) -> None:
+    """Each part has its own weight and bias."""
+    found = calls(graph(APART, tp, 2, False), NORM_Q_K_V_ROPE_APPEND)
+    assert len(found) == 2
+    for layer, node in enumerate(found):
+        given = arguments_of(node)
+        for part in "qkv":
+            names = [str(given[f"{part}_{name}"].target) for name in ("weight", "bias")]
+            assert names == [f"l{layer}_{part}_proj_weight", f"l{layer}_{part}_proj_bias"]
+
+
+@pytest.mark.parametrize("name", ["bias", "weight"])
+def test_the_bias_of_another_part_is_refused(name: str) -> None:
+    """Trap 5: keys and values have the same shapes, so only the recipes tell them apart."""
+    gm = clone(graph(APART, 2, 2, False))
+    names = list(SPECS[NORM_Q_K_V_ROPE_APPEND].argument_names)
+    node = calls(gm, NORM_Q_K_V_ROPE_APPEND)[1]
+    k, v = (names.index(f"{part}_{name}") for part in "kv")
+    keys, values = node.args[k], node.args[v]
+    node.update_arg(k, values)
+    node.update_arg(v, keys)
+    assert {problem.rule for problem in check_graph(gm)} == {"bias-owner"}
 
 
 def test_the_step_s_own_keys_are_read_from_the_cache() -> None:

@@ -22,6 +22,8 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "norm_lm_head": "#bbcc33",
         "argmax": "#c3a5e6",
         "norm_up_activation": "#88cc88",
+        "norm_gate": "#55eecc",
+        "norm_gated_up": "#66aa55",
     }
 )
 """By kind, in the order of opcodes."""

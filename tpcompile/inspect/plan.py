@@ -19,8 +19,9 @@ from tpcompile.ir.ops import (
     ATTENTION,
     EMBEDDING,
     NORM_MLPS,
-    NORM_QKV_ROPE_APPEND,
+    NORM_MLPS_APART,
     PAGED_ATTENTION,
+    QKV_OPS,
     SPECS,
     SWIGLU,
     VOCAB_EMBEDDING,
@@ -135,7 +136,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     info = info_of(gm)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     heads = [kinds for kinds in map(_heads, calls) if kinds is not None]
-    mlps = (SWIGLU, *NORM_MLPS.values())
+    mlps = (SWIGLU, *NORM_MLPS.values(), *NORM_MLPS_APART.values())
     activated = [value_type(node) for node in calls if node.target in mlps]
     activated += [value_type(other.result) for other in activations(gm.graph)]
     tables = [
@@ -171,7 +172,7 @@ def _heads(node: fx.Node) -> tuple[ValueType, ValueType] | None:
     """Return the types of the queries and keys of an attention op, or None for another op."""
     if node.target in (ATTENTION, PAGED_ATTENTION):
         return value_type(operand(node)), value_type(operand(node, 1))
-    if node.target is NORM_QKV_ROPE_APPEND:
+    if node.target in QKV_OPS:
         queries = value_type(node)
         read = arguments_of(node)
         return queries, kept_type(value_type(read["cache"]), queries.shape[0])

@@ -42,11 +42,7 @@ def wrong_biases(graph: fx.Graph, info: GraphInfo) -> Iterator[tuple[fx.Node, Ru
     """Yield an error for each bias that is added to the wrong projection or never added."""
     known = {name for name, _ in info.biases}
     lost = set(known)
-    adds = {target for target, spec in SPECS.items() if "bias" in spec.argument_names}
-    adds.add(aten.add.Tensor)
     for node in graph.nodes:
-        if node.target not in adds:
-            continue
         for weight, bias in _added(node):
             names = [tensor.name for tensor in made_of(bias)] if _is_parameter(bias) else []
             if not known.issuperset(names):
@@ -93,11 +89,14 @@ def _added(node: fx.Node) -> Iterator[tuple[fx.Node | None, Any]]:
             if _is_parameter(bias):
                 yield _weight_behind(value), bias
         return
-    bound = arguments_of(node)
-    if bound.get("bias") is not None:
-        partial = bound.get("partial")
-        weight = bound["weight"] if partial is None else _weight_behind(partial)
-        yield weight if _is_parameter(weight) else None, bound["bias"]
+    spec = SPECS.get(node.target)
+    names = [name for name in spec.argument_names if name.endswith("bias")] if spec else []
+    bound = arguments_of(node) if names else {}
+    for name in names:  # `bias` belongs to `weight`, `k_bias` to `k_weight`
+        if bound.get(name) is not None:
+            partial, own = bound.get("partial"), f"{name.removesuffix('bias')}weight"
+            weight = bound[own] if partial is None else _weight_behind(partial)
+            yield weight if _is_parameter(weight) else None, bound[name]
 
 
 def _weight_behind(value: Any) -> fx.Node | None:

@@ -13,8 +13,8 @@ from tpcompile.ir.meta import operand, origin_of, value_type
 from tpcompile.ir.ops import (
     CACHE_OPS,
     CACHE_WRITERS,
-    NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
+    QKV_OPS,
     RuleError,
     arguments_of,
 )
@@ -87,7 +87,7 @@ def shared_layers(graph: fx.Graph) -> Iterator[tuple[fx.Node, RuleError]]:
             got = f"layer {place[1]} of the cache, which %{other.name} reads too"
             yield node, RuleError("kv-cache", got, "one attention op per layer of the cache")
     for node in writers:
-        if node.target is NORM_QKV_ROPE_APPEND and _place(node) not in read:
+        if node.target in QKV_OPS and _place(node) not in read:
             got = f"layer {_place(node)[1]} of the cache, which no attention op reads"
             yield node, RuleError("kv-cache", got, "one attention op per layer of the cache")
     yield from _spans_left(graph)

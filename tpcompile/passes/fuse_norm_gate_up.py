@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import fx
 
 from tpcompile.ir.activations import OtherMlp, activations
-from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, SWIGLU, Activation
+from tpcompile.ir.meta import operand
+from tpcompile.ir.ops import LINEAR, NORM_MLPS, NORM_MLPS_APART, SWIGLU, Activation
 from tpcompile.rewriting.pattern import check, matches
 from tpcompile.rewriting.rewrite import Report, calls, fuse_at, fuse_call
 
@@ -26,19 +27,32 @@ class FuseNormGateUp:
     %s = tpc.swiglu(%gate, %up)
 
     An MLP with another activation, or without a gate, becomes an op such as `tpc.norm_up_relu2`.
+    If gate and up are separate linears, for example of weights in different formats, the op is one
+    such as `tpc.norm_gate_and_up_silu`, which has two weights.
     """
 
     name: ClassVar[str] = "fuse-norm-gate-up"
 
     def apply(self, gm: fx.GraphModule) -> Report:
-        swiglu = partial(fuse_call, NORM_GATE_UP_SWIGLU, gm.graph)
-        sites = [(node, partial(swiglu, node)) for node in calls(gm, SWIGLU)]
+        sites = [(node, partial(_fuse_swiglu, gm.graph, node)) for node in calls(gm, SWIGLU)]
         others = ((mlp.result, partial(_fuse, gm.graph, mlp)) for mlp in activations(gm.graph))
         return fuse_at(gm, [*sites, *others])
+
+
+def _fuse_swiglu(graph: fx.Graph, node: fx.Node) -> None:
+    fuse_call(_target(Activation.SILU, operand(node), operand(node, 1)), graph, node)
 
 
 def _fuse(graph: fx.Graph, mlp: OtherMlp) -> None:
     gated = len(mlp.projections) == 2
     found = [one for one in Activation if matches(one.pattern(gated), mlp.result)]
     check(found, mlp.node, mlp.unsupported, _NEAR)
-    fuse_call(NORM_MLPS[found[0], gated], graph, mlp.result)
+    fuse_call(_target(found[0], *mlp.projections), graph, mlp.result)
+
+
+def _target(activation: Activation, *projections: fx.Node) -> Any:
+    """Return the op of an MLP with these projections, which are parts of one linear or linears."""
+    gated = len(projections) == 2
+    if gated and projections[0].target is LINEAR:
+        return NORM_MLPS_APART[activation]
+    return NORM_MLPS[activation, gated]

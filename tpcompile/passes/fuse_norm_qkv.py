@@ -10,17 +10,18 @@ from torch import fx
 from tpcompile.ir.meta import value_type
 from tpcompile.ir.ops import (
     CACHED_ATTENTION,
+    LINEAR,
+    NORM_Q_K_V_ROPE_APPEND,
     NORM_QKV_ROPE_APPEND,
     PAGED_ATTENTION,
     SPECS,
     arguments_of,
 )
 from tpcompile.rewriting.rewrite import Report, absorbed, fuse_each, insert_bound, replace
+from tpcompile.rewriting.structure import head_ops
 
-PATTERN = list(SPECS[NORM_QKV_ROPE_APPEND].pattern.args)
-"""Queries, keys and values, and how they are stored, in the order of `_STORED`."""
 _STORED = ("q", "k", "v", "cache", "slots", "layer", "block")
-"""The arguments of attention that say what it stores in the cache, and where."""
+"""The arguments of attention that say what it stores in the cache, and where, as in a pattern."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class FuseNormQkv:
     %q = tpc.rope(%q, %cos, %sin)              →             %cos, %sin, %cache, %slots, …)
     %k = tpc.rope(%k, %cos, %sin)                    %a = tpc.cached_attention(%q, %cache, …)
     %a = paged_attention(%q, %k, %v, %cache, …)
+
+    If queries, keys and values come from separate linears, for example of weights in different
+    formats, the op is `tpc.norm_q_k_v_rope_append`, which has three weights.
 
     After this pass the graph supports only steps with one new token per sequence.
     """
@@ -45,11 +49,14 @@ class FuseNormQkv:
 def _fuse(graph: fx.Graph, attention: fx.Node) -> None:
     read = arguments_of(attention)
     stored = [read[name] for name in _STORED]
-    found = absorbed(PATTERN, stored, attention)
+    sources = head_ops(read["q"])[-1].all_input_nodes
+    apart = any(source.target is LINEAR for source in sources)
+    target = NORM_Q_K_V_ROPE_APPEND if apart else NORM_QKV_ROPE_APPEND
+    found = absorbed(list(SPECS[target].pattern.args), stored, attention)
     found.setdefault("head_eps", 0.0)
     found["heads"] = [value_type(heads).shape[1] for heads in stored[:3]]
     with graph.inserting_before(attention):
-        queries = insert_bound(read["q"], NORM_QKV_ROPE_APPEND, found)
+        queries = insert_bound(read["q"], target, found)
         replace(read["q"], queries)
         mixed = insert_bound(attention, CACHED_ATTENTION, {**read, "q": queries})
     replace(attention, mixed)

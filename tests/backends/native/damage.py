@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.backends.reference.stepping import place
+from tests.backends.reference.stepping import APART, place
 from tests.models import TOLERANCE
 from tests.vm.mutants.bases import MODELS, Base, FineCase
 from tpcompile.backends.memory import StepMemory
@@ -32,7 +32,7 @@ from tpcompile.vm.program.encoding import EncodedProgram, Lists, decode_program,
 REFUSED, SAME, OTHER, RAISED = "refused", "same", "OTHER", "RAISED"
 CASES = [
     FineCase(model, tp, lengths, spans, lowering, policy=policy, workers=workers)
-    for model in MODELS
+    for model in (*MODELS, APART)
     for tp, lengths, spans, lowering, policy, workers in (
         (1, (9, 10), 2, "heads", "critical-path", 2),
         (1, (9,), 1, "rows", "round-robin", 12),

@@ -12,15 +12,17 @@ import torch
 
 from tests.backends.native.damage import CASES, Damaged, word
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import RELU2, Case
+from tests.backends.reference.stepping import APART, RELU2, Case
 from tests.vm.mutants.bases import FineCase
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native, executor
 from tpcompile.errors import UsageError, VerifyError
 from tpcompile.ir.dtypes import DType
+from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.abi import column_offsets, constants, layout
 from tpcompile.vm.program.encoding import EncodedProgram, decode_program, encode_program
+from tpcompile.vm.program.instruction import NONE
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 
 CASE = Case("tiny-qwen3", tp=2)
@@ -80,7 +82,7 @@ def test_operands(opened: Opened, operand: str, value: int, said: str) -> None:
 
 
 def test_an_opcode_without_a_kernel(opened: Opened) -> None:
-    for opcode in (-1, 0, 13, 255, 256, 2**31 - 1):
+    for opcode in (-1, 0, 15, 255, 256, 2**31 - 1):
         encoded = encode_program(CASE.program)
         encoded.words[3, 0] = opcode
         assert f"the opcode {opcode} has no kernel" in opened(CASE.memory(), encoded)
@@ -100,6 +102,44 @@ def test_operands_of_an_activation(opened: Opened, operand: str, value: int, sai
     encoded = encode_program(case.program)
     first = int((encoded.words[:, 0] == NAMES["OP_NORM_UP_ACTIVATION"]).nonzero()[0])
     encoded.words[first, NAMES[f"NORM_UP_ACTIVATION_{operand}"]] = value
+    assert re.search(said, opened(case.memory(), encoded))
+
+
+@pytest.mark.parametrize(
+    ("part", "operand", "value", "said"),
+    [
+        (Part.Q, "FIRST_ROW", 16, "first_row is 16, expected a number at most 0"),
+        (Part.K, "FIRST_ROW", 16, "first_row is 16, expected a number at most 0"),
+        (Part.V, "FIRST_ROW", 16, "first_row is 16, expected a number equal to 0"),
+        (Part.Q, "WEIGHT", Part.K, "first_row is 0, expected a number at most -64"),
+        (Part.K, "WEIGHT", Part.Q, "first_row is 0, expected a number equal to 32"),
+        (Part.V, "WEIGHT", Part.Q, "first_row is 0, expected a number equal to 64"),
+    ],
+)
+def test_a_part_with_a_weight_of_its_own(
+    opened: Opened, part: Part, operand: str, value: int, said: str
+) -> None:
+    case = Case(APART)
+    words = (encoded := encode_program(case.program)).words
+    own = words[:, 0] == NAMES["OP_NORM_QKV_ROPE_APPEND"]
+    first = {
+        one: int((own & (words[:, NAMES["NORM_QKV_ROPE_APPEND_PART"]] == one)).nonzero()[0])
+        for one in Part
+    }
+    column = NAMES[f"NORM_QKV_ROPE_APPEND_{operand}"]
+    words[first[part], NAMES["NORM_QKV_ROPE_APPEND_BIAS"]] = NONE
+    assert opened(case.memory(), encoded) == ""
+    words[first[part], column] = words[first[Part(value)], column] if operand == "WEIGHT" else value
+    assert re.search(said, opened(case.memory(), encoded))
+
+
+def test_a_gate_of_another_shape(opened: Opened) -> None:
+    case = Case(APART)
+    encoded = encode_program(case.program)
+    first = int((encoded.words[:, 0] == NAMES["OP_NORM_GATED_UP"]).nonzero()[0])
+    residual = encoded.words[first, NAMES["NORM_GATED_UP_NORMED_X"]]
+    encoded.words[first, NAMES["NORM_GATED_UP_GATE"]] = residual
+    said = r"norm_gated_up.gate is buffer \d+, whose shape is wrong"
     assert re.search(said, opened(case.memory(), encoded))
 
 

@@ -14,6 +14,7 @@ import torch
 from tests import scripts
 from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
+    APART,
     BIASED,
     EDGES,
     EVEN,
@@ -48,7 +49,7 @@ def _steps(case: Case, path: str | None = None, steps: int = STEPS) -> list[torc
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3", EVEN, BIASED])
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-qwen3", EVEN, BIASED, APART])
 def test_steps_are_eager_s(model: str, path: str) -> None:
     for lowering, interleaved in product(("heads", "rows"), (False, True)):
         case = Case(model, tp=2, spans=3, lowering=lowering, interleaved=interleaved)

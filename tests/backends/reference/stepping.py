@@ -29,7 +29,7 @@ from tpcompile.ir.simulate import materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
-from tpcompile.rewriting.manager import clone
+from tpcompile.rewriting.manager import Pass, clone
 from tpcompile.runtime.ranks.rank import cache_shape
 from tpcompile.runtime.weights import ModelWeights
 from tpcompile.vm.lowering import StepPlan
@@ -49,6 +49,8 @@ EVEN = "even"
 """A model that 8 ranks split evenly (heads, widths, vocabulary), with biases and per-head norms."""
 BIASED = "biased"
 """A model with a bias in all linears except the head."""
+APART = "apart"
+"""The same model, with a weight each for queries, keys, values, gate and up."""
 WINDOWED = "windowed"
 """A model whose second layer attends to a window of five tokens."""
 GELU, GELU_TANH, RELU, RELU2 = "gelu", "gelu-tanh", "relu", "relu2"
@@ -67,13 +69,16 @@ OWN = {
         "vocab_size": 1024,
         "attention_bias": True,
     },
-    BIASED: {
-        **preset("tiny-qwen3"),
-        "model_type": "llama",
-        "hidden_size": 96,
-        "vocab_size": 199,
-        "attention_bias": True,
-        "mlp_bias": True,
+    **{
+        name: {
+            **preset("tiny-qwen3"),
+            "model_type": "llama",
+            "hidden_size": 96,
+            "vocab_size": 199,
+            "attention_bias": True,
+            "mlp_bias": True,
+        }
+        for name in (BIASED, APART)
     },
     **{
         name: {
@@ -194,9 +199,18 @@ def _graphs(
     model: str, tp: int, spans: int, interleaved: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the graph that can prefill, and the decode graph lowered from it."""
-    passes = decode_pipeline(tp, spans, BLOCK, interleaved)
+    passes = decode_passes(model, tp, spans, BLOCK, interleaved)
     stages = stages_of(pair_named(model), passes)
     return next(s.graph for s in stages if s.name == "cache-kv"), stages[-1].graph
+
+
+def decode_passes(
+    model: str, tp: int, spans: int, block: int, interleaved: bool = False
+) -> list[Pass]:
+    """Return the pipeline of a model's decode steps."""
+    passes = decode_pipeline(tp, spans, block, interleaved)
+    apart = ("fuse-qkv", "fuse-gate-up") if model == APART else ()
+    return [one for one in passes if one.name not in apart]
 
 
 @lru_cache(maxsize=8)

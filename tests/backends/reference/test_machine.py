@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from tests.backends.reference.stepping import (
+    APART,
+    BIASED,
     EDGES,
     STEPS,
     Case,
@@ -18,7 +20,7 @@ from tests.backends.reference.stepping import (
     texts,
     worst_error,
 )
-from tests.models import TOLERANCE
+from tests.models import TOLERANCE, relative_error
 from tpcompile.backends.reference import Machine, held_back, shuffled
 from tpcompile.errors import UsageError
 from tpcompile.presets import PRESETS
@@ -45,6 +47,18 @@ def _on_the_way(case: Case, number: int) -> Case:
     """Return the case lowered and scheduled one way; 7 is coprime to the number of combinations."""
     policy, lowering, interleaved, spans = WAYS[number * 7 % len(WAYS)]
     return replace(case, policy=policy, lowering=lowering, interleaved=interleaved, spans=spans)
+
+
+@pytest.mark.parametrize("lowering", ["heads", "rows"])
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_a_weight_each(tp: int, lowering: str) -> None:
+    """Logits are those of joined weights, but for the rounding of exponentials."""
+    case, joined = (Case(model, tp, lengths=(5, 1), lowering=lowering) for model in (APART, BIASED))
+    found = steps_of(case, FEW_STEPS)
+    assert worst_error(case, found) < TOLERANCE
+    assert {one.name for one in case.program.instructions} >= {"norm_gate", "norm_gated_up"}
+    for logits, wanted in zip(found, steps_of(joined, FEW_STEPS), strict=True):
+        assert relative_error(logits, wanted) < 1e-6
 
 
 @pytest.mark.parametrize("model", OFFICIAL)

@@ -11,6 +11,7 @@ from triton import JITFunction
 import tpcompile
 from tests.backends.programs import memory_of
 from tests.backends.reference.stepping import (
+    APART,
     BIASED,
     EVEN,
     FEW_TOKENS,
@@ -63,6 +64,11 @@ def test_steps_are_those_of_the_reference_machine(case: Case) -> None:
         steps_on(Triton(case.memory()), case, steps), steps_of(case, steps), strict=True
     ):
         assert relative_error(found, wanted) < EXACT
+
+
+def test_an_mlp_of_two_weights_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="triton backend has no kernel for norm_gate"):
+        Triton(Case(APART, lengths=(9,)).memory())
 
 
 @pytest.mark.parametrize("policy", ["critical-path", "dynamic"])

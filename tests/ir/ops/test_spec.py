@@ -25,6 +25,8 @@ from tpcompile.ir.ops import (
     LINEAR_RESIDUAL,
     NORM_LINEAR,
     NORM_MLPS,
+    NORM_MLPS_APART,
+    NORM_Q_K_V_ROPE_APPEND,
     NORM_QKV_ROPE_APPEND,
     PAGED_ATTENTION,
     PARTIAL_ATTENTION,
@@ -105,6 +107,11 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
         *(X, random(6), 1e-6, random(24, 6), random(24), random(6), None, 1e-6),
         *(TABLE, TABLE, CACHE, SLOTS, 1, 2, (2, 1, 1)),
     ),
+    NORM_Q_K_V_ROPE_APPEND: (
+        *(X, random(6), 1e-6, random(12, 6), random(6, 6), random(6, 6)),
+        *(random(12), None, random(6), None, random(6), 1e-6),
+        *(TABLE, TABLE, CACHE, SLOTS, 1, 2),
+    ),
     CACHED_ATTENTION: (QUERIES, CACHE, *ONE_EACH, 0.5, 2, 1, 2),
     PARTIAL_ATTENTION: (QUERIES, CACHE, *ONE_EACH, 0.5, None, 1, 2, 2),
     ATTENTION_REDUCE: (
@@ -115,6 +122,10 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
     LINEAR_RESIDUAL: (X, random(3, 6), None, random(4, 3)),
     NORM_LINEAR: (X, random(6), 1e-6, random(3, 6)),
     **dict.fromkeys(NORM_MLPS.values(), (X, random(6), 1e-6, random(8, 6))),
+    **dict.fromkeys(
+        NORM_MLPS_APART.values(),
+        (X, random(6), 1e-6, random(4, 6), random(4, 6, seed=1), None, random(4)),
+    ),
     ARGMAX: (X,),
     REDISTRIBUTE: (X,),
     ALL_REDUCE: (whole_numbers(4, 6).partial(),),

@@ -7,10 +7,9 @@ from functools import lru_cache
 
 from torch import fx
 
-from tests.backends.reference.stepping import GELU, RELU2, pair_named
+from tests.backends.reference.stepping import APART, GELU, RELU2, decode_passes, pair_named
 from tests.passes.decoding import BLOCK
 from tests.stages import graph_after
-from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.vm.lowering import Lowered, StepPlan, lower
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.assemble import assemble
@@ -44,13 +43,14 @@ CASES = (
     Case("tiny-qwen3", 1, "heads", splits=4),
     Case(GELU, 2, batch=1),
     Case(RELU2, 3, "rows"),
+    Case(APART, 2, "rows"),
 )
 """Together they contain all instruction kinds, with and without biases and per-head norms."""
 
 
 @lru_cache
 def graph(model: str, tp: int, spans: int, interleaved: bool) -> fx.GraphModule:
-    passes = decode_pipeline(tp, spans, BLOCK, interleaved)
+    passes = decode_passes(model, tp, spans, BLOCK, interleaved)
     return graph_after(pair_named(model), passes)
 
 

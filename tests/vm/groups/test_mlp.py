@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.vm.groups.desk import Desk, cuts, near, random, unknown
-from tpcompile.ir.ops import NORM_MLPS, Activation
-from tpcompile.vm.groups import NormGateUpSwiglu, NormUpActivation
-from tpcompile.vm.groups.mlp import GateUpOperands, UpOperands
+from tpcompile.ir.ops import NORM_MLPS, NORM_MLPS_APART, Activation
+from tpcompile.vm.groups import NormGate, NormGatedUp, NormGateUpSwiglu, NormUpActivation
+from tpcompile.vm.groups.mlp import GatedUpOperands, GateOperands, GateUpOperands, UpOperands
 from tpcompile.vm.groups.normed import Normed
 from tpcompile.vm.program import Format
 from tpcompile.vm.program.instruction import Range, to_fp32
@@ -145,3 +145,58 @@ def test_trap_23_eps_is_an_operand() -> None:
     work = Work()
     work.at = replace(work.at, normed=replace(work.at.normed, eps=to_fp32(0.1)))
     assert not near(work.ran(), work.expected())
+
+
+class Apart:
+    """A gate and an up projection with a weight each."""
+
+    def __init__(self, activation: Activation, biased: bool, dtype: torch.dtype) -> None:
+        self.activation, desk = activation, Desk()
+        self.desk, self.dtype = desk, dtype
+        self.x, self.norm = random(BATCH, WIDTH, dtype=dtype), random(WIDTH, seed=1, dtype=dtype)
+        whole = random(2 * FFN, WIDTH, seed=2, dtype=dtype)
+        self.weights = whole.chunk(2)
+        self.biases = random(2 * FFN, seed=3, dtype=dtype).chunk(2) if biased else (None, None)
+        normed = Normed(desk.put(self.x), desk.put(self.norm), BATCH, WIDTH, EPS)
+        gate, out = (desk.put(unknown(BATCH, FFN, dtype=dtype)) for _ in range(2))
+        sides = [
+            (0, 0, normed, desk.put(weight), desk.put(bias), stored, FFN, Format.of(dtype))
+            for weight, bias, stored in zip(self.weights, self.biases, (gate, out), strict=True)
+        ]
+        self.gate, self.up = GateOperands(*sides[0]), GatedUpOperands(*sides[1], gate, activation)
+
+    def ran(self, rows: Sequence[Range]) -> torch.Tensor:
+        self.desk.run([NormGate(self.gate, part) for part in rows])
+        self.desk.run([NormGatedUp(self.up, part) for part in rows])
+        for name, number in (("gate", self.gate.out), ("activated", self.up.out)):
+            seen = self.desk.seen(name, BATCH, FFN).to(self.dtype)
+            assert torch.equal(seen, self.desk.tensors[number])
+        return self.desk.tensors[self.up.out]
+
+
+@pytest.mark.parametrize("activation", Activation)
+@BIAS
+def test_apart_as_the_op(biased: bool, activation: Activation) -> None:
+    work = Apart(activation, biased, torch.float32)
+    expected = NORM_MLPS_APART[activation](work.x, work.norm, EPS, *work.weights, *work.biases)
+    assert near(work.ran([Range(0, FFN)]), expected)
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_apart_the_bits_are_those_of_one_weight(dtype: torch.dtype, activation: Activation) -> None:
+    """For silu they may differ by the rounding of exponentials, which `swiglu` computes itself."""
+    work, whole = Apart(activation, True, dtype), Work(True, dtype, (activation, True))
+    found, expected = work.ran(cuts(FFN, 4, 8, 12)), whole.ran()
+    if activation is Activation.SILU:
+        assert near(found, expected, 2e-6 if dtype == torch.float32 else 2e-2)
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_trap_3_apart_too() -> None:
+    work = Apart(Activation.SILU, False, torch.float32)
+    expected = NORM_MLPS_APART[Activation.SILU](work.x, work.norm, EPS, *work.weights)
+    gate, up = work.gate.weight, work.up.weight
+    work.gate, work.up = replace(work.gate, weight=up), replace(work.up, weight=gate)
+    assert not near(work.ran([Range(0, FFN)]), expected)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import permutations
-from typing import Any
+from itertools import permutations, product
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -38,6 +38,8 @@ class Given:
     interleaved: bool = False
     dtype: torch.dtype = torch.float32
     lengths: tuple[int, ...] = LENGTHS
+    apart: bool = False
+    """Whether queries, keys and values have a weight each."""
 
     @cached_property
     def values(self) -> dict[str, torch.Tensor | None]:
@@ -84,33 +86,42 @@ class Given:
         return q, cache
 
 
+class Linear(NamedTuple):
+    """The linear that computes a part, its first head in it, and buffers for blocks of heads."""
+
+    weight: int
+    bias: int
+    first: int
+    raw: int
+    arrivals: int
+
+
 class Work:
     """The same operands as buffers of a desk."""
 
     def __init__(self, given: Given) -> None:
         self.given, self.desk = given, Desk()
         put = {name: self.desk.put(tensor) for name, tensor in given.values.items()}
-        rows = sum(given.heads) * WIDTH
         self.q = self.desk.put(unknown(3, given.heads[0] * WIDTH, dtype=given.dtype))
         self.cache = self.desk.put(unknown(LAYERS, 2, 20, given.heads[1], WIDTH, dtype=given.dtype))
-        self.raw = self.desk.put(unknown(3, rows, dtype=given.dtype))
-        self.arrivals = self.desk.put(torch.zeros(sum(given.heads), dtype=torch.int32))
+        linears = self._linears(put)
+        self.raw = {part: linear.raw for part, linear in linears.items()}
+        self.arrivals = {part: linear.arrivals for part, linear in linears.items()}
         shared = {
             "normed": Normed(put["x"], put["norm"], 3, HIDDEN, EPS),
             "positions": self.desk.put(given.positions),
             "lengths": self.desk.put(whole_numbers(*given.lengths)),
             "tables": self.desk.put(torch.tensor(TABLES, dtype=torch.int32)),
         }
-        firsts = {Part.Q: 0, Part.K: given.heads[0], Part.V: given.heads[0] + given.heads[1]}
         norms = {Part.Q: put["q_norm"], Part.K: put["k_norm"], Part.V: -1}
         self.at = {
             part: QkvOperands(
                 rank=0,
                 layer=LAYER,
                 part=part,
-                weight=put["weight"],
-                bias=put["bias"],
-                first_row=first * WIDTH,
+                weight=linear.weight,
+                bias=linear.bias,
+                first_row=linear.first * WIDTH,
                 head_norm=norms[part],
                 head_eps=HEAD_EPS,
                 cos=put["cos"],
@@ -124,8 +135,31 @@ class Work:
                 format=Format.of(torch.float32),
                 **shared,  # type: ignore[arg-type]
             )
-            for part, first in firsts.items()
+            for part, linear in linears.items()
         }
+
+    def _linears(self, put: dict[str, int]) -> dict[Part, Linear]:
+        """Return the linear of each part: all parts of one, or one of each."""
+        given, parts = self.given, (Part.Q, Part.K, Part.V)
+        firsts = (0, given.heads[0], given.heads[0] + given.heads[1])
+        if not given.apart:
+            buffers = self._joined(sum(given.heads))
+            return {
+                part: Linear(put["weight"], put["bias"], first, *buffers)
+                for part, first in zip(parts, firsts, strict=True)
+            }
+        found = {}
+        for part, first, heads in zip(parts, firsts, given.heads, strict=True):
+            rows = slice(first * WIDTH, (first + heads) * WIDTH)
+            each = (given.values[name] for name in ("weight", "bias"))
+            own = [self.desk.put(None if whole is None else whole[rows]) for whole in each]
+            found[part] = Linear(*own, 0, *self._joined(heads))
+        return found
+
+    def _joined(self, heads: int) -> tuple[int, int]:
+        """Return buffers for blocks of so many heads, and for their arrivals."""
+        raw = self.desk.put(unknown(3, heads * WIDTH, dtype=self.given.dtype))
+        return raw, self.desk.put(torch.zeros(heads, dtype=torch.int32))
 
     def heads(self, each: int) -> list[StepInstruction]:
         """Return instructions of `each` heads."""
@@ -141,7 +175,7 @@ class Work:
         blocks = [Range(a, b) for a, b in zip((0, *edges), (*edges, WIDTH), strict=True)]
         counts = dict(zip((Part.Q, Part.K, Part.V), self.given.heads, strict=True))
         return [
-            NormQkvRows(self.at[part], self.raw, self.arrivals, head, rows, len(blocks))
+            NormQkvRows(self.at[part], self.raw[part], self.arrivals[part], head, rows, len(blocks))
             for part, count in counts.items()
             for head in range(count)
             for rows in blocks
@@ -169,6 +203,8 @@ GIVEN = [
     Given(interleaved=True),
     Given((5, 1, 1), norms=False, interleaved=True),
     Given((2, 2, 2), bias=False, norms=False),
+    Given(apart=True),
+    Given((2, 2, 2), bias=False, apart=True),
 ]
 
 
@@ -189,10 +225,10 @@ def test_as_the_op_whoever_has_which_rows(given: Given, cut: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_same_bits_whoever_has_which_rows(dtype: torch.dtype) -> None:
-    given = Given(dtype=dtype)
+    """They do not depend on whether the parts have one weight, either."""
     found = []
-    for cut in CUTS.values():
-        work = Work(given)
+    for cut, apart in product(CUTS.values(), (False, True)):
+        work = Work(Given(dtype=dtype, apart=apart))
         found.append(work.ran(cut(work)))
     for q, cache in found[1:]:
         assert torch.equal(q, found[0][0])
@@ -224,7 +260,7 @@ def test_the_last_block_finishes_the_head_whichever_it_is(order: tuple[int, ...]
             assert work.desk.tensors[work.q].isnan().all(), "not before all blocks have arrived"
             work.desk.run([blocks[place]])
         assert near(work.desk.tensors[work.q].view(3, 1, WIDTH), given.expected()[0])
-        assert work.desk.tensors[work.arrivals].tolist() == [3 * (step + 1), 0, 0]
+        assert work.desk.tensors[work.arrivals[Part.Q]].tolist() == [3 * (step + 1), 0, 0]
 
 
 @pytest.mark.parametrize("cut", ["one head each", "halves of heads"])

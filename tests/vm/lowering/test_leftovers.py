@@ -29,7 +29,7 @@ from tpcompile.ir.ops import (
 from tpcompile.passes import decode_pipeline, default_pipeline, run_passes
 from tpcompile.presets import preset
 from tpcompile.rewriting.rewrite import calls, insert_after
-from tpcompile.rewriting.structure import attention_blocks, weight_of
+from tpcompile.rewriting.structure import attention_blocks
 from tpcompile.vm.lowering.leftovers import Leftover, leftovers, verify_nothing_left
 
 aten = torch.ops.aten
@@ -92,11 +92,13 @@ def changed(behind: str, change: Callable[[fx.GraphModule], None]) -> list[Lefto
     return leftovers(gm)
 
 
-def _values_by_the_weight_of_keys(gm: fx.GraphModule) -> None:
-    block = attention_blocks(gm.graph)[0]
-    unread = weight_of(block.value)
-    block.value.update_arg(1, weight_of(block.key))
-    gm.graph.erase_node(unread)
+def _values_of_another_input(gm: fx.GraphModule) -> None:
+    _of_another_input(attention_blocks(gm.graph)[0].value)
+
+
+def _of_another_input(linear: fx.Node) -> None:
+    normed = operand(linear)
+    linear.update_arg(0, insert_after(normed, aten.neg.default, normed))
 
 
 def _queries_are_read(gm: fx.GraphModule) -> None:
@@ -116,9 +118,8 @@ def _keys_do_not_rotate(gm: fx.GraphModule) -> None:
     attention.update_arg(1, operand(operand(attention, 1)))
 
 
-def _gate_is_up(gm: fx.GraphModule) -> None:
-    node = calls(gm, SWIGLU)[0]
-    node.args = (operand(node), operand(node))
+def _gate_of_another_input(gm: fx.GraphModule) -> None:
+    _of_another_input(operand(calls(gm, SWIGLU)[0]))
 
 
 def _gate_is_scaled(gm: fx.GraphModule) -> None:
@@ -138,11 +139,11 @@ def _residual_is_scaled(gm: fx.GraphModule) -> None:
 
 
 CHANGES: dict[str, tuple[str, Callable[[fx.GraphModule], None], str, str]] = {
-    "rows that cannot be joined": (
+    "values of another input": (
         "raise-attention",
-        _values_by_the_weight_of_keys,
+        _values_of_another_input,
         "tpc.rope",
-        "its weight must be a parameter that no other node reads",
+        "its input differs from that of %l0_q_proj",
     ),
     "norms of heads with two eps": (
         "raise-attention",
@@ -162,11 +163,11 @@ CHANGES: dict[str, tuple[str, Callable[[fx.GraphModule], None], str, str]] = {
         "aten.neg",
         "expected tpc.rope, got aten.add",
     ),
-    "one linear as gate and up": (
+    "a gate of another input": (
         "raise-swiglu",
-        _gate_is_up,
+        _gate_of_another_input,
         "tpc.swiglu",
-        "gate and up are the same linear",
+        "its input differs from that of %l0_gate_proj",
     ),
     "a gate that is scaled": (
         "fuse-gate-up",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from tests.backends.reference.stepping import BIASED, GELU, RELU2, Case
+from tests.backends.reference.stepping import APART, BIASED, GELU, RELU2, Case
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Instruction, Join, Program, Region
 from tpcompile.vm.program.instruction import StepInstruction
@@ -150,4 +150,6 @@ def _biased() -> list[FineCase]:
         FineCase(BIASED, 2, lengths=(9,), lowering="rows", workers=6),
         FineCase(GELU, 2, lengths=(9,), workers=2),
         FineCase(RELU2, 1, lengths=(9, 10), workers=3),
+        FineCase(APART, 1, lengths=(9, 10), workers=3),
+        FineCase(APART, 2, lengths=(9,), lowering="rows", workers=6),
     ]

@@ -29,9 +29,9 @@ from tpcompile.vm.program.instruction import NONE, Range, StepInstruction
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import check_program
 
-BIASED = (0, 33, 34, 35, 36)
+BIASED = (0, 33, 34, 35, 36, 37, 38)
 """Bases with biases: one in queries, keys and values only, and the others in MLPs too."""
-FEW, MANY = (0, 4, 12, 13, 35, 36), (*range(8), *range(11, 19), *BIASED[1:])
+FEW, MANY = (0, 4, 12, 13, 35, 36, 37, 38), (*range(8), *range(11, 19), *BIASED[1:])
 """A few small bases with all kinds of instructions, and more of them."""
 
 _SIZES = (

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 import torch
 
-from tests.backends.reference.stepping import Case
+from tests.backends.reference.stepping import APART, Case
 from tests.vm.mutations import changed
 from tpcompile.backends.memory import StepMemory
 from tpcompile.errors import UnsupportedError, UsageError, VerifyError
@@ -227,7 +227,55 @@ def test_each_part_of_qkv_reads_its_own_rows(case: Case) -> None:
             assert fault.said.endswith(f"first_row must be {one.at.first_row}, got {first}")
 
 
-@pytest.mark.parametrize("case", [ONE, TWO], ids=["one rank", "two ranks"])
+APARTS = [replace(ONE, model=APART), replace(TWO, model=APART)]
+
+
+@pytest.mark.parametrize("case", APARTS, ids=["one rank", "two ranks"])
+def test_a_part_with_a_weight_of_its_own_reads_all_its_rows(case: Case) -> None:
+    """Other rows, and the weight of a part with more or fewer heads, are refused."""
+    program = case.program
+    found: dict[Part, tuple[int, Any]] = {}
+    for number, one in enumerate(program.instructions):
+        if isinstance(one, NormQkvRopeAppend | NormQkvRows) and one.at.layer == one.at.rank == 0:
+            found.setdefault(one.at.part, (number, replace(one, at=replace(one.at, bias=NONE))))
+    weights = {part: one.at.weight for part, (_, one) in found.items()}
+    many, few = (program.buffers[weights[part]].shape[0] for part in (Part.Q, Part.K))
+    wrong: list[tuple[Part, dict[str, int], str]] = [
+        *((part, {"first_row": 16}, "first_row must be 0, got 16") for part in Part),
+        (Part.Q, {"weight": weights[Part.K]}, f"first_row must be at most {few - many}, got 0"),
+        (Part.K, {"weight": weights[Part.Q]}, f"first_row must be {many - 2 * few}, got 0"),
+        (Part.V, {"weight": weights[Part.Q]}, f"first_row must be {many - few}, got 0"),
+    ]
+    for part, operands, said in wrong:
+        number, one = found[part]
+        other = replace(one, at=replace(one.at, **operands))
+        instructions = changed(program.instructions, number, other)
+        (fault,) = check_program(replace(program, instructions=instructions))
+        assert fault.said.endswith(said)
+
+
+def test_a_weight_with_fewer_heads_than_the_cache() -> None:
+    """Rows before or after those of the weight are refused."""
+    program = APARTS[0].program
+    number, one = next(
+        (number, one)
+        for number, one in enumerate(program.instructions)
+        if isinstance(one, NormQkvRopeAppend) and one.at.part == Part.K
+    )
+    buffers, weight = list(program.buffers), one.at.weight
+    assert buffers[weight].shape == (32, 96)
+    buffers[weight] = replace(buffers[weight], shape=(16, 96))
+    for first in (0, 16):
+        other = replace(one, at=replace(one.at, bias=NONE, first_row=first))
+        instructions = changed(program.instructions, number, other)
+        made = replace(program, buffers=tuple(buffers), instructions=instructions)
+        assert any(
+            re.search(f"first_row must be .*, got {first}$", fault.said)
+            for fault in check_program(made)
+        )
+
+
+@pytest.mark.parametrize("case", [ONE, TWO, *APARTS], ids=str)
 def test_programs_that_lowering_makes_agree(case: Case) -> None:
     assert list(disagreements(case.program)) == []
 

@@ -23,7 +23,10 @@ from tpcompile.ir.meta import origin_of
 from tpcompile.ir.ops import LINEAR
 from tpcompile.runtime.cache_name import CACHE
 
-_OUTPUTS = ("norm", "q", "k", "v", "q_normed", "k_normed", "mlp_norm", "embedding", "final_norm")
+_OUTPUTS = (
+    *("norm", "q", "k", "v", "q_normed", "k_normed", "mlp_norm", "gate"),
+    *("embedding", "final_norm"),
+)
 """The values that modules of the model return. Residuals are the inputs of its norms."""
 
 

@@ -87,10 +87,13 @@ class Structure:
 def structure_of(gm: fx.GraphModule, spans: int) -> Structure:
     """Find the groups of a graph, for any model that can be lowered to a program."""
     attention = [node for node in gm.graph.nodes if node.target is PAGED_ATTENTION]
-    others = {other.result for other in activations(gm.graph)}
+    others = {other.result: other.projections for other in activations(gm.graph)}
     mlps = [node for node in gm.graph.nodes if node.target is SWIGLU or node in others]
     _expect(len(attention) == len(mlps) > 0, attention[-1:], "an MLP in each layer")
-    halves = [(_attention(a), _mlp(m)) for a, m in zip(attention, mlps, strict=True)]
+    halves = [
+        (_attention(a), _mlp(m, *others.get(m, m.args)))
+        for a, m in zip(attention, mlps, strict=True)
+    ]
     logits = head_of(gm.graph)
     final = _norm_before(logits)
     residuals = [operand(first["norm"]) for first, _ in halves] + [operand(final)]
@@ -136,10 +139,14 @@ def _attention(node: fx.Node) -> dict[str, fx.Node]:
     return {**found, "attention": node}
 
 
-def _mlp(node: fx.Node) -> dict[str, fx.Node]:
+def _mlp(node: fx.Node, *projections: Any) -> dict[str, fx.Node]:
+    """Return the values from the residual to the activation, with gate if it is a linear alone."""
     norm = _norm_before(node)
-    name = "swiglu" if node.target is SWIGLU else "activated"
-    return {"attention_residual": operand(norm), "mlp_norm": norm, name: node}
+    found = {"attention_residual": operand(norm), "mlp_norm": norm}
+    first, *others = projections
+    if others and first.target is LINEAR:
+        return {**found, "gate": first, "activated": node}
+    return {**found, "swiglu" if node.target is SWIGLU else "activated": node}
 
 
 def _norm_before(node: fx.Node) -> fx.Node:

@@ -22,8 +22,11 @@ from tpcompile.ir.ops.decode import (
     NORM_GATE_UP_SWIGLU,
     NORM_LINEAR,
     NORM_MLPS,
+    NORM_MLPS_APART,
+    NORM_Q_K_V_ROPE_APPEND,
     NORM_QKV_ROPE_APPEND,
     PARTIAL_ATTENTION,
+    QKV_OPS,
 )
 from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SWIGLU
 from tpcompile.ir.ops.embedding import EMBEDDING, VOCAB_EMBEDDING
@@ -54,9 +57,12 @@ __all__ = [
     "NORM_GATE_UP_SWIGLU",
     "NORM_LINEAR",
     "NORM_MLPS",
+    "NORM_MLPS_APART",
     "NORM_QKV_ROPE_APPEND",
+    "NORM_Q_K_V_ROPE_APPEND",
     "PAGED_ATTENTION",
     "PARTIAL_ATTENTION",
+    "QKV_OPS",
     "REDISTRIBUTE",
     "REDUCE_SCATTER",
     "RMS_NORM",

@@ -3,7 +3,7 @@
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
 from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import Argmax, NormLmHead
-from tpcompile.vm.groups.mlp import NormGateUpSwiglu, NormUpActivation
+from tpcompile.vm.groups.mlp import NormGate, NormGatedUp, NormGateUpSwiglu, NormUpActivation
 from tpcompile.vm.groups.project import LinearResidual, LinearTerms
 from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
@@ -15,7 +15,9 @@ __all__ = [
     "Embed",
     "LinearResidual",
     "LinearTerms",
+    "NormGate",
     "NormGateUpSwiglu",
+    "NormGatedUp",
     "NormLmHead",
     "NormQkvRopeAppend",
     "NormQkvRows",

@@ -1,4 +1,9 @@
-"""Gate and up projections of the normed residual, or up alone, and their activation."""
+"""Gate and up projections of the normed residual, or up alone, and their activation.
+
+An instruction reads rows of one weight. If gate and up have a weight each, which may differ in
+format, one instruction stores some rows of gate, and another one multiplies their activation by the
+same rows of up.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, Activation
+from tpcompile.ir.ops import NORM_GATE_UP_SWIGLU, NORM_MLPS, NORM_MLPS_APART, Activation
 from tpcompile.vm.groups.arithmetic import activated, swiglu
 from tpcompile.vm.groups.normed import Normed, linear, normed
 from tpcompile.vm.lowering.building import Building, layer_of
@@ -61,12 +66,27 @@ class UpOperands(GateUpOperands):
 
 
 @dataclass(frozen=True)
-class ActivatedRows(WeightInstruction):
-    """Some rows of an MLP's activation, from the same rows of its projections."""
+class GateOperands(GateUpOperands):
+    """The operands of gate alone; the weight has its `ffn` rows."""
+
+    weight: Annotated[int, rules.weight("ffn", "normed.width").reads("rows")]
+    bias: Annotated[int, rules.maybe(rules.weight("ffn").reads("rows"))]
+
+
+@dataclass(frozen=True)
+class GatedUpOperands(GateOperands):
+    """The operands of up beside a gate that is stored; the weight has the `ffn` rows of up."""
+
+    gate: Annotated[int, rules.scratch("normed.batch", "ffn").reads(":", "rows", turn=1)]
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class MlpRows(WeightInstruction):
+    """Some columns of an MLP's value, from the same rows of its projections."""
 
     at: GateUpOperands
     rows: Annotated[Range, rules.Within("ffn")]
-    up = Interval("ffn + rows")
     result: ClassVar[str]
     """The name of the result's buffer, and of its values in comparisons."""
 
@@ -83,10 +103,11 @@ class ActivatedRows(WeightInstruction):
 
 @instruction
 @dataclass(frozen=True)
-class NormGateUpSwiglu(ActivatedRows):
+class NormGateUpSwiglu(MlpRows):
     """silu(gate) · up, for some rows of gate and the same rows of up."""
 
     at: GateUpOperands
+    up = Interval("ffn + rows")
     name: ClassVar[str] = "norm_gate_up_swiglu"
     opcode: ClassVar[int] = 9
     result: ClassVar[str] = "swiglu"
@@ -98,10 +119,11 @@ class NormGateUpSwiglu(ActivatedRows):
 
 @instruction
 @dataclass(frozen=True)
-class NormUpActivation(ActivatedRows):
+class NormUpActivation(MlpRows):
     """act(gate) · up for some rows, or act(up) of an MLP without a gate."""
 
     at: UpOperands
+    up = Interval("ffn + rows")
     name: ClassVar[str] = "norm_up_activation"
     opcode: ClassVar[int] = 12
     result: ClassVar[str] = "activated"
@@ -111,33 +133,91 @@ class NormUpActivation(ActivatedRows):
         memory[self.at.out][:, self.rows.slice] = activated(self.at.activation, *sides)
 
 
+@instruction
+@dataclass(frozen=True)
+class NormGate(MlpRows):
+    """Some rows of gate, for `norm_gated_up`: up has a weight of its own."""
+
+    at: GateOperands
+    name: ClassVar[str] = "norm_gate"
+    opcode: ClassVar[int] = 13
+    result: ClassVar[str] = "gate"
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        (gate,) = self.projected(memory, probe, self.rows)
+        memory[self.at.out][:, self.rows.slice] = gate
+
+
+@instruction
+@dataclass(frozen=True)
+class NormGatedUp(MlpRows):
+    """act(gate) · up, for some rows of up and the same rows of gate, which are stored."""
+
+    at: GatedUpOperands
+    name: ClassVar[str] = "norm_gated_up"
+    opcode: ClassVar[int] = 14
+    result: ClassVar[str] = "activated"
+
+    def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        at, columns = self.at, self.rows.slice
+        (up,) = self.projected(memory, probe, self.rows)
+        memory[at.out][:, columns] = activated(at.activation, memory[at.gate][:, columns], up)
+
+
 _FORMS = {target: form for form, target in NORM_MLPS.items()}
+_APART = {target: activation for activation, target in NORM_MLPS_APART.items()}
 
 
 @lowers(*_FORMS)
 def norm_gate_up(to: Building, node: fx.Node) -> None:
-    """Lower gate and up to blocks of the MLP's width."""
-    bound = to.bound(node)
-    columns = to.local_columns(node)
+    """Lower gate and up, or up alone, to blocks of the MLP's width."""
     activation, gated = _FORMS[node.target]
-    kind: type[ActivatedRows] = NormUpActivation
-    more_operands: dict[str, Any] = {"sides": 1 + gated, "activation": activation}
     if node.target is NORM_GATE_UP_SWIGLU:
-        kind, more_operands = NormGateUpSwiglu, {}
+        out = _deal(to, node, NormGateUpSwiglu, "")
+    else:
+        out = _deal(to, node, NormUpActivation, "", sides=1 + gated, activation=activation)
+    to.put(node, out)
+
+
+@lowers(*_APART)
+def norm_gate_and_up(to: Building, node: fx.Node) -> None:
+    """Lower gate, then up, to blocks of the MLP's width."""
+    gate = _deal(to, node, NormGate, "gate_")
+    up = _deal(to, node, NormGatedUp, "up_", gate=gate, activation=_APART[node.target])
+    to.put(node, up)
+
+
+def _deal(
+    to: Building,
+    node: fx.Node,
+    kind: type[MlpRows],
+    side: str,
+    gate: int | None = None,
+    **more_operands: Any,
+) -> int:
+    """Append the instructions of a linear, whose operands have a prefix in the op.
+
+    `gate` is rank 0's buffer of a gate. Return rank 0's buffer of the results.
+    """
+    bound = to.bound(node)
+    weight, bias = bound[f"{side}weight"], bound[f"{side}bias"]
+    columns = to.local_columns(node)
     out = to.declare(
         kind.result, [(to.plan.batch, width) for width in columns], value_type(node).dtype
     )
-    to.put(node, out)
     for rank in range(to.ranks):
+        if gate is not None:
+            more_operands["gate"] = gate + rank
         at = operands_of(kind)(
             rank=rank,
             layer=layer_of(node),
             normed=normed(to, node, rank),
-            weight=to.where(bound["weight"], rank),
-            bias=to.where_if(bound["bias"], rank),
+            weight=to.where(weight, rank),
+            bias=to.where_if(bias, rank),
             out=out + rank,
             ffn=columns[rank],
-            format=value_type(bound["weight"]).stored,
+            format=value_type(weight).stored,
             **more_operands,
         )
         to.deal(kind(at, rows) for rows in to.plan.blocks(columns[rank]))
+    return out

@@ -1,5 +1,8 @@
 """Projection, norm and rotation of Q, K and V, by whole heads or by blocks of a head's rows.
 
+An instruction computes heads of one part, from rows of one weight. The weight has the rows of all
+parts, or the parts have a weight each, which may differ in format.
+
 Norms and rotations apply to whole heads, never to parts of one. An instruction computes either
 whole heads or a block of one head's rows. The last block of a head to arrive norms, rotates and
 stores the head.
@@ -10,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND
+from tpcompile.ir.ops import NORM_QKV_ROPE_APPEND, QKV_OPS
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.groups.normed import normed
 from tpcompile.vm.groups.qkv_operands import Part, QkvOperands, stored
@@ -62,13 +65,13 @@ class NormQkvRows(WeightInstruction):
     raw: Annotated[
         int, rules.scratch("normed.batch", "all_heads*width").joins(":", "raw_head", turn=1)
     ]
-    arrivals: Annotated[int, rules.sole(Role.ARRIVALS, "all_heads").joins("place")]
+    arrivals: Annotated[int, rules.Held(Role.ARRIVALS, ("all_heads",), rules.I32).joins("place")]
     head: Annotated[int, rules.Number(0, "heads - 1")]
     rows: Annotated[Range, rules.Within("width")]
     blocks: Annotated[int, rules.Number(1, "width")]
     weight_rows = Interval("first_row + head*width + rows")
     place = Interval("first_head + head")
-    """The head among the heads of all three parts."""
+    """The head among the heads in the weight."""
     raw_head = Interval("first_row + head*width")
     arrival: ClassVar[rules.Arrival] = rules.Arrival("rows", "width", "blocks", "finishing")
     name: ClassVar[str] = "norm_qkv_rows"
@@ -89,7 +92,18 @@ class NormQkvRows(WeightInstruction):
             self.at.report(memory, Range(self.head, self.head + 1), probe)
 
 
-@lowers(NORM_QKV_ROPE_APPEND)
+class _Source(NamedTuple):
+    """The linear that computes a part, and the place of the part among its rows."""
+
+    parts: str
+    """The parts whose rows the weight has: `qkv`, or the name of the part alone."""
+    weight: fx.Node
+    bias: fx.Node | None
+    first_row: int
+    heads: int
+
+
+@lowers(*QKV_OPS)
 def norm_qkv(to: Building, node: fx.Node) -> None:
     """Lower the node to the queries, then the keys, then the values of each rank."""
     q = to.declare(
@@ -98,17 +112,35 @@ def norm_qkv(to: Building, node: fx.Node) -> None:
     to.put(node, q)
     cache = cache_of(to, to.bound(node)["cache"], to.bound(node)["block"])
     for rank in range(to.ranks):
-        counts = to.bound(node, rank)["heads"]
-        first = 0
-        for part, heads in zip((Part.Q, Part.K, Part.V), counts, strict=True):
+        sources = _sources(to, node, rank)
+        for part, source in sources.items():
             out = q if part == Part.Q else cache
-            at = _qkv_operands(to, node, rank, part, first, out + rank)
-            to.deal(_heads(to, at, heads, sum(counts)))
-            first += heads * at.width
+            at = _qkv_operands(to, node, rank, part, source, out + rank)
+            to.deal(_heads(to, at, source, sum(each.heads for each in sources.values())))
+
+
+def _sources(to: Building, node: fx.Node, rank: int) -> dict[Part, _Source]:
+    """Return the sources of queries, keys and values on a rank, in this order."""
+    bound = to.bound(node, rank)
+    width = width_of(bound["cos"])
+    found: dict[Part, _Source] = {}
+    first = 0
+    for place, part in enumerate((Part.Q, Part.K, Part.V)):
+        if node.target is NORM_QKV_ROPE_APPEND:
+            heads = bound["heads"][place]
+            found[part] = _Source("qkv", bound["weight"], bound["bias"], first, heads)
+            first += heads * width
+        else:
+            name = part.name.lower()
+            weight, bias = bound[f"{name}_weight"], bound[f"{name}_bias"]
+            rows = value_type(weight).local_shape(rank)[0]
+            assert isinstance(rows, int)
+            found[part] = _Source(name, weight, bias, 0, rows // width)
+    return found
 
 
 def _qkv_operands(
-    to: Building, node: fx.Node, rank: int, part: Part, first_row: int, out: int
+    to: Building, node: fx.Node, rank: int, part: Part, source: _Source, out: int
 ) -> QkvOperands:
     bound = to.bound(node)
     width = width_of(bound["cos"])
@@ -119,9 +151,9 @@ def _qkv_operands(
         layer=bound["layer"],
         part=part,
         normed=normed(to, node, rank),
-        weight=to.where(bound["weight"], rank),
-        bias=to.where_if(bound["bias"], rank),
-        first_row=first_row,
+        weight=to.where(source.weight, rank),
+        bias=to.where_if(source.bias, rank),
+        first_row=source.first_row,
         head_norm=to.where_if(head_norm, rank),
         head_eps=to_fp32(bound["head_eps"]),
         cos=to.sole(Role.COS, (longest, width), dtype) + rank,
@@ -131,7 +163,7 @@ def _qkv_operands(
         positions=to.sole(Role.POSITIONS, (to.plan.batch,)) + rank,
         width=width,
         out=out,
-        format=value_type(bound["weight"]).stored,
+        format=value_type(source.weight).stored,
         **places(to, bound["block"], rank),
     )
 
@@ -143,18 +175,20 @@ LOWERING_OF: Mapping[str, str] = MappingProxyType(
 
 
 def _heads(
-    to: Building, at: QkvOperands, heads: int, of: int
+    to: Building, at: QkvOperands, source: _Source, of: int
 ) -> Iterator[NormQkvRopeAppend | NormQkvRows]:
     """Yield one part's heads, whole or in blocks of rows; `of` is the number in all parts."""
     if not to.plan.splits_heads(of):
-        yield from (NormQkvRopeAppend(at, run) for run in to.plan.head_runs(heads, of))
+        runs = to.plan.head_runs(source.heads, of)
+        yield from (NormQkvRopeAppend(at, run) for run in runs)
         return
     blocks = to.plan.row_blocks(at.width, of)
     wide = [(to.plan.batch, rows) for rows in _rows_per_rank(to, at)]
-    raw = to.declare("raw_qkv", wide, to.buffers[at.normed.x].dtype) + at.rank
+    raw = to.declare(f"raw_{source.parts}", wide, to.buffers[at.normed.x].dtype) + at.rank
     counts = [(rows // at.width,) for _, rows in wide]
-    arrivals = to.declare(Role.ARRIVALS.word, counts, torch.int32, Role.ARRIVALS) + at.rank
-    for head in range(heads):
+    name = Role.ARRIVALS.word if source.parts == "qkv" else f"{Role.ARRIVALS.word}_{source.parts}"
+    arrivals = to.declare(name, counts, torch.int32, Role.ARRIVALS) + at.rank
+    for head in range(source.heads):
         for rows in blocks:
             yield NormQkvRows(at, raw, arrivals, head, rows, len(blocks))
 

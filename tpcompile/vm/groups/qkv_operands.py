@@ -40,12 +40,16 @@ _SIN = rules.sole(Role.SIN, "longest", "width", dtype="float").reads(turn=1, unl
 _POSITIONS = rules.sole(Role.POSITIONS, "normed.batch").reads(unless=_V)
 _LENGTHS = rules.sole(Role.LENGTHS, "normed.batch").reads(turn=2, unless=_Q)
 _TABLES = rules.sole(Role.TABLES, "normed.batch", "most_blocks").reads(turn=2, unless=_Q)
+_LAST = "all_heads*width - heads*width"
+_ALONE = "heads*width - all_heads*width"
+"""Without other rows in the weight 0, else negative."""
 _FIRST_ROWS = {
-    Part.Q: rules.Number(0, exactly="0"),
-    Part.K: rules.Number(0, exactly="all_heads*width - heads*width - heads*width"),
-    Part.V: rules.Number(0, exactly="all_heads*width - heads*width"),
+    Part.Q: rules.Number(0, _LAST, exactly=("0",)),
+    Part.K: rules.Number(0, _LAST, exactly=("all_heads*width - 2*heads*width", _ALONE)),
+    Part.V: rules.Number(0, exactly=(_LAST,)),
 }
-"""The weight has the rows of Q, then K, then V; K and V have equally many heads."""
+"""The weight has the rows of Q, then K, then V, or those of one part; K and V have equally many
+heads."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class QkvOperands:
 
     @property
     def first_head(self) -> int:
-        """The index of the first head among the heads of all three parts."""
+        """The index of the first head among the heads in the weight."""
         return self.first_row // self.width
 
     @cached_property

@@ -128,9 +128,11 @@ class Agreement:
                 self._refuse(path, value, f"{stored}, the format of {rule.operand}")
         if not isinstance(rule, Number):
             return
-        if rule.exactly and value != self.names.number(rule.exactly, prefix):
-            self._refuse(path, value, f"{self.names.number(rule.exactly, prefix)}")
-        if rule.most and value > self.names.number(rule.most, prefix):
+        exactly = [self.names.number(expression, prefix) for expression in rule.exactly]
+        if exactly and value not in exactly:
+            allowed = [number for number in exactly if number >= rule.least] or exactly
+            self._refuse(path, value, " or ".join(map(str, allowed)))
+        elif rule.most and value > self.names.number(rule.most, prefix):
             self._refuse(path, value, f"at most {self.names.number(rule.most, prefix)}")
 
     def _check_held(self, path: str, prefix: str, rule: Rule) -> None:

@@ -56,7 +56,7 @@ class Role(IntEnum):
     @property
     def sole(self) -> bool:
         """Whether a rank has at most one buffer of this role."""
-        return self not in (Role.SCRATCH, Role.WEIGHT)
+        return self not in (Role.SCRATCH, Role.WEIGHT, Role.ARRIVALS)
 
 
 _KINDS = {

@@ -48,8 +48,8 @@ class _Row(NamedTuple):
     kind: _Kind
     word: int
     other: int = 0
-    """The lower bound; or the word of the minimum length, of the buffer of a dtype or a format,
-    or of the tokens per block of a cache."""
+    """The lower bound; the word of the minimum length, of the buffer of a dtype or a format, or of
+    the tokens per block of a cache; or how many terms are of the first of two exact numbers."""
     optional: bool = False
     role: int = 0
     dtype: int = 0
@@ -139,10 +139,14 @@ class _Table:
         self, word: int, prefix: str, rule: rules.Number, when: tuple[int, int, int]
     ) -> Iterator[_Row]:
         yield _Row(*when, _Kind.LEAST, word, rule.least, rule.optional)
-        for kind, limit in ((_Kind.MOST, rule.most), (_Kind.EXACTLY, rule.exactly)):
-            if limit:
-                terms = self._terms(limit, prefix)
-                yield _Row(*when, kind, word, optional=rule.optional, products=terms)
+        if rule.most:
+            most = self._terms(rule.most, prefix)
+            yield _Row(*when, _Kind.MOST, word, optional=rule.optional, products=most)
+        if rule.exactly:
+            first, *others = [self._terms(one, prefix) for one in rule.exactly]
+            terms = first + tuple(term for other in others for term in other)
+            assert len(others) <= 1 and len(terms) <= MOST_DIMS
+            yield _Row(*when, _Kind.EXACTLY, word, len(first), rule.optional, products=terms)
         if rule.fits is not None:
             yield self._buffer(0, prefix, rule.fits, when)
 

@@ -136,7 +136,8 @@ class Number:
     least: int = 1
     most: str = ""
     optional: bool = False
-    exactly: str = ""
+    exactly: tuple[str, ...] = ()
+    """Expressions, one of which is the number."""
     fits: Held | None = None
     """A rule for the rank's buffer of this role. The buffer is not an operand of this instruction,
     but other instructions use it with the same number."""
@@ -183,7 +184,7 @@ class Chosen:
 Rule = Held | Missing | Number | Real | DTypeOf | FormatOf | Within | Chosen
 
 COUNT = Number(1)
-RANKS = Number(1, exactly=PROGRAM_RANKS)
+RANKS = Number(1, exactly=(PROGRAM_RANKS,))
 """The number of ranks in a sum, which is always over all ranks."""
 RANK = Number(0, f"{PROGRAM_RANKS} - 1")
 LABEL = Number(-1)

@@ -10,7 +10,14 @@ import torch
 
 from tests.ir.ranks import Operand, deal, infer, operand, random, refused
 from tpcompile.ir.layout import FusedLayout, Layout, even_runs
-from tpcompile.ir.ops import LINEAR, NORM_QKV_ROPE_APPEND, RMS_NORM, ROPE, SPECS
+from tpcompile.ir.ops import (
+    LINEAR,
+    NORM_Q_K_V_ROPE_APPEND,
+    NORM_QKV_ROPE_APPEND,
+    RMS_NORM,
+    ROPE,
+    SPECS,
+)
 from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.plan import plan_heads
 from tpcompile.ir.roles import CacheOf
@@ -19,6 +26,7 @@ from tpcompile.ir.types import Shard, ValueType
 TOKENS, HIDDEN, WIDTH, EPS, HEAD_EPS = 3, 10, 8, 1e-6, 1e-3
 LAYERS, LAYER, SLOTS = 2, 1, 8
 NAMES = SPECS[NORM_QKV_ROPE_APPEND].argument_names
+APART = SPECS[NORM_Q_K_V_ROPE_APPEND].argument_names
 PLACES = operand(torch.tensor([6, 0, 3]))
 
 
@@ -142,6 +150,98 @@ def test_every_tp_of_the_plan_is_sound(queries: int, keys: int, plain: bool) -> 
         torch.testing.assert_close(to_whole(found, kind), q, rtol=1e-5, atol=1e-5)
         kept = to_whole(dealt["cache"], values["cache"].kind)[LAYER][:, PLACES.whole]
         torch.testing.assert_close(kept, torch.stack([k, v]), rtol=1e-5, atol=1e-5)
+
+
+def apart(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the operands of the op with a weight each for queries, keys and values."""
+    own = dict(values)
+    sizes = [count * WIDTH for count in own.pop("heads")]
+    for name in ("weight", "bias"):
+        whole = own.pop(name)
+        parts = [None] * 3 if whole is None else map(operand, whole.whole.split(sizes))
+        own |= {f"{part}_{name}": rows for part, rows in zip("qkv", parts, strict=True)}
+    return {name: own[name] for name in APART}
+
+
+@pytest.mark.parametrize("left_out", [(), ("bias",), ("q_norm", "k_norm")], ids=str)
+@pytest.mark.parametrize("heads", [(4, 2, 2), (3, 3, 3), (5, 1, 1)], ids=str)
+def test_a_weight_each(heads: tuple[int, ...], left_out: tuple[str, ...]) -> None:
+    """Results, the cache, the type and the cost are those of the op with one weight."""
+    joined = given(heads, **dict.fromkeys(left_out))
+    values = apart(given(heads, **dict.fromkeys(left_out)))
+    plain = [getattr(value, "whole", value) for value in values.values()]
+    torch.testing.assert_close(NORM_Q_K_V_ROPE_APPEND(*plain), called(joined))
+    kept = [one["cache"].whole[LAYER][:, PLACES.whole] for one in (joined, values)]
+    torch.testing.assert_close(*kept)
+    kinds = [
+        infer(target, *each.values())
+        for target, each in ((NORM_QKV_ROPE_APPEND, joined), (NORM_Q_K_V_ROPE_APPEND, values))
+    ]
+    assert kinds[0] == kinds[1]
+    costs = [
+        SPECS[target].cost(kind, [o.kind for o in each.values() if isinstance(o, Operand)], 0)
+        for target, each, kind in (
+            (NORM_QKV_ROPE_APPEND, joined, kinds[0]),
+            (NORM_Q_K_V_ROPE_APPEND, values, kinds[1]),
+        )
+    ]
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("part", "qkv")
+def test_one_part_alone_may_have_a_bias(part: str) -> None:
+    values = apart(given())
+    wanted = given()
+    zeros = [operand(torch.zeros_like(values[f"{other}_bias"].whole)) for other in "qkv"]
+    biases = {
+        other: values[f"{other}_bias"] if other == part else zero
+        for other, zero in zip("qkv", zeros, strict=True)
+    }
+    wanted["bias"] = operand(torch.cat([bias.whole for bias in biases.values()]))
+    values |= {f"{other}_bias": None for other in "qkv" if other != part}
+    plain = [getattr(value, "whole", value) for value in values.values()]
+    torch.testing.assert_close(NORM_Q_K_V_ROPE_APPEND(*plain), called(wanted))
+    kept = [one["cache"].whole[LAYER][:, PLACES.whole] for one in (wanted, values)]
+    torch.testing.assert_close(*kept)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 2), (14, 2), (5, 5)])
+def test_a_weight_each_on_every_tp(queries: int, keys: int) -> None:
+    """Ranks compute the heads of the plan from their rows of each weight."""
+    q, k, v = by_hand(given((queries, keys, keys)))
+    for tp in range(1, queries + 1):
+        plan = plan_heads(queries, keys, tp)
+        values = apart(given((queries, keys, keys)))
+        for part, layout in zip("qkv", (plan.queries, plan.keys, plan.keys), strict=True):
+            for name in (f"{part}_weight", f"{part}_bias"):
+                values[name] = values[name].sharded(0, layout.with_grain(WIDTH))
+        values["cache"] = values["cache"].sharded(3, plan.keys)
+        kind = infer(NORM_Q_K_V_ROPE_APPEND, *values.values())
+        assert isinstance(kind, ValueType) and kind.placement == Shard(1, plan.queries)
+        dealt = {n: deal(o, tp) for n, o in values.items() if isinstance(o, Operand)}
+        found = [
+            NORM_Q_K_V_ROPE_APPEND(
+                *{**values, **{n: own[rank] for n, own in dealt.items()}}.values()
+            )
+            for rank in range(tp)
+        ]
+        torch.testing.assert_close(to_whole(found, kind), q, rtol=1e-5, atol=1e-5)
+        kept = to_whole(dealt["cache"], values["cache"].kind)[LAYER][:, PLACES.whole]
+        torch.testing.assert_close(kept, torch.stack([k, v]), rtol=1e-5, atol=1e-5)
+
+
+MISMATCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "more values than keys": ("kv-alike", {"v_weight": random(24, HIDDEN), "v_bias": None}),
+    "part of a head": ("unflatten", {"q_weight": random(WIDTH + 1, HIDDEN), "q_bias": None}),
+    "the bias of another part": ("linear-shape", {"q_bias": random(16)}),
+    "keys of another input": ("linear-shape", {"k_weight": random(16, HIDDEN + 1)}),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_weight_each_refuses(name: str) -> None:
+    rule, changes = MISMATCHES[name]
+    refused(rule, NORM_Q_K_V_ROPE_APPEND, *{**apart(given()), **changes}.values())
 
 
 def split(values: dict[str, Any], tp: int) -> dict[str, Any]:

@@ -120,8 +120,11 @@ class Checker {
         return expect(rule, value == TPC_NONE, "equal to", TPC_NONE);
       case TPC_RULE_MOST:
         return expect(rule, value <= limit(rule), "at most", limit(rule));
-      case TPC_RULE_EXACTLY:
-        return expect(rule, value == limit(rule), "equal to", limit(rule));
+      case TPC_RULE_EXACTLY: {  // the terms from `other` on are another number that is allowed
+        const int64_t number = limit(rule, 0, rule.other);
+        const bool is_other = rule.other < rule.count && value == limit(rule, rule.other, rule.count);
+        return expect(rule, value == number || is_other, "equal to", number);
+      }
       case TPC_RULE_RANGE: {
         const int64_t stop = values_[rule.word + 1], least = rule.other ? values_[rule.other] : 1;
         expect(rule, value >= 0, "at least", 0);
@@ -247,13 +250,16 @@ class Checker {
     return true;
   }
 
-  // The first term less the others.
-  int64_t limit(const tpc_rule& rule) const {
+  int64_t limit(const tpc_rule& rule) const { return limit(rule, 0, rule.count); }
+
+  // The first of some terms less the others.
+  int64_t limit(const tpc_rule& rule, int32_t first, int32_t last) const {
     int64_t found = 0;
-    for (int32_t term = 0; term < rule.count; ++term) {
+    for (int32_t term = first; term < last; ++term) {
       int32_t free = 0;
       const int64_t value = product(rule.products[term], &free);
-      if (free || __builtin_add_overflow(found, term ? -value : value, &found)) return INT64_MIN;
+      if (free || __builtin_add_overflow(found, term > first ? -value : value, &found))
+        return INT64_MIN;
     }
     return found;
   }

@@ -56,9 +56,11 @@ __attribute__((noinline)) void activate(int64_t activation, float* values, int64
 
 #pragma GCC diagnostic pop
 
-// The words of both instructions begin with the same operands.
+// The words of all instructions begin with the same operands.
 using GateUp = tpc_norm_gate_up_swiglu;
 static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_up_activation, format), "");
+static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_gate, format), "");
+static_assert(offsetof(GateUp, format) == offsetof(tpc_norm_gated_up, format), "");
 
 // Some rows of the projections of all sequences, rounded. `up` is null without a gate.
 struct Projected {
@@ -113,6 +115,32 @@ void norm_up_activation(const Memory& memory, const int32_t* words, Scratch& scr
   store_rows<T>(memory, at, [first = first, up = up](int64_t place, int64_t count) {
     const Lanes active = load_some(first + place, count);
     return up ? rounded<T>(active) * load_some(up + place, count) : active;
+  });
+}
+
+template <class Types>
+void norm_gate(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_norm_gate*>(words);
+  const auto& shared = *reinterpret_cast<const GateUp*>(words);
+  const float* gate = projected<Types>(memory, shared, at.rows, false, scratch).first;
+  store_rows<typename Types::Value>(memory, at, [gate](int64_t place, int64_t count) {
+    return load_some(gate + place, count);
+  });
+}
+
+template <class Types>
+void norm_gated_up(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  using T = typename Types::Value;
+  const auto& at = *reinterpret_cast<const tpc_norm_gated_up*>(words);
+  const auto& shared = *reinterpret_cast<const GateUp*>(words);
+  const int64_t rows = at.rows.stop - at.rows.start, batch = at.normed_batch;
+  const float* up = projected<Types>(memory, shared, at.rows, false, scratch).first;
+  float* gate = scratch.take<float>(batch * rows);
+  for (int64_t b = 0; b < batch; ++b)
+    convert(memory.at<T>(at.gate) + b * int64_t{at.ffn} + at.rows.start, rows, gate + b * rows);
+  activate(at.activation, gate, batch * rows);
+  store_rows<T>(memory, at, [gate, up](int64_t place, int64_t count) {
+    return rounded<T>(load_some(gate + place, count)) * load_some(up + place, count);
   });
 }
 

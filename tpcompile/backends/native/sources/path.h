@@ -59,6 +59,8 @@ constexpr tpc::TypedKernel kKernels[] = {
     TPC_LINEAR(NORM_LM_HEAD, norm_lm_head),
     {TPC_OP_ARGMAX, {}, argmax},
     TPC_LINEAR(NORM_UP_ACTIVATION, norm_up_activation),
+    TPC_LINEAR(NORM_GATE, norm_gate),
+    TPC_LINEAR(NORM_GATED_UP, norm_gated_up),
 };
 
 constexpr tpc::Path make_path(const char* name, const tpc::ManyKernel* many = nullptr) {

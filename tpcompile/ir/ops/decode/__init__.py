@@ -13,23 +13,33 @@ from tpcompile.ir.ops.decode.attention import (
     merge_spans,
     span_of,
 )
-from tpcompile.ir.ops.decode.norm_linear import NORM_GATE_UP_SWIGLU, NORM_LINEAR, NORM_MLPS
-from tpcompile.ir.ops.decode.norm_qkv import NORM_QKV_ROPE_APPEND
+from tpcompile.ir.ops.decode.norm_linear import (
+    NORM_GATE_UP_SWIGLU,
+    NORM_LINEAR,
+    NORM_MLPS,
+    NORM_MLPS_APART,
+)
+from tpcompile.ir.ops.decode.norm_qkv import (
+    NORM_Q_K_V_ROPE_APPEND,
+    NORM_QKV_ROPE_APPEND,
+    QKV_OPS,
+)
 from tpcompile.ir.ops.decode.residual import ALL_REDUCE_RESIDUAL, LINEAR_RESIDUAL
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
 
-CACHE_WRITERS = (PAGED_ATTENTION, NORM_QKV_ROPE_APPEND)
+CACHE_WRITERS = (PAGED_ATTENTION, *QKV_OPS)
 """The ops that write keys and values to a KV cache, one per layer."""
 CACHE_OPS = (*CACHE_WRITERS, CACHED_ATTENTION, PARTIAL_ATTENTION)
 """The ops that read or write a KV cache."""
 DECODE_OPS = (
-    NORM_QKV_ROPE_APPEND,
+    *QKV_OPS,
     CACHED_ATTENTION,
     PARTIAL_ATTENTION,
     ATTENTION_REDUCE,
     LINEAR_RESIDUAL,
     ALL_REDUCE_RESIDUAL,
     *NORM_MLPS.values(),
+    *NORM_MLPS_APART.values(),
     NORM_LINEAR,
 )
 """The ops that occur only in decode graphs."""
@@ -45,8 +55,11 @@ __all__ = [
     "NORM_GATE_UP_SWIGLU",
     "NORM_LINEAR",
     "NORM_MLPS",
+    "NORM_MLPS_APART",
     "NORM_QKV_ROPE_APPEND",
+    "NORM_Q_K_V_ROPE_APPEND",
     "PARTIAL_ATTENTION",
+    "QKV_OPS",
     "merge",
     "merge_spans",
     "span_of",

@@ -79,6 +79,28 @@ def _norm_mlp(activation: Activation, gated: bool) -> Any:
     return composite(body, **options)
 
 
+def _norm_mlp_apart(activation: Activation) -> Any:
+    """Declare the op of an MLP whose gate and up have a weight each, up to the down projection."""
+    function = SWIGLU if activation is Activation.SILU else activation.of
+
+    def body(
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        gate_weight: torch.Tensor,
+        up_weight: torch.Tensor,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        normed = RMS_NORM(x, norm, eps)
+        gate, up = LINEAR(normed, gate_weight, gate_bias), LINEAR(normed, up_weight, up_bias)
+        activated: torch.Tensor = function(gate, up)
+        return activated
+
+    body.__name__ = f"norm_gate_and_up_{activation.name.lower()}"
+    return composite(body)
+
+
 NORM_LINEAR = composite(norm_linear)
 NORM_GATE_UP_SWIGLU = composite(norm_gate_up_swiglu, check=check_gate_up)
 _SWIGLU = (Activation.SILU, True)
@@ -87,3 +109,5 @@ NORM_MLPS: Mapping[tuple[Activation, bool], Any] = {
     **{form: _norm_mlp(*form) for form in product(Activation, (True, False)) if form != _SWIGLU},
 }
 """The op of an MLP, up to the down projection, by its activation and whether it has a gate."""
+NORM_MLPS_APART: Mapping[Activation, Any] = {one: _norm_mlp_apart(one) for one in Activation}
+"""The op of an MLP whose gate and up have a weight each, which may differ in format."""

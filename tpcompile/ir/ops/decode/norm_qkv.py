@@ -11,10 +11,10 @@ from tpcompile.ir.layout import FusedLayout
 from tpcompile.ir.ops.cache import check_append, kept_type
 from tpcompile.ir.ops.composite import Part, composite, optional
 from tpcompile.ir.ops.decode.norm_linear import SPLIT, norm_linear
-from tpcompile.ir.ops.linear import linear_cost
+from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import RMS_NORM
 from tpcompile.ir.ops.rotary import ROPE
-from tpcompile.ir.ops.spec import Cost, local_bytes, require
+from tpcompile.ir.ops.spec import Cost, CostRule, local_bytes, numel, require
 from tpcompile.ir.roles import QueriesOf
 from tpcompile.ir.types import ValueType
 
@@ -49,12 +49,54 @@ def norm_qkv_rope_append(
     rows, width = norm_linear(x, norm, eps, weight, bias), cos.shape[1]
     parts = SPLIT(rows, [heads[part] * width for part in range(3)], 1)
     q, k, v = (UNFLATTEN(parts[part], 1, [-1, width]) for part in range(3))
-    q, k = (
-        ROPE(optional(RMS_NORM, side, scale, head_eps), cos, sin, interleaved)
-        for side, scale in ((q, q_norm), (k, k_norm))
-    )
+    q, k = _rotated(((q, q_norm), (k, k_norm)), head_eps, cos, sin, interleaved)
     queries: torch.Tensor = APPEND(q, k, v, cache, slots, layer, block)
     return queries
+
+
+def norm_q_k_v_rope_append(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    v_weight: torch.Tensor,
+    q_bias: torch.Tensor | None,
+    k_bias: torch.Tensor | None,
+    v_bias: torch.Tensor | None,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    head_eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    layer: int,
+    block: int,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    """Compute `norm_qkv_rope_append` of queries, keys and values that have a weight each.
+
+    The weights may differ in format.
+    """
+    normed, width = RMS_NORM(x, norm, eps), cos.shape[1]
+    q, k, v = (
+        UNFLATTEN(LINEAR(normed, weight, bias), 1, [-1, width])
+        for weight, bias in ((q_weight, q_bias), (k_weight, k_bias), (v_weight, v_bias))
+    )
+    q, k = _rotated(((q, q_norm), (k, k_norm)), head_eps, cos, sin, interleaved)
+    queries: torch.Tensor = APPEND(q, k, v, cache, slots, layer, block)
+    return queries
+
+
+def _rotated(
+    sides: Sequence[tuple[Any, Any]], head_eps: float, cos: Any, sin: Any, interleaved: bool
+) -> list[Any]:
+    """Rotate queries and keys, each given with the norm of its heads."""
+    return [
+        ROPE(optional(RMS_NORM, side, scale, head_eps), cos, sin, interleaved)
+        for side, scale in sides
+    ]
 
 
 def _append(
@@ -104,24 +146,30 @@ def _localize(
     return {"heads": [segment.extent(rank) // width for segment in layout.segments]}
 
 
-def _cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
-    """Return the cost of the projection and the cache write; norms and rotation are negligible."""
-    x, norm, weight = operands[:3]
-    cache = next(kind for kind in operands if kind.dims == 5)
-    projected = linear_cost(result, [x, weight, norm], rank)
-    kept = 2 * local_bytes(kept_type(cache, x.shape[0]), rank)
-    return Cost(flops=projected.flops, memory_bytes=projected.memory_bytes + kept)
+def _cost(weights: int) -> CostRule:
+    """Return the cost of the projections and the cache write; norms and rotation are negligible."""
+
+    def cost(result: ValueType, operands: Sequence[ValueType], rank: int) -> Cost:
+        x, norm, *projected = operands[: 2 + weights]
+        cache = next(kind for kind in operands if kind.dims == 5)
+        flops = sum(2 * numel(weight.local_shape(rank)) for weight in projected)
+        moved = [result, x, norm, *projected, *[kept_type(cache, x.shape[0])] * 2]
+        return Cost(flops, sum(local_bytes(kind, rank) for kind in moved))
+
+    return cost
 
 
-NORM_QKV_ROPE_APPEND = composite(
-    norm_qkv_rope_append,
-    check=_check,
-    overwrites=("cache",),
-    reasons={
+_OPTIONS: dict[str, Any] = {
+    "overwrites": ("cache",),
+    "reasons": {
         "head_eps": "its head norms must have the same epsilon",
         "interleaved": "queries and keys are rotated in different layouts",
     },
-    cost=_cost,
-    localize=_localize,
-    takes_roles=True,
+    "takes_roles": True,
+}
+NORM_QKV_ROPE_APPEND = composite(
+    norm_qkv_rope_append, check=_check, cost=_cost(1), localize=_localize, **_OPTIONS
 )
+NORM_Q_K_V_ROPE_APPEND = composite(norm_q_k_v_rope_append, cost=_cost(3), **_OPTIONS)
+QKV_OPS = (NORM_QKV_ROPE_APPEND, NORM_Q_K_V_ROPE_APPEND)
+"""The ops that compute and store keys and values: with one weight, and with one each."""
