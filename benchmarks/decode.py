@@ -48,7 +48,7 @@ from tpcompile.compare.comparison import row_of
 from tpcompile.cores import cores
 
 STEPS_A_TURN = 5
-FEW_BITS = {"int8": 0.02, "int4": 0.2}
+FEW_BITS = {"int8": 0.015, "int4": 0.12}
 """The largest errors of logits that integers explain, per square root of layers and one more, over
 the largest logit. They allow for the groups and the rounding of peers, which also round activations
 to 8 bits, and for random weights, which are not rounded less where it matters."""

@@ -14,7 +14,7 @@ COLUMNS = (
     *("ms", "min to max", "tokens/s", "MB", "bits"),
     *("of read", "of limit", "× eager", "× best"),
 )
-WIDTH = 124
+WIDTH = 128
 
 
 def show(measured: Measured, console: Console) -> None:

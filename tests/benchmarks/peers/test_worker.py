@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoint import RandomCheckpoint, write_checkpoint
+from benchmarks.decode import FEW_BITS as LIMITS
 from benchmarks.peers.hugging_face import eager
 from benchmarks.peers.kinds import KINDS, Loaded, Settings, Sizes
 from benchmarks.peers.worker import Result, Runner
@@ -107,7 +108,7 @@ def test_a_peer_in_eight_bits(tiny: RandomCheckpoint, kind: str) -> None:
     for package in [*PACKAGES[kind], *FEW_BITS[kind]]:
         pytest.importorskip(package, reason=f"{KINDS[kind].packages} are not installed here")
     loaded = KINDS[kind].load(_settings(tiny, "int8"))
-    _checked(loaded, eager(_settings(tiny)), 0.02 * 3**0.5)
+    _checked(loaded, eager(_settings(tiny)), LIMITS["int8"] * 3**0.5)
     assert loaded.sizes is not None
     assert 8 < 8 * loaded.sizes.read / tiny.weights_read < 10
 
