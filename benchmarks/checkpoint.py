@@ -24,7 +24,7 @@ FILE_BYTES = 256 * 1000**2
 """The size at which a file is written. The writer needs this much memory plus one tensor."""
 
 
-_ABOUT = "benchmark.json"
+_ABOUT = "sizes.json"
 """The file with the sizes of a checkpoint that is kept."""
 
 
@@ -39,12 +39,13 @@ class RandomCheckpoint:
     weight_bytes: int
     largest: tuple[int, int]
     """The number of rows of the largest tensor, and the bytes of one row."""
-    token_bytes: int = 0
-    """The bytes of the KV cache per token."""
+    embedding_bytes: int = 0
+    """The bytes of an embedding that is not tied to the head: a step reads a row per token."""
 
-    def step_bytes(self, context: int, batch: int = 1) -> int:
-        """Return the bytes that a decode step reads after `context` tokens of each sequence."""
-        return self.weight_bytes + batch * context * self.token_bytes
+    @property
+    def weights_read(self) -> int:
+        """The number of weights that a decode step reads."""
+        return (self.weight_bytes - self.embedding_bytes) // self.dtype.itemsize
 
     def largest_slice(self, tp: int) -> int:
         """Return the bytes of the largest part that one of `tp` ranks reads at once."""
@@ -114,7 +115,7 @@ def write_checkpoint(
         dtype,
         total,
         (largest[0], prod(largest[1:]) * dtype.itemsize),
-        _token_bytes(captured.config, dtype),
+        0 if captured.config.tie_word_embeddings else _embedding_bytes(captured.config, dtype),
     )
 
 
@@ -124,7 +125,5 @@ def _write(directory: Path, held: dict[str, torch.Tensor], number: int) -> dict[
     return dict.fromkeys(held, file)
 
 
-def _token_bytes(config: Any, dtype: torch.dtype) -> int:
-    heads, layers = config.num_key_value_heads, config.num_hidden_layers
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * layers * heads * width * dtype.itemsize)
+def _embedding_bytes(config: Any, dtype: torch.dtype) -> int:
+    return int(config.vocab_size * config.hidden_size * dtype.itemsize)

@@ -3,16 +3,19 @@
 All sides read one checkpoint with random weights and decode the same tokens. They run in turn, a
 few steps each, so that a slow minute of the machine affects all of them. A step ends when its
 logits are known; to choose a token from them is not measured. The logits of all sides are compared
-before and after the steps. benchmarks/README.md says how to install the peers.
+before and after the steps. With --weights, tpcompile and its peers also run with weights in few
+bits, beside those that have them in the dtype of the checkpoint. benchmarks/README.md says how to
+install the peers.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import random
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,25 +24,34 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.checkpoint import RandomCheckpoint, random_checkpoint
+from benchmarks.checkpoint import RandomCheckpoint, kept_checkpoint, random_checkpoint
 from benchmarks.decode_measured import (
     DTYPES,
     EAGER,
     Agreement,
     Case,
+    Loaded,
     Measured,
     Turns,
+    is_ours,
     to_json,
 )
-from benchmarks.decode_options import PREFILL, parse
+from benchmarks.decode_options import parse
 from benchmarks.decode_plot import plot
-from benchmarks.decode_report import show
+from benchmarks.decode_report import WIDTH, show
+from benchmarks.peers.kinds import integers_of
 from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
+from benchmarks.products import CachedProducts
 from benchmarks.report import write_json
 from tpcompile.backends.native.bandwidth import ReadLoop
 from tpcompile.compare.comparison import row_of
+from tpcompile.cores import cores
 
 STEPS_A_TURN = 5
+FEW_BITS = {"int8": 0.015, "int4": 0.12}
+"""The largest errors of logits that integers explain, per square root of layers and one more, over
+the largest logit. They allow for the groups and the rounding of peers, which also round activations
+to 8 bits, and for random weights, which are not rounded less where it matters."""
 
 
 def _rows(seed: int, vocabulary: int, batch: int) -> Iterator[list[int]]:
@@ -57,8 +69,15 @@ def _take(source: Iterator[list[int]], count: int) -> list[list[int]]:
 class Group:
     """Sides that run at the same time and are measured in turn."""
 
-    def __init__(self, checkpoint: RandomCheckpoint, dtype: str, measured: Measured) -> None:
+    def __init__(
+        self,
+        checkpoint: RandomCheckpoint,
+        dtype: str,
+        measured: Measured,
+        threads: int | None = None,
+    ) -> None:
         self._checkpoint = checkpoint
+        self._threads = threads
         self._dtype = dtype
         self._sides: dict[str, Side] = {}
         self._read = ReadLoop(checkpoint.weight_bytes)
@@ -68,6 +87,7 @@ class Group:
         self, chosen: Sequence[SideSpec], batch: int, stack: ExitStack, progress: Console
     ) -> None:
         """Load the sides one after another for batches of up to `batch` sequences."""
+        known = self._measured.loaded.setdefault(self._dtype, {})
         for spec in chosen:
             progress.print(f"loading {spec.name}")
             side = stack.enter_context(Side(spec, self._checkpoint.directory, batch))
@@ -77,10 +97,11 @@ class Group:
                 self._lose(spec.name, side, error)
             else:
                 self._sides[spec.name] = side
+                known[spec.name] = Loaded(spec.weights, side.sizes)
 
     def prefill(self, length: int, times: int, progress: Console) -> None:
         """Measure prompts of one length, with different tokens each time."""
-        turns = self._turns(Case(self._dtype, 1, length, prompt=True), None)
+        turns = self._turns(Case(self._dtype, 1, length, prompt=True))
         chosen = {name: side for name, side in self._sides.items() if side.spec.prompts}
         source = _rows(length, self._checkpoint.vocabulary, 1)
         for time in track(range(times + 1), str(turns.case), console=progress):
@@ -88,27 +109,67 @@ class Group:
             if time == 0:  # the first prompt warms up, and checks that the sides agree
                 self._compare(str(turns.case), results)
             else:
-                _note(turns, results)
+                _note(turns, {name: seconds for name, (seconds, _) in results.items()})
 
     def decode(self, context: int, batch: int, steps: int, progress: Console) -> None:
-        """Measure `steps` steps of every side after `context` tokens, a few steps in turn."""
+        """Measure `steps` steps of every side after `context` tokens, a few steps in turn.
+
+        Before each turn of a side, a loop reads as many bytes as its step, and the kernels of
+        native sides multiply as much as their step, with weights in caches.
+        """
         case = Case(self._dtype, batch, context)
-        turns = self._turns(case, self._checkpoint.step_bytes(context, batch))
+        turns = self._turns(case)
         chosen = {name: side for name, side in self._sides.items() if self._supports(side, batch)}
         source = _rows(context, self._checkpoint.vocabulary, batch)
         rounds = -(-steps // STEPS_A_TURN)
         length = context + rounds * (1 + STEPS_A_TURN)
         results = self._ask(chosen, "prefill", _take(source, context), length)
         self._compare(str(case), results)
-        for _ in track(range(rounds), str(case), console=progress):
-            turns.bandwidths.append(self._read.bandwidth())
-            # not measured: the first step of a turn, when the CPU caches hold another side's data
-            results = self._ask(chosen, "decode", _take(source, 1 + STEPS_A_TURN))
-            _note(turns, {name: (s[1:], logits) for name, (s, logits) in results.items()})
+        with self._products(chosen, batch) as products:
+            for _ in track(range(rounds), str(case), console=progress):
+                tokens = _take(source, 1 + STEPS_A_TURN)
+                results = {}
+                for name, side in list(chosen.items()):
+                    self._note_limits(turns, name, products)
+                    results |= self._ask({name: side}, "decode", tokens)
+                    if name not in results:
+                        del chosen[name]
+                # not measured: the first step of a turn, when caches hold another side's data
+                _note(turns, {name: seconds[1:] for name, (seconds, _) in results.items()})
         self._compare(f"{case}, after the steps", results)
 
-    def _turns(self, case: Case, step_bytes: int | None) -> Turns:
-        self._measured.turns.append(Turns(case, step_bytes))
+    def _note_limits(self, turns: Turns, name: str, products: Mapping[str, CachedProducts]) -> None:
+        """Measure the reading and the products of a side's step, each alone."""
+        size = self._measured.step_bytes(turns.case, name)
+        if size is not None:
+            turns.bandwidths.setdefault(name, []).append(self._read.bandwidth(self._threads, size))
+        if name in products:
+            turns.products.setdefault(name, []).append(products[name].seconds())
+
+    @contextmanager
+    def _products(
+        self, chosen: Mapping[str, Side], batch: int
+    ) -> Iterator[dict[str, CachedProducts]]:
+        """Provide the products of native sides; sides with the same weights share them."""
+        with ExitStack() as stack:
+            made: dict[tuple[str, str | None], CachedProducts] = {}
+            found: dict[str, CachedProducts] = {}
+            for name, side in chosen.items():
+                spec = side.spec
+                if spec.kind != "tpcompile-native":
+                    continue
+                key = spec.weights, spec.head
+                if key not in made:
+                    made[key] = stack.enter_context(self._cached(batch, *key))
+                found[name] = made[key]
+            yield found
+
+    def _cached(self, batch: int, weights: str, head: str | None) -> CachedProducts:
+        model, dtype = self._measured.model, self._checkpoint.dtype
+        return CachedProducts(model, dtype, batch, self._threads or cores(), weights or None, head)
+
+    def _turns(self, case: Case) -> Turns:
+        self._measured.turns.append(Turns(case))
         return self._measured.turns[-1]
 
     def _supports(self, side: Side, batch: int) -> bool:
@@ -138,21 +199,39 @@ class Group:
     def _compare(self, what: str, results: Mapping[str, tuple[list[float], Any]]) -> None:
         """Compare the logits with eager's, with the tolerance of `tpcompile compare`.
 
-        The tolerance allows for the rounding of every layer.
+        The tolerance allows for the rounding of every layer. That of weights in few bits also
+        allows for theirs. So the sides of tpcompile with the same such weights are also compared
+        with one of them, with the tolerance of their dtype.
         """
-        if EAGER not in results:
-            return
         dtype = self._checkpoint.dtype
         logits = {n: torch.tensor(found).to(dtype) for n, (_, found) in results.items()}
+        alike: dict[str, str] = {}
         for name in [name for name in logits if name != EAGER]:
-            depth = self._checkpoint.layers
-            row = row_of(what, name, logits[name], logits[EAGER], depth=depth)
-            self._measured.agreements.append(Agreement(name, what, row.rel, row.ok))
+            weights = self._sides[name].spec.weights
+            if EAGER in logits:
+                self._agree(what, name, EAGER, logits, FEW_BITS.get(integers_of(weights)))
+            if weights and is_ours(name):
+                reference = alike.setdefault(weights, name)
+                if name != reference:
+                    self._agree(what, name, reference, logits)
+
+    def _agree(
+        self,
+        what: str,
+        name: str,
+        reference: str,
+        logits: Mapping[str, torch.Tensor],
+        few_bits: float | None = None,
+    ) -> None:
+        depth = self._checkpoint.layers
+        tolerance = None if few_bits is None else few_bits * math.sqrt(1 + depth)
+        row = row_of(what, name, logits[name], logits[reference], tolerance, depth=depth)
+        self._measured.agreements.append(Agreement(name, what, row.rel, row.ok, reference))
 
 
-def _note(turns: Turns, results: Mapping[str, tuple[list[float], Any]]) -> None:
-    for name, (seconds, _) in results.items():
-        turns.seconds.setdefault(name, []).extend(seconds)
+def _note(turns: Turns, seconds: Mapping[str, list[float]]) -> None:
+    for name, own in seconds.items():
+        turns.seconds.setdefault(name, []).extend(own)
 
 
 def groups(chosen: Sequence[SideSpec], most: int | None) -> list[list[SideSpec]]:
@@ -171,13 +250,24 @@ def measure(options: Namespace, progress: Console) -> Measured:
     for dtype in options.dtypes:
         progress.print(f"writing random weights of {options.model} in {dtype}")
         wide = getattr(torch, DTYPES[dtype])
-        with random_checkpoint(options.model, dtype=wide) as checkpoint:
+        with _checkpoint(options, dtype, wide) as checkpoint:
+            measured.weights_read = checkpoint.weights_read
             for chosen in groups(options.chosen, options.at_once):
                 with ExitStack() as stack:
-                    group = Group(checkpoint, dtype, measured)
+                    group = Group(checkpoint, dtype, measured, options.threads)
                     group.start(chosen, max(options.batches), stack, progress)
                     _measure_group(group, options, progress)
     return measured
+
+
+@contextmanager
+def _checkpoint(options: Namespace, dtype: str, wide: torch.dtype) -> Iterator[RandomCheckpoint]:
+    """Provide the checkpoint, in the directory of the options or in a temporary one."""
+    if options.directory is None:
+        with random_checkpoint(options.model, dtype=wide) as made:
+            yield made
+    else:
+        yield kept_checkpoint(options.directory / f"{options.model}-{dtype}", options.model, wide)
 
 
 def _measure_group(group: Group, options: Namespace, progress: Console) -> None:
@@ -185,7 +275,8 @@ def _measure_group(group: Group, options: Namespace, progress: Console) -> None:
         for context in options.contexts:
             group.decode(context, batch, options.steps, progress)
     if options.prefills:
-        group.prefill(PREFILL, options.prefills, progress)
+        for length in options.prompts:
+            group.prefill(length, options.prefills, progress)
 
 
 def _machine(threads: int) -> dict[str, Any]:
@@ -210,5 +301,5 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         write_json(to_json(measured))
     else:
-        show(measured, Console(width=100, highlight=False))
+        show(measured, Console(width=WIDTH, highlight=False))
     return 0 if measured.ok else 1

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from benchmarks.peers.kinds import Sizes, integers_of
+
 EAGER, COMPILED = "Hugging Face eager", "torch.compile"
 HUGGING_FACE_TP = "Hugging Face TP, 2 ranks"
 LLAMA, OPENVINO = "llama.cpp", "OpenVINO"
 ONE, TWO = "tpcompile tp=1", "tpcompile tp=2"
 NATIVE, NATIVE_TWO = "tpcompile native tp=1", "tpcompile native tp=2"
-PEERS = (EAGER, COMPILED, HUGGING_FACE_TP, LLAMA, OPENVINO)
 MODEL = "qwen3-0.6b"
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """The names of dtypes in options and tables, and their names in torch."""
@@ -38,6 +39,21 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """A side that was loaded: the format of its weights, and their bytes."""
+
+    weights: str = ""
+    """The format to which weights are quantized; empty for the dtype of the case."""
+    sizes: Sizes | None = None
+
+    def step_bytes(self, case: Case) -> int | None:
+        """Return the bytes that a decode step reads; None for prompts."""
+        if case.prompt or self.sizes is None:
+            return None
+        return self.sizes.read + case.batch * case.tokens * self.sizes.token
+
+
+@dataclass(frozen=True)
 class Target:
     """The required speed of a side relative to a peer."""
 
@@ -60,12 +76,13 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """The largest error of a side's logits against eager's, relative to the largest logit."""
+    """The largest error of a side's logits against those of another, over the largest logit."""
 
     side: str
     what: str
     error: float
     ok: bool
+    reference: str = EAGER
 
 
 @dataclass
@@ -73,23 +90,16 @@ class Turns:
     """The sides that were measured in turn in one case."""
 
     case: Case
-    step_bytes: int | None = None
-    """The bytes that a step must read; None for prompts."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    bandwidths: list[float] = field(default_factory=list)
-    """Bytes per second of a loop that only reads, measured in turn with the sides."""
+    bandwidths: dict[str, list[float]] = field(default_factory=dict)
+    """Bytes per second of a loop that only reads, before each turn of a side."""
+    products: dict[str, list[float]] = field(default_factory=dict)
+    """The seconds of a step's products on weights in caches, before each turn of a side."""
 
     def speed(self, side: str) -> float:
         """Return the speed of a side relative to eager, or per second if eager was not asked."""
         unit = median(self.seconds[EAGER]) if EAGER in self.seconds else 1.0
         return unit / median(self.seconds[side])
-
-    @property
-    def least_seconds(self) -> float | None:
-        """The time in which a loop that only reads would read the bytes of a step."""
-        if self.step_bytes is None or not self.bandwidths:
-            return None
-        return self.step_bytes / median(self.bandwidths)
 
 
 @dataclass
@@ -98,6 +108,10 @@ class Measured:
 
     model: str
     machine: dict[str, Any] = field(default_factory=dict)
+    weights_read: int = 0
+    """The number of weights that a decode step reads."""
+    loaded: dict[str, dict[str, Loaded]] = field(default_factory=dict)
+    """The sides that were loaded, by dtype and name."""
     turns: list[Turns] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
@@ -121,17 +135,56 @@ class Measured:
         """Return the turns in which a side was measured."""
         return next((t for t in self.turns if t.case == case and t.seconds.get(side)), None)
 
+    def tokens_per_second(self, case: Case, side: str) -> float | None:
+        """Return the tokens of all sequences that a side processes in a second."""
+        turns = self.of(case, side)
+        return case.tokens_measured / median(turns.seconds[side]) if turns else None
+
     def milliseconds(self, case: Case, side: str) -> float | None:
         """Return the median of a side."""
         turns = self.of(case, side)
         return 1e3 * median(turns.seconds[side]) if turns else None
 
+    def about(self, case: Case, side: str) -> Loaded:
+        """Return what is known of a side that runs a case."""
+        return self.loaded.get(case.dtype, {}).get(side, Loaded())
+
+    def step_bytes(self, case: Case, side: str) -> int | None:
+        """Return the bytes of weights and cache that a decode step of a side reads."""
+        return self.about(case, side).step_bytes(case)
+
+    def bits(self, case: Case, side: str) -> float | None:
+        """Return the bits per weight that a step of a side reads, scales and offsets included."""
+        sizes = self.about(case, side).sizes
+        return 8 * sizes.read / self.weights_read if sizes and self.weights_read else None
+
+    def read_seconds(self, case: Case, side: str) -> float | None:
+        """Return the time in which a loop that only reads would read the bytes of a step."""
+        turns, size = self.of(case, side), self.step_bytes(case, side)
+        if turns is None or size is None or not turns.bandwidths.get(side):
+            return None
+        return size / median(turns.bandwidths[side])
+
+    def limit_seconds(self, case: Case, side: str) -> float | None:
+        """Return the longer of the times of reading alone and of the products alone."""
+        turns, reading = self.of(case, side), self.read_seconds(case, side)
+        if turns is None or reading is None or not turns.products.get(side):
+            return None
+        return max(reading, median(turns.products[side]))
+
     def share(self, case: Case, side: str) -> float | None:
         """Return the share of the read bandwidth that a side reaches, if both are known."""
+        return self._over(self.read_seconds(case, side), case, side)
+
+    def share_of_limit(self, case: Case, side: str) -> float | None:
+        """Return the share of the speed at the limit that a side reaches, if it is known."""
+        return self._over(self.limit_seconds(case, side), case, side)
+
+    def _over(self, least: float | None, case: Case, side: str) -> float | None:
         turns = self.of(case, side)
-        if turns is None or turns.least_seconds is None:
+        if turns is None or least is None:
             return None
-        return turns.least_seconds / median(turns.seconds[side])
+        return least / median(turns.seconds[side])
 
     def ratio(self, case: Case, side: str, peer: str) -> float | None:
         """Return a side's speed relative to a peer; None if one of them was not measured.
@@ -147,9 +200,15 @@ class Measured:
         own, other = shared or own, shared or other
         return own.speed(side) / other.speed(peer)
 
-    def best_peer(self, case: Case) -> str | None:
-        """Return the fastest peer of a case."""
-        found = [(t.speed(peer), peer) for peer in PEERS if (t := self.of(case, peer))]
+    def best_peer(self, case: Case, side: str) -> str | None:
+        """Return the fastest peer of a case whose weights have as many bits as those of a side."""
+        wanted = integers_of(self.about(case, side).weights)
+        peers = (
+            one
+            for one in sides_of(self, case)
+            if not is_ours(one) and integers_of(self.about(case, one).weights) == wanted
+        )
+        found = [(t.speed(peer), peer) for peer in peers if (t := self.of(case, peer))]
         return max(found)[1] if found else None
 
     def targets(self) -> list[tuple[Target, float | None]]:
@@ -173,14 +232,19 @@ def to_json(measured: Measured) -> dict[str, Any]:
         {
             **asdict(case),
             "side": side,
+            "weights": measured.about(case, side).weights,
             "milliseconds": measured.milliseconds(case, side),
+            "tokens_per_second": measured.tokens_per_second(case, side),
+            "bytes_read": measured.step_bytes(case, side),
+            "bits_per_weight": measured.bits(case, side),
             "share_of_read": measured.share(case, side),
+            "share_of_limit": measured.share_of_limit(case, side),
             "over_eager": measured.ratio(case, side, EAGER),
             "over_best_peer": measured.ratio(case, side, best) if best else None,
         }
         for case in measured.cases
-        for best in [measured.best_peer(case)]
         for side in sides_of(measured, case)
+        for best in [measured.best_peer(case, side)]
     ]
     targets = [
         {**asdict(target), "reached": ratio, "ok": ratio is not None and ratio >= target.least}
@@ -194,12 +258,26 @@ def from_json(found: Mapping[str, Any]) -> Measured:
     return Measured(
         found["model"],
         found["machine"],
+        found["weights_read"],
+        {dtype: _loaded(sides) for dtype, sides in found["loaded"].items()},
         [Turns(**{**turns, "case": Case(**turns["case"])}) for turns in found["turns"]],
         [Agreement(**agreement) for agreement in found["agreements"]],
         found["missing"],
         found["not_installed"],
         found["not_supported"],
     )
+
+
+def _loaded(sides: Mapping[str, Any]) -> dict[str, Loaded]:
+    return {
+        name: Loaded(one["weights"], Sizes(**one["sizes"]) if one["sizes"] else None)
+        for name, one in sides.items()
+    }
+
+
+def is_ours(side: str) -> bool:
+    """Return whether a side runs tpcompile."""
+    return side.startswith("tpcompile")
 
 
 def sides_of(measured: Measured, case: Case) -> list[str]:

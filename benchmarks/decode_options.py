@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,18 +28,33 @@ from benchmarks.decode_measured import (
     Measured,
     from_json,
 )
+from benchmarks.peers.kinds import integers_of
 from benchmarks.peers.side import SideSpec
+from tpcompile.dtypes import HEADS
+from tpcompile.errors import UsageError
+from tpcompile.options import scheme_of
 
 PREFILL = 512
 PEER_KINDS = ("openvino", "llama.cpp", "openvino-export")
 """Kinds of sides that may run under other interpreters, and the conversion for OpenVINO."""
 
 
-def specs(threads: int, pythons: Mapping[str, str] | None = None) -> list[SideSpec]:
-    """Return all sides. Each has the same total number of threads, which its ranks share."""
+LLAMA_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
+
+
+def specs(
+    threads: int,
+    pythons: Mapping[str, str] | None = None,
+    weights: Sequence[str] = (),
+    head: str | None = None,
+) -> list[SideSpec]:
+    """Return all sides. Each has the same total number of threads, which its ranks share.
+
+    `weights` are formats in which tpcompile runs too, beside peers with as many bits.
+    """
     of = dict.fromkeys(PEER_KINDS[:2], sys.executable) | dict(pythons or {})
     a_rank = max(1, threads // 2)
-    return [
+    plain = [
         SideSpec(EAGER, "eager", 1, threads),
         SideSpec(COMPILED, "torch-compile", 1, threads, prompts=False),
         SideSpec(HUGGING_FACE_TP, "hugging-face-tp", 2, a_rank, most_sequences=1, prompts=False),
@@ -46,9 +62,22 @@ def specs(threads: int, pythons: Mapping[str, str] | None = None) -> list[SideSp
         SideSpec(OPENVINO, "openvino", 1, threads, of["openvino"], of.get("openvino-export", "")),
         SideSpec(ONE, "tpcompile", 1, threads),
         SideSpec(TWO, "tpcompile", 2, threads, prompts=False),
-        SideSpec(NATIVE, "tpcompile-native", 1, threads, prompts=False),
+        SideSpec(NATIVE, "tpcompile-native", 1, threads),
         SideSpec(NATIVE_TWO, "tpcompile-native", 2, threads, prompts=False),
     ]
+    by_name = {one.name: one for one in plain}
+    found = {one.name: one for one in plain}
+    for wanted in weights:
+        integers = integers_of(wanted)
+        for peer, name in (
+            (LLAMA, f"{LLAMA} {LLAMA_TYPES[integers]}"),
+            (OPENVINO, f"{OPENVINO} {integers}"),
+        ):
+            found[name] = replace(by_name[peer], name=name, weights=integers)
+        for own in (ONE, TWO, NATIVE, NATIVE_TWO):
+            name = f"{own} {wanted}"
+            found[name] = replace(by_name[own], name=name, weights=wanted, head=head)
+    return list(found.values())
 
 
 def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespace:
@@ -59,7 +88,12 @@ def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespa
     _add_output(parser)
     options = parser.parse_args(arguments)
     words = options.sides
-    every = specs(options.threads, dict(options.peer_python))
+    try:
+        for wanted in options.weights or [None]:
+            scheme_of(wanted, options.head)
+    except UsageError as error:
+        parser.error(str(error))
+    every = specs(options.threads, dict(options.peer_python), options.weights, options.head)
     options.chosen = [s for s in every if not words or any(word in s.name for word in words)]
     if not options.chosen:
         parser.error(f"--sides matches no side; the sides are {', '.join(s.name for s in every)}")
@@ -79,10 +113,18 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     help = "numbers of sequences, decoded together"
     add("--batches", type=positive, nargs="+", default=[1], metavar="N", help=help)
     add("--dtypes", nargs="+", choices=list(DTYPES), default=["bf16"], help="dtypes of the weights")
+    help = "formats of weights to measure too, as of `tpcompile.compile`, such as int8 int4:64"
+    add("--weights", nargs="+", default=[], metavar="FORMAT", help=help)
+    help = "what the head becomes in these formats; default: int8"
+    add("--head", choices=HEADS, help=help)
     help = "decode steps of each side in each case"
     add("--steps", type=positive, default=20, metavar="N", help=help)
-    help = f"number of prompts of {PREFILL} tokens; may be 0"
+    help = "number of prompts of each length; may be 0"
     add("--prefills", type=not_negative, default=10, metavar="N", help=help)
+    help = "lengths of prompts in tokens"
+    add("--prompts", type=positive, nargs="+", default=[PREFILL], metavar="N", help=help)
+    help = "keep the checkpoints and their conversions here; default: a temporary directory"
+    add("--directory", type=Path, metavar="DIR", help=help)
 
 
 def _add_sides(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,10 @@ from benchmarks.decode_measured import (
     TWO,
     Case,
     Measured,
+    is_ours,
     sides_of,
 )
+from benchmarks.peers.kinds import integers_of
 
 COLOURS = {
     NATIVE: "#b2182b",
@@ -32,6 +34,8 @@ COLOURS = {
     HUGGING_FACE_TP: "#a6a6a6",
 }
 """Warm colours for tpcompile, others for its peers, in the order of the legend."""
+_DASHES = {"": "-", "int8": "--", "int4": ":"}
+"""The styles of lines by the integers of weights; empty for a dtype."""
 READ = "reading the bytes alone"
 
 
@@ -49,7 +53,7 @@ def plot(measured: Measured, path: Path) -> None:
         own = sorted((c for c in cases if (c.dtype, c.batch) == (dtype, batch)), key=_tokens)
         drawn |= _panel(axes, measured, own)
         axes.set_title(f"{dtype}, batch {batch}", fontsize=10)
-    names = [name for name in (*COLOURS, READ) if name in drawn]
+    names = sorted(drawn, key=_place)
     figure.legend([drawn[name] for name in names], names, loc="outside right center", frameon=False)
     figure.suptitle(f"Milliseconds per decode step: {measured.title}", fontsize=11)
     figure.savefig(path)
@@ -60,16 +64,14 @@ def _panel(axes: Any, measured: Measured, cases: list[Case]) -> dict[str, Any]:
     lines: dict[str, Any] = {}
     for side in dict.fromkeys(side for case in cases for side in sides_of(measured, case)):
         points = [(c.tokens, ms) for c in cases if (ms := measured.milliseconds(c, side))]
-        ours = side.startswith("tpcompile")
-        lines[side] = _line(
-            axes, points, COLOURS[side], "o-" if ours else "s-", 2.0 if ours else 1.3
-        )
-    points = [
-        (case.tokens, 1e3 * least)
-        for case in cases
-        if (least := next(t.least_seconds for t in measured.turns if t.case == case))
-    ]
-    lines[READ] = _line(axes, points, "black", "--", 1.3)
+        ours = is_ours(side)
+        style = ("o" if ours else "s") + _DASHES[
+            integers_of(measured.about(cases[0], side).weights)
+        ]
+        lines[side] = _line(axes, points, COLOURS[_base(side)], style, 2.0 if ours else 1.3)
+        reads = [(c.tokens, 1e3 * s) for c in cases if (s := measured.read_seconds(c, side))]
+        if reads and side == EAGER:
+            lines[READ] = _line(axes, reads, "black", "--", 1.3)
     axes.set_xscale("log", base=2)
     axes.set_xticks([case.tokens for case in cases], [f"{case.tokens:,}" for case in cases])
     axes.minorticks_off()
@@ -84,6 +86,16 @@ def _panel(axes: Any, measured: Measured, cases: list[Case]) -> dict[str, Any]:
 def _line(axes: Any, points: list[tuple[int, float]], colour: str, style: str, width: float) -> Any:
     xs, ys = zip(*points, strict=True)
     return axes.plot(xs, ys, style, color=colour, linewidth=width, markersize=4)[0]
+
+
+def _base(side: str) -> str:
+    """Return the side whose colour a side in few bits shares: the longest name it begins with."""
+    return max((name for name in COLOURS if side.startswith(name)), key=len)
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Return the place of a line in the legend."""
+    return (len(COLOURS), name) if name == READ else ([*COLOURS].index(_base(name)), name)
 
 
 def _tokens(case: Case) -> int:

@@ -10,17 +10,22 @@ from rich.table import Table
 
 from benchmarks.decode_measured import EAGER, Case, Measured, sides_of
 
-COLUMNS = ("ms", "min to max", "tokens/s", "of read", "× eager", "× best")
-READ = "loop that only reads"
+COLUMNS = (
+    *("ms", "min to max", "tokens/s", "MB", "bits"),
+    *("of read", "of limit", "× eager", "× best"),
+)
+WIDTH = 128
 
 
 def show(measured: Measured, console: Console) -> None:
-    """Print the table and everything that explains it, in 100 columns."""
+    """Print the table and everything that explains it, in `WIDTH` columns."""
     console.print(_table(measured))
     console.print(
-        "ms: median of the steps. of read: the share of the bandwidth of a loop that only reads,\n"
-        "in turn with the sides; weights and KV cache count. ×: speed relative to eager, and to\n"
-        "the fastest peer."
+        "ms: median of the steps. MB: what a step reads, the weights with scales and offsets, and "
+        "the KV cache. bits: those of\na weight that is read. of read: share of the bandwidth of a "
+        "loop that reads as many bytes, before each turn of the\nside. of limit: share of the "
+        "speed of the longer one of this loop and of the products on weights in caches.\n×: speed "
+        "relative to eager, and to the fastest peer with as many bits."
     )
     for names, what in (
         (measured.missing, "failed"),
@@ -49,38 +54,39 @@ def _table(measured: Measured) -> Table:
     absent |= dict.fromkeys(measured.missing, "failed")
     for case in measured.cases:
         table.add_row(f"[bold]{case}[/bold]")
-        found = [t.least_seconds for t in measured.turns if t.case == case and t.least_seconds]
-        if found:
-            table.add_row(READ, f"{1e3 * median(found):.1f}", "", "", "1.00")
-        best = measured.best_peer(case)
         sides = sides_of(measured, case)
         for side in sides:
-            table.add_row(side, *_cells(measured, case, side, best))
+            table.add_row(side, *_cells(measured, case, side))
         for side in [name for name in absent if name not in sides]:
             table.add_row(side, "", absent[side])
         table.add_section()
     return table
 
 
-def _cells(measured: Measured, case: Case, side: str, best: str | None) -> list[str]:
+def _cells(measured: Measured, case: Case, side: str) -> list[str]:
     turns = measured.of(case, side)
     assert turns is not None
     seconds = turns.seconds[side]
-    share = measured.share(case, side)
-    ratios = [measured.ratio(case, side, peer) if peer else None for peer in (EAGER, best)]
+    size, bits = measured.step_bytes(case, side), measured.bits(case, side)
+    shares = measured.share(case, side), measured.share_of_limit(case, side)
+    peers = EAGER, measured.best_peer(case, side)
+    ratios = [measured.ratio(case, side, peer) if peer else None for peer in peers]
     return [
         f"{1e3 * median(seconds):.1f}",
         f"{1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f}",
         f"{case.tokens_measured / median(seconds):.1f}",
-        *("" if number is None else f"{number:.2f}" for number in (share, *ratios)),
+        "" if size is None else f"{size / 1e6:,.0f}",
+        "" if bits is None else f"{bits:.2f}",
+        *("" if number is None else f"{number:.2f}" for number in (*shares, *ratios)),
     ]
 
 
 def _show_agreement(measured: Measured, console: Console) -> None:
-    for side in dict.fromkeys(agreement.side for agreement in measured.agreements):
-        own = [a for a in measured.agreements if a.side == side]
+    for side, reference in dict.fromkeys((one.side, one.reference) for one in measured.agreements):
+        own = [a for a in measured.agreements if (a.side, a.reference) == (side, reference)]
         worst = max(own, key=lambda a: (not a.ok, a.error))
-        verdict = "agree with eager" if worst.ok else "DISAGREE with eager"
+        other = "eager" if reference == EAGER else reference
+        verdict = f"{'agree' if worst.ok else 'DISAGREE'} with {other}"
         console.print(
             f"{side}: logits {verdict}; largest error {worst.error:.1e} of the largest logit, "
             f"{worst.what}, {len(own)} comparisons"

@@ -2,17 +2,22 @@
 
 Each run starts a side from scratch, from the first import to a decode step after a short prompt,
 and samples its processes from outside. benchmarks/memory.py defines the memory that counts. The
-sides run in turn. On a CPU without AMX the modules of tpcompile hold a tied head twice in bf16, in
-the order of rows and in that of matrix kernels; with the native backend they hold it once.
+sides run in turn. With --weights, native models also load in few bits: made while they load, and
+from a checkpoint that `tpcompile quantize` writes. The memory of these ranks is measured above that
+of an idle rank, which has a tiny model, and another table has the rate of loading. On a CPU without
+AMX the modules of tpcompile hold a tied head twice in bf16, in the order of rows and in that of
+matrix kernels; with the native backend they hold it once.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,9 +26,14 @@ from rich.table import Table
 
 from benchmarks.checkpoint import RandomCheckpoint, random_checkpoint
 from benchmarks.counts import positive
+from benchmarks.load_rate import Rate, files_of, measure_rate, rate_table
 from benchmarks.memory import MemoryWatch
 from benchmarks.peers.side import Side, SideError, SideSpec
 from benchmarks.report import write_json
+from tpcompile.dtypes import HEADS
+from tpcompile.errors import UsageError
+from tpcompile.options import scheme_of
+from tpcompile.quantizing import quantize
 
 MODELS = ("qwen3-0.6b", "qwen3-1.7b")
 """Checkpoints of 1.2 and 3.4 GB."""
@@ -32,6 +42,10 @@ PROMPT = list(range(1, 9))
 WEIGHTS_FACTOR = 1.05
 BASE_BYTES = 200 * 1000**2
 """Allowance for the interpreter, torch and buffers."""
+FEW_BITS_BYTES = 250 * 1000**2
+"""Allowance for buffers, above an idle rank, if weights have few bits."""
+IDLE = "tiny-qwen3"
+"""The model of an idle rank."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +72,13 @@ class Case:
     """None for peers, which are measured without a limit."""
     runs: list[Run] = field(default_factory=list)
     missing: str = ""
+    idle: int = 0
+    """The peak of an idle rank, which is subtracted; 0 if whole processes are limited."""
 
     @property
     def peak(self) -> int:
         """The largest peak of any rank in any run."""
-        return max(max(run.peaks) for run in self.runs)
+        return max(max(run.peaks) for run in self.runs) - self.idle
 
     @property
     def ok(self) -> bool:
@@ -113,6 +129,83 @@ def measure_model(
     return [case for _, case in cases]
 
 
+@dataclass(frozen=True)
+class FewBits:
+    """A format of weights, as of `tpcompile.compile`."""
+
+    weights: str
+    head: str | None = None
+
+
+def measure_few_bits(
+    model: str,
+    wide: RandomCheckpoint,
+    few: FewBits,
+    ranks: Sequence[int],
+    runs: int,
+    threads: int,
+    progress: Console,
+) -> tuple[list[Case], list[Rate]]:
+    """Measure native models in few bits, made while they load and from a checkpoint of them."""
+    with tempfile.TemporaryDirectory() as directory:
+        progress.print(f"quantizing {model} to {few.weights}")
+        made = Path(directory) / "made"
+        quantize(str(wide.directory), few.weights, made, head=few.head)
+        narrow = replace(wide, directory=made, weight_bytes=_bytes_of(made))
+        cases = list(_few_bits_cases(model, few, ranks, threads, wide, narrow, progress))
+        for number in range(runs):
+            for spec, case, checkpoint in cases:
+                progress.print(f"{model}, {case.side}: run {number + 1} of {runs}")
+                _run(spec, case, checkpoint)
+        progress.print(f"{model}, {few.weights}: rates")
+        rates = [
+            measure_rate(model, _while_loading(few), wide.directory, few.weights, few.head, runs),
+            measure_rate(model, _written(few), made, "", None, runs),
+        ]
+    return [case for _, case, _ in cases], rates
+
+
+def _few_bits_cases(
+    model: str,
+    few: FewBits,
+    ranks: Sequence[int],
+    threads: int,
+    wide: RandomCheckpoint,
+    narrow: RandomCheckpoint,
+    progress: Console,
+) -> Iterator[tuple[SideSpec, Case, RandomCheckpoint]]:
+    for tp in ranks:
+        plain = SideSpec(f"tpcompile native tp={tp}", "tpcompile-native", tp, threads)
+        progress.print(f"an idle rank of {tp}")
+        with random_checkpoint(IDLE) as tiny:
+            idle = max(run_once(plain, tiny).peaks)
+        most = int(narrow.weight_bytes / tp * WEIGHTS_FACTOR) + FEW_BITS_BYTES
+        quantizing = replace(plain, weights=few.weights, head=few.head)
+        for spec, source, name in (
+            (quantizing, wide, _while_loading(few)),
+            (plain, narrow, _written(few)),
+        ):
+            side = f"{plain.name}, {name}"
+            yield spec, Case(model, side, tp, narrow.weight_bytes, most, idle=idle), source
+
+
+def _while_loading(few: FewBits) -> str:
+    return f"made {few.weights}"
+
+
+def _written(few: FewBits) -> str:
+    return f"read {few.weights}"
+
+
+def _bytes_of(directory: Path) -> int:
+    """Return the bytes of the tensors of a checkpoint."""
+    total = 0
+    for path in files_of(directory):
+        with path.open("rb") as file:
+            total += path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
+    return total
+
+
 def _run(spec: SideSpec, case: Case, checkpoint: RandomCheckpoint) -> None:
     if case.missing:
         return
@@ -136,18 +229,42 @@ def main(arguments: Sequence[str]) -> int:
         default=os.cpu_count() or 1,
         help="total threads of eager and of tpcompile; Hugging Face TP has one per rank",
     )
+    help = "formats of weights to measure too, as of `tpcompile.compile`, such as int8 int4:64"
+    add("--weights", nargs="+", default=[], metavar="FORMAT", help=help)
+    add("--head", choices=HEADS, help="what the head becomes in these formats; default: int8")
+    add("--few-bits-only", action="store_true", help="measure only these formats")
     options = parser.parse_args(arguments)
+    try:
+        for weights in options.weights or [None]:
+            scheme_of(weights, options.head)
+    except UsageError as error:
+        parser.error(str(error))
     progress = Console(stderr=True)
+    models = [] if options.few_bits_only else options.models
     cases = [
         case
-        for model in options.models
+        for model in models
         for case in measure_model(model, options.ranks, options.runs, options.threads, progress)
     ]
+    rates: list[Rate] = []
+    formats = [FewBits(weights, options.head) for weights in options.weights]
+    resources = options.ranks, options.runs, options.threads
+    for model in options.models if formats else []:
+        progress.print(f"writing random weights of {model}")
+        with random_checkpoint(model) as wide:
+            for few in formats:
+                found = measure_few_bits(model, wide, few, *resources, progress)
+                cases += found[0]
+                rates += found[1]
     ok = all(case.ok for case in cases)
     if options.json:
-        write_json({"ok": ok, "cases": [_json(case) for case in cases]})
+        written = [rate.to_json() for rate in rates]
+        write_json({"ok": ok, "cases": [_json(case) for case in cases], "rates": written})
     else:
-        _show(cases, options.runs, Console(width=110, highlight=False))
+        console = Console(width=110, highlight=False)
+        _show(cases, options.runs, console)
+        if rates:
+            console.print(rate_table(rates))
     return 0 if ok else 1
 
 
@@ -167,7 +284,10 @@ def _show(cases: Sequence[Case], runs: int, console: Console) -> None:
     console.print(
         f"at most = weights / ranks × {WEIGHTS_FACTOR} + largest slice + {_mb(BASE_BYTES)} MB; "
         "others = the processes that are not ranks.\nAnonymous and shared memory; pages of mapped "
-        "files are not counted. Seconds are from start to ready, imports included."
+        "files are not counted. Seconds are from start to ready, imports included. Of sides in few "
+        f"bits, peaks are those above an\nidle rank, and at most = weights / ranks × "
+        f"{WEIGHTS_FACTOR} + {_mb(FEW_BITS_BYTES)} MB; made = while loading, read = from a "
+        "checkpoint in few bits."
     )
     for case in cases:
         if case.missing:
@@ -178,7 +298,7 @@ def _cells(case: Case) -> list[str]:
     share = _mb(case.weight_bytes // case.tp)
     if case.missing:
         return [case.model, case.side, share, "missing"]
-    peaks = [max(run.peaks[rank] for run in case.runs) for rank in range(case.tp)]
+    peaks = [max(run.peaks[rank] for run in case.runs) - case.idle for rank in range(case.tp)]
     verdict = "" if case.limit is None else "met" if case.ok else "MISSED"
     return [
         case.model,

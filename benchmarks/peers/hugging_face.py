@@ -11,19 +11,21 @@ import torch.distributed as dist
 from torch._inductor import config as inductor
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
-from benchmarks.peers.kinds import Loaded, Settings
+from benchmarks.peers.kinds import Loaded, Settings, Sizes
 from benchmarks.peers.torch_decoder import TorchDecoder
 
 
 def eager(settings: Settings) -> Loaded:
     """Load the unchanged model in one process."""
     model = _model(settings)
-    return Loaded(TorchDecoder(model, lambda: DynamicCache(config=model.config)), [os.getpid()])
+    decoder = TorchDecoder(model, lambda: DynamicCache(config=model.config))
+    return Loaded(decoder, [os.getpid()], sizes=sizes_of(model))
 
 
 def compiled(settings: Settings) -> Loaded:
     """Load the model. Its decode step is compiled when the first sequences begin."""
-    return Loaded(CompiledDecoder(_model(settings)), [os.getpid()])
+    model = _model(settings)
+    return Loaded(CompiledDecoder(model), [os.getpid()], sizes=sizes_of(model))
 
 
 def parallel(settings: Settings) -> Loaded:
@@ -32,7 +34,20 @@ def parallel(settings: Settings) -> Loaded:
     processes: list[int] = [0] * settings.tp
     dist.all_gather_object(processes, os.getpid())
     decoder = TorchDecoder(model, lambda: DynamicCache(config=model.config))
-    return Loaded(decoder, processes, _from_rank_zero)
+    return Loaded(decoder, processes, _from_rank_zero, sizes=sizes_of(model))
+
+
+def sizes_of(model: Any) -> Sizes:
+    """Return the bytes of the parameters, of all ranks, and of the cache."""
+    tensors = {id(one): one.numel() * one.element_size() for one in model.parameters()}
+    held = sum(tensors.values())
+    table, head = (
+        id(each().weight) for each in (model.get_input_embeddings, model.get_output_embeddings)
+    )
+    config = model.config
+    values = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    read = held if table == head else held - tensors[table]
+    return Sizes(held, read, 2 * values * model.dtype.itemsize)
 
 
 class CompiledDecoder(TorchDecoder):

@@ -36,13 +36,39 @@ class Settings:
     """The cores to which the process restricts itself before it loads; empty for no restriction."""
     group: str = ""
     """The directory of a cgroup that the process enters before it loads; empty for none."""
+    weights: str = ""
+    """The format to which weights are quantized, as of `tpcompile.compile`; empty for none."""
+    head: str | None = None
+    """What the head becomes, as of `tpcompile.compile`. Peers choose by themselves."""
 
     @property
     def path(self) -> Path:
         return Path(self.directory)
 
+    @property
+    def integers(self) -> str:
+        """The integers of quantized weights, "int8" or "int4"; empty for none."""
+        return integers_of(self.weights)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+
+def integers_of(weights: str) -> str:
+    """Return the integers of a format: "int4" of "int4:64"."""
+    return weights.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The bytes of a loaded model, of all its ranks. Scales and offsets of weights count."""
+
+    held: int
+    """The bytes of all weights: those of the file, or those in memory."""
+    read: int
+    """The bytes of the weights that a decode step reads. A table of embeddings is not read."""
+    token: int
+    """The bytes of the KV cache per token of a sequence."""
 
 
 class Decoder(Protocol):
@@ -94,6 +120,10 @@ class Loaded:
     from_rank_zero: Callable[[Any], Any] = _same
     """Broadcasts a value from rank 0, if this process is one rank of several."""
     close: Callable[[], None] = lambda: None
+    sizes: Sizes | None = None
+    """The bytes of a decoder; services need not know them."""
+    seconds: float | None = None
+    """The time to load the weights once everything is imported; None if it is not measured."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +148,7 @@ KINDS = {
     "tpcompile-launches": Kind("benchmarks.peers.tpcompile_model:launches", "tpcompile"),
     "tpcompile-tokens": Kind("benchmarks.peers.tpcompile_model:tokens", "tpcompile"),
     "llama.cpp": Kind("benchmarks.peers.llama:load", "llama-cpp-python gguf"),
-    "openvino": Kind("benchmarks.peers.openvino_model:load", "openvino optimum-intel"),
+    "openvino": Kind("benchmarks.peers.openvino_model:load", "openvino optimum-intel nncf"),
     "tpcompile-engine": Kind("benchmarks.peers.tpcompile_model:engine", "tpcompile"),
     "tpcompile-serve": Kind("benchmarks.peers.servers:tpcompile", '"tpcompile[serve]"'),
     "hugging-face-batch": Kind("benchmarks.peers.hugging_face_batch:load", "torch transformers"),

@@ -2,44 +2,89 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp
 import numpy as np
 
 from benchmarks.peers.gguf_file import shared_gguf
-from benchmarks.peers.kinds import Loaded, Settings
+from benchmarks.peers.kinds import Loaded, Settings, Sizes
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt per call: llama.cpp's default."""
 GRANULE = 256
 """llama.cpp rounds the tokens of a sequence to this multiple."""
+FILE_TYPES = {
+    "int8": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "int4": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+}
+"""The types of files with integers: groups of 32 columns with a scale in fp16."""
 
 
 def load(settings: Settings) -> Loaded:
     """Write the GGUF file if no side has written it yet, and load it."""
-    path = shared_gguf(settings.path)
     llama_cpp.llama_backend_init()
+    path = shared_gguf(settings.path)
+    if settings.integers:
+        path = quantized_gguf(path, settings.integers, settings.threads)
     model = llama_cpp.llama_model_load_from_file(
         str(path).encode(), llama_cpp.llama_model_default_params()
     )
     if not model:
         raise RuntimeError(f"llama.cpp could not load {path}")
-    return Loaded(LlamaDecoder(model, settings), [os.getpid()])
+    decoder = LlamaDecoder(model, settings)
+    return Loaded(decoder, [os.getpid()], sizes=decoder.sizes(path))
+
+
+def quantized_gguf(source: Path, integers: str, threads: int) -> Path:
+    """Return the file of these integers beside a file in 16 or 32 bits; make it only once.
+
+    llama.cpp chooses the types of tensors: with 4 bits, a head that is tied gets 6 bits.
+    """
+    path = source.with_name(f"model-{integers}.gguf")
+    if not path.exists():
+        parameters = llama_cpp.llama_model_quantize_default_params()
+        parameters.ftype, parameters.nthread = FILE_TYPES[integers], threads
+        unfinished = path.with_suffix(".part")
+        code = llama_cpp.llama_model_quantize(
+            str(source).encode(), str(unfinished).encode(), ctypes.byref(parameters)
+        )
+        if code:
+            raise RuntimeError(f"llama_model_quantize returned {code} for {source}")
+        unfinished.rename(path)
+    return path
 
 
 class LlamaDecoder:
     """A model, and a context for the sequences."""
 
     def __init__(self, model: Any, settings: Settings) -> None:
-        self._model, self._threads = model, settings.threads
+        self._model, self._threads, self._directory = model, settings.threads, settings.path
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(vocabulary)
         self._exact = "float32" in (settings.path / "config.json").read_text()
         self._context: Any = None
         self._past = 0
+
+    def sizes(self, path: Path) -> Sizes:
+        """Return the bytes of the tensors of the model's file, and of its cache."""
+        held = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+        total = sum(held.values())
+        tied = "output.weight" not in held
+        layers, heads = (
+            ask(self._model)
+            for ask in (llama_cpp.llama_model_n_layer, llama_cpp.llama_model_n_head_kv)
+        )
+        config = json.loads((self._directory / "config.json").read_text())
+        values = 2 * layers * heads * config["head_dim"]
+        read = total if tied else total - held["token_embd.weight"]
+        return Sizes(total, read, values * (4 if self._exact else 2))
 
     def begin(self, batch: int, length: int) -> None:
         """Make a new context. Its cache is fp32 for fp32 weights, else fp16, the default."""

@@ -14,10 +14,13 @@ import numpy as np
 import openvino
 from openvino import opset8
 
-from benchmarks.peers.kinds import Loaded, Settings
+from benchmarks.peers.kinds import Loaded, Settings, Sizes
 
 ROOT = Path(__file__).parents[2]
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
+PRECISION_BYTES = {"bf16": 2, "f32": 4}
+SAME_VALUES = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose", "ShapeOf")
+"""Types of the nodes that decode a weight, or ask for its shape."""
 
 
 def load(settings: Settings) -> Loaded:
@@ -37,7 +40,8 @@ def load(settings: Settings) -> Loaded:
             "KV_CACHE_PRECISION": precision,
         },
     )
-    return Loaded(OpenVinoDecoder(compiled), [os.getpid()])
+    sizes = sizes_of(model, settings, PRECISION_BYTES[precision])
+    return Loaded(OpenVinoDecoder(compiled), [os.getpid()], sizes=sizes)
 
 
 def precision_of(settings: Settings) -> str:
@@ -49,21 +53,51 @@ def precision_of(settings: Settings) -> str:
 
 def exported(settings: Settings) -> Path:
     """Return the directory of the converted model; convert it if no side has done so."""
-    out = settings.path / "openvino"
+    out = settings.path / "-".join(["openvino", *_integers(settings)])
     if out.exists():
         return out
-    unfinished = settings.path / "openvino.part"
+    unfinished = out.with_suffix(".part")
     python = settings.export_python or sys.executable
     command = [python, "-m", "benchmarks.peers.openvino_export", settings.directory]
     done = subprocess.run(
-        [*command, str(unfinished)], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, str(unfinished), *_integers(settings)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if "No module named 'optimum" in done.stderr:
-        raise ModuleNotFoundError(f"{python} has no optimum-intel, which converts the checkpoint")
+    for module, package in (("optimum", "optimum-intel"), ("nncf", "nncf")):
+        if f"No module named '{module}" in done.stderr:
+            raise ModuleNotFoundError(f"{python} has no {package}, which converts the checkpoint")
     if done.returncode:
         raise RuntimeError(f"the conversion failed:\n{done.stderr[-2000:]}")
     unfinished.rename(out)
     return out
+
+
+def _integers(settings: Settings) -> list[str]:
+    return [settings.integers] if settings.integers else []
+
+
+def sizes_of(model: Any, settings: Settings, cached: int) -> Sizes:
+    """Return the bytes of the constants of a model, and of a cache with values of so many bytes."""
+    held = read = 0
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant":
+            held += node.get_byte_size()
+            read += node.get_byte_size() * (_users(node) != {"Gather"})
+    config = json.loads((settings.path / "config.json").read_text())
+    values = config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    return Sizes(held, read, 2 * values * cached)
+
+
+def _users(node: Any) -> set[str]:
+    """Return the types of the nodes that use a constant, after it has been decoded."""
+    found = set()
+    for place in (one.get_node() for one in node.output(0).get_target_inputs()):
+        kind = place.get_type_name()
+        found |= _users(place) if kind in SAME_VALUES else {kind}
+    return found
 
 
 def keep_last_logits(model: Any) -> None:

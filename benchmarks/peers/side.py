@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from benchmarks.peers.kinds import Continued, Settings, Written
+from benchmarks.peers.kinds import Continued, Settings, Sizes, Written
 from tpcompile.closing import Closing
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,10 @@ class SideSpec:
     """The cores to which the side is restricted before it loads; empty for no restriction."""
     group: str = ""
     """The directory of the cgroup in which the side loads; empty for that of its parent."""
+    weights: str = ""
+    """The format to which the weights are quantized, as of `tpcompile.compile`; empty for none."""
+    head: str | None = None
+    """What the head becomes, as of `tpcompile.compile`."""
 
     def command(self, directory: Path, address: Path, largest_batch: int = 1) -> list[str]:
         """Return the arguments of Python that start the side."""
@@ -67,6 +71,8 @@ class SideSpec:
             self.longest,
             self.cores,
             self.group,
+            self.weights,
+            self.head,
         )
         own = ["-m", "benchmarks.peers.worker", self.kind, str(address), settings.to_json()]
         if self.kind != "hugging-face-tp":
@@ -100,6 +106,10 @@ class Side(Closing):
         self._own = tempfile.TemporaryDirectory(prefix="tpcompile-side-")
         self._log = Path(self._own.name) / "log"
         self._connection: Connection | None = None
+        self.sizes: Sizes | None = None
+        """The bytes of the loaded model, if the side knows them."""
+        self.seconds: float | None = None
+        """The time to load the weights, if the side has measured it."""
         address = Path(self._own.name) / "socket"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(address))
@@ -123,7 +133,9 @@ class Side(Closing):
             except TimeoutError:
                 self._check_alive()
                 self._check_time("start", deadline)
-        processes: list[int] = self._answer()
+        processes: list[int]
+        processes, sizes, self.seconds = self._answer()
+        self.sizes = Sizes(**sizes) if sizes is not None else None
         return processes
 
     def ask(self, request: str, *arguments: Any) -> tuple[list[float], Any]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch import fx
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 import tpcompile
-from benchmarks.peers.kinds import Continued, Loaded, Settings, Written
+from benchmarks.peers.kinds import Continued, Loaded, Settings, Sizes, Written
 from benchmarks.peers.torch_decoder import TorchDecoder
+from tpcompile.ir.meta import parameters, value_type
+from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
+from tpcompile.ir.ops.spec import local_bytes
+
+_EMBEDDINGS = (EMBEDDING, VOCAB_EMBEDDING)
 
 
 def modules(settings: Settings) -> Loaded:
@@ -130,8 +136,29 @@ def _generating(settings: Settings, criteria: StoppingCriteriaList) -> Loaded:
 
 def _load(settings: Settings, backend: str) -> Loaded:
     torch.set_num_threads(settings.threads)
+    begun = time.perf_counter()
     model = tpcompile.compile(
-        settings.directory, tp=settings.tp, backend=backend, max_batch=settings.largest_batch
+        settings.directory,
+        tp=settings.tp,
+        backend=backend,
+        max_batch=settings.largest_batch,
+        weights=settings.weights or None,
+        head=settings.head,
     )
+    seconds = time.perf_counter() - begun
     processes = list(model.processes) if settings.tp > 1 else [os.getpid()]
-    return Loaded(TorchDecoder(model, lambda: None), processes, close=model.close)
+    decoder = TorchDecoder(model, lambda: None)
+    return Loaded(decoder, processes, close=model.close, sizes=sizes_of(model), seconds=seconds)
+
+
+def sizes_of(model: Any) -> Sizes:
+    """Return the bytes of the weights of all ranks, and of the cache."""
+    shares = model.plan.ranks
+    held = sum(share.weight_bytes for share in shares)
+    tables = [node for node in parameters(model.graph.graph) if {*_targets(node)} <= {*_EMBEDDINGS}]
+    rows = sum(local_bytes(value_type(n), share.rank) for n in tables for share in shares)
+    return Sizes(held, held - rows, sum(share.kv_bytes_per_token for share in shares))
+
+
+def _targets(node: fx.Node) -> Iterator[Any]:
+    return (user.target for user in node.users)

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def _run(kind: str, settings: Settings, parent: Connection | None) -> int:
     _restrict(settings)
     loaded = KINDS[kind].load(settings)
     if parent is not None:
-        parent.send(("done", loaded.processes))
+        sizes = asdict(loaded.sizes) if loaded.sizes is not None else None
+        parent.send(("done", (loaded.processes, sizes, loaded.seconds)))
     serve(loaded, parent)
     loaded.close()
     return 0

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from rich.console import Console
 
 from benchmarks.checkpoint import RandomCheckpoint, write_checkpoint
 from benchmarks.decode import Group, groups, main
-from benchmarks.decode_measured import EAGER, LLAMA, NATIVE, ONE, TWO, Case, Measured
+from benchmarks.decode_measured import EAGER, LLAMA, NATIVE, ONE, TWO, Case, Loaded, Measured
+from benchmarks.peers.kinds import Sizes
 from benchmarks.peers.side import NotInstalledError, Side, SideError, SideSpec
 
 pytestmark = pytest.mark.usefixtures("forked_sides")
-CHECKPOINT = RandomCheckpoint(Path("nowhere"), 2, 1013, torch.float32, 1000, (1, 1), 10)
+CHECKPOINT = RandomCheckpoint(Path("nowhere"), 2, 1013, torch.float32, 1000, (1, 1))
 CASE = Case("fp32", 1, 64)
 QUIET = Console(quiet=True)
 
@@ -58,6 +60,7 @@ def _group(**logits: list[float]) -> tuple[Group, dict[str, Any], list[Any]]:
     fakes: dict[str, Any] = {names[n]: _Fake(specs[n], log, own) for n, own in logits.items()}
     group = Group(CHECKPOINT, "fp32", Measured("qwen3-0.6b"))
     group._sides.update(fakes)
+    group._measured.loaded["fp32"] = {name: Loaded("", Sizes(1, 1000, 10)) for name in fakes}
     return group, fakes, log
 
 
@@ -72,8 +75,9 @@ def test_sides_take_turns_on_the_same_tokens() -> None:
     # the first step of a turn, which took 99 s, is not counted
     (turns,) = group._measured.turns
     assert turns.seconds == {name: [1.0] * 10 for name in (EAGER, ONE)}
-    assert turns.case == Case("fp32", 3, 64) and turns.step_bytes == 1000 + 3 * 64 * 10
-    assert len(turns.bandwidths) == 2
+    assert turns.case == Case("fp32", 3, 64)
+    assert group._measured.step_bytes(turns.case, ONE) == 1000 + 3 * 64 * 10
+    assert [len(own) for own in turns.bandwidths.values()] == [2, 2]
 
 
 def test_prefill_does_not_count_the_first() -> None:
@@ -107,6 +111,26 @@ def test_sides_must_agree(logits: list[float], ok: bool) -> None:
     group, _, _ = _group(eager=[1, 2], two=logits)
     group.decode(8, 2, 5, QUIET)
     assert [(a.side, a.ok) for a in group._measured.agreements] == [(TWO, ok)] * 2
+
+
+@pytest.mark.parametrize(
+    ("logits", "few", "ok"),
+    [
+        ([1.0, 2.0], "int8", [True, True]),
+        ([1.0, 2.05], "int8", [True, False]),  # the integers explain it, but not the backend
+        ([1.0, 2.1], "int8", [False, False]),
+        ([1.0, 2.1], "int4:64", [True, False]),
+        ([1.0, 2.5], "int4:64", [False, False]),
+    ],
+)
+def test_sides_in_few_bits(logits: list[float], few: str, ok: list[bool]) -> None:
+    """They agree with eager but for their integers, and with each other but for rounding."""
+    group, fakes, _ = _group(eager=[1, 2], one=[1, 2], two=logits)
+    for name in (ONE, TWO):
+        fakes[name].spec = replace(fakes[name].spec, weights=few)
+    group.decode(8, 2, 5, QUIET)
+    found = [(a.reference, a.ok) for a in group._measured.agreements if a.side == TWO]
+    assert found == list(zip((EAGER, ONE), ok, strict=True)) * 2
 
 
 def test_groups() -> None:
@@ -166,15 +190,22 @@ def test_end_to_end(bare_python: Path, tmp_path: Path, capsys: pytest.CaptureFix
     options = ["--model", "tiny-qwen3", "--contexts", "9", "--batches", "1", "3", "--steps", "5"]
     options += ["--prefills", "1", "--dtypes", "fp32", "--threads", "1", "--json"]
     options += ["--sides", "eager", "tp=1", "llama", "--peer-python", f"llama.cpp={bare_python}"]
+    options += ["--weights", "int8:row", "--prompts", "12", "--directory", str(tmp_path)]
     assert main(options) == 0
     text = capsys.readouterr().out
     found = json.loads(text)
     assert found["ok"] and not found["missing"] and found["targets"] == []
-    assert list(found["not_installed"]) == [LLAMA]
+    assert list(found["not_installed"]) == [LLAMA, f"{LLAMA} Q8_0"]
     steps = [{name: len(own) for name, own in t["seconds"].items()} for t in found["turns"]]
-    assert steps == [{EAGER: 5, ONE: 5, NATIVE: 5}] * 2 + [{EAGER: 1, ONE: 1}]
-    assert len(found["agreements"]) == 9
-    assert all(figure["share_of_read"] > 0 for figure in found["figures"] if not figure["prompt"])
+    sides = [EAGER, ONE, NATIVE, f"{ONE} int8:row", f"{NATIVE} int8:row"]
+    assert steps == [dict.fromkeys(sides, count) for count in (5, 5, 1)]
+    assert len(found["agreements"]) == 5 * 5
+    decoded = [figure for figure in found["figures"] if not figure["prompt"]]
+    assert all(figure["share_of_read"] > 0 for figure in decoded)
+    assert [one["side"] for one in decoded if one["share_of_limit"]] == [NATIVE, sides[-1]] * 2
+    assert {one["bits_per_weight"] for one in decoded if one["side"] in sides[:3]} == {32.0}
+    assert all(8 < one["bits_per_weight"] < 9 for one in decoded if one["side"] in sides[3:])
+    assert (tmp_path / "tiny-qwen3-fp32" / "config.json").exists()
     results = tmp_path / "results.json"
     results.write_text(text)
     assert main(["--from", str(results), "--plot", str(tmp_path / "plot.png")]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decode_measured import EAGER, LLAMA, OPENVINO
+from benchmarks.decode_measured import EAGER, LLAMA, NATIVE, OPENVINO
 from benchmarks.decode_options import PEER_KINDS, parse
 
 
@@ -17,6 +17,9 @@ from benchmarks.decode_options import PEER_KINDS, parse
         (["--sides", "nobody"], "--sides matches no side"),
         (["--steps", "0"], "must be at least 1"),
         (["--dtypes", "int8"], "invalid choice: 'int8'"),
+        (["--weights", "int5"], "weights must be"),
+        (["--head", "int4"], "head applies to weights"),
+        (["--weights", "int4", "--head", "int5"], "invalid choice: 'int5'"),
         (["--at-once", "1"], "--at-once must be at least 2"),
         (["--from", "/no/such/file"], "must hold results of --json: FileNotFoundError"),
         (["--peer-python", "eager=python"], "must start with one of"),
@@ -28,6 +31,15 @@ def test_bad_options(options: list[str], says: str, capsys: pytest.CaptureFixtur
         parse(options, None)
     assert caught.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_weights_in_few_bits() -> None:
+    chosen = parse(["--weights", "int8", "int4:32", "int4", "--head", "int4"], None).chosen
+    few = {spec.name: spec for spec in chosen if spec.weights}
+    assert len(few) == 2 * 2 + 3 * 4  # two peers for each number of bits, and tpcompile's sides
+    assert few["llama.cpp Q4_0"].weights == "int4" and few["OpenVINO int8"].weights == "int8"
+    own = few[f"{NATIVE} int4:32"]
+    assert (own.kind, own.tp, own.weights, own.head) == ("tpcompile-native", 1, "int4:32", "int4")
 
 
 def test_peers_run_under_their_own_interpreters(tmp_path: Path) -> None:

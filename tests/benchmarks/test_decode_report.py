@@ -1,9 +1,10 @@
-"""The table of the decode benchmark, in 100 columns, names every side."""
+"""The table of the decode benchmark names every side, in its width."""
 
 from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,16 +19,18 @@ from benchmarks.decode_measured import (
     TWO,
     Agreement,
     Case,
+    Loaded,
     Measured,
     Turns,
 )
-from benchmarks.decode_report import show
+from benchmarks.decode_report import WIDTH, show
+from benchmarks.peers.kinds import Sizes
 from tests.benchmarks.test_decode_measured import reached
 
 
 def _shown(measured: Measured) -> str:
     text = io.StringIO()
-    show(measured, Console(file=text, width=100))
+    show(measured, Console(file=text, width=WIDTH))
     return text.getvalue()
 
 
@@ -49,14 +52,22 @@ def test_says(measured: Measured, says: str) -> None:
 
 def test_rows() -> None:
     seconds = {EAGER: [0.2], OPENVINO: [0.1, 0.1, 0.3], NATIVE: [0.0625]}
-    turns = Turns(Case("bf16", 16, 4096), 50, seconds, [1000.0])
-    reasons = {"missing": {TWO: "a"}, "not_installed": {LLAMA: "b"}}
-    measured = Measured("m", turns=[turns], not_supported={HUGGING_FACE_TP: "c"}, **reasons)
+    few, products = f"{NATIVE} int4:64", {NATIVE: [0.0025]}
+    seconds[few] = [0.05]
+    case = Case("bf16", 16, 4096)
+    turns = Turns(case, seconds, {side: [2e10] for side in seconds}, products)
+    plain, ints = Sizes(10**9, 10**9, 10), Sizes(3 * 10**8, 281_250_000, 10)
+    loaded = {"bf16": dict.fromkeys(seconds, Loaded("", plain)) | {few: Loaded("int4:64", ints)}}
+    reasons: dict[str, Any] = {"missing": {TWO: "a"}, "not_installed": {LLAMA: "b"}}
+    reasons |= {"not_supported": {HUGGING_FACE_TP: "c"}, "weights_read": 5 * 10**8}
+    measured = Measured("m", turns=[turns], loaded=loaded, **reasons)
     lines = _shown(measured).splitlines()
     rows = {cells[0]: cells[1:] for line in lines for cells in [re.split(r"\s{2,}", line.strip())]}
     assert rows["bf16, batch 16, context 4,096"] == []
-    assert rows["loop that only reads"] == ["50.0", "1.00"]
-    assert rows[NATIVE] == ["62.5", "62.5 to 62.5", "256.0", "0.80", "3.20", "1.60"]
-    assert rows[OPENVINO] == ["100.0", "100.0 to 300.0", "160.0", "0.50", "2.00", "1.00"]
+    ours = ["62.5", "62.5 to 62.5", "256.0", "1,001", "16.00", "0.80", "0.80", "3.20", "1.60"]
+    assert rows[NATIVE] == ours
+    peer = ["100.0", "100.0 to 300.0", "160.0", "1,001", "16.00", "0.50", "2.00", "1.00"]
+    assert rows[OPENVINO] == peer
+    assert rows[few] == ["50.0", "50.0 to 50.0", "320.0", "282", "4.50", "0.28", "4.00"]
     assert rows[TWO] == ["failed"] and rows[LLAMA] == ["not installed"]
     assert rows[HUGGING_FACE_TP] == ["unsupported"]

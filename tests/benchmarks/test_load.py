@@ -41,6 +41,12 @@ def test_limit() -> None:
     assert limit(checkpoint, 2) == 525 * MB + 501 * MB // 5 + 200 * MB
 
 
+def test_few_bits_are_measured_above_an_idle_rank() -> None:
+    runs = [Run(1.0, (150, 160), 0)]
+    assert Case("model", "side", 2, 100, 100, runs, idle=60).ok
+    assert not Case("model", "side", 2, 100, 100, runs, idle=59).ok
+
+
 _PROGRAM = """
 import mmap, subprocess, sys
 held = bytearray(30_000_000)                        # anonymous
@@ -97,6 +103,38 @@ def test_main_fails_when_a_side_does(
     most = 100 * MB
     assert main(arguments) == 0
     assert "met" in capsys.readouterr().out
+
+
+def test_few_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[str, RandomCheckpoint]] = []
+
+    def run(spec: SideSpec, checkpoint: RandomCheckpoint) -> Run:
+        asked.append((spec.weights, checkpoint))
+        return Run(1.0, (500 * MB if len(asked) == 2 else 100 * MB,), os.getpid())
+
+    monkeypatch.setattr("benchmarks.load.run_once", run)
+    arguments = ["--models", "tiny-qwen3", "--ranks", "1", "--runs", "1", "--json"]
+    arguments += ["--few-bits-only", "--weights", "int4:32", "--head", "int4"]
+    assert main(arguments) == 1  # the second start uses too much above the first, an idle rank
+    found = json.loads(capsys.readouterr().out)
+    assert [(case["side"], case["ok"]) for case in found["cases"]] == [
+        ("tpcompile native tp=1, made int4:32", False),
+        ("tpcompile native tp=1, read int4:32", True),
+    ]
+    # the idle rank, weights that are made while they are loaded, and those of a checkpoint
+    assert [weights for weights, _ in asked] == ["", "int4:32", ""]
+    _, wide, narrow = (checkpoint.weight_bytes for _, checkpoint in asked)
+    assert narrow == found["cases"][0]["weight_bytes"] < wide
+    assert found["cases"][0]["limit"] == int(narrow * 1.05) + 250 * MB
+    made, read = found["rates"]
+    assert made["bytes"] > wide > read["bytes"] > narrow
+    assert all(len(one["loading"]) == 1 and one["share_of_read"] > 0 for one in (made, read))
+
+
+def test_bad_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--weights", "int5"])
+    assert "weights must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ranks", [[], [1]])

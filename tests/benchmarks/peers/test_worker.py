@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from benchmarks.checkpoint import RandomCheckpoint, write_checkpoint
+from benchmarks.decode import FEW_BITS as LIMITS
 from benchmarks.peers.hugging_face import eager
-from benchmarks.peers.kinds import KINDS, Loaded, Settings
+from benchmarks.peers.kinds import KINDS, Loaded, Settings, Sizes
 from benchmarks.peers.worker import Result, Runner
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [19, 18, 17, 16, 15, 14, 13]]
 MORE = [[1, 2, 3], [3, 2, 1]]
 PACKAGES = {"llama.cpp": ["llama_cpp", "gguf"], "openvino": ["openvino", "optimum.intel"]}
+FEW_BITS = {"llama.cpp": [], "openvino": ["nncf"]}
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +26,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> RandomCheckpoint:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny-qwen3")
 
 
-def _settings(tiny: RandomCheckpoint) -> Settings:
-    return Settings(str(tiny.directory), 1, 1, largest_batch=2)
+def _settings(tiny: RandomCheckpoint, weights: str = "") -> Settings:
+    return Settings(str(tiny.directory), 1, 1, largest_batch=2, weights=weights)
 
 
 def _logits(result: Result) -> Any:
@@ -48,7 +50,7 @@ def test_a_runner_continues_its_sequences(tiny: RandomCheckpoint) -> None:
     np.testing.assert_allclose(_logits(again), expected[:1, 6], atol=1e-5)
 
 
-def _checked(loaded: Loaded, expected: Loaded) -> None:
+def _checked(loaded: Loaded, expected: Loaded, limit: float = 1e-5) -> None:
     for batch in (1, 2):
         for _ in range(2):  # the second time with what the first has prepared
             results = []
@@ -57,12 +59,35 @@ def _checked(loaded: Loaded, expected: Loaded) -> None:
                 results.append([first, _logits(runner.decode(MORE[:batch]))])
             found, right = (np.stack(result) for result in results)
             assert found.shape == (2, batch, 1013)
-            assert np.abs(found - right).max() < 1e-5 * np.abs(right).max()
+            assert np.abs(found - right).max() < limit * np.abs(right).max()
 
 
 @pytest.mark.parametrize("kind", ["tpcompile", "tpcompile-native"])
 def test_agrees_with_eager(tiny: RandomCheckpoint, kind: str) -> None:
     _checked(KINDS[kind].load(_settings(tiny)), eager(_settings(tiny)))
+
+
+@pytest.mark.parametrize("kind", ["eager", "tpcompile", "tpcompile-native"])
+def test_sizes(tiny: RandomCheckpoint, kind: str) -> None:
+    loaded = KINDS[kind].load(_settings(tiny))
+    token = 2 * 2 * 2 * 16 * 4  # keys and values of two layers and two heads in fp32
+    assert loaded.sizes == Sizes(tiny.weight_bytes, tiny.weight_bytes, token)
+    loaded.close()
+
+
+@pytest.mark.parametrize("weights", ["int8:32", "int4:row"])
+def test_weights_in_few_bits(tiny: RandomCheckpoint, weights: str) -> None:
+    modules, native = (
+        KINDS[kind].load(_settings(tiny, weights)) for kind in ("tpcompile", "tpcompile-native")
+    )
+    _checked(native, modules)
+    assert modules.sizes == native.sizes and native.sizes is not None
+    embedding = 1013 * 64 * 4  # not tied any more: a step reads only rows of it
+    assert native.sizes.held - native.sizes.read == embedding
+    bits = 8 * native.sizes.read / tiny.weights_read
+    assert 4 < bits < (9.5 if weights == "int8:32" else 8)
+    native.close()
+    modules.close()
 
 
 @pytest.mark.slow
@@ -76,6 +101,16 @@ def test_a_peer_agrees_with_eager(tiny: RandomCheckpoint, kind: str) -> None:
     for package in PACKAGES[kind]:
         pytest.importorskip(package, reason=f"{KINDS[kind].packages} are not installed here")
     _checked(KINDS[kind].load(_settings(tiny)), eager(_settings(tiny)))
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_peer_in_eight_bits(tiny: RandomCheckpoint, kind: str) -> None:
+    for package in [*PACKAGES[kind], *FEW_BITS[kind]]:
+        pytest.importorskip(package, reason=f"{KINDS[kind].packages} are not installed here")
+    loaded = KINDS[kind].load(_settings(tiny, "int8"))
+    _checked(loaded, eager(_settings(tiny)), LIMITS["int8"] * 3**0.5)
+    assert loaded.sizes is not None
+    assert 8 < 8 * loaded.sizes.read / tiny.weights_read < 10
 
 
 def test_every_kind_exists() -> None:

@@ -19,12 +19,16 @@ class ReadLoop:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._bytes = torch.frombuffer(zeros(self.size), dtype=torch.uint8).fill_(1)
 
-    def bandwidth(self, threads: int | None = None) -> float:
-        """Read all bytes once; return the bytes per second. The default is a thread per core."""
+    def bandwidth(self, threads: int | None = None, size: int | None = None) -> float:
+        """Read the bytes once, or the first `size`; return the bytes per second.
+
+        The default is a thread per core.
+        """
+        read = self.size if size is None else min(size, self.size)
         seconds = library().tpc_read(
             kernels(paths()[0]),
             ctypes.c_void_p(self._bytes.data_ptr()),
-            ctypes.c_int64(self.size),
+            ctypes.c_int64(read),
             ctypes.c_int32(cores() if threads is None else threads),
         )
-        return self.size / float(seconds)
+        return read / float(seconds)

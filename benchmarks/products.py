@@ -1,0 +1,121 @@
+"""The time of a decode step's products on weights that stay in the caches of the cores.
+
+With a large batch, a step may take longer to multiply than to read. Its limit is then the rate of
+its own kernels on weights that need not be read from memory. The kernels are those of the
+instructions of a program with one layer and a small head, whose other shapes are those of the
+model. Each thread repeats an instruction whose weights fit into its second-level cache.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+
+import torch
+
+from tpcompile.backends.devices import machine_of
+from tpcompile.backends.measuring import RandomMemory, place_full
+from tpcompile.backends.native import Native
+from tpcompile.backends.rotation import CPU
+from tpcompile.closing import Closing
+from tpcompile.frontend import config_of
+from tpcompile.scheduling import schedule
+from tpcompile.vm.program.instruction import WeightInstruction, unseen
+
+_VOCABULARY = 2048
+_CONTEXT = 64
+_REPEATS = 20
+_SECOND_LEVEL = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+_DEFAULT = 1 << 19
+"""The bytes of a second-level cache where the system does not tell them."""
+
+
+class CachedProducts(Closing):
+    """The instructions with products of a model's decode step, repeated on cached weights."""
+
+    def __init__(
+        self,
+        model: str,
+        dtype: torch.dtype,
+        batch: int,
+        threads: int,
+        weights: str | None = None,
+        head: str | None = None,
+    ) -> None:
+        config = copy.deepcopy(config_of(f"preset:{model}"))
+        self._times_layers = config.num_hidden_layers
+        self._times_head = config.vocab_size / _VOCABULARY
+        config.num_hidden_layers, config.vocab_size = 1, _VOCABULARY
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:1]
+        program = schedule(
+            config,
+            target=replace(machine_of(CPU), workers=threads),
+            dtype=dtype,
+            batch=batch,
+            context=_CONTEXT,
+            weights=weights,
+            head=head,
+        ).program
+        self._products = {
+            number: one
+            for number, one in enumerate(program.instructions)
+            if isinstance(one, WeightInstruction) and one.work
+        }
+        self._executor = Native(RandomMemory().memory(program))
+        place_full(self._executor, _CONTEXT)
+        self._executor.run(1)  # the instructions below get the values of a step
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
+
+    def seconds(self) -> float:
+        """Return the time of the products of a step: those of the layers, and those of the head."""
+        return self._seconds(head=False) * self._times_layers + (
+            self._seconds(head=True) * self._times_head
+        )
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+        self._executor.close()
+
+    def _seconds(self, head: bool) -> float:
+        """Return the time of the products of the layer or of the head, at their best rate."""
+        chosen = {n: one for n, one in self._products.items() if (one.layer < 0) == head}
+        alike: dict[tuple[str, int, int], list[int]] = {}
+        for number, one in chosen.items():
+            alike.setdefault((one.name, one.traffic, one.work), []).append(number)
+        most = _second_level() // 2
+        smallest = min(traffic for _, traffic, _ in alike)
+        rates = [
+            self._rate(work, numbers)
+            for (_, traffic, work), numbers in alike.items()
+            if traffic <= max(most, smallest)
+        ]
+        return sum(one.work for one in chosen.values()) / max(rates)
+
+    def _rate(self, work: int, numbers: list[int]) -> float:
+        """Return the products per second of all threads, which repeat instructions of their own."""
+        barrier = Barrier(self._threads)
+
+        def repeat(thread: int) -> float:
+            number = numbers[thread % len(numbers)]
+            self._executor.execute(number, unseen)  # brings its weights into the caches
+            barrier.wait()
+            begun = time.perf_counter()
+            for _ in range(_REPEATS):
+                self._executor.execute(number, unseen)
+            return _REPEATS * work / (time.perf_counter() - begun)
+
+        return sum(self._pool.map(repeat, range(self._threads)))
+
+
+def _second_level() -> int:
+    """Return the bytes of the second-level cache of a core."""
+    if not _SECOND_LEVEL.exists():
+        return _DEFAULT
+    return int(_SECOND_LEVEL.read_text().strip().removesuffix("K")) << 10
