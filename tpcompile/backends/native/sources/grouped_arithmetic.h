@@ -1,0 +1,129 @@
+// How values are held, and how integers of weights are multiplied by them. Included by grouped.h.
+
+// An arithmetic: how values are held, and how the integers of a load become parts that they are
+// multiplied by. Those of a part are raised by `kRaised`. This one has values of 16 bits.
+struct Exact {
+  using Value = int16_t;
+  using Sum = int32_t;
+  using Sums = IntRegister;
+  static constexpr int kBitsOfValues = 16;
+  template <int kBits>
+  static constexpr int32_t kRaised = kBits == 4 ? 8 : 0;
+
+  template <int kBits>
+  static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
+    if constexpr (kBits == 8) return (number ? loaded : loaded << 8) >> 8;
+    const auto found = (ShortRegister)((WordRegister)loaded >> (4 * number));
+    return number < 3 ? found & 15 : found;
+  }
+
+  template <int kBits>
+  static TPC_INLINE Sums multiply(Sums total, ShortRegister weight, ShortRegister x) {
+    return multiply_add(total, weight, x);
+  }
+
+  // Add the products of register `own` of a part, whose values begin at `x`.
+  template <int kBits>
+  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
+    return multiply<kBits>(total, weight, load_shorts(x + 2 * own * kRegister));
+  }
+
+  // Return sums less their offsets, given the sums of values.
+  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
+    total -= offsets * load_bytes<IntRegister>(sums);
+    return __builtin_convertvector(total, Register);
+  }
+};
+
+// Values as integers of 8 bits.
+struct Bytes {
+  using Value = int8_t;
+  using Sum = int32_t;
+  using Sums = IntRegister;
+  static constexpr int kBitsOfValues = 8;
+  template <int kBits>
+  static constexpr int32_t kRaised = kBits == 4 ? 8 : kSignedBytes ? 0 : 128;
+
+  template <int kBits>
+  static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
+    constexpr int16_t kNibbles = 0x0f0f, kHighest = static_cast<int16_t>(0x8080);
+    if constexpr (kBits == 4) return (number ? loaded >> 4 : loaded) & kNibbles;
+    else return kSignedBytes ? loaded : loaded ^ kHighest;
+  }
+
+  template <int kBits>
+  static TPC_INLINE Sums multiply(Sums total, ShortRegister weight, ShortRegister x) {
+    return multiply_bytes<kBits == 8 && kSignedBytes>(total, weight, x);
+  }
+
+  template <int kBits>
+  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
+    return multiply<kBits>(total, weight, load_shorts(x + 4 * own * kRegister));
+  }
+
+  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
+    return Exact::less(total, offsets, sums);
+  }
+};
+
+// Values in fp32, those of even lanes before those of odd ones.
+struct Wide {
+  using Value = float;
+  using Sum = float;
+  using Sums = Register;
+  static constexpr int kBitsOfValues = 16;  // of their columns in a register
+  template <int kBits>
+  static constexpr int32_t kRaised = Exact::kRaised<kBits>;
+
+  template <int kBits>
+  static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
+    return Exact::part<kBits>(loaded, number);
+  }
+
+  template <int kBits>
+  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
+    const auto pairs = (IntRegister)weight;
+    const Register even = __builtin_convertvector((pairs << 16) >> 16, Register);
+    const Register odd = __builtin_convertvector(pairs >> 16, Register);
+    x += own * kRegister;
+    total = multiply_add(total, even, load_register(x));
+    return multiply_add(total, odd, load_register(x + kLanes));
+  }
+
+  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
+    return total - __builtin_convertvector(offsets, Register) * load_register(sums);
+  }
+};
+
+// The parts of a load, and the columns of a part.
+template <class A, int kBits>
+constexpr int kParts = A::kBitsOfValues / kBits;
+template <class A, int kBits>
+constexpr int64_t kOfPart = kColumns<kBits> / kParts<A, kBits>;
+
+// Products of values in T and weights of few bits. Values are laid out for each leaf, see below.
+template <class T>
+struct Form<T, Grouped> {
+  using Weights = Grouped;
+  using Value = float;
+  using Arithmetic = Exact;
+};
+
+template <>
+struct Form<f32, Grouped> {
+  using Weights = Grouped;
+  using Value = float;
+  using Arithmetic = Wide;
+};
+
+// Weights of linears that round their values to 8 bits.
+struct Rounding : Grouped {
+  using Grouped::Grouped;
+};
+
+template <class T>
+struct Form<T, Rounding> {
+  using Weights = Rounding;
+  using Value = float;
+  using Arithmetic = Bytes;
+};

@@ -1,0 +1,178 @@
+// Products of rows of few bits with one sequence. Included by grouped.h.
+
+// Sums of one row for 16 blocks, whose loads begin with number `first`.
+template <class A, int kBits, int kLoads>
+struct Blocks {
+  using Found = typename A::Sums;
+
+  const char *from, *ahead;  // of the first of these loads
+  const typename A::Value* x;
+
+  // The sums of a register of a load, or of two.
+  TPC_INLINE Found lanes_of(int number) const {
+    const int sum = number / kRegisters, own = number % kRegisters;
+    Found total{};
+#pragma GCC unroll 2
+    for (int load = sum * kLoads; load < (sum + 1) * kLoads; ++load) {
+      if (own == 0) __builtin_prefetch(ahead + load * kLoad, 0, 2);
+      auto loaded = load_shorts(from + load * kLoad + own * 4 * kRegister);
+      keep(loaded);
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts<A, kBits>; ++part)
+        total = A::template add<kBits>(total, A::template part<kBits>(loaded, part),
+                                       x + load * kColumns<kBits> + kOfPart<A, kBits> * part, own);
+    }
+    return total;
+  }
+
+  // Add adjacent lanes of `kOf` registers until one is left. Only the first `kUsed` have loads.
+  template <int kOf, int kUsed>
+  TPC_INLINE Found tree(int number) const {
+    if constexpr (kUsed <= 0) {
+      return Found{};
+    } else if constexpr (kOf == 1) {
+      return lanes_of(number);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    } else if constexpr (kOf == 4) {
+      return in_order(fours<1, kUsed>(number));
+    } else if constexpr (kOf == 8 || kOf == 16) {
+      constexpr int kEach = kOf / 8;
+      return halves_added(fours<kEach, kUsed>(number),
+                          fours<kEach, kUsed - 4 * kEach>(number + 4 * kEach));
+#endif
+    } else {
+      return pairs_added(tree<kOf / 2, kUsed>(number),
+                         tree<kOf / 2, kUsed - kOf / 2>(number + kOf / 2));
+    }
+  }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // The sums of fours of lanes of four registers, each of which is a sum of `kEach`: one of the
+  // lower halves of all, then one of the upper halves.
+  template <int kEach, int kUsed>
+  TPC_INLINE Found fours(int number) const {
+    const auto one = [&](auto own) __attribute__((always_inline)) {
+      constexpr int kLeft = kUsed - kEach * decltype(own)::value;
+      const int first = number + kEach * own;
+      const Found found = tree<1, kLeft>(first);
+      return kEach == 1 ? found : found + tree<1, kLeft - 1>(first + 1);
+    };
+    const auto two = [&](auto low, auto high) __attribute__((always_inline)) {
+      return (Found)_mm256_hadd_epi32((__m256i)one(low), (__m256i)one(high));
+    };
+    using std::integral_constant;
+    const Found low = two(integral_constant<int, 0>(), integral_constant<int, 1>());
+    const Found high = two(integral_constant<int, 2>(), integral_constant<int, 3>());
+    return (Found)_mm256_hadd_epi32((__m256i)low, (__m256i)high);
+  }
+#endif
+
+  // Return register `own` of the sums of blocks.
+  template <int kSums, int kUsed, int kOwn>
+  TPC_INLINE Found sums() const {
+    constexpr int kFirst = kOwn * kSums;
+    if constexpr (!std::is_same_v<A, Wide>) {
+      return tree<kSums, kUsed - kFirst>(kFirst);
+    } else {  // in memory: less code
+      Found held[kSums] = {};
+#pragma GCC unroll 1
+      for (int number = 0; number < kSums && kFirst + number < kUsed; ++number)
+        held[number] = lanes_of(kFirst + number);
+#pragma GCC unroll 1
+      for (int left = kSums / 2; left > 0; left /= 2)
+#pragma GCC unroll 1
+        for (int at = 0; at < left; ++at)
+          held[at] = pairs_added(held[2 * at], held[2 * at + 1]);
+      return held[0];
+    }
+  }
+};
+
+// Call `run` with the number of each register of 16 lanes, as a constant.
+template <class Run>
+TPC_INLINE void each_register(const Run& run) {
+  run(std::integral_constant<int, 0>());
+  if constexpr (kRegisters > 1) run(std::integral_constant<int, 1>());
+  if constexpr (kRegisters > 2) {
+    run(std::integral_constant<int, 2>());
+    run(std::integral_constant<int, 3>());
+  }
+}
+
+// Multiply a leaf of a row by a sequence. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
+template <class A, int kBits, int kLoads, int kBlocks>
+TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf, const Laid<A>& x,
+                           const char* ahead) {
+  constexpr int kSums = kLanes / kBlocks, kEach = kSums * kLoads;
+  const int64_t start = weight.offset(leaf.start), stop = start + leaf.loads * kLoad;
+  const char* bytes = weight.address(row);
+  int64_t load = 0, place = 0;
+  Register totals[kRegisters] = {};
+  const auto add = [&](auto used, const char* from) {
+    const Blocks<A, kBits, kLoads> blocks{from, ahead + start + load * kLoad,
+                                          x.values + load * kColumns<kBits>};
+    each_register([&](auto own) {
+      constexpr int kOwn = decltype(own)::value, kUsed = decltype(used)::value * kRegisters;
+      const int64_t own_place = place + kOwn * kRegister, block = leaf.block + own_place;
+      const auto found = blocks.template sums<kSums, kUsed, kOwn>();
+      const IntRegister offsets = weight.offsets(row, block) + A::template kRaised<kBits>;
+      const Register products = A::less(found, offsets, x.sums + own_place);
+      totals[kOwn] = multiply_add(totals[kOwn], products * load_register(x.factors + own_place),
+                                  weight.scales(row, block));
+    });
+    load += kEach, place += kLanes;
+  };
+  using All = std::integral_constant<int, kSums>;
+  using Half = std::integral_constant<int, kSums / 2>;
+  for (int64_t at = start; at < stop; at += kEach * kLoad) {
+    const int64_t end = stop - at > kEach * kLoad / 2 ? at + kEach * kLoad : at + kEach * kLoad / 2;
+    const char* from = bytes + at;
+    alignas(kLoad) char held[kEach * kLoad];
+    if (at < 0 || end > weight.stride()) {  // keep to the bytes of the row
+      copy_inside(bytes, weight.stride(), at, kEach * kLoad, held);
+      from = held;
+    }
+    if (end - at == kEach * kLoad)
+      add(All(), from);
+    else
+      add(Half(), from);
+  }
+  return load_bytes<Lanes>(totals);
+}
+
+// The rows in about `kFarAhead` bytes.
+TPC_INLINE int64_t rows_far_ahead(const Grouped& weight) {
+  return (kFarAhead + weight.stride() - 1) / weight.stride();
+}
+
+// The place `far` rows after a row, of which `left` rows are left: in this or in the next weight.
+TPC_INLINE const char* far_ahead(const Grouped& weight, int64_t row, int64_t left, int64_t far,
+                                 const Scratch& scratch) {
+  if (far < left || !scratch.next_weights) return weight.address(row + far);
+  return scratch.next_weights + (far - left) * weight.stride();
+}
+
+// Multiply rows by sequence `b`. The rows of the instruction from the first one on are `left`.
+template <class A, int kBits, int kLoads, int kBlocks>
+[[gnu::noinline]] void grouped_rows(const Grouped& weight, int64_t rows, int64_t left,
+                                    const LaidValues<A>& x, int64_t b, float* out,
+                                    Scratch& scratch) {
+  Sums sums;
+  float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves);
+  const int64_t far = rows_far_ahead(weight);
+  for (int64_t row = 0; row < rows; ++row) {
+    const char* ahead = far_ahead(weight, row, left - row, far, scratch);
+    weight.fetch_scales(row + far);
+    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
+      const LaidLeaf<A>& own = x.laid[leaf];
+      const auto total =
+          leaf_dots<A, kBits, kLoads, kBlocks>(weight, row, own.leaf, own.values[b], ahead);
+      sums.add(total, terms ? terms + leaf : out + row);
+    }
+    if (!terms) continue;
+    sums.flush();
+    fold_sums(terms, x.leaves, 1);
+    out[row] = terms[0];
+  }
+  sums.flush();
+}

@@ -1,0 +1,213 @@
+// Values as loads of weights meet them. Included by grouped.h.
+
+// The values of a leaf, in the order of the parts of loads, and the factors and sums of blocks.
+template <class A>
+struct Laid {
+  const typename A::Value* values;
+  const float* factors;
+  const typename A::Sum* sums;
+};
+
+// The columns of a leaf, among those of the whole weight, and the loads that have them.
+struct Leaf {
+  int64_t begin, end;
+  int64_t start;  // the column with which the first load begins
+  int64_t loads;  // whole sums of lanes: two loads if a block is wider than a load
+  int64_t block;  // the first one
+};
+
+template <int kBits>
+TPC_INLINE Leaf leaf_of(const Grouped& weight, int64_t first, int64_t width) {
+  constexpr int64_t kLeast = kColumns<kBits>;
+  const int64_t each = weight.block() > kLeast ? weight.block() : kLeast;
+  const int64_t begin = weight.begin() + first, end = begin + width, start = begin / each * each;
+  const int64_t loads = (end - start + each - 1) / each * (each / kLeast);
+  return {begin, end, start, loads, start / weight.block()};
+}
+
+TPC_INLINE float power_of_two(int32_t exponent) {
+  const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
+  return load_bytes<float>(&bits);
+}
+
+// The bits of the largest magnitude of a block.
+TPC_INLINE uint32_t largest_of(const float* x, int64_t block) {
+  BitRegister most{};
+  for (int64_t at = 0; at < block; at += kRegister) {
+    const BitRegister bits = (BitRegister)load_register(x + at) & 0x7fffffff;
+    most = most > bits ? most : bits;
+  }
+  return greatest(most);
+}
+
+constexpr uint32_t kInfinite = 0x7f800000;
+
+// Round values times a factor to integers, and return their sum.
+TPC_INLINE int32_t rounded(const float* x, int64_t block, float factor, int32_t* whole) {
+  IntRegister total{};
+  for (int64_t at = 0; at < block; at += kRegister) {
+    const IntRegister found = nearest(load_register(x + at) * factor);
+    total += found;
+    std::memcpy(whole + at, &found, sizeof found);
+  }
+  return added(total);
+}
+
+// Round values of a block to integers, and return what to multiply them by. `sum` becomes their
+// sum. A block with a value that is not finite gets NaN. Here the integers are below 2^15, and the
+// factor is a power of two.
+TPC_INLINE float rounded_block(Exact, const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+  constexpr int32_t kMostBits = 14, kLargest = 100;
+  const uint32_t most = largest_of(x, block);
+  const int32_t needed = kMostBits + 127 - static_cast<int32_t>(most >> 23);
+  const int32_t up = needed > kLargest ? kLargest : needed;
+  const bool finite = most < kInfinite;
+  sum = rounded(x, block, finite ? power_of_two(up) : 0.0f, whole);
+  return finite ? power_of_two(-up) : std::numeric_limits<float>::quiet_NaN();
+}
+
+// Here they are at most 127, see `rounded` in tpcompile/ir/quantize.py.
+TPC_INLINE float rounded_block(Bytes, const float* x, int64_t block, int32_t* whole, int32_t& sum) {
+  const uint32_t bits = largest_of(x, block);
+  const bool finite = bits < kInfinite;
+  const float most = finite ? load_bytes<float>(&bits) : 0.0f, factor = 127.0f / most;
+  const bool some = factor <= std::numeric_limits<float>::max();
+  sum = rounded(x, block, some ? factor : 0.0f, whole);
+  return finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+}
+
+// Lay out 64 columns, 16 lanes at a time.
+template <int kBits>
+TPC_INLINE void put_parts(const int32_t* x, int16_t* to) {
+  const auto one = [&](int at) { return load_ints(x + at * kLanes); };
+  const auto a = one(0), b = one(1), c = one(2), d = one(3);
+  if constexpr (kBits == 4) {
+    const auto even = evens(a, b), later = evens(c, d), odd = odds(a, b), last = odds(c, d);
+    narrow(evens(even, later), to), narrow(evens(odd, last), to + 32);
+    narrow(odds(even, later), to + 64), narrow(odds(odd, last), to + 96);
+  } else {
+    narrow(evens(a, b), to), narrow(evens(c, d), to + 16);
+    narrow(odds(a, b), to + 32), narrow(odds(c, d), to + 48);
+  }
+}
+
+template <int kBits>
+TPC_INLINE void put_parts(const int32_t* x, int8_t* to) {
+  const auto one = [&](int at) { return load_ints(x + at * kLanes); };
+  const auto a = one(0), b = one(1), c = one(2), d = one(3);
+  if constexpr (kBits == 4) {
+    narrow(evens(a, b), to), narrow(evens(c, d), to + 16);
+    narrow(odds(a, b), to + 64), narrow(odds(c, d), to + 80);
+  } else {
+    narrow(a, to), narrow(b, to + 16), narrow(c, to + 32), narrow(d, to + 48);
+  }
+}
+
+template <class A, int kBits>
+inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at,
+                    typename A::Value* values, float* factors, int32_t* sums) {
+  alignas(kLoad) int32_t whole[kMostBlock];
+  for (int64_t column = 0; column < columns; column += block) {
+    const int64_t own = (at + column) / block;
+    factors[own] = rounded_block(A(), x + column, block, whole + column, sums[own]);
+  }
+  for (int64_t column = 0; column < columns; column += 4 * kLanes) {
+    const int64_t place = at + column, within = place % kColumns<kBits>;
+    put_parts<kBits>(whole + column, values + (place - within) + within / kParts<A, kBits>);
+  }
+}
+
+template <class A, int kBits>
+inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at, float* values,
+                    float* factors, float* sums) {
+  for (int64_t column = 0; column < columns; ++column) {
+    const int64_t place = at + column, own = place / block, within = place % kColumns<kBits>;
+    if (place % block == 0) factors[own] = 1.0f, sums[own] = 0.0f;
+    sums[own] += x[column];
+    const int64_t lane = within / kParts<A, kBits>, part = within % kParts<A, kBits>;
+    values[place - within + kOfPart<A, kBits> * part + lane % 2 * kLanes + lane / 2] = x[column];
+  }
+}
+
+// Lay out the values of a leaf, which begin at `x`. Other columns of its loads are zeros.
+template <int kBits, class A>
+inline Laid<A> laid_out(const Grouped& weight, const float* x, Leaf leaf, Scratch& scratch) {
+  const int64_t block = weight.block(), columns = leaf.loads * kColumns<kBits>;
+  const int64_t blocks = (columns / block + kLanes - 1) / kLanes * kLanes;
+  auto* values = scratch.take<typename A::Value>(blocks * block);
+  std::memset(values + columns, 0,
+              sizeof(typename A::Value) * static_cast<size_t>(blocks * block - columns));
+  auto* factors = scratch.take<float>(blocks);
+  auto* sums = scratch.take<typename A::Sum>(blocks);
+  std::memset(factors, 0, sizeof(float) * static_cast<size_t>(blocks));
+  std::memset(sums, 0, sizeof(float) * static_cast<size_t>(blocks));
+  for (int64_t at = 0; at < columns; at += kMostBlock) {
+    const int64_t left = columns - at, count = left < kMostBlock ? left : kMostBlock;
+    const int64_t first = leaf.start + at, last = first + count;
+    const float* from = x + (first - leaf.begin);
+    float held[kMostBlock] = {};
+    if (first < leaf.begin || last > leaf.end) {
+      const int64_t low = first < leaf.begin ? leaf.begin : first;
+      const int64_t high = last > leaf.end ? leaf.end : last;
+      if (low < high)
+        std::memcpy(held + (low - first), x + (low - leaf.begin),
+                    sizeof(float) * static_cast<size_t>(high - low));
+      from = held;
+    }
+    lay_out<A, kBits>(from, count, block, at, values, factors, sums);
+  }
+  return {values, factors, sums};
+}
+
+// A leaf, and its values of each sequence.
+template <class A>
+struct LaidLeaf {
+  Leaf leaf;
+  const Laid<A>* values;
+};
+
+// Values of all sequences, as rows of few bits are multiplied by them.
+template <class A>
+struct LaidValues {
+  int64_t batch, leaves;
+  const LaidLeaf<A>* laid;
+};
+
+template <class T>
+struct Operand<Form<T, Grouped>> : LaidValues<typename Form<T, Grouped>::Arithmetic> {};
+
+template <class T>
+struct Operand<Form<T, Rounding>> : LaidValues<Bytes> {};
+
+// Lay out values for each leaf.
+template <int kBits, class A>
+inline const LaidLeaf<A>* laid_leaves(const Grouped& weight, const float* values, int64_t stride,
+                                      int64_t batch, int64_t columns, int64_t leaves,
+                                      Scratch& scratch) {
+  auto* found = scratch.take<LaidLeaf<A>>(leaves);
+  for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
+    const int64_t width = columns / leaves + (leaf < columns % leaves);
+    const Leaf own = leaf_of<kBits>(weight, first, width);
+    auto* each = scratch.take<Laid<A>>(batch);
+    for (int64_t b = 0; b < batch; ++b)
+      each[b] = laid_out<kBits, A>(weight, values + first + b * stride, own, scratch);
+    found[leaf] = {own, each};
+    first += width;
+  }
+  return found;
+}
+
+template <class A>
+[[gnu::noinline]] LaidValues<A> laid_values(const Grouped& weight, const float* values,
+                                            int64_t stride, int64_t batch, int64_t columns,
+                                            int64_t leaves, Scratch& scratch) {
+  const auto lay = weight.bits() == 4 ? laid_leaves<4, A> : laid_leaves<8, A>;
+  return {batch, leaves, lay(weight, values, stride, batch, columns, leaves, scratch)};
+}
+
+template <class F>
+inline Operand<F> operand(Sequences<F> values, int64_t batch, int64_t columns, int64_t leaves,
+                          const Grouped& weight, Scratch& scratch) {
+  using A = typename F::Arithmetic;
+  return {laid_values<A>(weight, values.first, values.stride, batch, columns, leaves, scratch)};
+}
