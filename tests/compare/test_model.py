@@ -42,6 +42,9 @@ def test_rounding_that_layers_magnify_is_no_divergence(dtype: torch.dtype) -> No
     floats = [row for row in found.rows if row.node not in ("best tokens", "ranks", "tokens")]
     assert all(row.beside_fp32 for row in floats)
     assert "to fp32" in found.table()
+    assert "fp32: eager in fp32, with the same weights\n" in found.table()
+    assert 0 < max(row.eager_error for row in floats)
+    assert all(row.eager_error <= row.limit for row in floats)
 
 
 def test_a_tolerance_takes_the_place_of_fp32() -> None:

@@ -22,6 +22,18 @@ from tpcompile.ir.simulate import Values, logits_of
 from tpcompile.ir.types import REPLICATE, ValueType
 
 
+_ALONE = {"max abs": "max_abs", "relative": "rel"}
+_BESIDE_FP32 = {
+    "relative": "rel",
+    "to fp32": "error",
+    "eager": "eager_error",
+    "limit": "limit",
+}
+"""The numbers of a row in a table, by column."""
+_EXACT = "fp32: eager in fp32, with the same weights"
+_FEW_BITS = ", those of few bits as the exact products of integers and scales; eager rounds these"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """All rows, and the next tokens of the models."""
@@ -31,6 +43,8 @@ class Comparison:
     top5: dict[str, list[int]]
     shown: tuple[str, ...] = ()
     """The names of rows that the table shows even if they are not the worst."""
+    few_bits: bool = False
+    """Whether weights are in 8 or 4 bits."""
 
     @property
     def first_divergence(self) -> Row | None:
@@ -55,14 +69,14 @@ class Comparison:
         from rich.table import Table
 
         beside_fp32 = any(row.beside_fp32 for row in self.rows)
-        numbers = ("relative", "to fp32", "limit") if beside_fp32 else ("max abs", "relative")
+        numbers = _BESIDE_FP32 if beside_fp32 else _ALONE
         table = Table()
         for column in ("value", "source", *numbers, ""):
             table.add_column(column, justify="left" if column in ("value", "source") else "right")
         for row in self.rows if everything else self._summary():
             verdict = "ok" if row.ok else row.problem or "DIFFERS"
-            errors = (row.rel, row.error, row.limit) if beside_fp32 else (row.max_abs, row.rel)
-            table.add_row(row.node, row.source, *(f"{error:.1e}" for error in errors), verdict)
+            errors = [f"{getattr(row, field):.1e}" for field in numbers.values()]
+            table.add_row(row.node, row.source, *errors, verdict)
         return table_text(table) + self._verdict(everything)
 
     def _summary(self) -> Iterator[Row]:
@@ -83,6 +97,8 @@ class Comparison:
         first = self.first_divergence
         which = "" if everything else ", the worst of each layer shown"
         said = [f"{len(self.rows)} values compared{which}"]
+        if any(row.beside_fp32 for row in self.rows):
+            said.append(_EXACT + _FEW_BITS * self.few_bits)
         if first:
             layer = "outside the layers" if first.layer is None else f"in layer {first.layer}"
             why = f": {first.problem}" if first.problem else f", off by {first.error:.1e}"

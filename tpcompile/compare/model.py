@@ -88,7 +88,8 @@ def compare_with_eager(
         ends.append(_of_rounding(runs[0].eager, runs[0].exact))
     ends += [_agreement(watched)] if tp > 1 else []
     shown = tuple(row.node for row in ends)
-    return replace(found, rows=(ends[0], *found.rows, *ends[1:]), shown=shown)
+    rows = (ends[0], *found.rows, *ends[1:])
+    return replace(found, rows=rows, shown=shown, few_bits=side.few_bits)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class Row:
     """The error compared with `limit`: `rel`, or with `beside_fp32` the distance from fp32."""
     limit: float
     beside_fp32: bool = False
+    eager_error: float = 0.0
+    """With `beside_fp32`, the distance of the expected value from fp32."""
 
     @property
     def place(self) -> str:
@@ -69,10 +71,12 @@ def row_of(
         max_abs = rel = 0.0
     error, limit = rel, _tolerance(expected.dtype, tolerance, depth)
     fp32 = exact is not None and tolerance is None and math.isfinite(rel) and found.numel() > 0
+    own = 0.0
     if fp32 and exact is not None:
         error, limit = _distance(found, exact), rounding_limit(expected, exact)
+        own = _distance(expected, exact)
     ok = not problem and error <= limit
-    return Row(name, source, layer, max_abs, rel, ok, problem, error, limit, fp32)
+    return Row(name, source, layer, max_abs, rel, ok, problem, error, limit, fp32, own)
 
 
 def rounding_limit(expected: torch.Tensor, exact: torch.Tensor) -> float:

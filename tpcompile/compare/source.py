@@ -29,6 +29,11 @@ class Source:
         return next(iter(self.captured.graph.parameters())).dtype
 
     @property
+    def few_bits(self) -> bool:
+        """Whether weights are in 8 or 4 bits."""
+        return any(tensor.format is not None for tensor in self.captured.tensors.values())
+
+    @property
     def rounds(self) -> bool:
         """Whether linears of the model round their inputs to int8."""
         formats = (tensor.format for tensor in self.captured.tensors.values())
