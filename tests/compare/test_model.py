@@ -43,7 +43,7 @@ def test_rounding_that_layers_magnify_is_no_divergence(dtype: torch.dtype) -> No
     assert all(row.beside_fp32 for row in floats)
     assert "to fp32" in found.table()
     assert "fp32: eager in fp32, with the same weights\n" in found.table()
-    assert 0 < max(row.eager_error for row in floats)
+    assert max(row.eager_error for row in floats) > 0
     assert all(row.eager_error <= row.limit for row in floats)
 
 

@@ -21,7 +21,6 @@ from tpcompile.ir.ops.collectives import to_whole
 from tpcompile.ir.simulate import Values, logits_of
 from tpcompile.ir.types import REPLICATE, ValueType
 
-
 _ALONE = {"max abs": "max_abs", "relative": "rel"}
 _BESIDE_FP32 = {
     "relative": "rel",
