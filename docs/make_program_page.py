@@ -185,10 +185,10 @@ COLUMNS = {
     "dims": "the number of dimensions in memory",
     "shape": "the extents, padded with zeros",
     "strides": "the strides in elements, padded with zeros",
-    "format": "the format of a weight, else the number of the dtype",
-    "first": "the first column of a weight in a format, among the columns of all ranks",
-    "scales": "where the scales of a weight in a format begin, else 0",
-    "offsets": "where the offsets of a weight in a format begin, else 0",
+    "format": "the format of a weight in few bits, a number as in words; 0 for other buffers",
+    "first": "the first column of such a weight, of all columns of the linear",
+    "scales": "where its scales begin in memory, or 0",
+    "offsets": "where its offsets begin in memory, or 0",
 }
 
 
