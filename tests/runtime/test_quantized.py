@@ -135,24 +135,11 @@ def test_random_weights(checkpoint: tuple[Path, Any]) -> None:
         assert torch.isfinite(model(IDS).logits).all()
 
 
-BACKENDS = ["native", "triton"]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_backends_without_kernels(checkpoint: tuple[Path, Any], backend: str) -> None:
-    if backend == "triton":
-        pytest.importorskip("triton")
-    said = rf"The {backend} backend cannot read weights in int8:{GROUP}:f32"
+def test_a_backend_without_kernels(checkpoint: tuple[Path, Any]) -> None:
+    pytest.importorskip("triton")
+    said = rf"The triton backend cannot read weights in int8:{GROUP}:f32"
     with pytest.raises(tpcompile.UnsupportedError, match=said):
-        tpcompile.compile(str(checkpoint[0]), backend=backend)
-
-
-def test_an_automatic_backend_says_why(checkpoint: tuple[Path, Any]) -> None:
-    with (
-        pytest.warns(UserWarning, match="cannot read weights in int8"),
-        tpcompile.compile(str(checkpoint[0])) as model,
-    ):
-        assert model(IDS).logits.shape[:2] == IDS.shape
+        tpcompile.compile(str(checkpoint[0]), backend="triton")
 
 
 def test_a_model_in_memory(checkpoint: tuple[Path, Any]) -> None:
