@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -38,9 +38,14 @@ _CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 1009}
 
 
 def in_few_bits(
-    values: dict[str, Any], bits: int, columns: int = 0, *, offsets: bool = False
+    values: dict[str, Any],
+    bits: int,
+    columns: int = 0,
+    *,
+    offsets: bool = False,
+    ignore: Sequence[str] = ("lm_head",),
 ) -> dict[str, Any]:
-    """Return a configuration whose linears, but not the head, have integers of 4 or 8 bits.
+    """Return a configuration whose linears have integers of 4 or 8 bits.
 
     `columns` share a scale, and an offset if there are any; 0 stands for whole rows.
     """
@@ -55,7 +60,7 @@ def in_few_bits(
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head"],
+        "ignore": list(ignore),
     }
     return {**values, "quantization_config": scheme}
 

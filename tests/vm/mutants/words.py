@@ -31,7 +31,9 @@ from tpcompile.vm.proof.verify import check_program
 
 BIASED = (0, 33, 34, 35, 36)
 """Bases with biases: one in queries, keys and values only, and the others in MLPs too."""
-FEW, MANY = (0, 4, 12, 13, 35, 36), (*range(8), *range(11, 19), *BIASED[1:])
+FEW_BITS = (37, 38, 39, 40, 41)
+"""Bases with weights of few bits."""
+FEW, MANY = (0, 4, 12, 13, 35, 36), (*range(8), *range(11, 19), *BIASED[1:], *FEW_BITS)
 """A few small bases with all kinds of instructions, and more of them."""
 
 _SIZES = (
@@ -250,7 +252,7 @@ def _look(buffers: Any, number: int) -> object:
     if not 0 <= number < len(buffers):
         return number
     one = buffers[number]
-    return one.role, one.shape, one.dtype, one.rank, one.storage
+    return one.role, one.shape, one.dtype, one.rank, one.storage, one.format
 
 
 def _value(instruction: Any, word: Word) -> Any:
