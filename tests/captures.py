@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from tpcompile.frontend import Captured, capture, config_of
+from tpcompile.frontend.scales import scale_dtypes
 from tpcompile.frontend.source import name_of
 from tpcompile.ir.scheme import Scheme
 from tpcompile.rewriting.manager import clone
@@ -40,10 +41,12 @@ def captured_once(
     values.pop("_name_or_path", None)
     seen = tuple(_seen(model)) if given else ()
     wanted = dtype or config.dtype or torch.get_default_dtype()
-    key = (type(config), repr(sorted(values.items(), key=str)), wanted, scheme, stamped, seen)
+    scales = tuple(scale_dtypes(model, config).items())
+    told = repr(sorted(values.items(), key=str))
+    key = (type(config), told, wanted, scheme, stamped, seen, scales)
     if key not in _CAPTURED:
         options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "stamped": stamped}
-        _CAPTURED[key] = capture(model if given else config, **options)
+        _CAPTURED[key] = capture(model, **options)
     found = _CAPTURED[key]
     graph = clone(found.graph)
     graph.meta["tpcompile"] = dataclasses.replace(graph.meta["tpcompile"], name=name_of(model))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
+from tpcompile.checkpoint_files import ADAPTER, INDEX, SINGLE
 from tpcompile.errors import CheckpointError, UsageError
 from tpcompile.hub import is_cached, unreachable
 from tpcompile.ir.codec import NO_ENCODINGS
@@ -23,7 +24,6 @@ from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import Tensor, component_of, shape_of, tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.checkpoint_files import ADAPTER, INDEX, SINGLE
 from tpcompile.runtime.quantizing import Quantizing, ToQuantize
 
 if TYPE_CHECKING:  # workers need no frontend, and start faster without it
