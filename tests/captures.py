@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from tpcompile.frontend import Captured, capture, config_of
+from tpcompile.frontend.scales import scale_dtypes
 from tpcompile.frontend.source import name_of
 from tpcompile.ir.scheme import Scheme
 from tpcompile.rewriting.manager import clone
@@ -41,11 +42,11 @@ def captured_once(
     values.pop("_name_or_path", None)
     seen = tuple(_seen(model)) if given else ()
     wanted = dtype or config.dtype or torch.get_default_dtype()
-    settings = repr(sorted(values.items(), key=str))
-    key = (type(config), settings, wanted, scheme, rounds, stamped, seen)
+    scales = tuple(scale_dtypes(model, config).items())
+    told = repr(sorted(values.items(), key=str))
+    key = (type(config), told, wanted, scheme, rounds, stamped, seen, scales)
     if key not in _CAPTURED:
-        source = model if given else config
-        _CAPTURED[key] = capture(source, dtype=dtype, scheme=scheme, rounds=rounds, stamped=stamped)
+        _CAPTURED[key] = capture(model, dtype=dtype, scheme=scheme, rounds=rounds, stamped=stamped)
     found = _CAPTURED[key]
     graph = clone(found.graph)
     graph.meta["tpcompile"] = dataclasses.replace(graph.meta["tpcompile"], name=name_of(model))

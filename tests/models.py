@@ -15,7 +15,8 @@ from tests.captures import captured_once
 from tpcompile.frontend import Captured
 from tpcompile.ir.info import info_of
 from tpcompile.ir.ops.collectives import to_whole
-from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks
+from tpcompile.ir.pieces import Read
+from tpcompile.ir.simulate import Values, logits_of, materialise, run_ranks, whole_value
 from tpcompile.presets import preset
 from tpcompile.runtime.kv.packing import Packed, pack
 from tpcompile.runtime.weights import ModelWeights, RandomWeights
@@ -63,8 +64,8 @@ class Pair:
 
     captured: Captured
     eager: Any
-    read: ModelWeights
-    """The weights of the eager model, without a copy."""
+    read: Read
+    """The weights of the eager model, without a copy, or those of few bits that it stands for."""
 
 
 def pair_of(config: Any, seed: int = 0) -> Pair:
@@ -75,6 +76,22 @@ def pair_of(config: Any, seed: int = 0) -> Pair:
     ).eval()
     RandomWeights(captured, seed).load_into(eager)
     return Pair(captured, eager, ModelWeights(eager))
+
+
+def few_bits_pair(config: Any, seed: int = 0) -> Pair:
+    """Return the pair for a configuration whose linears have weights of few bits, from a seed."""
+    captured = captured_once(config, dtype=torch.float32)
+    read = RandomWeights(captured, seed)
+    plain = {
+        name: value for name, value in config.to_dict().items() if name != "quantization_config"
+    }
+    eager = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**plain), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in eager.named_parameters():
+            parameter.copy_(whole_value(captured.tensors[name], read, torch.float32))
+    return Pair(captured, eager, read)
 
 
 @lru_cache(maxsize=32)

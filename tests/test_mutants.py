@@ -12,8 +12,10 @@ import torch
 
 from benchmarks.mutants import Result, refused_pairs, results, shortfalls
 from benchmarks.mutations import KINDS, SUBJECTS, Graph, graphs, judge
-from tpcompile.ir import checker
+from tpcompile.ir import check_parameters, checker, meta
+from tpcompile.ir.format import Component
 from tpcompile.ir.ops import LINEAR, SPECS, VOCAB_EMBEDDING
+from tpcompile.ir.recipe import Recipe, Slice, component_of, take
 from tpcompile.ir.types import PARTIAL, REPLICATE, ValueType
 from tpcompile.rewriting.manager import clone
 
@@ -169,6 +171,81 @@ def test_a_rule_that_accepts_everything_lets_the_rate_fall(
     monkeypatch.setitem(SPECS, LINEAR, replace(spec, rule=accepting))
     made, by_checker, by_numbers = _rates(kinds, some_graphs)
     assert by_checker < before[1] and by_checker + by_numbers == made
+
+
+def _of_first_rows(recipe: Recipe, part: Component) -> Recipe:
+    """Take the first rows of scales, not those of the weight's part."""
+    match recipe:
+        case Slice(source, 0, start, stop) if part.suffix:
+            return take(component_of(source, part), 0, 0, stop - start)
+    return component_of(recipe, part)
+
+
+def _of_first_columns(recipe: Recipe, part: Component) -> Recipe:
+    """Take the first scales of rows."""
+    right = component_of(recipe, part)
+    match right:
+        case Slice(source, 1, start, stop) if part.suffix:
+            return Slice(source, 1, 0, stop - start)
+    return right
+
+
+def _of_group_before(recipe: Recipe, part: Component) -> Recipe:
+    """Take the scales of the columns before those of the weight's part."""
+    right = component_of(recipe, part)
+    match right:
+        case Slice(source, 1, start, stop) if part.suffix and start:
+            return Slice(source, 1, start - 1, stop - 1)
+    return right
+
+
+def _without_cut_group(recipe: Recipe, part: Component) -> Recipe:
+    """Leave out the scale of a group that the next rank has a part of."""
+    match recipe:
+        case Slice(source, 1, start, stop) if part.suffix and part.columns:
+            whole = component_of(source, part)
+            return take(whole, 1, start // part.columns, stop // part.columns)
+    return component_of(recipe, part)
+
+
+def _along_rows(recipe: Recipe, part: Component) -> Recipe:
+    """Cut the rows of scales instead of their columns."""
+    right = component_of(recipe, part)
+    match right:
+        case Slice(source, 1, start, stop) if part.suffix:
+            return Slice(source, 0, start, stop)
+    return right
+
+
+WRONG_COMPONENTS = (
+    _of_first_rows,
+    _of_first_columns,
+    _of_group_before,
+    _without_cut_group,
+    _along_rows,
+)
+
+
+@pytest.mark.parametrize("wrong", WRONG_COMPONENTS, ids=lambda wrong: wrong.__name__)
+def test_components_of_another_part_are_refused(
+    wrong: Any, monkeypatch: pytest.MonkeyPatch, some_graphs: list[Graph]
+) -> None:
+    """Only numbers see them if the check is left out."""
+    few_bits = [
+        graph
+        for graph in some_graphs
+        if graph.subject.name.startswith("int") and graph.pipeline in ("fused", "unfused")
+    ]
+    for graph in few_bits:
+        assert judge(clone(graph.gm), graph).numbers == ""
+    monkeypatch.setattr(meta, "component_of", wrong)
+    found = [judge(clone(graph.gm), graph) for graph in few_bits]
+    assert all(one.checker == "components" for one in found if one.numbers)
+    assert any(one.numbers for one in found)
+    monkeypatch.setattr(check_parameters, "check_components", lambda parameter, rank: None)
+    accepted = [judge(clone(graph.gm), graph) for graph in few_bits]
+    assert [bool(one.numbers) for one in accepted] == [bool(one.numbers) for one in found]
+    assert not any(one.checker for one in accepted)
 
 
 def test_a_good_model_of_full_size_is_not_refused() -> None:

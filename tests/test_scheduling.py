@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -104,3 +105,18 @@ def test_compile_takes_the_same_choices() -> None:
             tpcompile.compile("preset:tiny-qwen3", backend="torch", **{name: value}, **options)
     with pytest.raises(UsageError, match="Did you mean wave"):
         tpcompile.compile("preset:tiny-qwen3", backend="reference", policy="wav", **options)
+
+
+def test_traffic_of_few_bits() -> None:
+    """Integers and scales are counted to the byte; the numbers of weights are written down here."""
+    step = tpcompile.schedule(
+        "preset:qwen3-0.6b", target="cpu", tp=3, context=512, weights="int4:64"
+    )
+    found: dict[str, int] = {}
+    for one in step.program.instructions:
+        found[one.name] = found.get(one.name, 0) + one.traffic  # type: ignore[attr-defined]
+    layers, hidden, attention, ffn, vocabulary = 28, 1024, 2048, 3072, 151936
+    four, eight = Fraction(4, 8) + Fraction(2, 64), 1 + Fraction(2, 64)
+    assert found["linear_terms"] == layers * hidden * (attention + ffn) * four
+    assert found["norm_gate_up_swiglu"] == layers * hidden * 2 * ffn * four
+    assert found["norm_lm_head"] == vocabulary * hidden * eight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
+from pathlib import Path
 
 from tpcompile.json_files import shortened
 
@@ -26,6 +27,14 @@ def is_cached(model: str, name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(model, name), str)
+
+
+def cached_directory(model: str) -> Path | None:
+    """Return the directory of a model in the cache of the hub, or None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
 
 
 @lru_cache(maxsize=16)

@@ -100,8 +100,9 @@ def _run(
             source,
             rank,
             {
-                str(node.target): evaluate(parameter_of(node).shards[rank], subject.read)
+                f"{node.target}{part.suffix}": evaluate(recipe, subject.read)
                 for node in parameters(gm.graph)
+                for part, recipe in parameter_of(node).components(rank)
             },
             subject.captured.rotary.fresh(),
             group.rank(rank),

@@ -9,6 +9,7 @@ from benchmarks.mutations import (
     biases,
     caches,
     collectives,
+    formats,
     functions,
     heads,
     layouts,
@@ -24,6 +25,8 @@ Mutate = Callable[[Draft], str]
 """Callback that edits the graph and returns a description, or raises `UnfitError`."""
 
 _DERIVED = "every rank's number is derived from the layout, not from the node"
+_ONE_RECIPE = "ranks take the format from the type; that of a recipe alone is not used"
+_ANY_COLUMN = "the modules read any columns; programs read 16 at a time"
 _MEMORY = "the rows are correct, but each rank holds them twice"
 
 
@@ -119,6 +122,12 @@ KINDS: tuple[Kind, ...] = (
         recipes.rotation_of_halves,
         on=("interleaved",),
     ),
+    _strict("offsets left out", formats.offsets_left_out, silent=_ONE_RECIPE),
+    _strict("offsets added", formats.offsets_added, silent=_ONE_RECIPE),
+    _strict("other groups", formats.other_groups, silent=_ONE_RECIPE),
+    _strict("other bits", formats.other_bits, silent=_ONE_RECIPE),
+    _strict("other scales", formats.other_scales, silent=_ONE_RECIPE),
+    _strict("columns cut in a load", formats.cut_elsewhere, silent=_ANY_COLUMN),
     _strict("bias dropped", biases.dropped),
     _strict("bias of another layer", biases.of_another_layer),
     _strict("bias of another projection", biases.of_another_projection, biases.parts_swapped),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,8 @@ import torch
 from torch import fx
 
 from tpcompile.frontend import Captured, capture
+from tpcompile.ir.recipe import Tensor, stored_tensors
+from tpcompile.ir.simulate import whole_value
 from tpcompile.passes import default_pipeline, for_ranks, parse_pipeline, run_passes
 from tpcompile.presets import preset
 from tpcompile.runtime.weights import RandomWeights
@@ -29,6 +31,39 @@ _LLAMA = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+
+
+_CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 1009}
+"""A model of which 4 ranks cut groups of 32 columns, in attention and in MLPs."""
+
+
+def in_few_bits(
+    values: dict[str, Any],
+    bits: int,
+    columns: int = 0,
+    *,
+    offsets: bool = False,
+    ignore: Sequence[str] = ("lm_head",),
+) -> dict[str, Any]:
+    """Return a configuration whose linears have integers of 4 or 8 bits.
+
+    `columns` share a scale, and an offset if there are any; 0 stands for whole rows.
+    """
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": not offsets,
+        "strategy": "group" if columns else "channel",
+        "group_size": columns or None,
+    }
+    scheme = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": list(ignore),
+    }
+    return {**values, "quantization_config": scheme}
+
 
 _UNFUSED = (
     "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding,"
@@ -62,7 +97,7 @@ class Subject:
 
     @cached_property
     def read(self) -> UnitGain:
-        return UnitGain(RandomWeights(self.captured, seed=0))
+        return UnitGain(RandomWeights(self.captured, seed=0), self.captured.tensors.values())
 
 
 TILED = " repeated to "
@@ -76,9 +111,16 @@ class UnitGain:
     mistake in attention could hide in the rounding of the logits.
     """
 
-    def __init__(self, source: RandomWeights) -> None:
+    def __init__(self, source: RandomWeights, tensors: Iterable[Tensor]) -> None:
         self._source = source
         self._tensors: dict[str, torch.Tensor] = {}
+        self._scaled = {
+            stored.name: tensor
+            for tensor in tensors
+            for stored, part in stored_tensors([tensor])
+            if part is not None and part.dtype.torch.is_floating_point
+        }
+        """The weights of few bits, by the names of their scales."""
 
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         if name not in self._tensors:
@@ -86,10 +128,16 @@ class UnitGain:
             tensor = self._source.whole(source)
             if length:
                 tensor = tensor.repeat(-(-int(length) // len(tensor)))[: int(length)]
-            if tensor.dim() == 2:
-                tensor = tensor / (tensor.std() * tensor.shape[1] ** 0.5)
+            if name in self._scaled:
+                tensor = tensor / _gain(whole_value(self._scaled[name], self._source, tensor.dtype))
+            elif tensor.dim() == 2 and tensor.is_floating_point():
+                tensor = tensor / _gain(tensor)
             self._tensors[name] = tensor
         return self._tensors[name][index]
+
+
+def _gain(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.std() * matrix.shape[1] ** 0.5
 
 
 @dataclass(frozen=True)
@@ -147,6 +195,8 @@ SUBJECTS = (
         (2, 4, 6),
     ),
     Subject("biased-llama", {**_LLAMA, **_SMALL}, (2, 4, 5)),
+    Subject("int4-qwen3", in_few_bits(_CUT, 4, 32, offsets=True), (2, 4, 3)),
+    Subject("int8-qwen3", in_few_bits(_CUT, 8), (2, 3)),
 )
 
 

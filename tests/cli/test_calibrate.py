@@ -41,6 +41,13 @@ def test_tables_and_predictions(cli: Cli, tmp_path: Path) -> None:
         assert text in ran.out
 
 
+def test_weights_of_few_bits(cli: Cli, tmp_path: Path) -> None:
+    ran = cli(f"{LINE} --weights int4:32 -o", str(tmp_path / "mine.json"))
+    assert ran.status == 0, ran.err
+    assert "measuring preset:tiny-qwen3, int4:32" in ran.err
+    assert target_of(str(tmp_path / "mine.json")).bytes_per_us > 0
+
+
 REFUSED = {
     "": "-o/--output",
     "-o mine.txt": "The target file must end in .json. Found mine.txt",

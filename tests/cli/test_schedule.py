@@ -188,6 +188,17 @@ def test_measured_steps(cli: Cli, tmp_path: Path, tp: int) -> None:
     check_both(read_trace(trace.read_text(encoding="utf-8")), found["instructions"], tp)
 
 
+def test_measured_steps_of_few_bits(cli: Cli) -> None:
+    """The program whose steps are measured has the formats that the schedule shows."""
+    line = "schedule preset:tiny-qwen3 --target cpu --threads 1 --context 40 --tp 2 --measured"
+    ran = cli(f"{line} --weights int4:32 --json")
+    assert ran.status == 0, ran.err
+    found = json.loads(ran.out)
+    counts = [(kind["kind"], kind["count"]) for kind in found["measured"]["kinds"]]
+    assert counts == [(kind["kind"], kind["count"]) for kind in found["kinds"]]
+    assert found["measured"]["measured_us"] > 0
+
+
 def test_measured_tables(cli: Cli) -> None:
     ran = cli("schedule preset:tiny-qwen3 --target cpu --workers 1 --context 40 --measured")
     assert ran.status == 0, ran.err

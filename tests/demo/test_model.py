@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("captured_once")
 
 PROMPTS = ("Anna is", "One rainy morning Felix", "The grey cat of")
 FEW = 10
+FEW_BITS = ("int4:32", "int4:64", "int8:row", "int8")
+TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,34 @@ def test_compiled_equals_eager(few: Path, tp: int) -> None:
             found, logits = _greedy(model, ids, 12)
             assert found == expected, prompt
             assert relative_error(torch.stack(logits), torch.stack(eager_logits)) < TOLERANCE
+
+
+def _check_quantized(directory: Path, made: Path, weights: str) -> None:
+    """Compare the native tokens of the quantized checkpoint with those of transformers."""
+    tpcompile.quantize(str(directory), weights, made)
+    tokenizer, eager = _loaded(made)
+    with tpcompile.compile(str(made), backend="native") as model:
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+            expected = eager.generate(ids, max_new_tokens=TOKENS, do_sample=False)
+            before = model.steps.program
+            found = model.generate(ids, max_new_tokens=TOKENS, do_sample=False)
+            assert found.tolist() == expected.tolist(), prompt
+            assert model.steps.program - before == found.shape[1] - ids.shape[1] - 1 > 0
+
+
+@pytest.mark.parametrize("weights", FEW_BITS)
+def test_native_tokens_of_few_bits_equal_those_of_transformers(
+    few: Path, tmp_path: Path, weights: str
+) -> None:
+    _check_quantized(few, tmp_path / "made", weights)
+
+
+@pytest.mark.slow
+def test_and_so_does_text(tmp_path: Path) -> None:
+    make_demo(tmp_path / "demo")
+    for weights in FEW_BITS:
+        _check_quantized(tmp_path / "demo", tmp_path / weights, weights)
 
 
 def test_stories() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+from tpcompile.checkpoint_files import SINGLE
 from tpcompile.runtime.checkpoint import Checkpoint, CheckpointFiles
-from tpcompile.runtime.checkpoint_files import SINGLE
 
 ALONE = "opened-by-nobody-else"
 """The name of a file that replaces the second rank."""

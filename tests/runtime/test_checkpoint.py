@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 import tpcompile
 from tests.captures import captured_once
 from tests.models import TOLERANCE, padded, preset_pair, relative_error, scaled_config
+from tpcompile.checkpoint_files import INDEX, SINGLE
 from tpcompile.runtime.checkpoint import Checkpoint
-from tpcompile.runtime.checkpoint_files import INDEX, SINGLE
 from tpcompile.runtime.weights import directory_of
 
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tests.compressed import group, write_compressed
@@ -21,9 +22,11 @@ from tpcompile.backends.memory import StepMemory
 from tpcompile.compare.model import compare_with_eager
 from tpcompile.compare.program import Batch, compare_program
 from tpcompile.frontend import capture
+from tpcompile.ir import check_parameters
 from tpcompile.ir.format import Component
 from tpcompile.ir.meta import Parameter
 from tpcompile.ir.recipe import Recipe, component_of, concat, shape_of, take
+from tpcompile.ir.simulate import whole_value
 from tpcompile.passes import default_pipeline
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.runtime.weights import opened, weights_of
@@ -493,14 +496,24 @@ MUTANTS = {
 def test_other_scales_and_offsets_are_noticed(
     mixed: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, backend: str, name: str
 ) -> None:
-    """Numbers show what shapes do not."""
+    """Numbers show what shapes do not, also without the rule of the checker."""
     monkeypatch.setattr(Parameter, "components", MUTANTS[name])
+    monkeypatch.setattr(check_parameters, "check_components", lambda parameter, rank: None)
     try:
         error = error_of(*mixed, tp=2, backend=backend)
     except (AssertionError, tpcompile.RankError, tpcompile.UsageError):
         assert name.startswith(("another rank's", "cut along rows"))
     else:
         assert error > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_other_scales_and_offsets_are_refused(
+    mixed: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(Parameter, "components", MUTANTS[name])
+    with pytest.raises(tpcompile.CompileError, match="breaks the rule components"):
+        tpcompile.schedule(str(mixed[0]), tp=2, target="cpu")
 
 
 @pytest.mark.parametrize("suffix", ["_packed", "_scale", "_zero_point", ""])
@@ -636,3 +649,73 @@ def test_random_weights(mixed: tuple[Path, Any]) -> None:
             assert packed.dtype == torch.int32 and len(packed.unique()) > 1000
             assert model.gather_weight("model.layers.0.mlp.down_proj.weight").float().std() > 20
     assert relative_error(*logits) < TOLERANCE
+
+
+@pytest.fixture
+def exact(tmp_path: Path) -> Path:
+    """Write a checkpoint in bf16 with scales in fp32, which bf16 would round."""
+    written, directory = tmp_path / "written", tmp_path / "exact"
+    write_compressed(
+        written, group(4, 32), group(8, targets=["re:.*down_proj"]), intermediate_size=192
+    )
+    stored = load_file(written / "model.safetensors")
+    others = {
+        name: tensor.bfloat16()
+        for name, tensor in stored.items()
+        if tensor.is_floating_point() and not name.endswith("_scale")
+    }
+    rewritten(written, directory, **others)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    return directory
+
+
+def test_scales_keep_their_dtype(exact: Path, tmp_path: Path) -> None:
+    """They reach memory and saved files as they are stored, under a model in 16 bits."""
+    scales = {
+        name: tensor
+        for name, tensor in load_file(exact / "model.safetensors").items()
+        if name.endswith("_scale")
+    }
+    assert any(not torch.equal(scale, scale.bfloat16().float()) for scale in scales.values())
+    captured = capture(str(exact))
+    stored = {str(one.format) for one in captured.tensors.values() if one.format is not None}
+    assert stored == {"int4:32:f32", "int8:row:f32"}
+    with tpcompile.compile(str(exact), tp=2, simulate=True, backend="native") as model:
+        assert model.dtype == torch.bfloat16
+        model.generate(IDS, max_new_tokens=4, do_sample=False)
+        assert model.steps.program
+        model.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    wanted = load_file(exact / "model.safetensors")
+    assert saved.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert saved[name].dtype == tensor.dtype and torch.equal(saved[name], tensor), name
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+def test_products_with_scales_in_fp32_are_exact(exact: Path, backend: str) -> None:
+    """Modules and programs compute with the scales that are stored."""
+    found = capture(str(exact))
+    read = weights_of(found, str(exact), None)
+    make: Any = AutoModelForCausalLM.from_config
+    config = AutoConfig.from_pretrained(exact)
+    del config.quantization_config
+    with opened(read) as source, torch.no_grad():
+        eager = make(config, dtype=torch.float32).eval()
+        for name, parameter in eager.named_parameters():
+            parameter.copy_(whole_value(found.tensors[name], source, torch.float32))
+        with tpcompile.compile(
+            str(exact), tp=2, simulate=True, backend=backend, dtype="float32"
+        ) as model:
+            assert relative_error(model(IDS).logits, eager(IDS).logits) < TOLERANCE
+
+
+def test_scales_are_never_rounded(exact: Path) -> None:
+    """A capture that did not see the files has scales in the dtype of the model."""
+    captured = capture(AutoConfig.from_pretrained(exact), dtype=torch.bfloat16)
+    with (
+        pytest.raises(tpcompile.CheckpointError, match=r"weight_scale must not be rounded.*F32"),
+        opened(weights_of(captured, str(exact), None)),
+    ):
+        pass

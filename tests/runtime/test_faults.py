@@ -28,8 +28,8 @@ from tests.runtime.eager_pair import lively
 from tests.runtime.ranks.left_behind import FAULT_S, descendants, only_files, own_files
 from tests.runtime.shrinking_files import ALONE, ShrinkingFiles
 from tpcompile import CheckpointError, RankError, UsageError
+from tpcompile.checkpoint_files import SINGLE
 from tpcompile.runtime import weights
-from tpcompile.runtime.checkpoint_files import SINGLE
 from tpcompile.runtime.ranks.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("forked_launchers")

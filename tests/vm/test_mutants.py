@@ -27,9 +27,9 @@ from tests.vm.mutants.running import (
 )
 from tests.vm.mutants.table import KINDS, Count, Mutant, all_bases, judged, mutants_of
 from tests.vm.mutants.traps import TRAPS
-from tests.vm.mutants.words import BIASED, judged_words, word_mutants, words_of_kind
+from tests.vm.mutants.words import BIASED, FEW_BITS, judged_words, word_mutants, words_of_kind
 from tpcompile.errors import VerifyError
-from tpcompile.vm.program import Program
+from tpcompile.vm.program import Program, agreement
 from tpcompile.vm.program.agreement import Agreement
 from tpcompile.vm.program.instruction import StepInstruction, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
@@ -249,6 +249,37 @@ def test_biases_that_nobody_compares_with_their_buffers_are_found(
         Agreement, "_absent", lambda self, named: named.path == "bias" or right(self, named)
     )
     assert any(_wrong_biases(kind).unsafe_accepted for kind in WITH_BIAS)
+
+
+OPERANDS = {
+    "format": ("embed", "linear_residual", "norm_qkv_rope_append", "norm_lm_head"),
+    "weight": ("linear_terms", "linear_residual", "norm_qkv_rows", "norm_gate_up_swiglu"),
+    "columns.start": ("linear_terms",),
+    "columns.stop": ("linear_terms",),
+    "": ("linear_terms", "linear_residual", "norm_gate_up_swiglu", "norm_lm_head"),
+}
+"""Instructions on weights of few bits, by the operand that is wrong; any operand if it is empty."""
+
+
+@pytest.mark.parametrize(
+    ("operand", "name"), [(operand, name) for operand, names in OPERANDS.items() for name in names]
+)
+def test_a_wrong_word_on_weights_of_few_bits(operand: str, name: str) -> None:
+    found, strange = judged_words(
+        INSTRUCTIONS[name], 16, 1, FEW_BITS, orders_each=8, operand=operand
+    )
+    assert found.mutants == 16
+    assert found.unsafe_accepted == 0, list(map(str, strange))
+    assert found.safe_refused == 0, list(map(str, strange))
+    assert found.refused
+
+
+def test_formats_that_nobody_compares_with_their_buffers_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agreement, "FormatOf", type("Unused", (), {}))
+    found, _ = judged_words(INSTRUCTIONS["linear_terms"], 16, 1, FEW_BITS, 16, "format")
+    assert found.unsafe_accepted
 
 
 def _nothing(*arguments: object) -> Any:

@@ -16,6 +16,7 @@ from tpcompile.frontend.masks import agreed_split
 from tpcompile.frontend.quantized import encodings_of, stored_weights
 from tpcompile.frontend.quantizing import quantized_config
 from tpcompile.frontend.rotary import RotaryTables, SavedTables, rotary_modules, source_of
+from tpcompile.frontend.scales import scale_dtypes
 from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
 from tpcompile.frontend.watch import watch_layers
@@ -81,7 +82,8 @@ def capture(
     config, quantized = module.config, dict[str, str]()
     if scheme is not None:
         config, quantized = quantized_config(module, layers.path, scheme)
-    stored = stored_weights(module, config, rounds)
+    scales = {} if scheme else scale_dtypes(model, config)
+    stored = stored_weights(module, config, scales, rounds)
     formats = {name: one.format for name, one in stored.items()}
     tensors, aliases = _tensors(module, formats, quantized)
     encodings = encodings_of(tensors.values(), stored)

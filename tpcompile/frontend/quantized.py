@@ -93,12 +93,15 @@ class StoredWeight:
     layout: _Layout
 
 
-def stored_weights(module: nn.Module, config: Any, rounds: bool = False) -> dict[str, StoredWeight]:
+def stored_weights(
+    module: nn.Module, config: Any, scales: Mapping[str, torch.dtype], rounds: bool = False
+) -> dict[str, StoredWeight]:
     """Return the weights that are not stored as their values, by name.
 
-    With `rounds`, they are those of linears that round their inputs, and there must be some.
+    `scales` are the dtypes of scales in the checkpoint; others have the dtype of the model. With
+    `rounds`, the weights are those of linears that round their inputs, and there must be some.
     """
-    stored = _weights(module, config, rounds)
+    stored = _weights(module, config, scales, rounds)
     if not rounds:
         return stored
     if not stored:
@@ -110,7 +113,9 @@ def stored_weights(module: nn.Module, config: Any, rounds: bool = False) -> dict
     return {name: replace(one, format=one.format.rounding()) for name, one in stored.items()}
 
 
-def _weights(module: nn.Module, config: Any, rounds: bool) -> dict[str, StoredWeight]:
+def _weights(
+    module: nn.Module, config: Any, scales: Mapping[str, torch.dtype], rounds: bool
+) -> dict[str, StoredWeight]:
     found = getattr(config, "quantization_config", None)
     if found is None:
         return {}
@@ -130,7 +135,8 @@ def _weights(module: nn.Module, config: Any, rounds: bool) -> dict[str, StoredWe
         if target is not None and not isinstance(one, nn.Linear):
             _refuse("config_groups.targets", f"{target}, which names {name}", "linears only")
         if target is not None:
-            stored[f"{name}.weight"] = _stored(scheme, groups[target], one.weight)
+            dtype = scales.get(f"{name}.weight_scale", one.weight.dtype)
+            stored[f"{name}.weight"] = _stored(scheme, groups[target], one.weight.shape[1], dtype)
     return stored
 
 
@@ -188,9 +194,9 @@ def _chosen(patterns: Sequence[str], name: str, module: nn.Module) -> str | None
 
 
 def _stored(
-    scheme: Mapping[str, Any], group: Mapping[str, Any], weight: torch.Tensor
+    scheme: Mapping[str, Any], group: Mapping[str, Any], whole: int, scales: torch.dtype
 ) -> StoredWeight:
-    """Return how a weight is stored. Its scales have the dtype of the model."""
+    """Return how a weight with so many columns is stored."""
     given = group.get("weights")
     if not isinstance(given, dict):
         _refuse("config_groups.weights", given, "an object")
@@ -201,10 +207,10 @@ def _stored(
         _refuse("config_groups.format", None, f"one of {', '.join(_LAYOUTS)}, for each group")
     layout = _LAYOUTS[name][given["num_bits"]]
     columns: Any = given.get("group_size") if given["strategy"] == "group" else 0
-    if given["strategy"] == "group" and not _divides(columns, weight.shape[1]):
-        _refuse("group_size", columns, f"a number that divides {weight.shape[1]} columns")
+    if given["strategy"] == "group" and not _divides(columns, whole):
+        _refuse("group_size", columns, f"a number that divides {whole} columns")
     offsets = not given["symmetric"]
-    return StoredWeight(Format.grouped(layout.kind, weight.dtype, columns, offsets=offsets), layout)
+    return StoredWeight(Format.grouped(layout.kind, scales, columns, offsets=offsets), layout)
 
 
 def _divides(columns: Any, whole: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from tpcompile.ir.format import Component
 from tpcompile.ir.layout import Interval, TokenLayout
 from tpcompile.ir.meta import Parameter, has_recipe, made_of, parameter_of
 from tpcompile.ir.ops.spec import RuleError
@@ -70,14 +71,16 @@ def check_parameter(parameter: Parameter, ranks: int) -> None:
                 f"the part of {parameter.describe()} that {kind} assigns to this rank",
                 "make the shards with Parameter.sharded, from the same layout",
             )
+        check_components(parameter, rank)
 
 
 def check_format(parameter: Parameter) -> None:
     """Refuse a parameter of another format than its tensors, or rows that are cut elsewhere."""
     kind = parameter.type
-    for tensor in tensors_of(parameter.whole):
-        if tensor.format != kind.format:
-            raise RuleError("format", f"{kind} made of {tensor}", "the format of its tensors")
+    for recipe in (parameter.whole, *parameter.shards):
+        for tensor in tensors_of(recipe):
+            if tensor.format != kind.format:
+                raise RuleError("format", f"{kind} made of {tensor}", "the format of its tensors")
     if kind.format is None:
         return
     if kind.dims != 2:
@@ -96,6 +99,39 @@ def check_format(parameter: Parameter) -> None:
                 f"one run of columns that begins and ends at a multiple of {kind.format.grain}",
                 "choose another tp",
             )
+
+
+def check_components(parameter: Parameter, rank: int) -> None:
+    """Refuse components of a rank's part that are not those of its rows and columns."""
+    kind = parameter.type
+    if kind.format is None:
+        return
+    own, (_, width) = pieces(parameter.shards[rank]), kind.local_shape(rank)
+    for piece in own:
+        if len(piece.source[1]) != 1 or piece.target[1] != (0, width):
+            got = f"{parameter.describe(rank)} on rank {rank}"
+            raise RuleError("format", got, "rows of which the columns are one run")
+    for part, recipe in parameter.components(rank):
+        wanted = _boxes(tuple(_piece_of(piece, part) for piece in own), kind)
+        if _boxes(pieces(recipe), kind) != wanted:
+            raise RuleError(
+                "components",
+                f"{describe(recipe)} on rank {rank}",
+                f"the part that belongs to {parameter.describe(rank)}",
+            )
+
+
+def _piece_of(piece: Piece, part: Component) -> Piece:
+    """Return the piece of a component that belongs to a piece of a weight, one run of columns."""
+    rows, (columns,) = piece.source
+    _, extent = piece.shape
+    first, last = part.span(columns.start, columns.stop)
+    return Piece(
+        piece.tensor + part.suffix,
+        (piece.shape[0], part.width(0, extent)),
+        (rows, (range(first, last),)),
+        (piece.target[0], (0, last - first)),
+    )
 
 
 def _held_by(whole: tuple[Piece, ...], kind: ValueType, rank: int) -> tuple[Piece, ...]:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tpcompile.checkpoint_files import INDEX as INDEX
+from tpcompile.checkpoint_files import changed, files_of, size_of, unreadable
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
 from tpcompile.ir.codec import NO_ENCODINGS, Codec, Encoded, Encodings
+from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Component
 from tpcompile.ir.recipe import Tensor, stored_tensors
-from tpcompile.runtime.checkpoint_files import INDEX as INDEX
-from tpcompile.runtime.checkpoint_files import changed, files_of, size_of, unreadable
 from tpcompile.runtime.quantizing import ToQuantize
 
 FUSED = {
@@ -29,6 +30,13 @@ FUSED = {
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Supported dtypes of stored tensors. Integers and float8 need scales to become weights: a bare
 cast would give wrong weights without an error."""
+
+_EXACT = {
+    DType.F32: ("F32", "BF16", "F16"),
+    DType.BF16: ("BF16",),
+    DType.F16: ("F16",),
+}
+"""The dtypes of stored scales that a dtype in memory holds exactly."""
 
 _COUNTS = ("I64", "I32")
 """Supported dtypes of tensors that repeat shapes."""
@@ -218,6 +226,14 @@ class Checkpoint(Closing):
                 got=found,
                 expected=", ".join(FLOATS),
                 hint="The checkpoint may be quantized: download the original one",
+            )
+        if part is not None and found not in _EXACT[part.dtype]:
+            raise CheckpointError(
+                f"The scales {name} must not be rounded",
+                where=str(self._where[name]),
+                got=found,
+                expected=" or ".join(_EXACT[part.dtype]),
+                hint="Compile the model again: its files were not here when it was captured",
             )
 
     def _dtype(self, name: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from tpcompile.checkpoint_files import INDEX, SINGLE
 from tpcompile.errors import UnsupportedError, UsageError, did_you_mean
-from tpcompile.runtime.checkpoint_files import INDEX, SINGLE
 from tpcompile.runtime.new_directory import filled_directory
 from tpcompile.runtime.ranks.rank import Ranks
 from tpcompile.runtime.safetensors_files import SafetensorsWriter

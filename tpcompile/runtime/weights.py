@@ -6,22 +6,24 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
+from tpcompile.checkpoint_files import ADAPTER, INDEX, SINGLE
 from tpcompile.errors import CheckpointError, UsageError
 from tpcompile.hub import is_cached, unreachable
 from tpcompile.ir.codec import NO_ENCODINGS
 from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.layout import Interval
 from tpcompile.ir.meta import parameter_of, parameters
 from tpcompile.ir.ops import LINEAR
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.recipe import Tensor, component_of, shape_of, tensors_of
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.checkpoint_files import ADAPTER, INDEX, SINGLE
 from tpcompile.runtime.quantizing import Quantizing, ToQuantize
 
 if TYPE_CHECKING:  # workers need no frontend, and start faster without it
@@ -81,20 +83,23 @@ class RandomWeights:
     def __call__(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
         if self._last is None or self._last[0] != name:
             self._last = (name, self.whole(name))
-        return self._last[1][index]
+        found = self._last[1]
+        if index == tuple(slice(0, extent) for extent in found.shape):
+            self._last = None  # the caller's own, without a copy
+            return found
+        return found[index]
 
     def whole(self, name: str) -> torch.Tensor:
+        """Return a whole tensor, which the caller owns."""
         if name not in self._kinds:
             raise CheckpointError(f"The model has no tensor {name}")
         kind = self._kinds[name]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
-        if kind.most is None and not kind.dtype.is_floating_point:
-            return torch.randint(-(2**31), 2**31, kind.shape, generator=generator).to(kind.dtype)
-        values = torch.randn(kind.shape, generator=generator, dtype=torch.float32, device="cpu")
-        found = kind.center + kind.spread * values
-        if kind.most is not None:
-            found = found.round().clamp(-kind.most, kind.most)
-        return found.to(kind.dtype)
+        found = torch.empty(kind.shape, dtype=kind.dtype)
+        flat = found.view(-1)
+        for start, stop in _blocks(len(flat)):
+            flat[start:stop] = _drawn(kind, stop - start, generator)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to send to a rank, without the most recent tensor."""
@@ -105,6 +110,26 @@ class RandomWeights:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(self.whole(name))
+
+
+_BLOCK = 1 << 20
+"""The elements that are drawn at a time, of which the fp32 values are larger than the tensor."""
+_LEAST = 16
+"""Torch draws so many elements together: blocks of multiples of it are parts of one draw."""
+
+
+def _blocks(size: int) -> Iterator[Interval]:
+    """Yield blocks of a tensor, the last of which is not too short to be drawn alike."""
+    edges = [*range(0, size - _LEAST, _BLOCK), size] if size > _LEAST else [0, size]
+    return pairwise(edges)
+
+
+def _drawn(kind: _Kind, size: int, generator: torch.Generator) -> torch.Tensor:
+    if kind.most is None and not kind.dtype.is_floating_point:
+        return torch.randint(-(2**31), 2**31, (size,), generator=generator)
+    values = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+    found = values.mul_(kind.spread).add_(kind.center)
+    return found if kind.most is None else found.round_().clamp_(-kind.most, kind.most)
 
 
 def _kinds(captured: Captured) -> Mapping[str, _Kind]:

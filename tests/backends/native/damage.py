@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.backends.reference.stepping import APART, place
+from tests.backends.reference.stepping import APART, INT4, INT8, place
 from tests.models import TOLERANCE
 from tests.vm.mutants.bases import MODELS, Base, FineCase
 from tpcompile.backends.memory import StepMemory
@@ -26,8 +26,11 @@ from tpcompile.backends.native import Native
 from tpcompile.backends.reference import Machine
 from tpcompile.backends.rotation import Rotation
 from tpcompile.errors import CompileError
+from tpcompile.ir.format import FLOATS, Format, Kind
 from tpcompile.vm.program import Buffer, Program, Role
+from tpcompile.vm.program.abi import COLUMNS
 from tpcompile.vm.program.encoding import EncodedProgram, Lists, decode_program, encode_program
+from tpcompile.vm.program.weight import Weight
 
 REFUSED, SAME, OTHER, RAISED = "refused", "same", "OTHER", "RAISED"
 CASES = [
@@ -38,6 +41,10 @@ CASES = [
         (1, (9,), 1, "rows", "round-robin", 12),
         (2, (9,), 2, "heads", "dynamic", 2),
     )
+] + [
+    FineCase(INT4, 2, (9, 10), 2, policy="critical-path", workers=2),
+    FineCase(INT4, 1, (9,), 1, "rows", policy="round-robin", workers=12),
+    FineCase(INT8, 3, (9,), 2, policy="dynamic", workers=2),
 ]
 
 
@@ -66,7 +73,16 @@ def _parts(case: FineCase) -> tuple[dict[tuple[int, str], torch.Tensor], Rotatio
     """The weights by rank and name, the rotation, and the prefilled caches."""
     memory = case.memory()
     each = zip(memory.program.buffers, memory.tensors, strict=True)
-    weights = {(b.rank, b.name): tensor for b, tensor in each if b.role == Role.WEIGHT}
+    weights = {
+        (buffer.rank, buffer.name + part.suffix): tensor
+        for buffer, held in each
+        if buffer.role == Role.WEIGHT
+        for part, tensor in zip(
+            buffer.stored.components,
+            held.tensors if isinstance(held, Weight) else (held,),
+            strict=True,
+        )
+    }
     return weights, case.rotation, memory.values(Role.CACHE)
 
 
@@ -127,14 +143,37 @@ def totals(dice: Random, right: Damaged) -> Damaged:
 
 
 def buffer(dice: Random, right: Damaged) -> Damaged:
-    """The dtype, shape, storage, role or rank of a buffer."""
+    """The dtype, shape, storage, role, rank, format or first column of a buffer."""
     buffers = list(right.like.buffers)
-    number = dice.randrange(len(buffers))
+    number = dice.choice(_damageable(buffers))
     old, other = buffers[number], dice.choice(buffers)
     new = dice.choice(_BUFFERS)(dice, old, other)
     buffers[number] = new
     what = f"buffer {number}: {old} -> {new}"
     return replace(right, like=replace(right.like, buffers=tuple(buffers)), what=what)
+
+
+def _damageable(buffers: Sequence[Buffer]) -> list[int]:
+    """Return the numbers of buffers, of which every other one is a weight of few bits, if any."""
+    few_bits = [number for number, one in enumerate(buffers) if one.format is not None]
+    return [*range(len(buffers)), *few_bits * (len(buffers) // max(1, len(few_bits)))]
+
+
+def _format(dice: Random, old: Buffer) -> Buffer:
+    """Change the kind, the dtype of scales, the size of groups, or whether there are offsets."""
+    if old.format is None:
+        return replace(old, format=dice.choice([Format.int8(torch.float32), *FLOATS]))
+    bits = dice.choice([1 << 15, *(1 << bit for bit in range(16, 24))])
+    kind = Format.grouped(
+        dice.choice([Kind.INT4, Kind.INT8]),
+        dice.choice([torch.float32, torch.bfloat16]),
+        old.format.components[1].columns,
+    )
+    return replace(old, format=dice.choice([None, Format(old.format ^ bits), kind]))
+
+
+def _first(dice: Random, old: Buffer) -> Buffer:
+    return replace(old, first=old.first + dice.choice([1, 8, 16, 32, 48, -16, -32, 2**31]))
 
 
 def _shape(dice: Random, old: tuple[int, ...]) -> tuple[int, ...]:
@@ -155,6 +194,8 @@ _BUFFERS: tuple[Callable[[Random, Buffer, Buffer], Buffer], ...] = (
     lambda dice, old, other: replace(old, role=dice.choice(list(Role))),
     lambda dice, old, other: replace(old, rank=dice.choice([old.rank + 1, old.rank - 1])),
     lambda dice, old, other: other,
+    lambda dice, old, other: _format(dice, old),
+    lambda dice, old, other: _first(dice, old),
     _stored,
 )
 
@@ -174,7 +215,8 @@ def options(dice: Random, right: Damaged) -> Damaged:
 
 def table_row(dice: Random, right: Damaged) -> Damaged:
     """A word of the table of buffers; its columns are in `abi.COLUMNS`."""
-    number, column = dice.randrange(len(right.like.buffers)), dice.randrange(16)
+    number = dice.choice(_damageable(right.like.buffers))
+    column = dice.randrange(sum(COLUMNS.values()))
     value = dice.choice([-1, 0, 1, 2, 3, 4, 64, 2**40, 2**62, -(2**62), dice.randrange(5000)])
     what = f"column {column} of buffer {number} is {value}"
     return replace(right, row=(number, column, value), what=what)

@@ -105,6 +105,11 @@ class Dump {
     for (tpc_buffer& row : table_) {
       memory_.push_back(section(file_));
       row.address = reinterpret_cast<int64_t>(memory_.back().data());
+      for (int64_t* part : {&row.scales, &row.offsets}) {
+        if (*part == 0) continue;
+        parts_.push_back(section(file_));
+        *part = reinterpret_cast<int64_t>(parts_.back().data());
+      }
     }
     for (size_t at = 0; at < first.size(); at += 3)
       weights_.push_back(
@@ -182,7 +187,7 @@ class Dump {
   std::vector<int32_t> words_;
   std::vector<int32_t> lists_[7];  // queues, waits and signals as offsets and values; totals
   std::vector<tpc_buffer> table_;
-  std::vector<Bytes> memory_;
+  std::vector<Bytes> memory_, parts_;  // values, and the other components of weights
   std::vector<int64_t> counters_, weights_;
 };
 

@@ -14,6 +14,7 @@ import torch
 from tpcompile.backends.native import Native
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.encoding import encode_program, first_weights
+from tpcompile.vm.program.weight import Weight
 
 KEPT = (Role.LOGITS, Role.TOKENS, Role.LENGTHS, Role.POSITIONS, Role.HISTORY, Role.CACHE)
 """What is compared after each launch."""
@@ -42,8 +43,9 @@ def write_dump(
         _section(out, _bytes(encoded.totals))
         _section(out, _bytes(first_weights(program)))
         _section(out, _bytes(memory.table()))
-        for tensor in memory.tensors:
-            _section(out, _bytes(_stored(tensor)))
+        for held in memory.tensors:
+            for tensor in held.tensors if isinstance(held, Weight) else (held,):
+                _section(out, _bytes(_stored(tensor)))
         for _ in range(launches):
             assert native.run(steps).shape[0] == steps
             kept = [n for n, buffer in enumerate(program.buffers) if buffer.role in KEPT]

@@ -6,18 +6,20 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
 from tests.backends.native.damage import CASES, Damaged, word
 from tests.backends.programs import memory_of
-from tests.backends.reference.stepping import APART, RELU2, Case
+from tests.backends.reference.stepping import APART, INT4, RELU2, Case
 from tests.vm.mutants.bases import FineCase
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native, executor
 from tpcompile.errors import UsageError, VerifyError
 from tpcompile.ir.dtypes import DType
+from tpcompile.ir.format import Format, Kind
 from tpcompile.vm.groups.qkv_operands import Part
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.abi import column_offsets, constants, layout
@@ -250,3 +252,70 @@ def test_components_of_a_weight(opened: Opened, column: str, change: int, said: 
     table[few[0], columns[column]] += change
     memory.table = lambda: table  # type: ignore[method-assign]
     assert said in opened(memory, encode_program(memory.program))
+
+
+IN_FORMATS = Case(INT4, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("offsets", 0, "layout is wrong"),
+        ("offsets", -64, "layout is wrong"),
+        ("scales", 0, "layout is wrong"),
+        ("scales", 2**63 - 8, "layout is wrong"),
+        ("format", Format.int4(torch.float32, 32), "layout is wrong"),
+        ("format", Format.int4(torch.float32, 64, offsets=True), "format is .*, expected"),
+        ("format", Format.int8(torch.float32, 32, offsets=True), "dtype is wrong|expected"),
+        ("format", Kind.F32, "dtype is wrong|expected a number equal to"),
+        ("format", 2**40, "dtype is wrong|expected a number equal to"),
+        ("first", -16, "layout is wrong"),
+        ("first", 2**31, "layout is wrong"),
+    ],
+)
+def test_the_row_of_a_weight_with_offsets(
+    opened: Opened, column: str, value: int, said: str
+) -> None:
+    memory, encoded = IN_FORMATS.memory(), encode_program(IN_FORMATS.program)
+    assert opened(IN_FORMATS.memory(), encoded) == ""
+    table = memory.table()
+    few = next(n for n, one in enumerate(memory.program.buffers) if one.format is not None)
+    table[few, column_offsets()[column]] = value
+    memory.table = lambda: table  # type: ignore[method-assign]
+    assert re.search(said, opened(memory, encoded))
+
+
+@pytest.mark.parametrize("name", ["linear_terms", "norm_qkv_rope_append", "norm_gate_up_swiglu"])
+@pytest.mark.parametrize(
+    "wrong", [0, Kind.F32, Format.int4(torch.float32, 32), Format.int4(torch.bfloat16, 32), -1]
+)
+def test_the_format_of_an_instruction(opened: Opened, name: str, wrong: int) -> None:
+    encoded = encode_program(IN_FORMATS.program)
+    rows = (encoded.words[:, 0] == INSTRUCTIONS[name].opcode).nonzero()
+    encoded.words[int(rows[0]), NAMES[f"{name.upper()}_FORMAT"]] = wrong
+    said = opened(IN_FORMATS.memory(), encoded)
+    assert f"{name}.format is {int(wrong)}, expected a number equal to" in said
+    with pytest.raises(UsageError, match="format"):
+        decode_program(encoded, IN_FORMATS.program)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("format", None, "Found weight = buffer"),
+        ("format", Format.int4(torch.float32, 32), "format"),
+        ("format", Format.int8(torch.float32, 32), "format of buffer"),
+        ("first", 8, "first of buffer"),
+        ("first", -16, "first of buffer"),
+        ("first", 2**31, "first of buffer"),
+        ("dtype", torch.int8, "format of buffer"),
+        ("role", Role.SCRATCH, "format of buffer"),
+    ],
+)
+def test_the_fields_of_a_weight_of_few_bits(field: str, value: Any, said: str) -> None:
+    buffers = list(IN_FORMATS.program.buffers)
+    few = next(n for n, one in enumerate(buffers) if one.format is not None)
+    buffers[few] = replace(buffers[few], **{field: value})
+    damaged = replace(IN_FORMATS.program, buffers=tuple(buffers))
+    with pytest.raises(UsageError, match=said):
+        decode_program(encode_program(IN_FORMATS.program), damaged)

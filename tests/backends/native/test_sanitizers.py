@@ -18,6 +18,7 @@ import torch
 
 from tests.backends.native.dump import write_dump
 from tests.backends.programs import memory_of
+from tests.backends.reference.stepping import INT4
 from tpcompile.backends.native import Native, build
 from tpcompile.backends.native.build import paths
 from tpcompile.compare.rows import TOLERANCES
@@ -28,14 +29,27 @@ SANITIZERS = {
 }
 LAUNCHES, STEPS = 3, 2
 DRIVER = Path(__file__).parent / "driver.cpp"
+_DTYPES = (torch.float32, torch.bfloat16)
+_THREADS = ((1, 2), (2, 1), (1, 8), (2, 4))
+"""Ranks and workers of each, for 2 and for 8 threads."""
 CASES = [
-    (model, dtype, tp, workers, batch)
-    for model in ("tiny-qwen2", "tiny-qwen3")
-    for tp, workers in ((1, 2), (2, 1), (1, 8), (2, 4))
-    for batch in (1, 4, 17)
-    for dtype in (torch.float32, torch.bfloat16)
+    *(
+        (model, None, dtype, tp, workers, batch)
+        for model in ("tiny-qwen2", "tiny-qwen3")
+        for tp, workers in _THREADS
+        for batch in (1, 4, 17)
+        for dtype in _DTYPES
+    ),
+    *(
+        ("tiny-qwen3", few_bits, dtype, tp, workers, batch)
+        for few_bits in ("int4:32", "int4:64", "int8:32", "int8:row")
+        for tp, workers in (_THREADS[1], _THREADS[-1])
+        for batch in (1, 5, 17)
+        for dtype in _DTYPES
+    ),
+    *((INT4, None, torch.float32, tp, workers, 4) for tp, workers in _THREADS),
 ]
-"""Programs with 2 and with 8 threads."""
+"""Programs with weights of 16, 8 and 4 bits, and of the latter with offsets."""
 
 
 def _compiler() -> str:
@@ -70,12 +84,19 @@ def _built(own: Path, sources: Path, sanitizer: str) -> Path:
 
 
 def _dumped(
-    directory: Path, path: str, model: str, dtype: torch.dtype, tp: int, workers: int, batch: int
+    directory: Path,
+    path: str,
+    model: str,
+    few_bits: str | None,
+    dtype: torch.dtype,
+    tp: int,
+    workers: int,
+    batch: int,
 ) -> str:
     """Write what a vector path computes here."""
     kind = str(dtype).removeprefix("torch.")
-    file = directory / f"{path}-{model}-{kind}-{tp}-{workers}-{batch}"
-    native = Native(memory_of(model, dtype, tp, batch, workers=workers), path)
+    file = directory / f"{path}-{model}-{few_bits}-{kind}-{tp}-{workers}-{batch}"
+    native = Native(memory_of(model, dtype, tp, batch, workers=workers, few_bits=few_bits), path)
     tables = torch.arange(4 * batch).view(batch, 4)
     native.place(torch.arange(batch) * 7 + 3, torch.ones(batch, dtype=torch.int64), tables)
     write_dump(file, native, launches=LAUNCHES, steps=STEPS, tolerance=TOLERANCES[dtype])
@@ -124,7 +145,7 @@ def test_a_mistake_is_reported(mistake: str, tmp_path: Path) -> None:
     assert right in text
     (sources / name).write_text(text.replace(right, wrong))
     driver = _built(tmp_path, sources, sanitizer)
-    dump = _dumped(tmp_path, "portable", "tiny-qwen3", torch.float32, 2, 4, 4)
+    dump = _dumped(tmp_path, "portable", "tiny-qwen3", None, torch.float32, 2, 4, 4)
     done = _run(driver, "portable", [dump])
     assert done.returncode != 0
     assert report in done.stderr

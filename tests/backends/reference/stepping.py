@@ -15,8 +15,9 @@ import torch
 from torch import fx
 from transformers import AutoConfig
 
+from benchmarks.mutations.subjects import in_few_bits
 from tests.captures import captured_once
-from tests.models import Pair, padded, pair_of, preset_pair
+from tests.models import Pair, few_bits_pair, padded, pair_of, preset_pair
 from tests.runtime.eager_pair import enlivened
 from tests.stages import stages_of
 from tpcompile.backends.executor import Executor
@@ -25,7 +26,7 @@ from tpcompile.backends.reference import Machine
 from tpcompile.backends.reference.orders import Order, in_program_order
 from tpcompile.backends.rotation import CPU, Rotation, rotation_of
 from tpcompile.ir.info import info_of
-from tpcompile.ir.simulate import materialise, run_ranks
+from tpcompile.ir.simulate import components, materialise, run_ranks
 from tpcompile.passes.cache_kv import CACHE
 from tpcompile.passes.pipeline import decode_pipeline
 from tpcompile.presets import preset
@@ -56,8 +57,13 @@ WINDOWED = "windowed"
 GELU, GELU_TANH, RELU, RELU2 = "gelu", "gelu-tanh", "relu", "relu2"
 """Models with this activation, of which that of `RELU2` has no gate. Their linears have a bias, and
 weights are spread out, so that activations give different logits."""
+INT4, INT4_WIDE, INT8 = "int4:32:offsets", "int4:48", "int8:row"
+"""Models with weights of few bits, except in the embedding and in the head that is tied to it. Two
+ranks cut groups of 32 columns, and three those of 48. That with int8 has a head of its own."""
+_FEW_BITS = (INT4, INT4_WIDE, INT8)
 FEW_TOKENS = "few-tokens"
 """`tiny-qwen3` with a smaller vocabulary, for executors that take seconds per step."""
+_CUT = {**preset("tiny-qwen3"), "intermediate_size": 192, "vocab_size": 199}
 OWN = {
     FEW_TOKENS: {**preset("tiny-qwen3"), "vocab_size": 199},
     EVEN: {
@@ -104,6 +110,9 @@ OWN = {
         "max_window_layers": 1,
         "vocab_size": 199,
     },
+    INT4: in_few_bits(_CUT, 4, 32, offsets=True),
+    INT4_WIDE: in_few_bits({**_CUT, "hidden_size": 96}, 4, 48),
+    INT8: in_few_bits({**_CUT, "tie_word_embeddings": False}, 8, ignore=()),
 }
 """Configurations of the models that are not presets."""
 
@@ -114,6 +123,8 @@ def pair_named(model: str) -> Pair:
     if model in (GELU, GELU_TANH, RELU, RELU2):
         eager = enlivened(AutoConfig.for_model(**OWN[model]))
         return Pair(captured_once(eager), eager, ModelWeights(eager))
+    if model in _FEW_BITS:
+        return few_bits_pair(AutoConfig.for_model(**OWN[model]))
     if model in OWN:
         return pair_of(AutoConfig.for_model(**OWN[model]))
     return preset_pair(model)
@@ -215,7 +226,8 @@ def decode_passes(
 
 @lru_cache(maxsize=8)
 def _weights(model: str, tp: int, interleaved: bool) -> dict[str, list[torch.Tensor]]:
-    return materialise(_graphs(model, tp, 1, interleaved)[1], pair_named(model).read)
+    graph, read = _graphs(model, tp, 1, interleaved)[1], pair_named(model).read
+    return materialise(graph, read) | components(graph, read)
 
 
 def texts(model: str, lengths: Sequence[int], steps: int = STEPS) -> list[torch.Tensor]:

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from tests import launches
 from tests.runtime.ranks.left_behind import gone, in_time, only_files, own_files, until
 from tests.runtime.ranks.tiny_ranks import ACTS, WEIGHT, Doubled, halves, modules, step
+from tpcompile.checkpoint_files import SINGLE
 from tpcompile.cores import threads_of
 from tpcompile.errors import CheckpointError, RankError, UsageError
 from tpcompile.runtime.checkpoint import CheckpointFiles
-from tpcompile.runtime.checkpoint_files import SINGLE
 from tpcompile.runtime.ranks import launcher
 from tpcompile.runtime.ranks.spawned import SpawnedRanks
 from tpcompile.runtime.ranks.worker_process import WorkerProcess

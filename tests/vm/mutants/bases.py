@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from tests.backends.reference.stepping import APART, BIASED, GELU, RELU2, Case
+from tests.backends.reference.stepping import (
+    APART,
+    BIASED,
+    GELU,
+    INT4,
+    INT4_WIDE,
+    INT8,
+    RELU2,
+    Case,
+)
 from tpcompile.vm.lowering import StepPlan
 from tpcompile.vm.program import Instruction, Join, Program, Region
 from tpcompile.vm.program.instruction import StepInstruction
@@ -140,7 +149,7 @@ def bases() -> list[Base]:
                     column_splits=1 + turn if lowering == "heads" else 1,
                 )
             )
-    return [Base(case) for case in (*found, *_biased())]
+    return [Base(case) for case in (*found, *_biased(), *_few_bits())]
 
 
 def _biased() -> list[FineCase]:
@@ -152,4 +161,15 @@ def _biased() -> list[FineCase]:
         FineCase(RELU2, 1, lengths=(9, 10), workers=3),
         FineCase(APART, 1, lengths=(9, 10), workers=3),
         FineCase(APART, 2, lengths=(9,), lowering="rows", workers=6),
+    ]
+
+
+def _few_bits() -> list[FineCase]:
+    """Return cases with weights of 4 and 8 bits, of which ranks and column splits cut groups."""
+    return [
+        FineCase(INT4, 1, lengths=(9, 10), column_splits=2, workers=3, policy="zigzag"),
+        FineCase(INT4, 2, lengths=(9,), workers=2),
+        FineCase(INT4_WIDE, 3, lengths=(9,), lowering="rows", workers=7),
+        FineCase(INT8, 3, lengths=(9,), workers=2, policy="round-robin"),
+        FineCase(INT8, 1, lengths=(9,), lowering="rows", workers=12),
     ]

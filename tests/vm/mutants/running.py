@@ -110,7 +110,7 @@ def result_of(
     memory = case.memory()
     heads = [i for i in case.program.instructions if isinstance(i, NormLmHead)]
     for weight in {head.at.normed.weight for head in heads}:
-        memory.tensors[weight] = -memory.tensors[weight]
+        memory.tensors[weight] = -memory.tensors[weight][:]
     memory.program = program
     executor = make(memory)
     lengths, rows = torch.tensor(case.lengths), texts(case.model, case.lengths)

@@ -14,7 +14,7 @@ import torch
 from tests.backends.reference.stepping import tables_of, texts
 from tests.vm.mutants.bases import Base
 from tpcompile.backends.reference import Machine, held_back, in_program_order, shuffled
-from tpcompile.backends.reference.regions import mask, spoilt_elsewhere
+from tpcompile.backends.reference.regions import mask, spoilt_elsewhere, values_of
 from tpcompile.vm.program import Program, Role
 from tpcompile.vm.program.program import joined
 from tpcompile.vm.program.region import refusal
@@ -54,7 +54,7 @@ class Truth:
                 return False
         held = machine.memory.tensors
         try:
-            machine.memory.tensors = [tensor.clone() for tensor in held]
+            machine.memory.tensors = [tensor.clone() for tensor in values_of(machine.memory)]
             for number, buffer in enumerate(buffers):
                 if buffer.role == Role.ARRIVALS:
                     machine.memory.tensors[number].fill_(getattr(instruction, "blocks", 1) - 1)

@@ -31,7 +31,10 @@ from tpcompile.vm.proof.verify import check_program
 
 BIASED = (0, 33, 34, 35, 36, 37, 38)
 """Bases with biases: one in queries, keys and values only, and the others in MLPs too."""
-FEW, MANY = (0, 4, 12, 13, 35, 36, 37, 38), (*range(8), *range(11, 19), *BIASED[1:])
+FEW_BITS = (39, 40, 41, 42, 43)
+"""Bases with weights of few bits."""
+FEW = (0, 4, 12, 13, 35, 36, 37, 38)
+MANY = (*range(8), *range(11, 19), *BIASED[1:], *FEW_BITS)
 """A few small bases with all kinds of instructions, and more of them."""
 
 _SIZES = (
@@ -250,7 +253,7 @@ def _look(buffers: Any, number: int) -> object:
     if not 0 <= number < len(buffers):
         return number
     one = buffers[number]
-    return one.role, one.shape, one.dtype, one.rank, one.storage
+    return one.role, one.shape, one.dtype, one.rank, one.storage, one.format
 
 
 def _value(instruction: Any, word: Word) -> Any:

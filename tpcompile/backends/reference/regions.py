@@ -16,6 +16,7 @@ from tpcompile.errors import VerifyError
 from tpcompile.vm.program import Region, Role
 from tpcompile.vm.program.instruction import StepInstruction
 from tpcompile.vm.program.program import joined
+from tpcompile.vm.program.weight import Weight
 
 _NONSENSE = -(2**30)
 """The value of integers outside of the declared reads of an instruction."""
@@ -34,16 +35,16 @@ def verify_regions(memory: StepMemory) -> None:
 
 
 def _verify(memory: StepMemory, instruction: StepInstruction) -> None:
-    elsewhere = spoilt_elsewhere(memory, instruction)
-    before = [[tensor.clone() for tensor in side] for side in (memory.tensors, elsewhere)]
-    instruction.run(memory.tensors)
+    tensors, elsewhere = values_of(memory), spoilt_elsewhere(memory, instruction)
+    before = [[tensor.clone() for tensor in side] for side in (tensors, elsewhere)]
+    instruction.run(tensors)
     try:
         instruction.run(elsewhere)
     except Exception as error:
         how = f"raises {type(error).__name__} if undeclared reads return nonsense"
         raise _untrue(instruction, how) from error
     writes = [*instruction.writes, *joined(instruction)]
-    for number, (now, spoilt) in enumerate(zip(memory.tensors, elsewhere, strict=True)):
+    for number, (now, spoilt) in enumerate(zip(tensors, elsewhere, strict=True)):
         named = memory.program.buffers[number].name
         touched = ~same(now, before[0][number]) | ~same(spoilt, before[1][number])
         if bool((touched & ~mask(memory, number, writes)).any()):
@@ -93,11 +94,16 @@ def _slots(memory: StepMemory, sequences: slice, ages: slice) -> list[int]:
     return found
 
 
+def values_of(memory: StepMemory) -> list[torch.Tensor]:
+    """Return all memory, with the values of weights that have several components."""
+    return [held[:] if isinstance(held, Weight) else held for held in memory.tensors]
+
+
 def spoilt_elsewhere(memory: StepMemory, instruction: StepInstruction) -> list[torch.Tensor]:
     """Return a copy of all memory, with nonsense outside of the instruction's declared reads."""
     may = list(chain(instruction.reads, joined(instruction)))
     found = []
-    for number, tensor in enumerate(memory.tensors):
+    for number, tensor in enumerate(values_of(memory)):
         wrong = torch.nan if tensor.is_floating_point() else _NONSENSE
         kept = mask(memory, number, may)
         found.append(tensor.where(kept, torch.tensor(wrong).to(tensor)))

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 import tpcompile
 from tests.models import preset_pair
+from tpcompile.checkpoint_files import ADAPTER, INDEX, SINGLE, files_of
 from tpcompile.runtime.checkpoint import Checkpoint
-from tpcompile.runtime.checkpoint_files import ADAPTER, INDEX, SINGLE, files_of
 
 NAME = "qwen2.5-0.5b"
 UP = "model.layers.1.mlp.up_proj.weight"

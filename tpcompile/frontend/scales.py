@@ -1,0 +1,41 @@
+"""The dtypes in which the files of a checkpoint store the scales of quantized weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from tpcompile.checkpoint_files import files_of
+from tpcompile.hub import cached_directory
+from tpcompile.ir.dtypes import DType
+from tpcompile.ir.format import FLOATS
+
+_END = ".weight_scale"
+_DTYPES = {DType(one.kind).name: DType(one.kind).torch for one in FLOATS}
+"""The dtypes of scales in formats, by the names of safetensors."""
+
+
+def scale_dtypes(model: Any, config: Any) -> dict[str, torch.dtype]:
+    """Return the dtypes of the scales in the files of MODEL, by the names of their tensors.
+
+    There are none if MODEL has no files here, or is not quantized. Scales in other dtypes are
+    left out; reading them is an error.
+    """
+    if getattr(config, "quantization_config", None) is None or not isinstance(model, str | Path):
+        return {}
+    directory = Path(model) if Path(model).is_dir() else cached_directory(str(model))
+    if directory is None or not any(directory.glob("*.safetensors")):
+        return {}
+    names = defaultdict(list)
+    for name, path in files_of(directory, getattr(config, "transformers_weights", None)).items():
+        if name.endswith(_END):
+            names[path].append(name)
+    found: dict[str, str] = {}
+    for path, scales in names.items():
+        with safe_open(path, framework="pt") as file:
+            found |= {name: file.get_slice(name).get_dtype() for name in scales}
+    return {name: _DTYPES[dtype] for name, dtype in found.items() if dtype in _DTYPES}
