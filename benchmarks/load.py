@@ -284,8 +284,8 @@ def _show(cases: Sequence[Case], runs: int, console: Console) -> None:
     console.print(
         f"at most = weights / ranks × {WEIGHTS_FACTOR} + largest slice + {_mb(BASE_BYTES)} MB; "
         "others = the processes that are not ranks.\nAnonymous and shared memory; pages of mapped "
-        "files are not counted. Seconds are from start to ready, imports included. Of sides in few "
-        f"bits, peaks are those above an\nidle rank, and at most = weights / ranks × "
+        "files are not counted. Seconds are from start to ready, imports included.\n"
+        "Sides in few bits: peaks are those above an idle rank, and at most = weights / ranks × "
         f"{WEIGHTS_FACTOR} + {_mb(FEW_BITS_BYTES)} MB; made = while loading, read = from a "
         "checkpoint in few bits."
     )
