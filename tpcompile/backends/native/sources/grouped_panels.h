@@ -19,6 +19,7 @@ struct Panel {
   const int32_t* values;
   const float* factors;
   const int32_t* sums;
+  int64_t blocks;
 };
 
 // Lay out values of up to `kSequences` sequences. Other lanes are zeros.
@@ -73,7 +74,7 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
           std::memcpy(to, own + kEach * at, sizeof(int32_t) * kSpread);
       }
   }
-  return {values, factors, sums};
+  return {values, factors, sums, blocks};
 }
 
 // `kSequences` lanes for each row, whose number is 16 places after that of the row before.
@@ -233,6 +234,15 @@ class PanelRows {
   alignas(kLoad) int32_t offsets_[kPanelRows * kLanes];
 };
 
+// Add `kGroups` registers of lanes to others.
+template <int kGroups>
+TPC_INLINE void add_lane(Registers* totals, const Registers* others) {
+#pragma GCC unroll 16
+  for (int group = 0; group < kGroups; ++group)
+    for (int own = 0; own < kRegisters; ++own)
+      totals[group].each[own] += others[group].each[own];
+}
+
 // Multiply rows by up to `kSequences` sequences from `first` on.
 template <class A, int kBits, int kSequences>
 [[gnu::noinline]] void panel_rows(const Grouped& weight, int64_t rows, const LaidValues<A>& x,
@@ -249,15 +259,16 @@ template <class A, int kBits, int kSequences>
   for (int64_t row = 0; row < rows; row += kPanelRows) {
     Lines ahead(far_ahead(weight, row, rows - row, far, scratch));
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
-      Registers totals[kLanes * kGroups] = {};
+      const int64_t lanes = panels[leaf].blocks < kLanes ? panels[leaf].blocks : kLanes;
+      Registers totals[kLanes * kGroups];
+      std::memset(totals, 0, sizeof(Registers) * static_cast<size_t>(lanes * kGroups));
       PanelRows<A, kBits, kSequences>(weight.from(row, 0), rows - row, x.laid[leaf].leaf,
                                    panels[leaf])
           .run(ahead, totals);
-      // The tree of `sum`.
-      for (int apart = kLanes / 2; apart > 0; apart /= 2)
-        for (int at = 0; at < apart * kGroups; ++at)
-          for (int own = 0; own < kRegisters; ++own)
-            totals[at].each[own] += totals[apart * kGroups + at].each[own];
+      // The tree of `sum`. Lanes without blocks would add zeros.
+      for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
+        for (int64_t at = 0; at < apart && at + apart < lanes; ++at)
+          add_lane<kGroups>(totals + at * kGroups, totals + (at + apart) * kGroups);
       std::memcpy(terms + leaf * kGroups, totals, sizeof(Registers) * kGroups);
     }
     const auto* found = reinterpret_cast<float*>(terms);

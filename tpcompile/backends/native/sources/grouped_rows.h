@@ -122,20 +122,23 @@ TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
     });
     load += kEach, place += kLanes;
   };
-  using All = std::integral_constant<int, kSums>;
-  using Half = std::integral_constant<int, kSums / 2>;
-  for (int64_t at = start; at < stop; at += kEach * kLoad) {
-    const int64_t end = stop - at > kEach * kLoad / 2 ? at + kEach * kLoad : at + kEach * kLoad / 2;
+  const auto some = [&](auto used, int64_t at) {
+    const int64_t end = at + decltype(used)::value * kLoads * kLoad;
     const char* from = bytes + at;
     alignas(kLoad) char held[kEach * kLoad];
     if (at < 0 || end > weight.stride()) {  // keep to the bytes of the row
-      copy_inside(bytes, weight.stride(), at, kEach * kLoad, held);
+      copy_inside(bytes, weight.stride(), at, end - at, held);
       from = held;
     }
-    if (end - at == kEach * kLoad)
-      add(All(), from);
-    else
-      add(Half(), from);
+    add(used, from);
+  };
+  // The fewest sums that have all loads which are left: leaves may be short.
+  for (int64_t at = start; at < stop; at += kEach * kLoad) {
+    const int64_t sums = (stop - at) / (kLoads * kLoad);
+    if (2 * sums > kSums) some(std::integral_constant<int, kSums>(), at);
+    else if (4 * sums > kSums) some(std::integral_constant<int, kSums / 2>(), at);
+    else if (8 * sums > kSums) some(std::integral_constant<int, kSums / 4>(), at);
+    else some(std::integral_constant<int, kSums < 8 ? 1 : kSums / 8>(), at);
   }
   return load_bytes<Lanes>(totals);
 }
