@@ -56,12 +56,14 @@ def in_fp32(source: Source) -> Source | None:
             f"The fp32 graph differs from the {dtype} graph, so its values have no exact reference",
             hint="Give a tolerance, so that no reference in fp32 is needed",
         )
-    return Source(exact, lambda name, index: _rounded(read(name, index), dtype))
+    plain = {tensor.name for tensor in source.captured.tensors.values() if tensor.format is None}
 
+    def rounded(name: str, index: tuple[slice, ...]) -> torch.Tensor:
+        """Return the numbers of the model in fp32; components of formats are exact."""
+        found = read(name, index)
+        return found.to(dtype).float() if name in plain else found
 
-def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers that a model in this dtype has, in fp32; integers stay as they are."""
-    return tensor.to(dtype).float() if tensor.is_floating_point() else tensor
+    return Source(exact, rounded)
 
 
 def eager_model(source: Source) -> Any:

@@ -108,13 +108,20 @@ TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
   const char* bytes = weight.address(row);
   int64_t load = 0, place = 0;
   Register totals[kRegisters] = {};
-  const auto add = [&](auto used, const char* from) {
-    const Blocks<A, kBits, kLoads> blocks{from, ahead + start + load * kLoad,
-                                          x.values + load * kColumns<kBits>};
+  // Add the blocks of some sums of lanes, whose first load is at a byte of the row.
+  const auto add = [&](auto used, int64_t at) {
+    constexpr int kUsed = decltype(used)::value;
+    const char* from = bytes + at;
+    alignas(kLoad) char held[kUsed * kLoads * kLoad];
+    if (at < 0 || at + int64_t{sizeof held} > weight.stride()) {  // keep to the bytes of the row
+      copy_inside(bytes, weight.stride(), at, sizeof held, held);
+      from = held;
+    }
+    const Blocks<A, kBits, kLoads> blocks{from, ahead + at, x.values + load * kColumns<kBits>};
     each_register([&](auto own) {
-      constexpr int kOwn = decltype(own)::value, kUsed = decltype(used)::value * kRegisters;
+      constexpr int kOwn = decltype(own)::value;
       const int64_t own_place = place + kOwn * kRegister, block = leaf.block + own_place;
-      const auto found = blocks.template sums<kSums, kUsed, kOwn>();
+      const auto found = blocks.template sums<kSums, kUsed * kRegisters, kOwn>();
       const IntRegister offsets = weight.offsets(row, block) + A::template kRaised<kBits>;
       const Register products = A::less(found, offsets, x.sums + own_place);
       totals[kOwn] = multiply_add(totals[kOwn], products * load_register(x.factors + own_place),
@@ -122,23 +129,13 @@ TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
     });
     load += kEach, place += kLanes;
   };
-  const auto some = [&](auto used, int64_t at) {
-    const int64_t end = at + decltype(used)::value * kLoads * kLoad;
-    const char* from = bytes + at;
-    alignas(kLoad) char held[kEach * kLoad];
-    if (at < 0 || end > weight.stride()) {  // keep to the bytes of the row
-      copy_inside(bytes, weight.stride(), at, end - at, held);
-      from = held;
-    }
-    add(used, from);
-  };
   // The fewest sums that have all loads which are left: leaves may be short.
   for (int64_t at = start; at < stop; at += kEach * kLoad) {
     const int64_t sums = (stop - at) / (kLoads * kLoad);
-    if (2 * sums > kSums) some(std::integral_constant<int, kSums>(), at);
-    else if (4 * sums > kSums) some(std::integral_constant<int, kSums / 2>(), at);
-    else if (8 * sums > kSums) some(std::integral_constant<int, kSums / 4>(), at);
-    else some(std::integral_constant<int, kSums < 8 ? 1 : kSums / 8>(), at);
+    if (2 * sums > kSums) add(std::integral_constant<int, kSums>(), at);
+    else if (4 * sums > kSums) add(std::integral_constant<int, kSums / 2>(), at);
+    else if (8 * sums > kSums) add(std::integral_constant<int, kSums / 4>(), at);
+    else add(std::integral_constant<int, kSums < 8 ? 1 : kSums / 8>(), at);
   }
   return load_bytes<Lanes>(totals);
 }
