@@ -22,6 +22,7 @@ const void* kernels(const std::string& path) {
 #if defined(__x86_64__)
   if (path == "amx_bf16") return tpc_amx_bf16();
   if (path == "avx512_bf16") return tpc_avx512_bf16();
+  if (path == "avx512_vnni") return tpc_avx512_vnni();
   if (path == "avx2") return tpc_avx2();
 #endif
   return path == "portable" ? tpc_portable() : nullptr;
@@ -159,7 +160,12 @@ class Dump {
       tpc_launch(machine, header_.steps, nullptr);
       while (!tpc_wait(machine, 100, INT64_MAX)) {
       }
-      good &= tpc_end(machine) == header_.steps;
+      const int64_t done = tpc_end(machine);
+      if (done != header_.steps) {
+        std::printf("launch %lld: %lld steps, -1 after a wait that was too long\n",
+                    static_cast<long long>(launch), static_cast<long long>(done));
+        good = false;
+      }
       good &= compare(launch);
     }
     tpc_close(machine);

@@ -46,6 +46,7 @@ const char* tpc_path(int32_t place);
 // has one of these functions.
 const void* tpc_portable();
 const void* tpc_avx2();
+const void* tpc_avx512_vnni();
 const void* tpc_avx512_bf16();
 const void* tpc_amx_bf16();
 
