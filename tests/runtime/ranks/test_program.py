@@ -311,8 +311,8 @@ def test_modules_have_no_program() -> None:
 
 
 def test_what_cannot_be_lowered() -> None:
-    """A pipeline that does not fuse queries, keys and values is refused."""
-    passes = "canonicalize,raise-norm,raise-rope,raise-swiglu,raise-attention,plan-sharding"
+    """A pipeline that does not recognise the MLP is refused."""
+    passes = "canonicalize,raise-norm,raise-rope,raise-attention,plan-sharding"
     with pytest.raises(UnsupportedError, match="is not part of any decode instruction"):
         _compiled("reference", pipeline=f"{passes},greedy-head,cache-kv")
 

@@ -99,7 +99,9 @@ def slot_shared(base: Base, dice: Random) -> Made:
         return None
     one = dice.choice(heads)
     first = _block(base, one[0])
-    others = [h for h in heads if h != one and base.steps[h[0]].rank == first.rank]
+    others = [h for h in heads if h != one and _block(base, h[0]).arrivals == first.arrivals]
+    if not others:
+        return None
     slot = _block(base, dice.choice(others)[0]).joins[0].region.box[0][0]
     return _with(base, dice, _elsewhere(base, one, slot, first.blocks), f"counts in slot {slot}")
 
@@ -111,6 +113,8 @@ def head_in_two(base: Base, dice: Random) -> Made:
         return None
     cut = dice.randrange(1, len(head))
     slots = base.program.buffers[_block(base, head[0]).arrivals].shape[0]
+    if slots == 1:
+        return None
     own = _block(base, head[0]).joins[0].region.box[0][0]
     slot = dice.choice([slot for slot in range(slots) if slot != own])
     whole = dice.choice([True, False])
