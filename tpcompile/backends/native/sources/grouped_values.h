@@ -201,8 +201,8 @@ inline const Share* const* shares_of(const int64_t* first_loads, int64_t leaves,
   return found;
 }
 
-// Lay out values in runs. A leaf that begins with a load belongs to the run of the leaf before it,
-// and its blocks have lanes by their place in the whole weight. Another leaf begins a run, and lanes.
+// Lay out values in runs. Adjacent leaves that begin with a load are a run, whose blocks have lanes
+// by their place in the whole weight. Another leaf is a run of its own.
 template <int kBits, class A>
 inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64_t stride,
                                int64_t batch, int64_t columns, int64_t leaves, Scratch& scratch) {
@@ -215,15 +215,17 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
   auto* runs = scratch.take<LaidRun<A>>(leaves);
   int64_t count = 0;
   for (int64_t leaf = 0, next; leaf < leaves; leaf = next) {
-    for (next = leaf + 1; next < leaves && begin_of(next) % unit == 0; ++next) {}
-    const int64_t begin = begin_of(leaf), end = begin_of(next);
+    const int64_t begin = begin_of(leaf);
+    next = leaf + 1;
+    while (begin % unit == 0 && next < leaves && begin_of(next) % unit == 0) ++next;
+    const int64_t end = begin_of(next);
     const int64_t lanes = begin % unit ? unit : kLanes * block, start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
     LaidRun<A>& own = runs[count++];
     own = {{begin, end, start, loads, start / block}, nullptr, next - leaf, nullptr, nullptr};
     auto* first_loads = scratch.take<int64_t>(own.leaves + 1);
     for (int64_t at = 0; at < own.leaves; ++at)
-      first_loads[at] = (begin_of(leaf + at) - start) / kColumns<kBits>;
+      first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
     first_loads[own.leaves] = loads;
     own.first_loads = first_loads;
     own.shares = shares_of(first_loads, own.leaves, loads, kLanes * block / kColumns<kBits>, scratch);
