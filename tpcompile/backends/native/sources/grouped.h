@@ -141,11 +141,12 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
                          int64_t out_stride, Scratch& scratch) {
   // Rows that stay in the nearest cache serve one sequence after the other.
   const int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
+  const auto run = x.leaves == 1 ? grouped_rows<A, kBits, kLoads, kBlocks>
+                                 : grouped_leaves<A, kBits, kLoads, kBlocks>;
   for (int64_t row = 0; row < rows; row += kept)
     for (int64_t b = 0; b < x.batch; ++b)
-      grouped_rows<A, kBits, kLoads, kBlocks>(weight.from(row, 0),
-                                              rows - row < kept ? rows - row : kept, rows - row, x,
-                                              b, out + row + b * out_stride, scratch);
+      run(weight.from(row, 0), rows - row < kept ? rows - row : kept, rows - row, x, b,
+          out + row + b * out_stride, scratch);
 }
 
 template <class A, int kBits>

@@ -3,7 +3,7 @@
 // Included by grouped.h. Lanes belong to sequences: each of `kSequences` has `kSpread` adjacent
 // pairs of columns in a register. Parts of some rows are stored in the nearest cache, and each pair
 // of columns of a row is multiplied by all sequences. Sums of blocks are exact, and their products
-// are added in the order of `leaf_dots`, so the bits are the same.
+// are added in the order of `run_dots`, so the bits are the same.
 
 // The fewest sequences that panels are for. Fewer are faster one after the other.
 constexpr int64_t kFewestInPanels = 5;
@@ -12,23 +12,22 @@ constexpr int kPanelRows = kRegisters == 1 ? 16 : 4;
 // The most columns that they have in the nearest cache.
 constexpr int64_t kHeld = 128;
 
-// The values of `kSequences` sequences for a leaf, `[block][part][lane of pairs][lane]`. Factors and
+// The values of `kSequences` sequences for a run, `[block][part][lane of pairs][lane]`. Factors and
 // sums of blocks are in each lane.
 template <class A, int kSequences>
 struct Panel {
   const int32_t* values;
   const float* factors;
   const int32_t* sums;
-  int64_t blocks;
 };
 
 // Lay out values of up to `kSequences` sequences. Other lanes are zeros.
 template <class A, int kBits, int kSequences>
-inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const Leaf& leaf,
+inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const Run& run,
                                   int64_t block, Scratch& scratch) {
   constexpr int kSpread = kLanes / kSequences, kEach = sizeof(int32_t) / sizeof(typename A::Value);
   constexpr int kHere = kParts<A, kBits>, kPieces = kLanes * kHere;
-  const int64_t columns = leaf.loads * kColumns<kBits>, blocks = (columns + block - 1) / block;
+  const int64_t columns = run.loads * kColumns<kBits>, blocks = (columns + block - 1) / block;
   const int64_t within = block < kColumns<kBits> ? block : kColumns<kBits>;
   const int64_t lanes = within / (kEach * kHere);
   auto* values = scratch.take<int32_t>(columns / kEach * kSequences);
@@ -44,7 +43,7 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
         sums[own * kLanes + lane] = x[b].sums[own];
       }
   const int64_t steps = lanes / kSpread * kLanes;  // the values of a part in a block
-  for (int64_t part = 0; part < leaf.loads * kHere; ++part) {
+  for (int64_t part = 0; part < run.loads * kHere; ++part) {
     const int64_t load = part / kHere, from = kEach * part * kLanes;
     int32_t* first = values + load * kPieces * kSequences + part % kHere * steps;
 #if defined(__AVX2__)
@@ -74,7 +73,7 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
           std::memcpy(to, own + kEach * at, sizeof(int32_t) * kSpread);
       }
   }
-  return {values, factors, sums, blocks};
+  return {values, factors, sums};
 }
 
 // `kSequences` lanes for each row, whose number is 16 places after that of the row before.
@@ -101,6 +100,31 @@ TPC_INLINE void sequence_sums(IntRegister* sums) {
   }
 }
 
+// Sums in registers, for loops in which compilers would hold an array of them in memory.
+template <int kCount, int kFirst = 0>
+struct Accumulators {
+  IntRegister first{};
+  Accumulators<kCount - 1, kFirst + 1> others;
+
+  template <class F>
+  TPC_INLINE void each(const F& run) {
+    run(std::integral_constant<int, kFirst>(), first);
+    others.each(run);
+  }
+
+  TPC_INLINE void store(IntRegister* to) const {
+    to[kFirst] = first;
+    others.store(to);
+  }
+};
+
+template <int kFirst>
+struct Accumulators<0, kFirst> {
+  template <class F>
+  TPC_INLINE void each(const F&) {}
+  TPC_INLINE void store(IntRegister*) const {}
+};
+
 // Prefetches of adjacent lines, some at a time.
 class Lines {
  public:
@@ -114,8 +138,8 @@ class Lines {
   const char* next_;
 };
 
-// Multiply a leaf of `kPanelRows` rows by a panel: `[block % 16][row][sequence]`. Rows from `rows`
-// on are the last one again.
+// Multiplies a run of `kPanelRows` rows by a panel, one leaf after the other. Rows from `rows` on are
+// the last one again.
 template <class A, int kBits, int kSequences>
 class PanelRows {
   static constexpr int kSpread = kLanes / kSequences, kGroups = kPanelRows / kSpread;
@@ -124,42 +148,70 @@ class PanelRows {
   static constexpr int64_t kLoads = kHeld / kColumns<kBits>;
 
  public:
-  PanelRows(const Grouped& weight, int64_t rows, const Leaf& leaf,
-            const Panel<A, kSequences>& x)
-      : weight_(weight), leaf_(leaf), x_(x) {
+  PanelRows(const Grouped& weight, int64_t rows, const Run& run, const Panel<A, kSequences>& x)
+      : weight_(weight), run_(run), x_(x) {
     for (int row = 0; row < kPanelRows; ++row) rows_[row] = row < rows ? row : rows - 1;
   }
 
-  TPC_INLINE void run(Lines& ahead, Registers* totals) {
+  // Set the sums of a leaf, `[row][sequence]`, given its loads.
+  TPC_INLINE void leaf_sums(int64_t first, int64_t last, Lines& ahead, Registers* found) {
     const int64_t block = weight_.block();
     const int64_t loads = block > kColumns<kBits> ? block / kColumns<kBits> : 1;
     const int64_t blocks = block < kColumns<kBits> ? kColumns<kBits> / block : 1;
-    int64_t own = 0;
-    for (int64_t load = 0; load < leaf_.loads; load += loads) {
+    Registers totals[kLanes * kGroups];
+    uint32_t lanes = 0;  // those with blocks
+    const int64_t begin = first / loads * blocks;
+    int64_t own = begin;
+    for (int64_t load = first; load < last; load += loads) {
       ahead.fetch(kPanelRows * loads);
       for (int64_t each = 0; each < loads; ++each) hold(load + each, each);
       for (int64_t one = 0; one < blocks; ++one, ++own) {
-        if (own % kLanes == 0) take_scales(own);
-        IntRegister sums[kPanelRows * kRegisters] = {};
-        const int64_t lanes = kLanes / blocks;
+        if (own == begin || own % kLanes == 0) take_scales(own);
+        Registers* to = totals + own % kLanes * kGroups;
+        if (!(lanes >> own % kLanes & 1)) put<false>(to, nullptr);
+        lanes |= 1u << own % kLanes;
+        Accumulators<kPanelRows * kRegisters> products;
+        const int64_t places = kLanes / blocks;
         const int32_t* x = x_.values + own * block / kEach * kSequences;
         for (int64_t each = 0; each < loads; ++each)
           for (int64_t part = 0; part < kHere; ++part) {
-            const int32_t* from = held_ + each * kPieces + part * kLanes + one * lanes;
-            for (int64_t lane = 0; lane < lanes; lane += kSpread, x += kLanes)
-              add(sums, from + lane, x);
+            const int32_t* from = held_ + each * kPieces + part * kLanes + one * places;
+            for (int64_t lane = 0; lane < places; lane += kSpread, x += kLanes)
+              add(products, from + lane, x);
           }
-        add_block(sums, own, totals + own % kLanes * kGroups);
+        IntRegister sums[kPanelRows * kRegisters];
+        products.store(sums);
+        add_block(sums, own, to);
       }
     }
+    // The tree of `sum`. Lanes without blocks would add zeros.
+    for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
+      for (int64_t at = 0; at < apart; ++at)
+        if (lanes >> (at + apart) & 1) {
+          if (!(lanes >> at & 1)) put<false>(totals + at * kGroups, nullptr);
+          put<true>(totals + at * kGroups, totals + (at + apart) * kGroups);
+          lanes |= 1u << at;
+        }
+    put<false>(found, nullptr), put<true>(found, totals);
   }
 
  private:
   static constexpr int64_t kRow = kLoads * kPieces;  // of what is held
 
+  // Set sums to zeros, or add others to them.
+  template <bool kAdd>
+  static TPC_INLINE void put(Registers* totals, const Registers* others) {
+#pragma GCC unroll 16
+    for (int group = 0; group < kGroups; ++group)
+      for (int own = 0; own < kRegisters; ++own) {
+        Register& total = totals[group].each[own];
+        total = kAdd ? total + others[group].each[own] : Register{};
+      }
+  }
+
   // Store the parts of a load of all rows.
   TPC_INLINE void hold(int64_t load, int64_t place) {
-    const int64_t at = weight_.offset(leaf_.start) + load * kLoad;
+    const int64_t at = weight_.offset(run_.start) + load * kLoad;
     const bool inside = at >= 0 && at + kLoad <= weight_.stride();
     for (int row = 0; row < kPanelRows; ++row) {
       const char* bytes = weight_.address(rows_[row]);
@@ -180,26 +232,23 @@ class PanelRows {
     }
   }
 
-  TPC_INLINE void add(IntRegister* sums, const int32_t* from, const int32_t* x) const {
+  TPC_INLINE void add(Accumulators<kPanelRows * kRegisters>& sums, const int32_t* from,
+                      const int32_t* x) const {
     ShortRegister values[kRegisters];
 #pragma GCC unroll 4
     for (int own = 0; own < kRegisters; ++own) values[own] = load_shorts(x + own * kRegister);
-#pragma GCC unroll 16
-    for (int row = 0; row < kPanelRows; ++row) {
-      const ShortRegister own_row = everywhere<kSpread>(from + row * kRow);
-#pragma GCC unroll 4
-      for (int own = 0; own < kRegisters; ++own) {
-        IntRegister& sum = sums[row * kRegisters + own];
-        sum = A::template multiply<kBits>(sum, own_row, values[own]);
-      }
-    }
+    sums.each([&](auto at, IntRegister& sum) TPC_ALWAYS {
+      constexpr int kRowOfSum = decltype(at)::value / kRegisters;
+      const ShortRegister own_row = everywhere<kSpread>(from + kRowOfSum * kRow);
+      sum = A::template multiply<kBits>(sum, own_row, values[decltype(at)::value % kRegisters]);
+    });
   }
 
-  // Scales and offsets of 16 blocks of the leaf.
+  // Scales and offsets of the 16 lanes with a block of the run.
   TPC_INLINE void take_scales(int64_t first) {
     for (int row = 0; row < kPanelRows; ++row)
       for (int lane = 0; lane < kLanes; lane += kRegister) {
-        const int64_t own = leaf_.block + first + lane;
+        const int64_t own = run_.block + first / kLanes * kLanes + lane;
         const Register scales = weight_.scales(rows_[row], own);
         std::memcpy(scales_ + row * kLanes + lane, &scales, sizeof scales);
         if (!weight_.has_offsets()) continue;
@@ -226,22 +275,13 @@ class PanelRows {
   }
 
   const Grouped& weight_;
-  const Leaf& leaf_;
+  const Run& run_;
   const Panel<A, kSequences>& x_;
   int64_t rows_[kPanelRows];
   alignas(kLoad) int32_t held_[kPanelRows * kRow];
   alignas(kLoad) float scales_[kPanelRows * kLanes];
   alignas(kLoad) int32_t offsets_[kPanelRows * kLanes];
 };
-
-// Add `kGroups` registers of lanes to others.
-template <int kGroups>
-TPC_INLINE void add_lane(Registers* totals, const Registers* others) {
-#pragma GCC unroll 16
-  for (int group = 0; group < kGroups; ++group)
-    for (int own = 0; own < kRegisters; ++own)
-      totals[group].each[own] += others[group].each[own];
-}
 
 // Multiply rows by up to `kSequences` sequences from `first` on.
 template <class A, int kBits, int kSequences>
@@ -250,26 +290,21 @@ template <class A, int kBits, int kSequences>
                                   Scratch& scratch) {
   constexpr int kGroups = kPanelRows * kSequences / kLanes;
   const int64_t after = x.batch - first, sequences = after < kSequences ? after : kSequences;
-  auto* panels = scratch.take<Panel<A, kSequences>>(x.leaves);
-  for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
-    panels[leaf] = panel_of<A, kBits, kSequences>(x.laid[leaf].values + first, sequences,
-                                               x.laid[leaf].leaf, weight.block(), scratch);
+  auto* panels = scratch.take<Panel<A, kSequences>>(x.runs);
+  for (int64_t run = 0; run < x.runs; ++run)
+    panels[run] = panel_of<A, kBits, kSequences>(x.laid[run].values + first, sequences, x.laid[run],
+                                                 weight.block(), scratch);
   auto* terms = scratch.take<Registers>(x.leaves * kGroups);
   const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; row += kPanelRows) {
     Lines ahead(far_ahead(weight, row, rows - row, far, scratch));
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
-      const int64_t lanes = panels[leaf].blocks < kLanes ? panels[leaf].blocks : kLanes;
-      Registers totals[kLanes * kGroups];
-      std::memset(totals, 0, sizeof(Registers) * static_cast<size_t>(lanes * kGroups));
-      PanelRows<A, kBits, kSequences>(weight.from(row, 0), rows - row, x.laid[leaf].leaf,
-                                   panels[leaf])
-          .run(ahead, totals);
-      // The tree of `sum`. Lanes without blocks would add zeros.
-      for (int64_t apart = kLanes / 2; apart > 0; apart /= 2)
-        for (int64_t at = 0; at < apart && at + apart < lanes; ++at)
-          add_lane<kGroups>(totals + at * kGroups, totals + (at + apart) * kGroups);
-      std::memcpy(terms + leaf * kGroups, totals, sizeof(Registers) * kGroups);
+    const Grouped own = weight.from(row, 0);
+    Registers* to = terms;
+    for (int64_t run = 0; run < x.runs; ++run) {
+      const int64_t* loads = x.laid[run].first_loads;
+      PanelRows<A, kBits, kSequences> product(own, rows - row, x.laid[run], panels[run]);
+      for (int64_t leaf = 0; leaf < x.laid[run].leaves; ++leaf, to += kGroups)
+        product.leaf_sums(loads[leaf], loads[leaf + 1], ahead, to);
     }
     const auto* found = reinterpret_cast<float*>(terms);
     fold_sums(reinterpret_cast<float*>(terms), x.leaves, kGroups * kLanes);

@@ -51,13 +51,13 @@ struct Blocks {
   // lower halves of all, then one of the upper halves.
   template <int kEach, int kUsed>
   TPC_INLINE Found fours(int number) const {
-    const auto one = [&](auto own) __attribute__((always_inline)) {
+    const auto one = [&](auto own) TPC_ALWAYS {
       constexpr int kLeft = kUsed - kEach * decltype(own)::value;
       const int first = number + kEach * own;
       const Found found = tree<1, kLeft>(first);
       return kEach == 1 ? found : found + tree<1, kLeft - 1>(first + 1);
     };
-    const auto two = [&](auto low, auto high) __attribute__((always_inline)) {
+    const auto two = [&](auto low, auto high) TPC_ALWAYS {
       return (Found)_mm256_hadd_epi32((__m256i)one(low), (__m256i)one(high));
     };
     using std::integral_constant;
@@ -99,15 +99,17 @@ TPC_INLINE void each_register(const Run& run) {
   }
 }
 
-// Multiply a leaf of a row by a sequence. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
-template <class A, int kBits, int kLoads, int kBlocks>
-TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf, const Laid<A>& x,
-                           const char* ahead) {
+// Add the products of a run of a row with a sequence to the totals of its leaves, or return them if it
+// has one leaf. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
+template <class A, int kBits, int kLoads, int kBlocks, bool kOneLeaf>
+TPC_INLINE Lanes run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run,
+                         const Laid<A>& x, const char* ahead, Registers* totals) {
   constexpr int kSums = kLanes / kBlocks, kEach = kSums * kLoads;
-  const int64_t start = weight.offset(leaf.start), stop = start + leaf.loads * kLoad;
+  const int64_t start = weight.offset(run.start), stop = start + run.loads * kLoad;
   const char* bytes = weight.address(row);
   int64_t load = 0, place = 0;
-  Register totals[kRegisters] = {};
+  const Share* const* shares = run.shares;
+  Register whole[kRegisters] = {};
   // Add the blocks of some sums of lanes, whose first load is at a byte of the row.
   const auto add = [&](auto used, int64_t at) {
     constexpr int kUsed = decltype(used)::value;
@@ -120,16 +122,25 @@ TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
     const Blocks<A, kBits, kLoads> blocks{from, ahead + at, x.values + load * kColumns<kBits>};
     each_register([&](auto own) {
       constexpr int kOwn = decltype(own)::value;
-      const int64_t own_place = place + kOwn * kRegister, block = leaf.block + own_place;
+      const int64_t own_place = place + kOwn * kRegister, block = run.block + own_place;
       const auto found = blocks.template sums<kSums, kUsed * kRegisters, kOwn>();
       const IntRegister offsets = weight.offsets(row, block) + A::template kRaised<kBits>;
-      const Register products = A::less(found, offsets, x.sums + own_place);
-      totals[kOwn] = multiply_add(totals[kOwn], products * load_register(x.factors + own_place),
-                                  weight.scales(row, block));
+      const Register products = A::less(found, offsets, x.sums + own_place) *
+                                load_register(x.factors + own_place);
+      const Register scales = weight.scales(row, block);
+      if constexpr (kOneLeaf) {
+        whole[kOwn] = multiply_add(whole[kOwn], products, scales);
+      } else {
+        for (const Share* share = shares[0]; share != shares[1]; ++share) {
+          Register& total = totals[share->leaf].each[kOwn];
+          const auto own_products = (IntRegister)products & share->lanes.each[kOwn];
+          total = multiply_add(total, (Register)own_products, scales);
+        }
+      }
     });
-    load += kEach, place += kLanes;
+    load += kEach, place += kLanes, ++shares;
   };
-  // The fewest sums that have all loads which are left: leaves may be short.
+  // The fewest sums that have all loads which are left.
   for (int64_t at = start; at < stop; at += kEach * kLoad) {
     const int64_t sums = (stop - at) / (kLoads * kLoad);
     if (2 * sums > kSums) add(std::integral_constant<int, kSums>(), at);
@@ -137,7 +148,7 @@ TPC_INLINE Lanes leaf_dots(const Grouped& weight, int64_t row, const Leaf& leaf,
     else if (8 * sums > kSums) add(std::integral_constant<int, kSums / 4>(), at);
     else add(std::integral_constant<int, kSums < 8 ? 1 : kSums / 8>(), at);
   }
-  return load_bytes<Lanes>(totals);
+  return load_bytes<Lanes>(whole);
 }
 
 // The rows in about `kFarAhead` bytes.
@@ -158,21 +169,38 @@ template <class A, int kBits, int kLoads, int kBlocks>
                                     const LaidValues<A>& x, int64_t b, float* out,
                                     Scratch& scratch) {
   Sums sums;
-  float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves);
   const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; ++row) {
     const char* ahead = far_ahead(weight, row, left - row, far, scratch);
     weight.fetch_scales(row + far);
-    for (int64_t leaf = 0; leaf < x.leaves; ++leaf) {
-      const LaidLeaf<A>& own = x.laid[leaf];
-      const auto total =
-          leaf_dots<A, kBits, kLoads, kBlocks>(weight, row, own.leaf, own.values[b], ahead);
-      sums.add(total, terms ? terms + leaf : out + row);
-    }
-    if (!terms) continue;
+    sums.add(run_dots<A, kBits, kLoads, kBlocks, true>(weight, row, *x.laid, x.laid->values[b],
+                                                       ahead, nullptr),
+             out + row);
+  }
+  sums.flush();
+}
+
+// The same for several leaves.
+template <class A, int kBits, int kLoads, int kBlocks>
+[[gnu::noinline]] void grouped_leaves(const Grouped& weight, int64_t rows, int64_t left,
+                                      const LaidValues<A>& x, int64_t b, float* out,
+                                      Scratch& scratch) {
+  Sums sums;
+  float* terms = scratch.take<float>(x.leaves);
+  auto* totals = scratch.take<Registers>(x.leaves);
+  const int64_t far = rows_far_ahead(weight);
+  for (int64_t row = 0; row < rows; ++row) {
+    const char* ahead = far_ahead(weight, row, left - row, far, scratch);
+    weight.fetch_scales(row + far);
+    for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
+      for (Register& each : totals[leaf].each) each = Register{};
+    Registers* to = totals;
+    for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->leaves)
+      run_dots<A, kBits, kLoads, kBlocks, false>(weight, row, *run, run->values[b], ahead, to);
+    for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
+      sums.add(load_bytes<Lanes>(totals + leaf), terms + leaf);
     sums.flush();
     fold_sums(terms, x.leaves, 1);
     out[row] = terms[0];
   }
-  sums.flush();
 }

@@ -1,6 +1,6 @@
 // Values as loads of weights meet them. Included by grouped.h.
 
-// The values of a leaf, in the order of the parts of loads, and the factors and sums of blocks.
+// The values of some columns, in the order of the parts of loads, and the factors and sums of blocks.
 template <class A>
 struct Laid {
   const typename A::Value* values;
@@ -8,22 +8,19 @@ struct Laid {
   const typename A::Sum* sums;
 };
 
-// The columns of a leaf, among those of the whole weight, and the loads that have them.
-struct Leaf {
+// Adjacent leaves, among the columns of the whole weight, and the loads that have them.
+struct Run {
   int64_t begin, end;
   int64_t start;  // the column with which the first load begins
   int64_t loads;  // whole sums of lanes: two loads if a block is wider than a load
   int64_t block;  // the first one
 };
 
-template <int kBits>
-TPC_INLINE Leaf leaf_of(const Grouped& weight, int64_t first, int64_t width) {
-  constexpr int64_t kLeast = kColumns<kBits>;
-  const int64_t each = weight.block() > kLeast ? weight.block() : kLeast;
-  const int64_t begin = weight.begin() + first, end = begin + width, start = begin / each * each;
-  const int64_t loads = (end - start + each - 1) / each * (each / kLeast);
-  return {begin, end, start, loads, start / weight.block()};
-}
+// Some lanes of 16 blocks that belong to a leaf.
+struct Share {
+  int64_t leaf;
+  IntRegisters lanes;  // -1 or 0
+};
 
 TPC_INLINE float power_of_two(int32_t exponent) {
   const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
@@ -129,10 +126,10 @@ inline void lay_out(const float* x, int64_t columns, int64_t block, int64_t at, 
   }
 }
 
-// Lay out the values of a leaf, which begin at `x`. Other columns of its loads are zeros.
+// Lay out the values of a run, which begin at `x`. Other columns of its loads are zeros.
 template <int kBits, class A>
-inline Laid<A> laid_out(const Grouped& weight, const float* x, Leaf leaf, Scratch& scratch) {
-  const int64_t block = weight.block(), columns = leaf.loads * kColumns<kBits>;
+inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, Scratch& scratch) {
+  const int64_t block = weight.block(), columns = run.loads * kColumns<kBits>;
   const int64_t blocks = (columns / block + kLanes - 1) / kLanes * kLanes;
   auto* values = scratch.take<typename A::Value>(blocks * block);
   std::memset(values + columns, 0,
@@ -143,14 +140,14 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, Leaf leaf, Scratc
   std::memset(sums, 0, sizeof(float) * static_cast<size_t>(blocks));
   for (int64_t at = 0; at < columns; at += kMostBlock) {
     const int64_t left = columns - at, count = left < kMostBlock ? left : kMostBlock;
-    const int64_t first = leaf.start + at, last = first + count;
-    const float* from = x + (first - leaf.begin);
+    const int64_t first = run.start + at, last = first + count;
+    const float* from = x + (first - run.begin);
     float held[kMostBlock] = {};
-    if (first < leaf.begin || last > leaf.end) {
-      const int64_t low = first < leaf.begin ? leaf.begin : first;
-      const int64_t high = last > leaf.end ? leaf.end : last;
+    if (first < run.begin || last > run.end) {
+      const int64_t low = first < run.begin ? run.begin : first;
+      const int64_t high = last > run.end ? run.end : last;
       if (low < high)
-        std::memcpy(held + (low - first), x + (low - leaf.begin),
+        std::memcpy(held + (low - first), x + (low - run.begin),
                     sizeof(float) * static_cast<size_t>(high - low));
       from = held;
     }
@@ -159,18 +156,20 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, Leaf leaf, Scratc
   return {values, factors, sums};
 }
 
-// A leaf, and its values of each sequence.
+// A run, its leaves, and its values of each sequence.
 template <class A>
-struct LaidLeaf {
-  Leaf leaf;
+struct LaidRun : Run {
   const Laid<A>* values;
+  int64_t leaves;
+  const int64_t* first_loads;    // of each leaf, and the end of the last one
+  const Share* const* shares;    // of each 16 blocks, and the end of the last ones
 };
 
 // Values of all sequences, as rows of few bits are multiplied by them.
 template <class A>
 struct LaidValues {
-  int64_t batch, leaves;
-  const LaidLeaf<A>* laid;
+  int64_t batch, leaves, runs;
+  const LaidRun<A>* laid;
 };
 
 template <class T>
@@ -179,30 +178,71 @@ struct Operand<Form<T, Grouped>> : LaidValues<typename Form<T, Grouped>::Arithme
 template <class T>
 struct Operand<Form<T, Rounding>> : LaidValues<Bytes> {};
 
-// Lay out values for each leaf.
+// Return the shares that leaves have in each 16 blocks of a run.
+inline const Share* const* shares_of(const int64_t* first_loads, int64_t leaves, int64_t loads,
+                                     int64_t loads_of_lanes, Scratch& scratch) {
+  const int64_t rounds = (loads + loads_of_lanes - 1) / loads_of_lanes;
+  auto* found = scratch.take<const Share*>(rounds + 1);
+  auto* next = scratch.take<Share>(rounds + leaves);
+  for (int64_t round = 0; round < rounds; ++round) {
+    found[round] = next;
+    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+      int32_t lanes[kLanes];
+      bool any = false;
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const int64_t load = round * loads_of_lanes + lane * loads_of_lanes / kLanes;
+        const bool own = load >= first_loads[leaf] && load < first_loads[leaf + 1];
+        lanes[lane] = own ? -1 : 0, any |= own;
+      }
+      if (any) *next++ = {leaf, load_ints(lanes)};
+    }
+  }
+  found[rounds] = next;
+  return found;
+}
+
+// Lay out values in runs. Adjacent leaves that begin with a load are a run, whose blocks have lanes
+// by their place in the whole weight. Another leaf is a run of its own.
 template <int kBits, class A>
-inline const LaidLeaf<A>* laid_leaves(const Grouped& weight, const float* values, int64_t stride,
-                                      int64_t batch, int64_t columns, int64_t leaves,
-                                      Scratch& scratch) {
-  auto* found = scratch.take<LaidLeaf<A>>(leaves);
-  for (int64_t leaf = 0, first = 0; leaf < leaves; ++leaf) {
-    const int64_t width = columns / leaves + (leaf < columns % leaves);
-    const Leaf own = leaf_of<kBits>(weight, first, width);
+inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64_t stride,
+                               int64_t batch, int64_t columns, int64_t leaves, Scratch& scratch) {
+  const int64_t block = weight.block(), first = weight.begin();
+  const int64_t unit = block > kColumns<kBits> ? block : kColumns<kBits>;
+  const auto begin_of = [&](int64_t leaf) {
+    const int64_t longer = columns % leaves;
+    return first + columns / leaves * leaf + (leaf < longer ? leaf : longer);
+  };
+  auto* runs = scratch.take<LaidRun<A>>(leaves);
+  int64_t count = 0;
+  for (int64_t leaf = 0, next; leaf < leaves; leaf = next) {
+    const int64_t begin = begin_of(leaf);
+    next = leaf + 1;
+    while (begin % unit == 0 && next < leaves && begin_of(next) % unit == 0) ++next;
+    const int64_t end = begin_of(next);
+    const int64_t lanes = begin % unit ? unit : kLanes * block, start = begin / lanes * lanes;
+    const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
+    LaidRun<A>& own = runs[count++];
+    own = {{begin, end, start, loads, start / block}, nullptr, next - leaf, nullptr, nullptr};
+    auto* first_loads = scratch.take<int64_t>(own.leaves + 1);
+    for (int64_t at = 0; at < own.leaves; ++at)
+      first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
+    first_loads[own.leaves] = loads;
+    own.first_loads = first_loads;
+    own.shares = shares_of(first_loads, own.leaves, loads, kLanes * block / kColumns<kBits>, scratch);
     auto* each = scratch.take<Laid<A>>(batch);
     for (int64_t b = 0; b < batch; ++b)
-      each[b] = laid_out<kBits, A>(weight, values + first + b * stride, own, scratch);
-    found[leaf] = {own, each};
-    first += width;
+      each[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, own, scratch);
+    own.values = each;
   }
-  return found;
+  return {batch, leaves, count, runs};
 }
 
 template <class A>
 [[gnu::noinline]] LaidValues<A> laid_values(const Grouped& weight, const float* values,
                                             int64_t stride, int64_t batch, int64_t columns,
                                             int64_t leaves, Scratch& scratch) {
-  const auto lay = weight.bits() == 4 ? laid_leaves<4, A> : laid_leaves<8, A>;
-  return {batch, leaves, lay(weight, values, stride, batch, columns, leaves, scratch)};
+  const auto lay = weight.bits() == 4 ? laid_runs<4, A> : laid_runs<8, A>;
+  return lay(weight, values, stride, batch, columns, leaves, scratch);
 }
 
 template <class F>

@@ -33,8 +33,15 @@ TPC_INLINE IntRegisters load_ints(const int32_t* from) {
 TPC_INLINE int32_t number(const int8_t* from) { return *from; }
 
 TPC_INLINE IntRegister load_register(const int8_t* from) {
-  typedef int8_t Bytes __attribute__((vector_size(kRegister)));
-  return __builtin_convertvector(load_bytes<Bytes>(from), IntRegister);
+#if defined(__AVX512F__)
+  return (IntRegister)_mm512_cvtepi8_epi32(load_bytes<__m128i>(from));
+#elif defined(__AVX2__)
+  return (IntRegister)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+  IntRegister found;
+  for (int lane = 0; lane < kRegister; ++lane) found[lane] = from[lane];
+  return found;
+#endif
 }
 
 // The first lanes; others are 0.

@@ -26,7 +26,8 @@ typedef uint32_t BitLanes __attribute__((vector_size(64)));
 typedef uint16_t HalfBitLanes __attribute__((vector_size(32)));
 typedef _Float16 HalfLanes __attribute__((vector_size(32)));
 
-#define TPC_INLINE inline __attribute__((always_inline))
+#define TPC_ALWAYS __attribute__((always_inline))
+#define TPC_INLINE inline TPC_ALWAYS
 
 struct bf16 {
   uint16_t bits;

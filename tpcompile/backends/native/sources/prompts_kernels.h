@@ -13,7 +13,6 @@
 
 #include "numbers.h"
 
-#define TPC_ALWAYS __attribute__((always_inline))
 
 namespace {
 
