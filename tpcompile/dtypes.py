@@ -15,7 +15,7 @@ INTEGERS = ("int8", "int4")
 HEADS = (*INTEGERS, "keep")
 """What the head can be quantized to; `keep` leaves it as it is."""
 ACTIVATIONS = ("16", "int8")
-"""What linears round their inputs to if their weights have 8 or 4 bits; "16" leaves them."""
+"""The dtypes of inputs of linears with weights in 8 or 4 bits; "16" is that of the model."""
 GROUP_COLUMNS = 64
 """The default number of columns per group."""
 GROUPS = ("32", "64", "128", "row")

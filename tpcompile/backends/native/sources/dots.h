@@ -102,10 +102,9 @@ inline void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<
 // The number of rows in about `kAhead` bytes, if they are `stride` bytes apart.
 TPC_INLINE int64_t rows_ahead(int64_t stride) { return stride >= kAhead ? 1 : kAhead / stride; }
 
-// The place about `kAhead` bytes after a row, of which `left` rows are left: this or the next
-// weights.
-TPC_INLINE const char* ahead_of(const char* row, int64_t stride, int64_t left, const char* next) {
-  const int64_t rows = rows_ahead(stride);
+// The place `rows` rows after a row, of which `left` rows are left: in these or the next weights.
+TPC_INLINE const char* ahead_of(const char* row, int64_t stride, int64_t rows, int64_t left,
+                                const char* next) {
   if (rows < left || next == nullptr) return row + rows * stride;
   return next + (rows - left) * stride;
 }
@@ -304,9 +303,10 @@ inline void dots(const Plain<S>& weight, int64_t rows, const Operand<F>& x, floa
   Sums sums;
   float* terms = x.leaves == 1 ? nullptr : scratch.take<float>(x.leaves * x.batch);
   const int64_t each = x.columns / x.leaves, longer = x.columns % x.leaves;
+  const int64_t far = rows_ahead(weight.stride());
   for (int64_t row = 0; row < rows; ++row) {
     const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), rows - row, scratch.next_weights);
+        ahead_of(weight.address(row), weight.stride(), far, rows - row, scratch.next_weights);
     if (x.leaves == 1) {
       row_dots(weight.row(row), ahead, x.values, x.batch, x.columns, out + row, out_stride, sums);
       continue;

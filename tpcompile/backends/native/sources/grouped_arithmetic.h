@@ -1,11 +1,21 @@
 // How values are held, and how integers of weights are multiplied by them. Included by grouped.h.
 
-// An arithmetic: how values are held, and how the integers of a load become parts that they are
-// multiplied by. Those of a part are raised by `kRaised`. This one has values of 16 bits.
-struct Exact {
-  using Value = int16_t;
+// Sums of products of integers.
+struct Integers {
   using Sum = int32_t;
   using Sums = IntRegister;
+
+  // Return sums less their offsets, given the sums of values.
+  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
+    total -= offsets * load_bytes<IntRegister>(sums);
+    return __builtin_convertvector(total, Register);
+  }
+};
+
+// An arithmetic: how values are held, and how the integers of a load become parts that they are
+// multiplied by. Those of a part are raised by `kRaised`. This one has values of 16 bits.
+struct Exact : Integers {
+  using Value = int16_t;
   static constexpr int kBitsOfValues = 16;
   template <int kBits>
   static constexpr int32_t kRaised = kBits == 4 ? 8 : 0;
@@ -21,25 +31,11 @@ struct Exact {
   static TPC_INLINE Sums multiply(Sums total, ShortRegister weight, ShortRegister x) {
     return multiply_add(total, weight, x);
   }
-
-  // Add the products of register `own` of a part, whose values begin at `x`.
-  template <int kBits>
-  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
-    return multiply<kBits>(total, weight, load_shorts(x + 2 * own * kRegister));
-  }
-
-  // Return sums less their offsets, given the sums of values.
-  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
-    total -= offsets * load_bytes<IntRegister>(sums);
-    return __builtin_convertvector(total, Register);
-  }
 };
 
 // Values as integers of 8 bits.
-struct Bytes {
+struct Bytes : Integers {
   using Value = int8_t;
-  using Sum = int32_t;
-  using Sums = IntRegister;
   static constexpr int kBitsOfValues = 8;
   template <int kBits>
   static constexpr int32_t kRaised = kBits == 4 ? 8 : kSignedBytes ? 0 : 128;
@@ -54,15 +50,6 @@ struct Bytes {
   template <int kBits>
   static TPC_INLINE Sums multiply(Sums total, ShortRegister weight, ShortRegister x) {
     return multiply_bytes<kBits == 8 && kSignedBytes>(total, weight, x);
-  }
-
-  template <int kBits>
-  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
-    return multiply<kBits>(total, weight, load_shorts(x + 4 * own * kRegister));
-  }
-
-  static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
-    return Exact::less(total, offsets, sums);
   }
 };
 
@@ -80,12 +67,10 @@ struct Wide {
     return Exact::part<kBits>(loaded, number);
   }
 
-  template <int kBits>
-  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x, int own) {
+  static TPC_INLINE Sums add(Sums total, ShortRegister weight, const Value* x) {
     const auto pairs = (IntRegister)weight;
     const Register even = __builtin_convertvector((pairs << 16) >> 16, Register);
     const Register odd = __builtin_convertvector(pairs >> 16, Register);
-    x += own * kRegister;
     total = multiply_add(total, even, load_register(x));
     return multiply_add(total, odd, load_register(x + kLanes));
   }
@@ -101,7 +86,8 @@ constexpr int kParts = A::kBitsOfValues / kBits;
 template <class A, int kBits>
 constexpr int64_t kOfPart = kColumns<kBits> / kParts<A, kBits>;
 
-// Products of values in T and weights of few bits. Values are laid out for each leaf, see below.
+// Products of values in T and weights of few bits. See grouped_values.h for how values are
+// laid out.
 template <class T>
 struct Form<T, Grouped> {
   using Weights = Grouped;

@@ -1,9 +1,9 @@
 // Products of weights of few bits with several sequences.
 //
-// Included by grouped.h. Lanes belong to sequences: each of `kSequences` has `kSpread` adjacent
-// pairs of columns in a register. Parts of some rows are stored in the nearest cache, and each pair
-// of columns of a row is multiplied by all sequences. Sums of blocks are exact, and their products
-// are added in the order of `run_dots`, so the bits are the same.
+// Included by grouped.h. A piece is the two or four values in the 32 bits of a lane. Lanes belong to
+// sequences: each of `kSequences` has `kSpread` adjacent pieces in a register. Parts of some rows are
+// stored in the nearest cache, and each piece of a row is multiplied by all sequences. Sums of blocks
+// are exact, and their products are added in the order of `run_dots`, so the bits are the same.
 
 // The fewest sequences that panels are for. Fewer are faster one after the other.
 constexpr int64_t kFewestInPanels = 5;
@@ -12,8 +12,8 @@ constexpr int kPanelRows = kRegisters == 1 ? 16 : 4;
 // The most columns that they have in the nearest cache.
 constexpr int64_t kHeld = 128;
 
-// The values of `kSequences` sequences for a run, `[block][part][lane of pairs][lane]`. Factors and
-// sums of blocks are in each lane.
+// The values of `kSequences` sequences for a run, `[block][part][pieces][lane]`. Factors and sums of
+// blocks are in each lane.
 template <class A, int kSequences>
 struct Panel {
   const int32_t* values;
@@ -33,9 +33,11 @@ inline Panel<A, kSequences> panel_of(const Laid<A>* x, int64_t sequences, const 
   auto* values = scratch.take<int32_t>(columns / kEach * kSequences);
   auto* factors = scratch.take<float>(blocks * kLanes);
   auto* sums = scratch.take<int32_t>(blocks * kLanes);
-  std::memset(values, 0, sizeof(int32_t) * static_cast<size_t>(columns / kEach * kSequences));
-  std::memset(factors, 0, sizeof(float) * static_cast<size_t>(blocks * kLanes));
-  std::memset(sums, 0, sizeof(int32_t) * static_cast<size_t>(blocks * kLanes));
+  if (sequences < kSequences) {
+    std::memset(values, 0, sizeof(int32_t) * static_cast<size_t>(columns / kEach * kSequences));
+    std::memset(factors, 0, sizeof(float) * static_cast<size_t>(blocks * kLanes));
+    std::memset(sums, 0, sizeof(int32_t) * static_cast<size_t>(blocks * kLanes));
+  }
   for (int64_t b = 0; b < sequences; ++b)
     for (int64_t own = 0; own < blocks; ++own)
       for (int64_t lane = b; lane < kLanes; lane += kSequences) {
@@ -297,7 +299,8 @@ template <class A, int kBits, int kSequences>
   auto* terms = scratch.take<Registers>(x.leaves * kGroups);
   const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; row += kPanelRows) {
-    Lines ahead(far_ahead(weight, row, rows - row, far, scratch));
+    Lines ahead(ahead_of(weight.address(row), weight.stride(), far, rows - row,
+                         scratch.next_weights));
     const Grouped own = weight.from(row, 0);
     Registers* to = terms;
     for (int64_t run = 0; run < x.runs; ++run) {

@@ -18,9 +18,15 @@ struct Blocks {
       auto loaded = load_shorts(from + load * kLoad + own * 4 * kRegister);
       keep(loaded);
 #pragma GCC unroll 4
-      for (int part = 0; part < kParts<A, kBits>; ++part)
-        total = A::template add<kBits>(total, A::template part<kBits>(loaded, part),
-                                       x + load * kColumns<kBits> + kOfPart<A, kBits> * part, own);
+      for (int part = 0; part < kParts<A, kBits>; ++part) {
+        const auto weight = A::template part<kBits>(loaded, part);
+        const auto* values = x + load * kColumns<kBits> + kOfPart<A, kBits> * part;
+        if constexpr (std::is_same_v<A, Wide>)
+          total = Wide::add(total, weight, values + own * kRegister);
+        else
+          total = A::template multiply<kBits>(
+              total, weight, load_shorts(values + own * kOfPart<A, kBits> / kRegisters));
+      }
     }
     return total;
   }
@@ -108,7 +114,7 @@ TPC_INLINE Lanes run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& 
   const int64_t start = weight.offset(run.start), stop = start + run.loads * kLoad;
   const char* bytes = weight.address(row);
   int64_t load = 0, place = 0;
-  const Share* const* shares = run.shares;
+  [[maybe_unused]] const Share* const* shares = run.shares;
   Register whole[kRegisters] = {};
   // Add the blocks of some sums of lanes, whose first load is at a byte of the row.
   const auto add = [&](auto used, int64_t at) {
@@ -138,7 +144,8 @@ TPC_INLINE Lanes run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& 
         }
       }
     });
-    load += kEach, place += kLanes, ++shares;
+    load += kEach, place += kLanes;
+    if constexpr (!kOneLeaf) ++shares;
   };
   // The fewest sums that have all loads which are left.
   for (int64_t at = start; at < stop; at += kEach * kLoad) {
@@ -156,13 +163,6 @@ TPC_INLINE int64_t rows_far_ahead(const Grouped& weight) {
   return (kFarAhead + weight.stride() - 1) / weight.stride();
 }
 
-// The place `far` rows after a row, of which `left` rows are left: in this or in the next weight.
-TPC_INLINE const char* far_ahead(const Grouped& weight, int64_t row, int64_t left, int64_t far,
-                                 const Scratch& scratch) {
-  if (far < left || !scratch.next_weights) return weight.address(row + far);
-  return scratch.next_weights + (far - left) * weight.stride();
-}
-
 // Multiply rows by sequence `b`. The rows of the instruction from the first one on are `left`.
 template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void grouped_rows(const Grouped& weight, int64_t rows, int64_t left,
@@ -171,7 +171,8 @@ template <class A, int kBits, int kLoads, int kBlocks>
   Sums sums;
   const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead = far_ahead(weight, row, left - row, far, scratch);
+    const char* ahead =
+        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
     weight.fetch_scales(row + far);
     sums.add(run_dots<A, kBits, kLoads, kBlocks, true>(weight, row, *x.laid, x.laid->values[b],
                                                        ahead, nullptr),
@@ -180,7 +181,8 @@ template <class A, int kBits, int kLoads, int kBlocks>
   sums.flush();
 }
 
-// The same for several leaves.
+// The same for several leaves. Their totals are in memory; in one function with the above, compilers
+// would also hold the total of a single leaf there.
 template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void grouped_leaves(const Grouped& weight, int64_t rows, int64_t left,
                                       const LaidValues<A>& x, int64_t b, float* out,
@@ -190,7 +192,8 @@ template <class A, int kBits, int kLoads, int kBlocks>
   auto* totals = scratch.take<Registers>(x.leaves);
   const int64_t far = rows_far_ahead(weight);
   for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead = far_ahead(weight, row, left - row, far, scratch);
+    const char* ahead =
+        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
     weight.fetch_scales(row + far);
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       for (Register& each : totals[leaf].each) each = Register{};

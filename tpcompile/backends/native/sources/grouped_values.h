@@ -161,8 +161,8 @@ template <class A>
 struct LaidRun : Run {
   const Laid<A>* values;
   int64_t leaves;
-  const int64_t* first_loads;    // of each leaf, and the end of the last one
-  const Share* const* shares;    // of each 16 blocks, and the end of the last ones
+  const int64_t* first_loads;  // of each leaf, and the end of the last one
+  const Share* const* shares;  // of each 16 blocks, and the end of the last ones; null for one leaf
 };
 
 // Values of all sequences, as rows of few bits are multiplied by them.
@@ -228,7 +228,9 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
       first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
     first_loads[own.leaves] = loads;
     own.first_loads = first_loads;
-    own.shares = shares_of(first_loads, own.leaves, loads, kLanes * block / kColumns<kBits>, scratch);
+    if (leaves > 1)
+      own.shares =
+          shares_of(first_loads, own.leaves, loads, kLanes * block / kColumns<kBits>, scratch);
     auto* each = scratch.take<Laid<A>>(batch);
     for (int64_t b = 0; b < batch; ++b)
       each[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, own, scratch);

@@ -5,14 +5,10 @@
 
 namespace {
 
-// As many values as rows in a transposition.
+// As many values as a transposition has rows.
 #if defined(__AVX512F__)
 using Square = Lanes;
-#else
-using Square = __m256;
-#endif
 
-#if defined(__AVX512F__)
 // One stage of a transposition: swap lanes between any two vectors whose numbers differ in `kBit`.
 template <int kBit>
 TPC_INLINE void exchange(Lanes* rows) {
@@ -34,6 +30,8 @@ TPC_INLINE void transpose(Lanes* rows) {
   exchange<1>(rows), exchange<2>(rows), exchange<4>(rows), exchange<8>(rows);
 }
 #else
+using Square = __m256;
+
 TPC_INLINE void transpose(__m256* rows) {
   __m256 pairs[8], fours[8];
 #pragma GCC unroll 4
