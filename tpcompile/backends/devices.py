@@ -11,13 +11,7 @@ from tpcompile.backends.triton.gpu import target_on
 from tpcompile.vm.targets import Target, target_of
 
 FASTEST: dict[str, type[Executor]] = {"cpu": Native, "cuda": Triton}
-"""The executor that is fastest, by type of device."""
-
-AUTOMATIC: dict[str, type[Executor]] = {"cpu": Native}
-"""The executor that `backend="auto"` selects, by type of device; torch modules elsewhere.
-
-The Triton kernel has never run on a GPU. It belongs here when `benchmarks/results` has such a run.
-"""
+"""The executor that is fastest, by type of device: what `backend="auto"` selects."""
 
 
 def machine_of(device: torch.device, ranks: int = 1, threads: int | None = None) -> Target:

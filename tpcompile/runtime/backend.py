@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tpcompile.backends.devices import AUTOMATIC, FASTEST
+from tpcompile.backends.devices import FASTEST
 from tpcompile.backends.executor import EXECUTORS, Executor
 from tpcompile.errors import CompileError, UnsupportedError, UsageError, did_you_mean
 from tpcompile.passes.cache_kv import CacheKv
@@ -32,7 +32,7 @@ class BackendChoice:
         _check_name(backend)
         automatic = backend == AUTO
         if automatic:
-            known = AUTOMATIC.get(device.type)
+            known = FASTEST.get(device.type)
             backend = MODULES if known is None else known.name
         if backend == MODULES and options != ProgramOptions():
             raise UsageError(
@@ -79,7 +79,7 @@ class BackendChoice:
                 raise
             warnings.warn(
                 "Torch modules run decode steps, because the "
-                f"{AUTOMATIC[self.device.type].name} backend cannot. The reason: {error}\n"
+                f"{FASTEST[self.device.type].name} backend cannot. The reason: {error}\n"
                 'Pass backend="torch" to choose modules without this warning.',
                 stacklevel=6,
             )

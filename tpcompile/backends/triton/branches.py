@@ -33,8 +33,8 @@ Source = Callable[[Program, Any], Constant]
 
 _MOST_COLUMNS = 512
 """The columns of a tile of weights."""
-_MOST_PRODUCTS = 8192
-"""The products of queries and keys that a worker holds at a time."""
+_MOST_KEYS = 16_384
+"""The elements of keys, and as many of values, that a worker holds at a time."""
 _MOST_VALUES = 65_536
 """The fp32 values that the registers of an SM hold."""
 
@@ -127,7 +127,7 @@ def _heads(program: Program, one: PartialAttention) -> int:
 
 
 def _tokens(program: Program, one: PartialAttention) -> int:
-    return max(1, _MOST_PRODUCTS // (_heads(program, one) * _power_of_two(one.at.width)))
+    return max(1, _MOST_KEYS // _power_of_two(one.at.width))
 
 
 _Operands = Mapping[str, str | Source]

@@ -87,17 +87,18 @@ def megakernel(
         number = tl.load(queue_values + first + turn % length)
         taken = sync.now(TIMED)
         sync.fetch(number, weights, buffers)
+        branch = tl.load(branches + number)
+        signals, last_signal, counter = sync.signals_of(number, signal_offsets, signal_values)
         going = sync.comes(
             number, step, earlier, wait_offsets, wait_values, totals, counters, last,
             stuck + worker, SPINS,
         )
         if going:
             row = words + number * {row}
-            branch = tl.load(branches + number)
             ready = sync.now(TIMED)
             run(branch, row, buffers, own)
             sync.record(times, number, taken, ready, sync.now(TIMED), TIMED)
-{end}            sync.signal(number, signal_offsets, signal_values, counters)
+{end}            sync.signal(signals, last_signal, counter, signal_values, counters)
             turn = sync.next_turn(turn, tickets + queue, SHARING)
             left -= 1
             going = left > 0

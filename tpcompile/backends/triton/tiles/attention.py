@@ -44,8 +44,7 @@ def partial_attention(
     here = (heads < count)[:, None] & (lanes < WIDTH)[None, :]
     number = tl.load(words + abi.PARTIAL_ATTENTION_Q)
     q = start_of(buffers, number, DTYPE) + sequence * stride_of(buffers, number, 0)
-    q += (first_head + heads)[:, None] * WIDTH + lanes[None, :]
-    queries = tl.load(q, mask=here, other=0.0).to(tl.float32)
+    q += first_head * WIDTH + lanes
 
     number = tl.load(words + abi.PARTIAL_ATTENTION_CACHE)
     cache = start_of(buffers, number, DTYPE)
@@ -53,6 +52,10 @@ def partial_attention(
     cache += tl.load(words + abi.PARTIAL_ATTENTION_KV_HEAD) * stride_of(buffers, number, 3)
     side = stride_of(buffers, number, 1)
     slot_stride = stride_of(buffers, number, 2)
+    if WIDTH % 8 == 0:  # then so are all strides, which lets a load have 16 bytes
+        cache = tl.multiple_of(cache, 16)
+        side = side // 8 * 8  # Triton drops the hint `multiple_of` for what is loaded
+        slot_stride = slot_stride // 8 * 8
 
     most = tl.full([HEADS], float("-inf"), tl.float32)
     mass = tl.zeros([HEADS], tl.float32)
@@ -65,15 +68,20 @@ def partial_attention(
         rows = cache + slots[:, None] + lanes[None, :]
         seen = inside[:, None] & (lanes < WIDTH)[None, :]
         keys = tl.load(rows, mask=seen, other=0.0).to(tl.float32)
-        scores = tl.sum(queries[:, None, :] * keys[None, :, :], 2) * SCALE
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        kept = tl.exp(most - higher)
         values = tl.load(rows + side, mask=seen, other=0.0).to(tl.float32)
-        mass = mass * kept + tl.sum(weights, 1)
-        mixed = mixed * kept[:, None] + tl.sum(weights[:, :, None] * values[None, :, :], 1)
-        most = higher
+        for head in range(count):
+            query = tl.load(q + head * WIDTH, mask=lanes < WIDTH, other=0.0).to(tl.float32)
+            scores = tl.sum(query[None, :] * keys, 1) * SCALE
+            scores = tl.where(inside, scores, float("-inf"))
+            chosen = heads == head
+            before = tl.max(tl.where(chosen, most, float("-inf")), 0)
+            higher = tl.maximum(before, tl.max(scores, 0))
+            weights = tl.exp(scores - higher)
+            kept = tl.exp(before - higher)
+            mass = tl.where(chosen, mass * kept + tl.sum(weights, 0), mass)
+            found = tl.sum(weights[:, None] * values, 0)
+            mixed = tl.where(chosen[:, None], mixed * kept + found[None, :], mixed)
+            most = tl.where(chosen, higher, most)
     empty = mass == 0.0
     mass = tl.where(empty, 1.0, mass)
     place = (first_head + heads) * SPANS + span

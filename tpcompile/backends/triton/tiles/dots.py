@@ -19,7 +19,7 @@ STAGES = tl.constexpr(3)
 def inverse_rms(x, WIDTH: tl.constexpr, EPS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return one over the root of the mean square of `x[WIDTH]`."""
     squares = tl.zeros([COLUMNS], tl.float32)
-    for first in range(0, WIDTH, COLUMNS):
+    for first in tl.static_range(0, WIDTH, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         values = tl.load(x + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
         squares += values * values

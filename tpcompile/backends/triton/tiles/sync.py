@@ -8,12 +8,15 @@ from time import perf_counter_ns
 import triton
 import triton.language as tl
 
+from tpcompile.backends.triton.options import WARPS
+
 from . import abi
 from .access import start_of
 from .numbers import INTERPRETED
 
 _LINES = tl.constexpr(256)
 _LINE_BYTES = tl.constexpr(128)
+_THREADS = tl.constexpr(32 * WARPS)
 _host_clock = tl.constexpr(perf_counter_ns)
 
 
@@ -81,7 +84,8 @@ def comes(
     """Wait until an instruction may run; return whether it may.
 
     It may not if the launch has ended before this step, or if a counter did not reach its value
-    within SPINS looks. The counter is then left in `stuck`.
+    within SPINS looks. The counter is then left in `stuck`. Each thread looks for itself, so they
+    agree at the end.
     """
     going = step < tl.load(last, volatile=True)
     at = tl.load(wait_offsets + number)
@@ -89,28 +93,65 @@ def comes(
     while going & (at < end):
         counter = tl.load(wait_values + 2 * at)
         until = tl.load(wait_values + 2 * at + 1) + (before + step) * tl.load(totals + counter)
-        seen = tl.atomic_add(counters + counter, 0, sem="acquire", scope="gpu")
+        seen = _look(counters + counter)
         looks = 1
         while going & (seen < until) & (looks < SPINS):
-            seen = tl.atomic_add(counters + counter, 0, sem="acquire", scope="gpu")
             going = step < tl.load(last, volatile=True)
+            seen = _look(counters + counter)
             looks += 1
         if seen < until:
             tl.store(stuck, counter)
             going = step < 0
         at += 1
-    tl.debug_barrier()
-    return going & (step < tl.load(last, volatile=True))
+    return _all_agree(going) & (step < tl.load(last, volatile=True))
 
 
 @triton.jit
-def signal(number, signal_offsets, signal_values, counters):
-    """Increment the counters of an instruction that is done."""
-    tl.debug_barrier()
+def _look(counter):
+    """Return the value of a counter; what was stored before its signals can be seen then.
+
+    Triton's only acquiring loads are atomic operations, in which one thread asks and hands on
+    what it gets.
+    """
+    if INTERPRETED:
+        seen = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    else:
+        seen = tl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.s64 $0, [$1];",
+            "=l,l",
+            [counter],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    return seen
+
+
+@triton.jit
+def _all_agree(going):
+    """Return whether all threads of the worker would go on. All have then come this far."""
+    if not INTERPRETED:
+        tl.debug_barrier()
+        each = tl.zeros([_THREADS], tl.int32) + going.to(tl.int32)
+        going = tl.min(each, 0) > 0
+    return going
+
+
+@triton.jit
+def signals_of(number, signal_offsets, signal_values):
+    """Return where the signals of an instruction begin and end, and the counter of the first."""
     first = tl.load(signal_offsets + number)
     last = tl.load(signal_offsets + number + 1)
+    return first, last, tl.load(signal_values + first, mask=first < last, other=0)
+
+
+@triton.jit
+def signal(first, last, counter, signal_values, counters):
+    """Increment the counters of an instruction that is done."""
+    tl.debug_barrier()
     for at in range(first, last):
-        counter = tl.load(signal_values + at)
+        if at > first:
+            counter = tl.load(signal_values + at)
         tl.atomic_add(counters + counter, 1, sem="release", scope="gpu")
 
 
