@@ -42,6 +42,9 @@ TESTS = (
 EXTRAS = ("triton", "serve", "ray")
 """The extras that users install."""
 
+_OF_THAT_TIME = ("protobuf<7",)
+"""What the oldest libraries need and do not declare: Ray 2.50 fails with protobuf 7."""
+
 ROOT = Path(__file__).parents[1]
 _BOUNDED = re.compile(r"([A-Za-z0-9_-]+)(?:\[.*\])?>=([0-9.]+)")
 
@@ -65,6 +68,7 @@ def _bounds(requirements: Sequence[str]) -> Iterator[tuple[str, str]]:
 def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--oldest"]:
         sys.stdout.writelines(f"{name}=={lowest}.*\n" for name, lowest in declared().items())
+        sys.stdout.writelines(f"{each}\n" for each in _OF_THAT_TIME)
         return 0
     installed = ", ".join(f"{name} {version(name)}" for name in declared())
     sys.stdout.write(f"Python {platform.python_version()}, {installed}\n")
