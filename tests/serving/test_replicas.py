@@ -27,6 +27,14 @@ from ray import serve  # noqa: E402
 
 from tpcompile.replicas import app  # noqa: E402
 
+# Ray 2.50 closes neither its files nor its processes.
+pytestmark = [
+    pytest.mark.filterwarnings(
+        f"ignore:Exception ignored in. <{it}:pytest.PytestUnraisableExceptionWarning"
+    )
+    for it in (r"_io.FileIO name='/dev/null'", r"function Popen.__del__")
+]
+
 MODEL = "preset:tiny-qwen3"
 LIMIT_S = 240
 """Far more than an answer takes, since replicas start slowly on a busy machine."""
