@@ -141,8 +141,11 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
                          int64_t out_stride, Scratch& scratch) {
   // Rows that stay in the nearest cache serve one sequence after the other.
   const int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
-  const auto run = x.leaves == 1 ? grouped_rows<A, kBits, kLoads, kBlocks>
-                                 : grouped_leaves<A, kBits, kLoads, kBlocks>;
+  auto run = x.leaves == 1 ? grouped_rows<A, kBits, kLoads, kBlocks>
+                           : grouped_leaves<A, kBits, kLoads, kBlocks>;
+#if defined(__AVX512F__)
+  if (x.runs == 1 && x.laid->joined) run = grouped_joined<A, kBits, kLoads, kBlocks>;
+#endif
   for (int64_t row = 0; row < rows; row += kept)
     for (int64_t b = 0; b < x.batch; ++b)
       run(weight.from(row, 0), rows - row < kept ? rows - row : kept, rows - row, x, b,

@@ -105,17 +105,15 @@ TPC_INLINE void each_register(const Run& run) {
   }
 }
 
-// Add the products of a run of a row with a sequence to the totals of its leaves, or return them if it
-// has one leaf. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
-template <class A, int kBits, int kLoads, int kBlocks, bool kOneLeaf>
-TPC_INLINE Lanes run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run,
-                         const Laid<A>& x, const char* ahead, Registers* totals) {
+// Multiply a run of a row by a sequence. `take` gets the products of 16 blocks, a register at a time,
+// and their scales. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
+template <class A, int kBits, int kLoads, int kBlocks, class Take>
+TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run,
+                         const Laid<A>& x, const char* ahead, const Take& take) {
   constexpr int kSums = kLanes / kBlocks, kEach = kSums * kLoads;
   const int64_t start = weight.offset(run.start), stop = start + run.loads * kLoad;
   const char* bytes = weight.address(row);
   int64_t load = 0, place = 0;
-  [[maybe_unused]] const Share* const* shares = run.shares;
-  Register whole[kRegisters] = {};
   // Add the blocks of some sums of lanes, whose first load is at a byte of the row.
   const auto add = [&](auto used, int64_t at) {
     constexpr int kUsed = decltype(used)::value;
@@ -133,19 +131,9 @@ TPC_INLINE Lanes run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& 
       const IntRegister offsets = weight.offsets(row, block) + A::template kRaised<kBits>;
       const Register products = A::less(found, offsets, x.sums + own_place) *
                                 load_register(x.factors + own_place);
-      const Register scales = weight.scales(row, block);
-      if constexpr (kOneLeaf) {
-        whole[kOwn] = multiply_add(whole[kOwn], products, scales);
-      } else {
-        for (const Share* share = shares[0]; share != shares[1]; ++share) {
-          Register& total = totals[share->leaf].each[kOwn];
-          const auto own_products = (IntRegister)products & share->lanes.each[kOwn];
-          total = multiply_add(total, (Register)own_products, scales);
-        }
-      }
+      take(own, place / kLanes, products, weight.scales(row, block));
     });
     load += kEach, place += kLanes;
-    if constexpr (!kOneLeaf) ++shares;
   };
   // The fewest sums that have all loads which are left.
   for (int64_t at = start; at < stop; at += kEach * kLoad) {
@@ -155,7 +143,6 @@ TPC_INLINE Lanes run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& 
     else if (8 * sums > kSums) add(std::integral_constant<int, kSums / 4>(), at);
     else add(std::integral_constant<int, kSums < 8 ? 1 : kSums / 8>(), at);
   }
-  return load_bytes<Lanes>(whole);
 }
 
 // The rows in about `kFarAhead` bytes.
@@ -174,12 +161,48 @@ template <class A, int kBits, int kLoads, int kBlocks>
     const char* ahead =
         ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
     weight.fetch_scales(row + far);
-    sums.add(run_dots<A, kBits, kLoads, kBlocks, true>(weight, row, *x.laid, x.laid->values[b],
-                                                       ahead, nullptr),
-             out + row);
+    Register total[kRegisters] = {};
+    const auto take = [&](auto own, int64_t, Register products, Register scales) TPC_ALWAYS {
+      total[own] = multiply_add(total[own], products, scales);
+    };
+    run_dots<A, kBits, kLoads, kBlocks>(weight, row, *x.laid, x.laid->values[b], ahead, take);
+    sums.add(load_bytes<Lanes>(total), out + row);
   }
   sums.flush();
 }
+
+#if defined(__AVX512F__)
+// The same for several leaves of few blocks, see `Joined`.
+template <class A, int kBits, int kLoads, int kBlocks>
+[[gnu::noinline]] void grouped_joined(const Grouped& weight, int64_t rows, int64_t left,
+                                      const LaidValues<A>& x, int64_t b, float* out,
+                                      Scratch& scratch) {
+  Sums sums;
+  const Joined& joined = *x.laid->joined;
+  Register held[Joined::kRounds];
+  const int64_t far = rows_far_ahead(weight);
+  for (int64_t row = 0; row < rows; ++row) {
+    const char* ahead =
+        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
+    weight.fetch_scales(row + far);
+    const auto take = [&](auto, int64_t round, Register products, Register scales) TPC_ALWAYS {
+      held[round] = products * scales;
+    };
+    run_dots<A, kBits, kLoads, kBlocks>(weight, row, *x.laid, x.laid->values[b], ahead, take);
+    const auto terms = [&](int own) TPC_ALWAYS {
+      __m512 found = _mm512_setzero_ps();
+      for (int64_t round = 0; round < joined.rounds; ++round) {
+        const Joined::Choice& choice = joined.choices[round][own];
+        found = _mm512_mask_permutexvar_ps(found, choice.chosen, (__m512i)choice.lanes,
+                                           (__m512)held[round]);
+      }
+      return (Lanes)found;
+    };
+    sums.add((terms(0) + terms(1)) + (terms(2) + terms(3)), out + row);
+  }
+  sums.flush();
+}
+#endif
 
 // The same for several leaves. Their totals are in memory; in one function with the above, compilers
 // would also hold the total of a single leaf there.
@@ -198,8 +221,16 @@ template <class A, int kBits, int kLoads, int kBlocks>
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       for (Register& each : totals[leaf].each) each = Register{};
     Registers* to = totals;
-    for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->leaves)
-      run_dots<A, kBits, kLoads, kBlocks, false>(weight, row, *run, run->values[b], ahead, to);
+    for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->leaves) {
+      const auto take = [&](auto own, int64_t round, Register products, Register scales) TPC_ALWAYS {
+        for (const Share* share = run->shares[round]; share != run->shares[round + 1]; ++share) {
+          Register& total = to[share->leaf].each[own];
+          const auto own_products = (IntRegister)products & share->lanes.each[own];
+          total = multiply_add(total, (Register)own_products, scales);
+        }
+      };
+      run_dots<A, kBits, kLoads, kBlocks>(weight, row, *run, run->values[b], ahead, take);
+    }
     for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
       sums.add(load_bytes<Lanes>(totals + leaf), terms + leaf);
     sums.flush();

@@ -22,6 +22,25 @@ struct Share {
   IntRegisters lanes;  // -1 or 0
 };
 
+// The sums of leaves, and the sum of those, as one tree: 16 lanes of four terms each.
+//
+// The tree of a leaf adds lanes 8, then 4, 2 and 1 apart. A leaf of at most 8 adjacent blocks has
+// one of each place modulo 8, so the first of these steps adds zeros. The next two add the terms of a
+// lane. What is left is in lanes 8 apart, and then leaves are added: the lanes of adjacent ones are 4
+// apart, those of adjacent pairs 2, and so on. So `sum` adds the rest. Other terms are zero.
+struct Joined {
+  static constexpr int64_t kRounds = 4, kLeaves = 8, kBlocks = 8;
+
+  // The lanes of 16 blocks that become those of a term.
+  struct Choice {
+    IntRegister lanes;
+    uint16_t chosen;
+  };
+
+  int64_t rounds;
+  Choice choices[kRounds][4];
+};
+
 TPC_INLINE float power_of_two(int32_t exponent) {
   const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
   return load_bytes<float>(&bits);
@@ -163,6 +182,7 @@ struct LaidRun : Run {
   int64_t leaves;
   const int64_t* first_loads;  // of each leaf, and the end of the last one
   const Share* const* shares;  // of each 16 blocks, and the end of the last ones; null for one leaf
+  const Joined* joined;        // null if there are too many leaves or blocks
 };
 
 // Values of all sequences, as rows of few bits are multiplied by them.
@@ -201,6 +221,30 @@ inline const Share* const* shares_of(const int64_t* first_loads, int64_t leaves,
   return found;
 }
 
+// Return how leaves become one tree, or null.
+inline const Joined* joined_of(const int64_t* first_loads, int64_t leaves, int64_t loads_of_lanes,
+                               Scratch& scratch) {
+  const auto first_block = [&](int64_t leaf) { return first_loads[leaf] * kLanes / loads_of_lanes; };
+  const int64_t rounds = (first_block(leaves) + kLanes - 1) / kLanes;
+  bool few = leaves > 1 && leaves <= Joined::kLeaves && rounds <= Joined::kRounds;
+  for (int64_t leaf = 0; leaf < leaves; ++leaf)
+    few &= first_block(leaf + 1) - first_block(leaf) <= Joined::kBlocks;
+  if (!few) return nullptr;
+  auto* found = scratch.take<Joined>(1);
+  *found = {};
+  found->rounds = rounds;
+  for (int64_t leaf = 0; leaf < leaves; ++leaf)
+    for (int64_t block = first_block(leaf); block < first_block(leaf + 1); ++block) {
+      const auto bit = [](int64_t of, int number) { return of >> number & 1; };
+      const int64_t term = bit(block, 2) + 2 * bit(block, 1);
+      const int64_t lane = 8 * bit(block, 0) + 4 * bit(leaf, 0) + 2 * bit(leaf, 1) + bit(leaf, 2);
+      Joined::Choice& choice = found->choices[block / kLanes][term];
+      choice.lanes[lane] = static_cast<int32_t>(block % kLanes);
+      choice.chosen |= static_cast<uint16_t>(1 << lane);
+    }
+  return found;
+}
+
 // Lay out values in runs. Adjacent leaves that begin with a load are a run, whose blocks have lanes
 // by their place in the whole weight. Another leaf is a run of its own.
 template <int kBits, class A>
@@ -222,15 +266,17 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     const int64_t lanes = begin % unit ? unit : kLanes * block, start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
     LaidRun<A>& own = runs[count++];
-    own = {{begin, end, start, loads, start / block}, nullptr, next - leaf, nullptr, nullptr};
+    own = {{begin, end, start, loads, start / block}, nullptr, next - leaf, nullptr, nullptr, nullptr};
     auto* first_loads = scratch.take<int64_t>(own.leaves + 1);
     for (int64_t at = 0; at < own.leaves; ++at)
       first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
     first_loads[own.leaves] = loads;
     own.first_loads = first_loads;
-    if (leaves > 1)
-      own.shares =
-          shares_of(first_loads, own.leaves, loads, kLanes * block / kColumns<kBits>, scratch);
+    const int64_t loads_of_lanes = kLanes * block / kColumns<kBits>;
+    if (leaves > 1) {
+      own.shares = shares_of(first_loads, own.leaves, loads, loads_of_lanes, scratch);
+      own.joined = joined_of(first_loads, own.leaves, loads_of_lanes, scratch);
+    }
     auto* each = scratch.take<Laid<A>>(batch);
     for (int64_t b = 0; b < batch; ++b)
       each[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, own, scratch);

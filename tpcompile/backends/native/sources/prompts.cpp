@@ -15,7 +15,8 @@ struct Work {
   std::atomic<int64_t> next{0};
 
   void run() {
-    tpc::Scratch scratch;
+    thread_local tpc::Scratch scratch;  // pages that are new each time would be cleared each time
+    scratch.reset();
     for (int64_t first; (first = next.fetch_add(grain)) < items; scratch.reset())
       kernel(arguments, first, first + grain < items ? first + grain : items, scratch);
   }
