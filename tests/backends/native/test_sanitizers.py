@@ -42,7 +42,7 @@ CASES = [
     ),
     *(
         ("tiny-qwen3", few_bits, dtype, tp, workers, batch)
-        for few_bits in ("int4:32", "int4:64", "int8:32", "int8:row")
+        for few_bits in ("int4:32", "int4:64", "int8:32", "int8:row", "int4:32:a8", "int8:64:a8")
         for tp, workers in (_THREADS[1], _THREADS[-1])
         for batch in (1, 5, 17)
         for dtype in _DTYPES
@@ -99,7 +99,10 @@ def _dumped(
     native = Native(memory_of(model, dtype, tp, batch, workers=workers, few_bits=few_bits), path)
     tables = torch.arange(4 * batch).view(batch, 4)
     native.place(torch.arange(batch) * 7 + 3, torch.ones(batch, dtype=torch.int64), tables)
-    write_dump(file, native, launches=LAUNCHES, steps=STEPS, tolerance=TOLERANCES[dtype])
+    # The driver is compiled with other flags, and what is rounded to int8 may then differ by one.
+    rounds = few_bits is not None and few_bits.endswith(":a8")
+    tolerance = TOLERANCES[torch.bfloat16 if rounds else dtype]
+    write_dump(file, native, launches=LAUNCHES, steps=STEPS, tolerance=tolerance)
     native.close()
     return str(file)
 
