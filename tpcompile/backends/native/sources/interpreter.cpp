@@ -27,22 +27,12 @@ namespace tpc {
 
 namespace {
 
-// Fetches an instruction's first weights into the second cache, as long as the worker waits: no
-// instruction writes them.
-class FirstWeights {
- public:
-  explicit FirstWeights(const char* from) : from_(from), end_(from ? from + kMost : from) {}
-
-  void fetch() {
-    for (int line = 0; line < kLines && from_ != end_; ++line, from_ += 64)
-      __builtin_prefetch(from_, 0, 2);
-  }
-
- private:
-  static constexpr int64_t kMost = 1 << 16;
-  static constexpr int kLines = 8;
-  const char *from_, *end_;
-};
+// Fetch an instruction's first weights into the second cache: no instruction writes them.
+void fetch_weights(const char* from) {
+  constexpr int64_t kBytes = 1 << 16;
+  for (int64_t at = 0; from != nullptr && at < kBytes; at += 64)
+    __builtin_prefetch(from + at, 0, 2);
+}
 
 void rest() {
 #if defined(__x86_64__)
@@ -364,7 +354,7 @@ class Machine {
       taken = now_if_timed();
       if (ready(turn)) return true;
     }
-    FirstWeights weights(turn.step < limit_.load() ? weights_of(turn.number) : nullptr);
+    if (turn.step < limit_.load()) fetch_weights(weights_of(turn.number));
     int64_t begin = now_ns(), look = begin + worker.usual.patience_ns();
     worker.seat.lost.store(worker.core_time.lost(begin), std::memory_order_relaxed);
     for (int64_t polls = 1; !ready(turn); ++polls) {
@@ -377,7 +367,6 @@ class Machine {
         begin = now_ns(), look = begin + worker.usual.patience_ns();
         continue;
       }
-      weights.fetch();
       rest();
       if (polls % kPolls) continue;
       const int64_t now = now_ns();
