@@ -114,8 +114,8 @@ class Group:
     def decode(self, context: int, batch: int, steps: int, progress: Console) -> None:
         """Measure `steps` steps of every side after `context` tokens, a few steps in turn.
 
-        Before each turn of a side, a loop reads as many bytes as its step, and the kernels of
-        native sides multiply as much as their step, with weights in caches.
+        Before and after each turn of a side, a loop reads as many bytes as its step. Before it, the
+        kernels of native sides multiply as much as their step, with weights in caches.
         """
         case = Case(self._dtype, batch, context)
         turns = self._turns(case)
@@ -130,21 +130,22 @@ class Group:
                 tokens = _take(source, 1 + STEPS_A_TURN)
                 results = {}
                 for name, side in list(chosen.items()):
-                    self._note_limits(turns, name, products)
+                    if name in products:
+                        turns.products.setdefault(name, []).append(products[name].seconds())
+                    before = self._bandwidth(case, name)
                     results |= self._ask({name: side}, "decode", tokens)
                     if name not in results:
                         del chosen[name]
+                    elif before is not None and (after := self._bandwidth(case, name)) is not None:
+                        turns.bandwidths.setdefault(name, []).append([before, after])
                 # not measured: the first step of a turn, when caches hold another side's data
                 _note(turns, {name: seconds[1:] for name, (seconds, _) in results.items()})
         self._compare(f"{case}, after the steps", results)
 
-    def _note_limits(self, turns: Turns, name: str, products: Mapping[str, CachedProducts]) -> None:
-        """Measure the reading and the products of a side's step, each alone."""
-        size = self._measured.step_bytes(turns.case, name)
-        if size is not None:
-            turns.bandwidths.setdefault(name, []).append(self._read.bandwidth(self._threads, size))
-        if name in products:
-            turns.products.setdefault(name, []).append(products[name].seconds())
+    def _bandwidth(self, case: Case, name: str) -> float | None:
+        """Read as many bytes as a step of a side, if that is known; return those per second."""
+        size = self._measured.step_bytes(case, name)
+        return None if size is None else self._read.bandwidth(self._threads, size)
 
     @contextmanager
     def _products(

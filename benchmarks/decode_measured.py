@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.peers.kinds import Sizes, integers_of
@@ -91,8 +91,8 @@ class Turns:
 
     case: Case
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    bandwidths: dict[str, list[float]] = field(default_factory=dict)
-    """Bytes per second of a loop that only reads, before each turn of a side."""
+    bandwidths: dict[str, list[list[float]]] = field(default_factory=dict)
+    """Bytes per second of a loop that only reads, before and after each turn of a side."""
     products: dict[str, list[float]] = field(default_factory=dict)
     """The seconds of a step's products on weights in caches, before each turn of a side."""
 
@@ -160,31 +160,44 @@ class Measured:
 
     def read_seconds(self, case: Case, side: str) -> float | None:
         """Return the time in which a loop that only reads would read the bytes of a step."""
-        turns, size = self.of(case, side), self.step_bytes(case, side)
-        if turns is None or size is None or not turns.bandwidths.get(side):
-            return None
-        return size / median(turns.bandwidths[side])
-
-    def limit_seconds(self, case: Case, side: str) -> float | None:
-        """Return the longer of the times of reading alone and of the products alone."""
-        turns, reading = self.of(case, side), self.read_seconds(case, side)
-        if turns is None or reading is None or not turns.products.get(side):
-            return None
-        return max(reading, median(turns.products[side]))
+        reading = self._reading(case, side)
+        return median(reading) if reading else None
 
     def share(self, case: Case, side: str) -> float | None:
-        """Return the share of the read bandwidth that a side reaches, if both are known."""
-        return self._over(self.read_seconds(case, side), case, side)
+        """Return the share of the read bandwidth that a side reaches, if both are known.
+
+        Neighbours change the bandwidth within seconds, so this is the median of each turn's share.
+        """
+        return self._share(self._reading(case, side), case, side)
 
     def share_of_limit(self, case: Case, side: str) -> float | None:
-        """Return the share of the speed at the limit that a side reaches, if it is known."""
-        return self._over(self.limit_seconds(case, side), case, side)
+        """Return the share of the speed at the limit that a side reaches, if it is known.
 
-    def _over(self, least: float | None, case: Case, side: str) -> float | None:
+        The limit is the longer of the times of reading alone and of the products alone.
+        """
         turns = self.of(case, side)
-        if turns is None or least is None:
+        products = turns.products.get(side) if turns else None
+        reading = self._reading(case, side)
+        longer = list(map(max, reading, products)) if products else []
+        return self._share(longer, case, side)
+
+    def _reading(self, case: Case, side: str) -> list[float]:
+        """Return the time in which the loop would read the bytes of a step, for each turn."""
+        turns, size = self.of(case, side), self.step_bytes(case, side)
+        if turns is None or size is None:
+            return []
+        return [size / mean(around) for around in turns.bandwidths.get(side, [])]
+
+    def _share(self, least: Sequence[float], case: Case, side: str) -> float | None:
+        """Return the median of turns, given the least time of a step in each."""
+        turns = self.of(case, side)
+        if turns is None or not least:
             return None
-        return least / median(turns.seconds[side])
+        steps = turns.seconds[side]
+        each = len(steps) // len(least)
+        return median(
+            own / median(steps[turn * each : (turn + 1) * each]) for turn, own in enumerate(least)
+        )
 
     def ratio(self, case: Case, side: str, peer: str) -> float | None:
         """Return a side's speed relative to a peer; None if one of them was not measured.

@@ -23,7 +23,7 @@ def show(measured: Measured, console: Console) -> None:
     console.print(
         "ms: median of the steps. MB: what a step reads, the weights with scales and offsets, and "
         "the KV cache. bits: those of\na weight that is read. of read: share of the bandwidth of a "
-        "loop that reads as many bytes, before each turn of the\nside. of limit: share of the "
+        "loop that reads as many bytes, around each turn of the\nside. of limit: share of the "
         "speed of the longer one of this loop and of the products on weights in caches.\n×: speed "
         "relative to eager, and to the fastest peer with as many bits."
     )

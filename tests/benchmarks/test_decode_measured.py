@@ -41,7 +41,7 @@ def reached(slower: float = 1.0, **changes: Any) -> Measured:
 
 @pytest.mark.parametrize(("seconds", "share"), [(1.5, 0.75), (0.5, 0.5)])
 def test_the_limit_is_the_longer_time(seconds: float, share: float) -> None:
-    turns = Turns(CASE, {NATIVE: [2.0]}, {NATIVE: [1640.0]}, {NATIVE: [seconds]})
+    turns = Turns(CASE, {NATIVE: [2.0]}, {NATIVE: [[1640.0] * 2]}, {NATIVE: [seconds]})
     loaded = {"bf16": {NATIVE: Loaded("", Sizes(1000, 1000, 10))}}
     measured = Measured("tiny-qwen3", loaded=loaded, turns=[turns])
     assert measured.share_of_limit(CASE, NATIVE) == share
@@ -73,7 +73,9 @@ def test_a_target_whose_peer_is_gone_is_not_met() -> None:
 
 
 def test_shares_of_the_read_bandwidth() -> None:
-    turns = Turns(CASE, {ONE: [2.0, 2.0, 9.0]}, {ONE: [1000.0, 1640.0, 2000.0]})
+    """Turns of two steps: memory was slow in the first, and the last was disturbed."""
+    around = [[800.0, 840.0], [1640.0, 1640.0], [1640.0, 1640.0]]
+    turns = Turns(CASE, {ONE: [4.0, 4.0, 2.0, 2.0, 9.0, 9.0]}, {ONE: around})
     prompt = Turns(Case("bf16", 1, 64, prompt=True), {ONE: [1.0]})
     loaded = {"bf16": {ONE: Loaded("int4", Sizes(5000, 1000, 10))}}
     measured = Measured("tiny-qwen3", weights_read=1600, loaded=loaded, turns=[turns, prompt])
@@ -101,8 +103,8 @@ def test_the_best_peer_is_the_fastest_side_that_is_not_ours() -> None:
 
 def test_groups_are_compared_through_eager() -> None:
     """The second group ran when the machine was half as fast."""
-    slow = Turns(CASE, {EAGER: [8.0], OPENVINO: [5.0]}, {OPENVINO: [2.0]})
-    fast = Turns(CASE, {EAGER: [4.0], NATIVE: [2.0]}, {NATIVE: [4.0]})
+    slow = Turns(CASE, {EAGER: [8.0], OPENVINO: [5.0]}, {OPENVINO: [[2.0, 2.0]]})
+    fast = Turns(CASE, {EAGER: [4.0], NATIVE: [2.0]}, {NATIVE: [[4.0, 4.0]]})
     loaded = {"bf16": {OPENVINO: Loaded("", Sizes(8, 8, 0))}}
     measured = Measured("m", loaded=loaded, turns=[fast, slow])
     assert measured.ratio(CASE, NATIVE, OPENVINO) == pytest.approx(5 / 4)
@@ -113,7 +115,7 @@ def test_groups_are_compared_through_eager() -> None:
 
 def test_json_round_trip() -> None:
     measured = reached(agreements=[Agreement(ONE, "c", 0.5, True)], machine={"cpu": "a"})
-    measured.turns[0].bandwidths[ONE] = [3.0]
+    measured.turns[0].bandwidths[ONE] = [[3.0, 2.0]]
     measured.loaded["bf16"] = {ONE: Loaded("int8", Sizes(3, 2, 1)), TWO: Loaded()}
     found = json.loads(json.dumps(to_json(measured)))
     assert asdict(from_json(found)) == asdict(measured)
