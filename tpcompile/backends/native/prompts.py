@@ -225,7 +225,8 @@ def linear(
     scales, offsets = (*(part.data_ptr() for part in others), None, None)[:2]
     blocks = -(-rows // _ROWS)
     long_blocks = max(0, blocks - torch.get_num_threads()) if few else 0
-    items = long_blocks * -(-tokens // _LONG_TOKENS) + (blocks - long_blocks) * -(-tokens // _TOKENS)
+    items = long_blocks * -(-tokens // _LONG_TOKENS)
+    items += (blocks - long_blocks) * -(-tokens // _TOKENS)
     own = _LinearOf(
         *(_Heads.of(x), values.data_ptr(), scales, offsets),
         *(
