@@ -30,8 +30,8 @@ _PART = 32
 """The tokens of a part of a sequence in attention."""
 _TOKENS = 128
 """The tokens of an item of a product: whole panels. All threads have items until the end."""
-_LONG_TOKENS = 512
-"""The same for weights of few bits, whose rows each item decodes, but for the last items."""
+_MANY_TOKENS = 512
+"""The same for weights of few bits, whose rows each item decodes."""
 _LANES = 16
 """The columns that kernels decode at a time."""
 _COLUMNS = 32
@@ -141,7 +141,7 @@ _LinearOf = _structure(
     ("x", _Heads), *_each(_address, "weight", "scales", "offsets"),
     *_each(_number, "format", "row_bytes", "groups", "first"),
     *_each(_address, "bias", "out", "packed"),
-    *_each(_number, "tokens", "columns", "rows", "part_tokens", "long_blocks", "long_tokens"),
+    *_each(_number, "tokens", "columns", "rows", "part_tokens"),
 )  # fmt: skip
 
 
@@ -223,10 +223,7 @@ def linear(
     out = torch.empty(tokens, rows, dtype=x.dtype)
     packed = torch.empty(panels * _PACKED, columns, dtype=PATHS[_chosen_path()])
     scales, offsets = (*(part.data_ptr() for part in others), None, None)[:2]
-    blocks = -(-rows // _ROWS)
-    long_blocks = max(0, blocks - torch.get_num_threads()) if few else 0
-    items = long_blocks * -(-tokens // _LONG_TOKENS)
-    items += (blocks - long_blocks) * -(-tokens // _TOKENS)
+    part_tokens = _MANY_TOKENS if few else _TOKENS
     own = _LinearOf(
         *(_Heads.of(x), values.data_ptr(), scales, offsets),
         *(
@@ -238,10 +235,10 @@ def linear(
         if isinstance(weight, FewBits)
         else (0, 0, 0, 0),
         *(None if bias is None else bias.data_ptr(), out.data_ptr(), packed.data_ptr()),
-        *(tokens, columns, rows, _TOKENS, long_blocks, _LONG_TOKENS),
+        *(tokens, columns, rows, part_tokens),
     )
     _run(_PACK, own, panels, _PACKED * columns)
-    _run(_LINEAR, own, items, _ROWS * _TOKENS * columns)
+    _run(_LINEAR, own, -(-rows // _ROWS) * -(-tokens // part_tokens), _ROWS * part_tokens * columns)
     return out
 
 

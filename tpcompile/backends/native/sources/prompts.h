@@ -86,9 +86,6 @@ struct Linear {
   void* packed;  // in bf16 or fp32, as the path's products take them
   int64_t tokens, columns, rows;
   int64_t part_tokens;
-  // The row blocks whose items have `long_tokens` tokens each. The items of the last blocks are
-  // short, so that no thread waits long for the others.
-  int64_t long_blocks, long_tokens;
 };
 
 #if defined(__x86_64__)

@@ -275,33 +275,19 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
   }
 }
 
-constexpr int64_t kBlock = 48;
-
-// The first row of an item of a product, and its tokens.
-struct Item {
-  int64_t row, token, end;
-};
-
-TPC_INLINE Item item_of(const Linear& a, int64_t item) {
-  const int64_t long_parts = (a.tokens + a.long_tokens - 1) / a.long_tokens;
-  const bool is_short = item >= a.long_blocks * long_parts;
-  if (is_short) item -= a.long_blocks * long_parts;
-  const int64_t each = is_short ? a.part_tokens : a.long_tokens;
-  const int64_t parts = (a.tokens + each - 1) / each, token = item % parts * each;
-  const int64_t block = item / parts + (is_short ? a.long_blocks : 0);
-  return {block * kBlock, token, a.tokens - token < each ? a.tokens : token + each};
-}
-
 void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
   constexpr decltype(&multiply_panel<1>) kWidths[] = {multiply_panel<1>, multiply_panel<2>,
                                                       multiply_panel<3>, multiply_panel<4>};
+  constexpr int64_t kBlock = 48;
   const auto& a = *static_cast<const Linear*>(arguments);
   const auto* packed = static_cast<const Packed*>(a.packed);
   const int64_t steps = a.columns / kColumns;
+  const int64_t parts = (a.tokens + a.part_tokens - 1) / a.part_tokens;
   float* sums = scratch.take<float>(kBlock * kPanel);
   Packed* held = nullptr;
   for (int64_t item = first; item < last; ++item) {
-    const auto [row, token, end] = item_of(a, item);
+    const int64_t row = item / parts * kBlock, token = item % parts * a.part_tokens;
+    const int64_t end = a.tokens - token < a.part_tokens ? a.tokens : token + a.part_tokens;
     const int64_t rows = a.rows - row < kBlock ? a.rows - row : kBlock;
     const auto* stored = static_cast<const bf16*>(a.weight) + row * a.columns;
     const Packed* weight = a.scales ? nullptr : as_packed(stored);
