@@ -23,7 +23,7 @@ def test_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Turns(
             Case(dtype, 1, context),
             {EAGER: [0.2], NATIVE: [0.1 * batch], FEW: [0.05]},
-            {EAGER: [1e5], FEW: [1e5]},
+            {EAGER: [[1e5, 1e5]], FEW: [[1e5, 1e5]]},
         )
         for batch, dtype in ((1, "bf16"), (2, "fp32"))
         for context in (1024, 64)

@@ -55,7 +55,7 @@ def test_rows() -> None:
     few, products = f"{NATIVE} int4:64", {NATIVE: [0.0025]}
     seconds[few] = [0.05]
     case = Case("bf16", 16, 4096)
-    turns = Turns(case, seconds, {side: [2e10] for side in seconds}, products)
+    turns = Turns(case, seconds, {side: [[2e10, 2e10]] for side in seconds}, products)
     plain, ints = Sizes(10**9, 10**9, 10), Sizes(3 * 10**8, 281_250_000, 10)
     loaded = {"bf16": dict.fromkeys(seconds, Loaded("", plain)) | {few: Loaded("int4:64", ints)}}
     reasons: dict[str, Any] = {"missing": {TWO: "a"}, "not_installed": {LLAMA: "b"}}

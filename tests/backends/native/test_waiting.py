@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +71,16 @@ def _held(thread: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _LIBC.tgkill(os.getpid(), thread, _RELEASE)
+        threading.Thread(target=_release, args=(thread,)).start()
+
+
+def _release(thread: int) -> None:
+    """Release a held thread, again and again until it ends.
+
+    A thread that gets both signals at once handles the second one first, and pauses after it.
+    """
+    while _LIBC.tgkill(os.getpid(), thread, _RELEASE) == 0:
+        time.sleep(0.05)
 
 
 @contextmanager
