@@ -144,7 +144,7 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
   auto run = x.leaves == 1 ? grouped_rows<A, kBits, kLoads, kBlocks>
                            : grouped_leaves<A, kBits, kLoads, kBlocks>;
 #if defined(__AVX512F__)
-  if (x.runs == 1 && x.laid->joined) run = grouped_joined<A, kBits, kLoads, kBlocks>;
+  if (x.laid->joined) run = grouped_joined<A, kBits, kLoads, kBlocks>;
 #endif
   for (int64_t row = 0; row < rows; row += kept)
     for (int64_t b = 0; b < x.batch; ++b)

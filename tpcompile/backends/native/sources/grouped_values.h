@@ -182,7 +182,7 @@ struct LaidRun : Run {
   int64_t leaves;
   const int64_t* first_loads;  // of each leaf, and the end of the last one
   const Share* const* shares;  // of each 16 blocks, and the end of the last ones; null for one leaf
-  const Joined* joined;        // null if there are too many leaves or blocks
+  const Joined* joined;        // of all leaves, in the place of shares; null if that cannot be
 };
 
 // Values of all sequences, as rows of few bits are multiplied by them.
@@ -221,6 +221,7 @@ inline const Share* const* shares_of(const int64_t* first_loads, int64_t leaves,
   return found;
 }
 
+#if defined(__AVX512F__)
 // Return how leaves become one tree, or null.
 inline const Joined* joined_of(const int64_t* first_loads, int64_t leaves, int64_t loads_of_lanes,
                                Scratch& scratch) {
@@ -244,6 +245,7 @@ inline const Joined* joined_of(const int64_t* first_loads, int64_t leaves, int64
     }
   return found;
 }
+#endif
 
 // Lay out values in runs. Adjacent leaves that begin with a load are a run, whose blocks have lanes
 // by their place in the whole weight. Another leaf is a run of its own.
@@ -273,10 +275,11 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     first_loads[own.leaves] = loads;
     own.first_loads = first_loads;
     const int64_t loads_of_lanes = kLanes * block / kColumns<kBits>;
-    if (leaves > 1) {
+#if defined(__AVX512F__)
+    if (own.leaves == leaves) own.joined = joined_of(first_loads, leaves, loads_of_lanes, scratch);
+#endif
+    if (leaves > 1 && !own.joined)
       own.shares = shares_of(first_loads, own.leaves, loads, loads_of_lanes, scratch);
-      own.joined = joined_of(first_loads, own.leaves, loads_of_lanes, scratch);
-    }
     auto* each = scratch.take<Laid<A>>(batch);
     for (int64_t b = 0; b < batch; ++b)
       each[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, own, scratch);
