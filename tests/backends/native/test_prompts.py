@@ -257,19 +257,21 @@ def test_a_model_uses_them_for_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     near(*found, steps=8)
 
 
-@pytest.mark.parametrize("tokens", [1, 65, 200])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(
-    ("columns", "first", "offsets", "scales"),
-    [(64, 0, False, torch.bfloat16), (48, 80, True, torch.float16), (0, 32, True, torch.float32)],
-)
-def test_products_with_weights_of_few_bits(
-    tokens: int, bits: int, columns: int, first: int, offsets: bool, scales: torch.dtype
-) -> None:
-    """Rows fill no blocks, and the columns begin and end within groups."""
-    rows, width = 101, 160
+Cut = tuple[int, int, bool, torch.dtype]
+CUTS: list[Cut] = [
+    (64, 0, False, torch.bfloat16),
+    (48, 80, True, torch.float16),
+    (0, 32, True, torch.float32),
+    (256, 112, False, torch.float32),
+]
+"""Columns of a group, the first column, whether there are offsets, and the dtype of scales."""
+
+
+def few_bits(bits: int, cut: Cut, rounds: bool, rows: int = 101, width: int = 160) -> Any:
+    """Return a random weight. Its rows fill no blocks, and may begin and end within groups."""
+    columns, first, offsets, scales = cut
     make = Format.int4 if bits == 4 else Format.int8
-    stored = make(scales, columns, offsets=offsets)
+    stored = make(scales, columns, offsets=offsets).rounding(rounds)
     parts = [
         torch.rand(rows, part.width(first, first + width)).to(part.dtype.torch)
         if part.dtype.torch.is_floating_point
@@ -280,9 +282,53 @@ def test_products_with_weights_of_few_bits(
         )
         for part in stored.components
     ]
-    x = random(tokens, width)
-    bias = random(rows)
-    weight = functions.decoded(str(stored), parts, (first, first + width), torch.bfloat16)
+    return functions.decoded(str(stored), parts, (first, first + width), torch.bfloat16)
+
+
+@pytest.mark.parametrize("tokens", [1, 65, 200])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("rounds", [False, True])
+def test_products_with_weights_of_few_bits(tokens: int, bits: int, cut: Cut, rounds: bool) -> None:
+    weight = few_bits(bits, cut, rounds)
+    x, bias = random(tokens, 160), random(101)
     assert prompts.takes_product(x, weight, bias)
     found = functions.linear(x, weight, bias)
     near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_of_rounded_tokens_are_exact_within_blocks(bits: int) -> None:
+    """Integers at the ends of their range, also of other signs; no sum of a block overflows."""
+    weight = few_bits(bits, (0, 0, False, torch.float32), True, 64, 128)
+    values, scales = weight.parts
+    values.random_(*((-(2**31), 2**31) if bits == 4 else (-128, -125)))
+    scales.fill_(1)
+    x = torch.randint(-1, 2, (70, 128)).bfloat16() * 127
+    x[0], x[1] = 127, -127
+    named = {"_packed" if bits == 4 else "": values, "_scale": scales}
+    exact = x.double() @ weight.format.decoded(named, weight.columns, torch.float64).T
+    found = functions.linear(x, weight, None)
+    assert torch.equal(found, exact.float().bfloat16())
+
+
+def test_a_rounded_token_depends_on_no_other() -> None:
+    weight = few_bits(8, CUTS[0], True)
+    x = random(130, 160)
+    x[3], x[4, 70], x[5, :64] = 0, torch.nan, 1e-42
+    x[6, 100] = torch.inf
+    found = functions.linear(x, weight, None)
+    assert found[4].isnan().all() and found[6].isnan().all()
+    assert found[[3]].eq(0).all() and found[[0, 1, 2, 5, 7]].isfinite().all()
+    for first in range(0, 130, 9):
+        part = functions.linear(x[first : first + 9], weight, None)
+        assert torch.equal(part.nan_to_num(7), found[first : first + 9].nan_to_num(7))
+
+
+def test_rounding_blocks_with_several_scales_are_torchs() -> None:
+    weight = few_bits(8, (160, 0, False, torch.float32), True, width=320)
+    x = random(3, 320)
+    assert not prompts.takes_product(x, weight, None)
+    assert torch.equal(
+        functions.linear(x, weight), torchs.linear(x, weight.decoded(torch.bfloat16))
+    )

@@ -23,7 +23,8 @@ PATHS = {
     "avx2": torch.float32,
 }
 """The vector paths that have the kernels, and the dtype of packed tokens in their products."""
-_NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION, _PACK, _LINEAR = range(8)
+_NORM, _ADD_NORM, _SWIGLU, _ROPE, _APPEND, _ATTENTION = range(6)
+_PACK, _LINEAR, _PACK_ROUNDED, _LINEAR_ROUNDED = range(6, 10)
 _GRAIN = 1 << 14
 """The values that one thread computes at a time, at least."""
 _PART = 32
@@ -37,8 +38,10 @@ _LANES = 16
 _COLUMNS = 32
 """Attention takes heads, and products take tokens, whose width is a multiple of this."""
 _PACKED, _ROWS = 64, 48
-"""The tokens that an item packs, and the rows of a weight in an item: `kItem` and `kBlock` of
-prompts_kernels.h."""
+"""The tokens that an item packs, and the rows of a weight in an item: `kItem` and `kItemRows` of
+prompts_products.h."""
+_WORDS = 64
+"""Rounded tokens are packed so many columns at a time."""
 
 
 @functools.cache
@@ -85,7 +88,7 @@ def takes_product(
         return False
     if isinstance(weight, FewBits):
         each = weight.format.components[1].columns
-        if weight.format.rounds or each % _LANES:
+        if each % _LANES or (weight.format.rounds and each % weight.format.block):
             return False
         return all(part.is_contiguous() for part in weight.parts)
     return takes(weight) and weight.is_contiguous() and _multiplies()
@@ -140,8 +143,8 @@ _AttentionOf = _structure(
 _LinearOf = _structure(
     ("x", _Heads), *_each(_address, "weight", "scales", "offsets"),
     *_each(_number, "format", "row_bytes", "groups", "first"),
-    *_each(_address, "bias", "out", "packed"),
-    *_each(_number, "tokens", "columns", "rows", "part_tokens"),
+    *_each(_address, "bias", "out", "packed", "factors", "sums"),
+    *_each(_number, "tokens", "columns", "rows", "part_tokens", "threads"),
 )  # fmt: skip
 
 
@@ -214,14 +217,14 @@ def linear(
 ) -> torch.Tensor:
     """Compute the product of `x[tokens, columns]` and `weight[rows, columns]`.
 
-    The values of a weight of few bits are rounded to bf16.
+    The values of a weight of few bits are rounded to bf16, unless its format rounds the tokens.
     """
     few = isinstance(weight, FewBits)
     values, *others = weight.parts if isinstance(weight, FewBits) else (weight,)
     (tokens, columns), rows = x.shape, len(values)
     panels = -(-tokens // _PACKED)
     out = torch.empty(tokens, rows, dtype=x.dtype)
-    packed = torch.empty(panels * _PACKED, columns, dtype=PATHS[_chosen_path()])
+    packed, *rounding = _packed(panels * _PACKED, columns, weight)
     scales, offsets = (*(part.data_ptr() for part in others), None, None)[:2]
     part_tokens = _MANY_TOKENS if few else _TOKENS
     own = _LinearOf(
@@ -235,11 +238,26 @@ def linear(
         if isinstance(weight, FewBits)
         else (0, 0, 0, 0),
         *(None if bias is None else bias.data_ptr(), out.data_ptr(), packed.data_ptr()),
-        *(tokens, columns, rows, part_tokens),
+        *([part.data_ptr() for part in rounding] or (None, None)),
+        *(tokens, columns, rows, part_tokens, torch.get_num_threads()),
     )
-    _run(_PACK, own, panels, _PACKED * columns)
-    _run(_LINEAR, own, -(-rows // _ROWS) * -(-tokens // part_tokens), _ROWS * part_tokens * columns)
+    pack, product = (_PACK_ROUNDED, _LINEAR_ROUNDED) if rounding else (_PACK, _LINEAR)
+    _run(pack, own, panels, _PACKED * columns)
+    _run(product, own, -(-rows // _ROWS) * -(-tokens // part_tokens), _ROWS * part_tokens * columns)
     return out
+
+
+def _packed(tokens: int, columns: int, weight: torch.Tensor | FewBits) -> list[torch.Tensor]:
+    """Return memory for packed tokens, and for the factors and sums of rounded ones."""
+    if not isinstance(weight, FewBits) or not weight.format.rounds:
+        return [torch.empty(tokens, columns, dtype=PATHS[_chosen_path()])]
+    first, last = weight.columns
+    blocks = -(-last // weight.format.block) - first // weight.format.block
+    return [
+        torch.empty(tokens, -(-columns // _WORDS) * _WORDS, dtype=torch.int8),
+        torch.empty(tokens, blocks),
+        torch.empty(tokens, blocks, dtype=torch.int32),
+    ]
 
 
 def append(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "forms.h"
-#include "integers.h"
+#include "rounding.h"
 #if defined(__AVX2__)
 #include "transpose.h"
 #endif

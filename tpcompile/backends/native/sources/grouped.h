@@ -11,7 +11,7 @@
 // integers of a load are taken apart by shifts and masks: if values have 16 bits, into the first ones
 // of all lanes of 16 bits, then the second ones, and so on. Values are laid out in this order.
 
-constexpr int64_t kLoad = 64, kMostBlock = 128;
+constexpr int64_t kLoad = 64;
 
 // How far ahead of the loads rows are fetched into the second cache.
 constexpr int64_t kFarAhead = 1 << 14;
@@ -143,8 +143,8 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
   const int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
   auto run = x.leaves == 1 ? grouped_rows<A, kBits, kLoads, kBlocks>
                            : grouped_leaves<A, kBits, kLoads, kBlocks>;
-#if defined(__AVX512F__)
-  if (x.laid->joined) run = grouped_joined<A, kBits, kLoads, kBlocks>;
+#if defined(__AVX2__)
+  if (x.leaves > 1 && x.few) run = grouped_side_by_side<A, kBits, kLoads, kBlocks>;
 #endif
   for (int64_t row = 0; row < rows; row += kept)
     for (int64_t b = 0; b < x.batch; ++b)

@@ -38,7 +38,7 @@ struct Bytes : Integers {
   using Value = int8_t;
   static constexpr int kBitsOfValues = 8;
   template <int kBits>
-  static constexpr int32_t kRaised = kBits == 4 ? 8 : kSignedBytes ? 0 : 128;
+  static constexpr int32_t kRaised = kRaisedBytes<kBits>;
 
   template <int kBits>
   static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {

@@ -171,36 +171,81 @@ template <class A, int kBits, int kLoads, int kBlocks>
   sums.flush();
 }
 
-#if defined(__AVX512F__)
-// The same for several leaves of few blocks, see `Joined`.
-template <class A, int kBits, int kLoads, int kBlocks>
-[[gnu::noinline]] void grouped_joined(const Grouped& weight, int64_t rows, int64_t left,
-                                      const LaidValues<A>& x, int64_t b, float* out,
-                                      Scratch& scratch) {
-  Sums sums;
-  const Joined& joined = *x.laid->joined;
-  Register held[Joined::kRounds];
-  const int64_t far = rows_far_ahead(weight);
-  for (int64_t row = 0; row < rows; ++row) {
-    const char* ahead =
-        ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
-    weight.fetch_scales(row + far);
-    const auto take = [&](auto, int64_t round, Register products, Register scales) TPC_ALWAYS {
-      held[round] = products * scales;
+#if defined(__AVX2__)
+// The lanes of leaves whose blocks have one each, in rows side by side: where their vectors are.
+// With at most 8 blocks, the first step of the tree of `sum` would only add zeros.
+struct LanesOfLeaf {
+  const Register* lanes[kLanes];
+
+  template <bool kAll>
+  TPC_INLINE Register sum() const {
+    const auto half = [&](int own) TPC_ALWAYS {
+      return kAll ? *lanes[own] + *lanes[own + 8] : *lanes[own];
     };
-    run_dots<A, kBits, kLoads, kBlocks>(weight, row, *x.laid, x.laid->values[b], ahead, take);
-    const auto terms = [&](int own) TPC_ALWAYS {
-      __m512 found = _mm512_setzero_ps();
-      for (int64_t round = 0; round < joined.rounds; ++round) {
-        const Joined::Choice& choice = joined.choices[round][own];
-        found = _mm512_mask_permutexvar_ps(found, choice.chosen, (__m512i)choice.lanes,
-                                           (__m512)held[round]);
-      }
-      return (Lanes)found;
-    };
-    sums.add((terms(0) + terms(1)) + (terms(2) + terms(3)), out + row);
+    const auto pair = [&](int own) TPC_ALWAYS { return half(own) + half(own + 4); };
+    return (pair(0) + pair(2)) + (pair(1) + pair(3));
   }
-  sums.flush();
+};
+
+// Find the lanes of all leaves. The vectors of runs follow each other; the one after them is zero.
+// Return whether any leaf has more than 8.
+template <class A>
+inline bool find_lanes(const LaidValues<A>& x, const Register* columns, LanesOfLeaf* leaf) {
+  const Register* zero = columns + x.rounds * kLanes;
+  bool all = false;
+  for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; ++run)
+    for (int64_t own = 0; own < run->leaves; ++own)
+      all |= run->first_block(own + 1) - run->first_block(own) > kLanes / 2;
+  for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; columns += run++->rounds * kLanes)
+    for (int64_t own = 0; own < run->leaves; ++own, ++leaf) {
+      for (const Register*& lane : leaf->lanes) lane = zero;
+      for (int64_t at = run->first_block(own); at < run->first_block(own + 1); ++at)
+        leaf->lanes[at % (all ? kLanes : kLanes / 2)] = columns + at;
+    }
+  return all;
+}
+
+// The same for several leaves, of which none has two blocks in a lane. The products of blocks of some
+// rows are transposed, so that leaves are added for all of these rows.
+template <class A, int kBits, int kLoads, int kBlocks>
+[[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, int64_t rows, int64_t left,
+                                            const LaidValues<A>& x, int64_t b, float* out,
+                                            Scratch& scratch) {
+  const int64_t blocks = x.rounds * kLanes, far = rows_far_ahead(weight);
+  float* products = scratch.take<float>(kRegister * blocks);
+  auto* columns = scratch.take<Register>(blocks + 1);
+  columns[blocks] = Register{};
+  auto* terms = scratch.take<Register>(x.leaves);
+  auto* lanes = scratch.take<LanesOfLeaf>(x.leaves);
+  const bool all = find_lanes(x, columns, lanes);
+  for (int64_t row = 0; row < rows; row += kRegister) {
+    const int64_t count = rows - row < kRegister ? rows - row : kRegister;
+    for (int64_t own = row; own < row + count; ++own) {
+      const char* ahead =
+          ahead_of(weight.address(own), weight.stride(), far, left - own, scratch.next_weights);
+      weight.fetch_scales(own + far);
+      float* to = products + (own - row) * blocks;
+      for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->rounds * kLanes) {
+        const auto take = [&](auto part, int64_t round, Register found, Register scales) TPC_ALWAYS {
+          found = multiply_add(Register{}, found, scales);
+          std::memcpy(to + round * kLanes + part * kRegister, &found, sizeof found);
+        };
+        run_dots<A, kBits, kLoads, kBlocks>(weight, own, *run, run->values[b], ahead, take);
+      }
+    }
+    for (int64_t block = 0; block < blocks; block += kRegister) {
+      Square square[kRegister];
+#pragma GCC unroll 16
+      for (int64_t own = 0; own < kRegister; ++own)
+        square[own] = load_bytes<Square>(products + own * blocks + block);
+      transpose(square);
+      std::memcpy(columns + block, square, sizeof square);
+    }
+    for (int64_t leaf = 0; leaf < x.leaves; ++leaf)
+      terms[leaf] = all ? lanes[leaf].template sum<true>() : lanes[leaf].template sum<false>();
+    fold_sums(terms, x.leaves, 1);
+    std::memcpy(out + row, terms, sizeof(float) * static_cast<size_t>(count));
+  }
 }
 #endif
 

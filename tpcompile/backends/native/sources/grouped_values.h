@@ -22,51 +22,9 @@ struct Share {
   IntRegisters lanes;  // -1 or 0
 };
 
-// The sums of leaves, and the sum of those, as one tree: 16 lanes of four terms each.
-//
-// The tree of a leaf adds lanes 8, then 4, 2 and 1 apart. A leaf of at most 8 adjacent blocks has
-// one of each place modulo 8, so the first of these steps adds zeros. The next two add the terms of a
-// lane. What is left is in lanes 8 apart, and then leaves are added: the lanes of adjacent ones are 4
-// apart, those of adjacent pairs 2, and so on. So `sum` adds the rest. Other terms are zero.
-struct Joined {
-  static constexpr int64_t kRounds = 4, kLeaves = 8, kBlocks = 8;
-
-  // The lanes of 16 blocks that become those of a term.
-  struct Choice {
-    IntRegister lanes;
-    uint16_t chosen;
-  };
-
-  int64_t rounds;
-  Choice choices[kRounds][4];
-};
-
 TPC_INLINE float power_of_two(int32_t exponent) {
   const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
   return load_bytes<float>(&bits);
-}
-
-// The bits of the largest magnitude of a block.
-TPC_INLINE uint32_t largest_of(const float* x, int64_t block) {
-  BitRegister most{};
-  for (int64_t at = 0; at < block; at += kRegister) {
-    const BitRegister bits = (BitRegister)load_register(x + at) & 0x7fffffff;
-    most = most > bits ? most : bits;
-  }
-  return greatest(most);
-}
-
-constexpr uint32_t kInfinite = 0x7f800000;
-
-// Round values times a factor to integers, and return their sum.
-TPC_INLINE int32_t rounded(const float* x, int64_t block, float factor, int32_t* whole) {
-  IntRegister total{};
-  for (int64_t at = 0; at < block; at += kRegister) {
-    const IntRegister found = nearest(load_register(x + at) * factor);
-    total += found;
-    std::memcpy(whole + at, &found, sizeof found);
-  }
-  return added(total);
 }
 
 // Round values of a block to integers, and return what to multiply them by. `sum` becomes their
@@ -82,14 +40,8 @@ TPC_INLINE float rounded_block(Exact, const float* x, int64_t block, int32_t* wh
   return finite ? power_of_two(-up) : std::numeric_limits<float>::quiet_NaN();
 }
 
-// Here they are at most 127, see `rounded` in tpcompile/ir/quantize.py.
 TPC_INLINE float rounded_block(Bytes, const float* x, int64_t block, int32_t* whole, int32_t& sum) {
-  const uint32_t bits = largest_of(x, block);
-  const bool finite = bits < kInfinite;
-  const float most = finite ? load_bytes<float>(&bits) : 0.0f, factor = 127.0f / most;
-  const bool some = factor <= std::numeric_limits<float>::max();
-  sum = rounded(x, block, some ? factor : 0.0f, whole);
-  return finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+  return rounded_to_bytes(x, block, whole, sum);
 }
 
 // Lay out 64 columns, 16 lanes at a time.
@@ -179,10 +131,13 @@ inline Laid<A> laid_out(const Grouped& weight, const float* x, const Run& run, S
 template <class A>
 struct LaidRun : Run {
   const Laid<A>* values;
-  int64_t leaves;
-  const int64_t* first_loads;  // of each leaf, and the end of the last one
-  const Share* const* shares;  // of each 16 blocks, and the end of the last ones; null for one leaf
-  const Joined* joined;        // of all leaves, in the place of shares; null if that cannot be
+  int64_t leaves, rounds, loads_of_round;  // a round is 16 blocks
+  const int64_t* first_loads;              // of each leaf, and the end of the last one
+  const Share* const* shares;  // of each round, and the end of the last one; null if not used
+
+  int64_t first_block(int64_t leaf) const {
+    return first_loads[leaf] * kLanes / loads_of_round;
+  }
 };
 
 // Values of all sequences, as rows of few bits are multiplied by them.
@@ -190,6 +145,8 @@ template <class A>
 struct LaidValues {
   int64_t batch, leaves, runs;
   const LaidRun<A>* laid;
+  int64_t rounds;  // of all runs
+  bool few;        // whether no leaf has two blocks in a lane
 };
 
 template <class T>
@@ -199,52 +156,31 @@ template <class T>
 struct Operand<Form<T, Rounding>> : LaidValues<Bytes> {};
 
 // Return the shares that leaves have in each 16 blocks of a run.
-inline const Share* const* shares_of(const int64_t* first_loads, int64_t leaves, int64_t loads,
-                                     int64_t loads_of_lanes, Scratch& scratch) {
-  const int64_t rounds = (loads + loads_of_lanes - 1) / loads_of_lanes;
-  auto* found = scratch.take<const Share*>(rounds + 1);
-  auto* next = scratch.take<Share>(rounds + leaves);
-  for (int64_t round = 0; round < rounds; ++round) {
+template <class A>
+inline const Share* const* shares_of(const LaidRun<A>& run, Scratch& scratch) {
+  auto* found = scratch.take<const Share*>(run.rounds + 1);
+  auto* next = scratch.take<Share>(run.rounds + run.leaves);
+  for (int64_t round = 0; round < run.rounds; ++round) {
     found[round] = next;
-    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+    for (int64_t leaf = 0; leaf < run.leaves; ++leaf) {
       int32_t lanes[kLanes];
       bool any = false;
       for (int64_t lane = 0; lane < kLanes; ++lane) {
-        const int64_t load = round * loads_of_lanes + lane * loads_of_lanes / kLanes;
-        const bool own = load >= first_loads[leaf] && load < first_loads[leaf + 1];
+        const int64_t block = round * kLanes + lane;
+        const bool own = block >= run.first_block(leaf) && block < run.first_block(leaf + 1);
         lanes[lane] = own ? -1 : 0, any |= own;
       }
       if (any) *next++ = {leaf, load_ints(lanes)};
     }
   }
-  found[rounds] = next;
+  found[run.rounds] = next;
   return found;
 }
 
-#if defined(__AVX512F__)
-// Return how leaves become one tree, or null.
-inline const Joined* joined_of(const int64_t* first_loads, int64_t leaves, int64_t loads_of_lanes,
-                               Scratch& scratch) {
-  const auto first_block = [&](int64_t leaf) { return first_loads[leaf] * kLanes / loads_of_lanes; };
-  const int64_t rounds = (first_block(leaves) + kLanes - 1) / kLanes;
-  bool few = leaves > 1 && leaves <= Joined::kLeaves && rounds <= Joined::kRounds;
-  for (int64_t leaf = 0; leaf < leaves; ++leaf)
-    few &= first_block(leaf + 1) - first_block(leaf) <= Joined::kBlocks;
-  if (!few) return nullptr;
-  auto* found = scratch.take<Joined>(1);
-  *found = {};
-  found->rounds = rounds;
-  for (int64_t leaf = 0; leaf < leaves; ++leaf)
-    for (int64_t block = first_block(leaf); block < first_block(leaf + 1); ++block) {
-      const auto bit = [](int64_t of, int number) { return of >> number & 1; };
-      const int64_t term = bit(block, 2) + 2 * bit(block, 1);
-      const int64_t lane = 8 * bit(block, 0) + 4 * bit(leaf, 0) + 2 * bit(leaf, 1) + bit(leaf, 2);
-      Joined::Choice& choice = found->choices[block / kLanes][term];
-      choice.lanes[lane] = static_cast<int32_t>(block % kLanes);
-      choice.chosen |= static_cast<uint16_t>(1 << lane);
-    }
-  return found;
-}
+#if defined(__AVX2__)
+constexpr bool kAddsSideBySide = true;
+#else
+constexpr bool kAddsSideBySide = false;
 #endif
 
 // Lay out values in runs. Adjacent leaves that begin with a load are a run, whose blocks have lanes
@@ -259,7 +195,8 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     return first + columns / leaves * leaf + (leaf < longer ? leaf : longer);
   };
   auto* runs = scratch.take<LaidRun<A>>(leaves);
-  int64_t count = 0;
+  int64_t count = 0, rounds = 0;
+  bool few = kAddsSideBySide;
   for (int64_t leaf = 0, next; leaf < leaves; leaf = next) {
     const int64_t begin = begin_of(leaf);
     next = leaf + 1;
@@ -268,24 +205,24 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     const int64_t lanes = begin % unit ? unit : kLanes * block, start = begin / lanes * lanes;
     const int64_t loads = (end - start + unit - 1) / unit * (unit / kColumns<kBits>);
     LaidRun<A>& own = runs[count++];
-    own = {{begin, end, start, loads, start / block}, nullptr, next - leaf, nullptr, nullptr, nullptr};
+    own = {{begin, end, start, loads, start / block}, nullptr, next - leaf, 0, 0, nullptr, nullptr};
+    own.loads_of_round = kLanes * block / kColumns<kBits>;
+    own.rounds = (loads + own.loads_of_round - 1) / own.loads_of_round, rounds += own.rounds;
     auto* first_loads = scratch.take<int64_t>(own.leaves + 1);
     for (int64_t at = 0; at < own.leaves; ++at)
       first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
     first_loads[own.leaves] = loads;
     own.first_loads = first_loads;
-    const int64_t loads_of_lanes = kLanes * block / kColumns<kBits>;
-#if defined(__AVX512F__)
-    if (own.leaves == leaves) own.joined = joined_of(first_loads, leaves, loads_of_lanes, scratch);
-#endif
-    if (leaves > 1 && !own.joined)
-      own.shares = shares_of(first_loads, own.leaves, loads, loads_of_lanes, scratch);
+    for (int64_t at = 0; at < own.leaves; ++at)
+      few &= own.first_block(at + 1) - own.first_block(at) <= kLanes;
     auto* each = scratch.take<Laid<A>>(batch);
     for (int64_t b = 0; b < batch; ++b)
       each[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, own, scratch);
     own.values = each;
   }
-  return {batch, leaves, count, runs};
+  if (leaves > 1 && !few)
+    for (LaidRun<A>* own = runs; own != runs + count; ++own) own->shares = shares_of(*own, scratch);
+  return {batch, leaves, count, runs, rounds, few};
 }
 
 template <class A>

@@ -105,6 +105,10 @@ constexpr bool kSignedBytes = false;
 constexpr bool kSignedBytes = true;
 #endif
 
+// What is added to integers of so many bits for `multiply_bytes`.
+template <int kBits>
+constexpr int32_t kRaisedBytes = kBits == 4 ? 8 : kSignedBytes ? 0 : 128;
+
 // Return every second lane: those of `a`, then those of `b`.
 template <int kOdd>
 TPC_INLINE IntRegisters every_second(IntRegisters a, IntRegisters b) {

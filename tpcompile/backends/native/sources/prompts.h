@@ -83,9 +83,12 @@ struct Linear {
   int64_t format, row_bytes, groups, first;  // `groups` are the scales of a row
   const uint16_t* bias;  // null for none
   uint16_t* out;
-  void* packed;  // in bf16 or fp32, as the path's products take them
+  void* packed;  // in bf16 or fp32, as the path's products take them, or rounded to int8
+  float* factors;  // of tokens that are rounded, for each block of columns
+  int32_t* sums;   // of their integers
   int64_t tokens, columns, rows;
   int64_t part_tokens;
+  int64_t threads;
 };
 
 #if defined(__x86_64__)

@@ -1,0 +1,200 @@
+// Products of tokens and weights, in fp32. Each is a sum over its columns in order, so its bits
+// depend on nothing but its operands. Included by prompts_kernels.h.
+#pragma once
+
+namespace {
+
+// The tokens of a panel, in whole vectors.
+TPC_INLINE int64_t panel_width(int64_t left) {
+  return left < kPanel ? (left + kLanes - 1) / kLanes * kLanes : kPanel;
+}
+
+// The tokens that an item packs, in whole panels.
+constexpr int64_t kItem = 64;
+
+void pack_panels(const void* arguments, int64_t first, int64_t last, Scratch&) {
+  const auto& a = *static_cast<const Linear*>(arguments);
+  auto* packed = static_cast<Packed*>(a.packed);
+  const int64_t end = last * kItem < a.tokens ? last * kItem : a.tokens;
+  for (int64_t begin = first * kItem; begin < end; begin += kPanel) {
+    const int64_t width = panel_width(a.tokens - begin);
+    for (int64_t token = 0; token < width; token += kLanes) {
+      const bf16* rows[kLanes];
+      for (int64_t own = 0; own < kLanes; ++own) {
+        const int64_t place = begin + token + own;
+        rows[own] = place < a.tokens ? at(a.x, place, 0) : nullptr;
+      }
+      pack_rows(rows, a.columns, packed + begin * (a.columns / kColumns) + token, width);
+    }
+  }
+}
+
+// Multiply some rows of a weight with a panel: `out[row][token]`.
+template <int kVectors>
+void multiply_panel(const Packed* weight, int64_t stride, int64_t rows, const Packed* panel,
+                    int64_t steps, float* out) {
+  for (int64_t row = 0; row < rows; row += kRows)
+    multiply<kVectors, false>(weight + row * stride, stride, panel, kLanes * kVectors, steps,
+                              out + row * kPanel, kPanel);
+}
+
+// The integers of 16 columns of a row as bytes, those of 4 bits without their offset of 8.
+template <int kBits>
+TPC_INLINE __m128i bytes_at(const char* row, int64_t at) {
+  if constexpr (kBits == 8) return load_bytes<__m128i>(row + at);
+  const __m128i pairs = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + at / 2));
+  const __m128i low = _mm_set1_epi8(15), high = _mm_and_si128(_mm_srli_epi16(pairs, 4), low);
+  return _mm_unpacklo_epi8(_mm_and_si128(pairs, low), high);
+}
+
+template <int kBits>
+TPC_INLINE __m128i integers_at(const char* row, int64_t at) {
+  const __m128i found = bytes_at<kBits>(row, at);
+  return kBits == 8 ? found : _mm_sub_epi8(found, _mm_set1_epi8(8));
+}
+
+// The first integers as a register of numbers.
+TPC_INLINE Register numbers_of(__m128i integers) {
+#if defined(__AVX512F__)
+  return (Register)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(integers));
+#else
+  return (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(integers));
+#endif
+}
+
+TPC_INLINE float scale_at(const Linear& a, int64_t at) {
+  const int64_t type = tpc::scales_of(a.format);
+  if (type == TPC_DTYPE_BF16) return number(static_cast<const bf16*>(a.scales) + at);
+  if (type == TPC_DTYPE_F16) return number(static_cast<const f16*>(a.scales) + at);
+  return static_cast<const float*>(a.scales)[at];
+}
+
+#if defined(__AVX512BF16__)
+// Look up 32 columns at a time among the 16 values of a group. Return the first column that is left.
+TPC_INLINE int64_t look_up(const char* row, int64_t at, int64_t end, float offset, float scale,
+                           Packed* held) {
+  const Lanes integers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+  const __m512i values = _mm512_castsi256_si512(narrow((integers - offset) * scale));
+  const __m512i low = _mm512_set1_epi32(0x000f000f);
+  for (; at + 32 <= end; at += 32) {
+    const __m512i pairs = _mm512_cvtepu8_epi32(load_bytes<__m128i>(row + at / 2));
+    const __m512i places = (pairs | _mm512_slli_epi32(pairs, 12)) & low;
+    const __m512i found = _mm512_permutexvar_epi16(places, values);
+    std::memcpy(held + at / kColumns, &found, sizeof found);
+  }
+  return at;
+}
+#endif
+
+// Write the columns from `at` to `end` of a row, which share a scale.
+template <int kBits>
+TPC_INLINE void hold_group(const char* row, int64_t at, int64_t end, float offset, float scale,
+                           Packed* held) {
+#if defined(__AVX512BF16__)
+  if constexpr (kBits == 4) at = look_up(row, at, end, offset, scale, held);
+#endif
+  for (; at < end; at += kLanes) {
+    const __m128i integers = integers_at<kBits>(row, at);
+    hold((numbers_of(integers) - offset) * scale, held + at / kColumns);
+    if constexpr (kRegister < kLanes)
+      hold((numbers_of(_mm_srli_si128(integers, kRegister)) - offset) * scale,
+           held + (at + kRegister) / kColumns);
+  }
+}
+
+// Write a row of a weight to an operand. Groups have multiples of 16 columns.
+void hold_row(const Linear& a, int64_t row, Packed* held) {
+  if (a.scales == nullptr) {
+    hold(static_cast<const bf16*>(a.weight) + row * a.columns, a.columns, held);
+    return;
+  }
+  const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
+  const bool four_bits = tpc::kind_of(a.format) == TPC_KIND_INT4;
+  const int64_t each = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
+  int64_t group = row * a.groups, left = each - a.first % each;
+  for (int64_t at = 0, end; at < a.columns; at = end, left = each, ++group) {
+    end = left < a.columns - at ? at + left : a.columns;
+    const float offset = a.offsets ? static_cast<float>(a.offsets[group]) : 0.0f;
+    const auto run = four_bits ? hold_group<4> : hold_group<8>;
+    run(from, at, end, offset, scale_at(a, group), held);
+  }
+}
+
+// Some rows of the weight, and some tokens.
+struct Item {
+  int64_t row, rows, token, end;
+};
+
+constexpr int64_t kItemRows = 48;
+
+TPC_INLINE Item item_of(const Linear& a, int64_t number) {
+  const int64_t parts = (a.tokens + a.part_tokens - 1) / a.part_tokens;
+  const int64_t row = number / parts * kItemRows, token = number % parts * a.part_tokens;
+  const int64_t rows = a.rows - row, tokens = a.tokens - token;
+  return {row, rows < kItemRows ? rows : kItemRows, token,
+          tokens < a.part_tokens ? a.tokens : token + a.part_tokens};
+}
+
+// Fetch the rows of few bits that this thread probably decodes next, a part with each panel of an
+// item.
+TPC_INLINE void fetch_next(const Linear& a, int64_t number, const Item& item, int64_t begin) {
+  const Item next = item_of(a, number + a.threads);
+  if (next.rows <= 0 || next.row == item.row) return;
+  const int64_t bytes = next.rows * a.row_bytes, tokens = item.end - item.token;
+  const auto place = [&](int64_t token) { return bytes * (token - item.token) / tokens; };
+  const int64_t end = begin + kPanel < item.end ? place(begin + kPanel) : bytes;
+  const char* rows = static_cast<const char*>(a.weight) + next.row * a.row_bytes;
+  for (int64_t at = place(begin); at < end; at += 64) __builtin_prefetch(rows + at, 0, 2);
+}
+
+// Write the sums of a panel, `[row][token]`, with the bias.
+inline void put_panel(const Linear& a, const Item& item, int64_t begin, const float* sums) {
+  const int64_t width = panel_width(item.end - begin);
+  for (int64_t lane = 0; lane < width; lane += kLanes) {
+    const int64_t left = item.end - begin - lane;
+    for (int64_t own = 0; own < item.rows; own += kLanes) {
+      const int64_t count = item.rows - own < kLanes ? item.rows - own : kLanes;
+      const Lanes bias = a.bias ? load_some(from(a.bias) + item.row + own, count) : Lanes{};
+      Lanes block[kLanes];
+      load_transposed(sums + own * kPanel + lane, kPanel, block);
+      for (int64_t line = 0; line < kLanes && line < left; ++line)
+        put_some(to(a.out, (begin + lane + line) * a.rows + item.row + own), block[line] + bias,
+                 count);
+    }
+  }
+}
+
+void linear(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  constexpr decltype(&multiply_panel<1>) kWidths[] = {multiply_panel<1>, multiply_panel<2>,
+                                                      multiply_panel<3>, multiply_panel<4>};
+  const auto& a = *static_cast<const Linear*>(arguments);
+  const auto* packed = static_cast<const Packed*>(a.packed);
+  const int64_t steps = a.columns / kColumns;
+  float* sums = scratch.take<float>(kItemRows * kPanel);
+  Packed* held = nullptr;
+  for (int64_t number = first; number < last; ++number) {
+    const Item item = item_of(a, number);
+    const auto* stored = static_cast<const bf16*>(a.weight) + item.row * a.columns;
+    const Packed* weight = a.scales ? nullptr : as_packed(stored);
+    int64_t stride = steps;
+    // Copy the rows if they must be decoded or widened, or followed by zeros up to a multiple of
+    // kRows.
+    if (!weight || item.rows % kRows) {
+      stride = steps + kLanes;  // lines at a power of two would compete for places in the cache
+      if (!held) held = scratch.take<Packed>(kItemRows * stride);
+      for (int64_t own = 0; own < item.rows; ++own)
+        hold_row(a, item.row + own, held + own * stride);
+      for (int64_t own = item.rows; own % kRows; ++own)
+        std::memset(held + own * stride, 0, sizeof(Packed) * static_cast<size_t>(steps));
+      weight = held;
+    }
+    for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
+      const int64_t width = panel_width(item.end - begin);
+      if (a.scales) fetch_next(a, number, item, begin);
+      kWidths[width / kLanes - 1](weight, stride, item.rows, packed + begin * steps, steps, sums);
+      put_panel(a, item, begin, sums);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,230 @@
+// Products of tokens that are rounded to int8 and weights of few bits. Included by
+// prompts_kernels.h.
+//
+// The columns are cut into blocks. In each of them a token has a factor and a row has a scale, and
+// the sum of products of integers is exact. The blocks are added in order, in fp32, so the bits of a
+// result depend on nothing but its operands.
+#pragma once
+
+#include "rounding.h"
+
+namespace {
+
+// Four integers of a row, which products take together.
+using Word = uint32_t;
+constexpr int64_t kWord = 4;
+
+// The words of a row, with zeros up to a whole transposition.
+TPC_INLINE int64_t words_of(const Linear& a) {
+  return (a.columns + kLanes * kWord - 1) / (kLanes * kWord) * kLanes;
+}
+
+// The blocks of columns. They lie on the columns of the whole weight.
+class ColumnBlocks {
+ public:
+  explicit ColumnBlocks(const Linear& a)
+      : first_(a.first),
+        columns_(a.columns),
+        group_(tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX),
+        block_(group_ < kMostBlock ? group_ : kMostBlock) {}
+
+  int64_t count() const { return (first_ + columns_ - 1) / block_ + 1 - first_ / block_; }
+
+  int64_t begin(int64_t block) const {
+    const int64_t column = (first_ / block_ + block) * block_ - first_;
+    return column < 0 ? 0 : column;
+  }
+
+  int64_t end(int64_t block) const {
+    const int64_t column = begin(block + 1);
+    return column < columns_ ? column : columns_;
+  }
+
+  // The place of its scale among those of a row.
+  int64_t group(int64_t block) const {
+    return (first_ + begin(block)) / group_ - first_ / group_;
+  }
+
+ private:
+  int64_t first_, columns_, group_, block_;
+};
+
+// Round a token. Its factors and sums are `width` apart.
+inline void round_token(const Linear& a, const ColumnBlocks& blocks, int64_t token, int8_t* integers,
+                        float* factors, int32_t* sums, int64_t width) {
+  float values[kMostBlock];
+  alignas(64) int32_t whole[kMostBlock];
+  const bf16* x = at(a.x, token, 0);
+  for (int64_t block = 0; block < blocks.count(); ++block) {
+    const int64_t begin = blocks.begin(block), columns = blocks.end(block) - begin;
+    for (int64_t own = 0; own < columns; own += kLanes) store(values + own, load(x + begin + own));
+    factors[block * width] = rounded_to_bytes(values, columns, whole, sums[block * width]);
+    for (int64_t own = 0; own < columns; own += kLanes)
+      narrow(load_ints(whole + own), integers + begin + own);
+  }
+}
+
+// Lay out 16 rows as `[word][row]`, with `stride` between words.
+inline void pack_words(const Word* rows, int64_t words, Word* packed, int64_t stride) {
+  constexpr auto kSide = static_cast<int64_t>(sizeof(Square) / sizeof(Word));
+  for (int64_t word = 0; word < words; word += kSide)
+    for (int64_t first = 0; first < kLanes; first += kSide) {
+      Square block[kSide];
+#pragma GCC unroll 16
+      for (int64_t own = 0; own < kSide; ++own)
+        block[own] = load_bytes<Square>(rows + (first + own) * words + word);
+      transpose(block);
+#pragma GCC unroll 16
+      for (int64_t own = 0; own < kSide; ++own)
+        std::memcpy(packed + (word + own) * stride + first, block + own, sizeof(Square));
+    }
+}
+
+void pack_rounded(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  const auto& a = *static_cast<const Linear*>(arguments);
+  const ColumnBlocks blocks(a);
+  const int64_t words = words_of(a), count = blocks.count();
+  const int64_t end = last * kItem < a.tokens ? last * kItem : a.tokens;
+  auto* rows = scratch.take<Word>(kLanes * words);
+  std::memset(rows, 0, sizeof(Word) * static_cast<size_t>(kLanes * words));
+  for (int64_t begin = first * kItem; begin < end; begin += kPanel) {
+    const int64_t width = panel_width(a.tokens - begin);
+    float* factors = a.factors + begin * count;
+    int32_t* sums = a.sums + begin * count;
+    for (int64_t token = 0; token < width; token += kLanes) {
+      // After the last token, panels have what was there before: no result depends on it.
+      for (int64_t own = 0; own < kLanes && begin + token + own < a.tokens; ++own)
+        round_token(a, blocks, begin + token + own, reinterpret_cast<int8_t*>(rows + own * words),
+                    factors + token + own, sums + token + own, width);
+      pack_words(rows, words, static_cast<Word*>(a.packed) + begin * words + token, width);
+    }
+  }
+}
+
+// Some rows of a weight, `stride` words apart: raised integers, and the scales of each block.
+struct HeldRows {
+  const Word* integers;
+  int64_t stride;
+  const float *scales, *offsets;  // offsets are null for none
+};
+
+// Some tokens, `width` apart.
+struct RoundedPanel {
+  const Word* integers;
+  const float* factors;
+  const int32_t* sums;
+  int64_t width;
+};
+
+// Multiply 6 rows with 16·kVectors tokens.
+template <int kBits, int kVectors>
+TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x, const ColumnBlocks& blocks,
+                                 float* out) {
+  constexpr int kCount = kVectors * kRegisters;
+  const int64_t count = blocks.count();
+  for (int64_t block = 0; block < count; ++block) {
+    const int64_t end = blocks.end(block) / kWord;
+    IntRegister totals[kRows][kCount];
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) {
+      const auto sums = load_bytes<IntRegister>(x.sums + block * x.width + kRegister * v);
+#pragma GCC unroll 6
+      for (int64_t row = 0; row < kRows; ++row) totals[row][v] = sums * -kRaisedBytes<kBits>;
+    }
+    for (int64_t word = blocks.begin(block) / kWord; word < end; ++word) {
+      ShortRegister tokens[kCount];
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v)
+        tokens[v] = load_shorts(x.integers + word * x.width + kRegister * v);
+#pragma GCC unroll 6
+      for (int64_t row = 0; row < kRows; ++row) {
+        const auto own = (ShortRegister)(IntRegister{} + static_cast<int32_t>(
+                                                             rows.integers[row * rows.stride + word]));
+#pragma GCC unroll 8
+        for (int v = 0; v < kCount; ++v)
+          totals[row][v] =
+              multiply_bytes<kBits == 8 && kSignedBytes>(totals[row][v], own, tokens[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) {
+      const Register factors = load_register(x.factors + block * x.width + kRegister * v);
+#pragma GCC unroll 6
+      for (int64_t row = 0; row < kRows; ++row) {
+        Register found = __builtin_convertvector(totals[row][v], Register);
+        if (rows.offsets) {
+          const auto sums = load_bytes<IntRegister>(x.sums + block * x.width + kRegister * v);
+          found -= __builtin_convertvector(sums, Register) * rows.offsets[row * count + block];
+        }
+        float* to = out + row * kPanel + kRegister * v;
+        const Register before = block ? load_register(to) : Register{};
+        found = multiply_add(before, found * factors, Register{} + rows.scales[row * count + block]);
+        std::memcpy(to, &found, sizeof found);
+      }
+    }
+  }
+}
+
+template <int kBits, int kVectors>
+void multiply_rounded_panel(HeldRows rows, int64_t count, const RoundedPanel& x,
+                            const ColumnBlocks& blocks, float* out) {
+  for (int64_t row = 0; row < count; row += kRows) {
+    multiply_rounded<kBits, kVectors>(rows, x, blocks, out + row * kPanel);
+    rows.integers += kRows * rows.stride;
+    rows.scales += kRows * blocks.count();
+    if (rows.offsets) rows.offsets += kRows * blocks.count();
+  }
+}
+
+// Copy a row of a weight, raised.
+template <int kBits>
+void hold_raised(const Linear& a, int64_t row, Word* held) {
+  const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
+  const __m128i raised = _mm_set1_epi8(static_cast<char>(kBits == 4 ? 0 : kRaisedBytes<kBits>));
+  for (int64_t at = 0; at < a.columns; at += kLanes) {
+    const __m128i found = _mm_add_epi8(bytes_at<kBits>(from, at), raised);
+    std::memcpy(held + at / kWord, &found, sizeof found);
+  }
+}
+
+template <int kBits>
+void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& scratch) {
+  constexpr decltype(&multiply_rounded_panel<kBits, 1>) kWidths[] = {
+      multiply_rounded_panel<kBits, 1>, multiply_rounded_panel<kBits, 2>,
+      multiply_rounded_panel<kBits, 3>, multiply_rounded_panel<kBits, 4>};
+  const ColumnBlocks blocks(a);
+  const int64_t words = words_of(a), stride = words + kLanes, count = blocks.count();
+  constexpr int64_t kHeld = (kItemRows + kRows - 1) / kRows * kRows;
+  float* sums = scratch.take<float>(kHeld * kPanel);
+  Word* held = scratch.take<Word>(kHeld * stride);
+  float *scales = scratch.take<float>(kHeld * count), *offsets = nullptr;
+  if (a.offsets) offsets = scratch.take<float>(kHeld * count);
+  for (int64_t number = first; number < last; ++number) {
+    const Item item = item_of(a, number);
+    for (int64_t own = 0; own < item.rows; ++own) {
+      hold_raised<kBits>(a, item.row + own, held + own * stride);
+      for (int64_t block = 0; block < count; ++block) {
+        const int64_t group = (item.row + own) * a.groups + blocks.group(block);
+        scales[own * count + block] = scale_at(a, group);
+        if (offsets) offsets[own * count + block] = static_cast<float>(a.offsets[group]);
+      }
+    }
+    for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
+      const int64_t width = panel_width(item.end - begin);
+      const RoundedPanel x{static_cast<const Word*>(a.packed) + begin * words,
+                           a.factors + begin * count, a.sums + begin * count, width};
+      fetch_next(a, number, item, begin);
+      // Rows after the last one are multiplied too, with what was there before.
+      kWidths[width / kLanes - 1]({held, stride, scales, offsets}, item.rows, x, blocks, sums);
+      put_panel(a, item, begin, sums);
+    }
+  }
+}
+
+void linear_rounded(const void* arguments, int64_t first, int64_t last, Scratch& scratch) {
+  const auto& a = *static_cast<const Linear*>(arguments);
+  const bool four_bits = tpc::kind_of(a.format) == TPC_KIND_INT4;
+  (four_bits ? linear_rounded_of<4> : linear_rounded_of<8>)(a, first, last, scratch);
+}
+
+}  // namespace
