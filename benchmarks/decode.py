@@ -153,21 +153,24 @@ class Group:
     ) -> Iterator[dict[str, CachedProducts]]:
         """Provide the products of native sides; sides with the same weights share them."""
         with ExitStack() as stack:
-            made: dict[tuple[str, str | None], CachedProducts] = {}
+            made: dict[tuple[str, str | None, str], CachedProducts] = {}
             found: dict[str, CachedProducts] = {}
             for name, side in chosen.items():
                 spec = side.spec
                 if spec.kind != "tpcompile-native":
                     continue
-                key = spec.weights, spec.head
+                key = spec.weights, spec.head, spec.activations
                 if key not in made:
                     made[key] = stack.enter_context(self._cached(batch, *key))
                 found[name] = made[key]
             yield found
 
-    def _cached(self, batch: int, weights: str, head: str | None) -> CachedProducts:
+    def _cached(
+        self, batch: int, weights: str, head: str | None, activations: str
+    ) -> CachedProducts:
         model, dtype = self._measured.model, self._checkpoint.dtype
-        return CachedProducts(model, dtype, batch, self._threads or cores(), weights or None, head)
+        threads = self._threads or cores()
+        return CachedProducts(model, dtype, batch, threads, weights or None, head, activations)
 
     def _turns(self, case: Case) -> Turns:
         self._measured.turns.append(Turns(case))
@@ -206,13 +209,14 @@ class Group:
         """
         dtype = self._checkpoint.dtype
         logits = {n: torch.tensor(found).to(dtype) for n, (_, found) in results.items()}
-        alike: dict[str, str] = {}
+        alike: dict[tuple[str, str], str] = {}
         for name in [name for name in logits if name != EAGER]:
-            weights = self._sides[name].spec.weights
+            spec = self._sides[name].spec
+            weights = spec.weights
             if EAGER in logits:
                 self._agree(what, name, EAGER, logits, FEW_BITS.get(integers_of(weights)))
             if weights and is_ours(name):
-                reference = alike.setdefault(weights, name)
+                reference = alike.setdefault((weights, spec.activations), name)
                 if name != reference:
                     self._agree(what, name, reference, logits)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 from benchmarks.counts import not_negative, positive
@@ -30,7 +31,7 @@ from benchmarks.decode_measured import (
 )
 from benchmarks.peers.kinds import integers_of
 from benchmarks.peers.side import SideSpec
-from tpcompile.dtypes import HEADS
+from tpcompile.dtypes import ACTIVATIONS, HEADS
 from tpcompile.errors import UsageError
 from tpcompile.options import scheme_of
 
@@ -38,8 +39,9 @@ PREFILL = 512
 PEER_KINDS = ("openvino", "llama.cpp", "openvino-export")
 """Kinds of sides that may run under other interpreters, and the conversion for OpenVINO."""
 
-
 LLAMA_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
+ROUNDED = dict(zip(ACTIVATIONS, ("", " a8"), strict=True))
+"""How names of sides say what activations are."""
 
 
 def specs(
@@ -47,10 +49,12 @@ def specs(
     pythons: Mapping[str, str] | None = None,
     weights: Sequence[str] = (),
     head: str | None = None,
+    activations: Sequence[str] = ACTIVATIONS[:1],
 ) -> list[SideSpec]:
     """Return all sides. Each has the same total number of threads, which its ranks share.
 
-    `weights` are formats in which tpcompile runs too, beside peers with as many bits.
+    `weights` are formats in which tpcompile runs too, with each of these activations, beside peers
+    with as many bits.
     """
     of = dict.fromkeys(PEER_KINDS[:2], sys.executable) | dict(pythons or {})
     a_rank = max(1, threads // 2)
@@ -74,9 +78,11 @@ def specs(
             (OPENVINO, f"{OPENVINO} {integers}"),
         ):
             found[name] = replace(by_name[peer], name=name, weights=integers)
-        for own in (ONE, TWO, NATIVE, NATIVE_TWO):
-            name = f"{own} {wanted}"
-            found[name] = replace(by_name[own], name=name, weights=wanted, head=head)
+        for own, values in product((ONE, TWO, NATIVE, NATIVE_TWO), activations):
+            name = f"{own} {wanted}{ROUNDED[values]}"
+            found[name] = replace(
+                by_name[own], name=name, weights=wanted, head=head, activations=values
+            )
     return list(found.values())
 
 
@@ -93,7 +99,10 @@ def parse(arguments: Sequence[str], description: str | None) -> argparse.Namespa
             scheme_of(wanted, options.head)
     except UsageError as error:
         parser.error(str(error))
-    every = specs(options.threads, dict(options.peer_python), options.weights, options.head)
+    if "int8" in options.activations and not options.weights:
+        parser.error("--activations int8 applies to weights of few bits: pass --weights")
+    pythons = dict(options.peer_python)
+    every = specs(options.threads, pythons, options.weights, options.head, options.activations)
     options.chosen = [s for s in every if not words or any(word in s.name for word in words)]
     if not options.chosen:
         parser.error(f"--sides matches no side; the sides are {', '.join(s.name for s in every)}")
@@ -117,6 +126,8 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     add("--weights", nargs="+", default=[], metavar="FORMAT", help=help)
     help = "what the head becomes in these formats; default: int8"
     add("--head", choices=HEADS, help=help)
+    help = "how activations enter products of these weights; int8 rounds them; default: 16"
+    add("--activations", nargs="+", choices=ACTIVATIONS, default=ACTIVATIONS[:1], help=help)
     help = "decode steps of each side in each case"
     add("--steps", type=positive, default=20, metavar="N", help=help)
     help = "number of prompts of each length; may be 0"

@@ -45,6 +45,7 @@ class CachedProducts(Closing):
         threads: int,
         weights: str | None = None,
         head: str | None = None,
+        activations: str = "16",
     ) -> None:
         config = copy.deepcopy(config_of(f"preset:{model}"))
         self._times_layers = config.num_hidden_layers
@@ -60,6 +61,7 @@ class CachedProducts(Closing):
             context=_CONTEXT,
             weights=weights,
             head=head,
+            activations=activations,
         ).program
         self._products = {
             number: one

@@ -40,6 +40,8 @@ class Settings:
     """The format to which weights are quantized, as of `tpcompile.compile`; empty for none."""
     head: str | None = None
     """What the head becomes, as of `tpcompile.compile`. Peers choose by themselves."""
+    activations: str = "16"
+    """How activations enter products of quantized weights, as of `tpcompile.compile`."""
 
     @property
     def path(self) -> Path:

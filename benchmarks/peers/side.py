@@ -59,6 +59,8 @@ class SideSpec:
     """The format to which the weights are quantized, as of `tpcompile.compile`; empty for none."""
     head: str | None = None
     """What the head becomes, as of `tpcompile.compile`."""
+    activations: str = "16"
+    """How activations enter products of quantized weights, as of `tpcompile.compile`."""
 
     def command(self, directory: Path, address: Path, largest_batch: int = 1) -> list[str]:
         """Return the arguments of Python that start the side."""
@@ -73,6 +75,7 @@ class SideSpec:
             self.group,
             self.weights,
             self.head,
+            self.activations,
         )
         own = ["-m", "benchmarks.peers.worker", self.kind, str(address), settings.to_json()]
         if self.kind != "hugging-face-tp":

@@ -144,6 +144,7 @@ def _load(settings: Settings, backend: str) -> Loaded:
         max_batch=settings.largest_batch,
         weights=settings.weights or None,
         head=settings.head,
+        activations=settings.activations,
     )
     seconds = time.perf_counter() - begun
     processes = list(model.processes) if settings.tp > 1 else [os.getpid()]

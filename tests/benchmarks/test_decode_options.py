@@ -19,6 +19,7 @@ from benchmarks.decode_options import PEER_KINDS, parse
         (["--dtypes", "int8"], "invalid choice: 'int8'"),
         (["--weights", "int5"], "weights must be"),
         (["--head", "int4"], "head applies to weights"),
+        (["--activations", "int8"], "pass --weights"),
         (["--weights", "int4", "--head", "int5"], "invalid choice: 'int5'"),
         (["--at-once", "1"], "--at-once must be at least 2"),
         (["--from", "/no/such/file"], "must hold results of --json: FileNotFoundError"),
@@ -40,6 +41,14 @@ def test_weights_in_few_bits() -> None:
     assert few["llama.cpp Q4_0"].weights == "int4" and few["OpenVINO int8"].weights == "int8"
     own = few[f"{NATIVE} int4:32"]
     assert (own.kind, own.tp, own.weights, own.head) == ("tpcompile-native", 1, "int4:32", "int4")
+
+
+def test_rounded_activations() -> None:
+    arguments = ["--weights", "int8", "--activations", "16", "int8"]
+    few = {spec.name: spec for spec in parse(arguments, None).chosen if spec.weights == "int8"}
+    assert len(few) == 2 + 2 * 4
+    assert few[f"{NATIVE} int8"].activations == "16"
+    assert few[f"{NATIVE} int8 a8"].activations == "int8"
 
 
 def test_peers_run_under_their_own_interpreters(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ inline float softmax(float* scores, int64_t count, float scale, float* mass) {
   Lanes total{};
   for (int64_t at = 0; at < count; at += kLanes) {
     const int64_t left = count - at;
-    Lanes own = exponential(load_some(scores + at, left) - top);
+    Lanes own = by_register(load_some(scores + at, left) - top, exponential<Register>);
     for (int64_t lane = left; lane < kLanes; ++lane) own[lane] = 0;
     store_some(scores + at, own, left);
     total = total + own;

@@ -5,36 +5,41 @@
 
 namespace {
 
-TPC_INLINE Lanes silu(Lanes x) { return x / (1.0f + exponential(-x)); }
+template <class V>
+TPC_INLINE V silu(V x) { return x / (1.0f + exponential(-x)); }
 
 // x / 2 * (1 + erf(x / sqrt(2))). The sum is 2 - erfc(|a|) or erfc(|a|) of a = x / sqrt(2) away
 // from 0, and erfc is the exponential of a polynomial.
-TPC_INLINE Lanes gelu(Lanes x) {
-  const Lanes a = x * 0.707106781f, size = a < 0 ? -a : a, square = a * a;
-  Lanes far = -1.72853470e-5f * size + 3.83197126e-4f;
+template <class V>
+TPC_INLINE V gelu(V x) {
+  const V a = x * 0.707106781f, size = a < 0 ? -a : a, square = a * a;
+  V far = -1.72853470e-5f * size + 3.83197126e-4f;
   far = far * square + (-3.88396438e-3f * size + 2.42546219e-2f);
   far = far * size - 1.06777877e-1f;
   far = far * size - 6.34846687e-1f;
   far = far * size - 1.28717512e-1f;
   far = exponential(far * size - size);
-  Lanes near = all(-5.96761703e-4f);
+  V near = V{} - 5.96761703e-4f;
   near = near * square + 4.99119423e-3f;
   near = near * square - 2.67681349e-2f;
   near = near * square + 1.12819925e-1f;
   near = near * square - 3.76125336e-1f;
   near = near * square + 1.28379166e-1f;
-  const Lanes sum = a < 0 ? far : 2.0f - far;
+  const V sum = a < 0 ? far : 2.0f - far;
   return 0.5f * x * (size > 0.927734375f ? sum : 1.0f + (near * a + a));
 }
 
 // x / 2 * (1 + tanh(a)) = x / (1 + exp(-2a)) of a = sqrt(2 / pi) * (x + 0.044715 x^3).
-TPC_INLINE Lanes gelu_tanh(Lanes x) {
+template <class V>
+TPC_INLINE V gelu_tanh(V x) {
   return x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)));
 }
 
-TPC_INLINE Lanes relu(Lanes x) { return x < 0 ? all(0.0f) : x; }
+template <class V>
+TPC_INLINE V relu(V x) { return x < 0 ? V{} : x; }
 
-TPC_INLINE Lanes relu2(Lanes x) { return relu(x) * relu(x); }
+template <class V>
+TPC_INLINE V relu2(V x) { return relu(x) * relu(x); }
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic error "-Wswitch"  // no activation without a function
@@ -43,14 +48,15 @@ TPC_INLINE Lanes relu2(Lanes x) { return relu(x) * relu(x); }
 __attribute__((noinline)) void activate(int64_t activation, float* values, int64_t count) {
   const auto each = [&](auto function) {
     for (int64_t at = 0; at < count; at += kLanes)
-      store_some(values + at, function(load_some(values + at, count - at)), count - at);
+      store_some(values + at, by_register(load_some(values + at, count - at), function),
+                 count - at);
   };
   switch (static_cast<tpc_activation>(activation)) {
-    case TPC_ACTIVATION_SILU: return each([](Lanes x) { return silu(x); });
-    case TPC_ACTIVATION_GELU: return each([](Lanes x) { return gelu(x); });
-    case TPC_ACTIVATION_GELU_TANH: return each([](Lanes x) { return gelu_tanh(x); });
-    case TPC_ACTIVATION_RELU: return each([](Lanes x) { return relu(x); });
-    case TPC_ACTIVATION_RELU2: return each([](Lanes x) { return relu(x) * relu(x); });
+    case TPC_ACTIVATION_SILU: return each([](Register x) { return silu(x); });
+    case TPC_ACTIVATION_GELU: return each([](Register x) { return gelu(x); });
+    case TPC_ACTIVATION_GELU_TANH: return each([](Register x) { return gelu_tanh(x); });
+    case TPC_ACTIVATION_RELU: return each([](Register x) { return relu(x); });
+    case TPC_ACTIVATION_RELU2: return each([](Register x) { return relu2(x); });
   }
 }
 

@@ -144,13 +144,35 @@ TPC_INLINE void store(f16* to, Lanes values) {
   std::memcpy(to, &found, sizeof found);
 }
 
-// Round to the nearest bf16, ties to even; NaN stays NaN.
+// Round to the nearest bf16, ties to even; NaN stays NaN. The result is in the upper half of a lane.
+template <class V>
+TPC_INLINE auto nearest_bf16(V values) {
+  typedef uint32_t Bits __attribute__((vector_size(sizeof(V))));
+  const Bits bits = (Bits)values;
+  const Bits nearest = bits + 0x7fff + ((bits >> 16) & 1);
+  const Bits found = values == values ? nearest : bits | 0x400000;
+  return found & 0xffff0000;
+}
+
+// Apply `f` to each register of 16 lanes.
+template <class F>
+TPC_INLINE Lanes by_register(Lanes values, const F& f) {
+  auto found = load_bytes<Registers>(&values);
+  for (Register& one : found.each) one = f(one);
+  return lanes(found);
+}
+
 TPC_INLINE void store(bf16* to, Lanes values) {
-  const BitLanes bits = (BitLanes)values;
-  const BitLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const BitLanes quiet = (bits >> 16) | 0x40;
-  const BitLanes chosen = values == values ? rounded : quiet;
-  const HalfBitLanes found = __builtin_convertvector(chosen, HalfBitLanes);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const auto own = load_bytes<Registers>(&values);
+  const auto half = [&](int at) TPC_ALWAYS {
+    return _mm256_srli_epi32((__m256i)nearest_bf16(own.each[at]), 16);
+  };
+  // The result has the lower halves of both first.
+  const __m256i found = _mm256_permute4x64_epi64(_mm256_packus_epi32(half(0), half(1)), 0xd8);
+#else
+  const HalfBitLanes found = __builtin_convertvector(nearest_bf16(values) >> 16, HalfBitLanes);
+#endif
   std::memcpy(to, &found, sizeof found);
 }
 
@@ -165,6 +187,11 @@ TPC_INLINE Lanes rounded(Lanes values) {
 template <>
 TPC_INLINE Lanes rounded<f32>(Lanes values) {
   return values;
+}
+
+template <>
+TPC_INLINE Lanes rounded<bf16>(Lanes values) {
+  return by_register(values, [](Register own) TPC_ALWAYS { return (Register)nearest_bf16(own); });
 }
 
 // Load up to 16 values; the other lanes are 0.
@@ -268,24 +295,26 @@ TPC_INLINE float largest(Lanes values) {
 }
 
 // exp(x) within 2 units in the last place. The result is 0 below -87.3 and infinite above 88.3.
-TPC_INLINE Lanes exponential(Lanes x) {
-  const Lanes low = all(-87.3f), high = all(88.3f);
-  const Lanes within = x < low ? low : (x > high ? high : x);
-  const Lanes turned = within * 1.44269504f;
-  const Lanes half = turned < 0 ? all(-0.5f) : all(0.5f);
-  const IntLanes power = __builtin_convertvector(turned + half, IntLanes);
-  const Lanes whole = __builtin_convertvector(power, Lanes);
-  const Lanes rest = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Lanes poly = all(1.9875691500e-4f);
+template <class V>
+TPC_INLINE V exponential(V x) {
+  using Ints = decltype(x < x);
+  const V low = V{} - 87.3f, high = V{} + 88.3f;
+  const V within = x < low ? low : (x > high ? high : x);
+  const V turned = within * 1.44269504f;
+  const V half = turned < 0 ? V{} - 0.5f : V{} + 0.5f;
+  const Ints power = __builtin_convertvector(turned + half, Ints);
+  const V whole = __builtin_convertvector(power, V);
+  const V rest = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V poly = V{} + 1.9875691500e-4f;
   poly = poly * rest + 1.3981999507e-3f;
   poly = poly * rest + 8.3334519073e-3f;
   poly = poly * rest + 4.1665795894e-2f;
   poly = poly * rest + 1.6666665459e-1f;
   poly = poly * rest + 5.0000001201e-1f;
   poly = poly * rest * rest + rest + 1.0f;
-  const Lanes found = poly * (Lanes)((power + 127) << 23);
-  const Lanes ends = x < low ? all(0.0f) : all(std::numeric_limits<float>::infinity());
-  const Lanes finite = (x < low) | (x > high) ? ends : found;
+  const V found = poly * (V)((power + 127) << 23);
+  const V ends = x < low ? V{} : V{} + std::numeric_limits<float>::infinity();
+  const V finite = (x < low) | (x > high) ? ends : found;
   return x == x ? finite : x;
 }
 

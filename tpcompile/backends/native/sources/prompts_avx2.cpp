@@ -15,57 +15,11 @@ TPC_INLINE Lanes joined(__m256 low, __m256 high) {
   return load_bytes<Lanes>(&both);
 }
 
-// Round to the nearest bf16, ties to even; NaN stays NaN. The result is in the upper half of each
-// lane.
-TPC_INLINE __m256i rounded(__m256 values) {
-  const __m256i bits = _mm256_castps_si256(values);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i nearest =
-      _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-  return _mm256_and_si256(_mm256_blendv_epi8(nearest, quiet, nan),
-                          _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u)));
-}
+TPC_INLINE Lanes rounded(Lanes values) { return rounded<bf16>(values); }
 
-TPC_INLINE Lanes rounded(Lanes values) {
-  const Halves own = halves(values);
-  return joined(_mm256_castsi256_ps(rounded(own.low)), _mm256_castsi256_ps(rounded(own.high)));
-}
+TPC_INLINE void put_some(bf16* to, Lanes values, int64_t count) { store_some(to, values, count); }
 
-TPC_INLINE void put_some(bf16* to, Lanes values, int64_t count) {
-  const Halves own = halves(values);
-  const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(rounded(own.low), 16),
-                                             _mm256_srli_epi32(rounded(own.high), 16));
-  const __m256i found = _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0));
-  std::memcpy(to, &found, sizeof(bf16) * static_cast<size_t>(count < kLanes ? count : kLanes));
-}
-
-// `exponential` in registers: compilers hold vectors of 64 bytes in memory.
-TPC_INLINE __m256 power_of_e(__m256 x) {
-  const __m256 low = _mm256_set1_ps(-87.3f), high = _mm256_set1_ps(88.3f);
-  // The second operand is the result if one is NaN.
-  const __m256 within = _mm256_min_ps(high, _mm256_max_ps(low, x));
-  const __m256 whole = _mm256_round_ps(_mm256_mul_ps(within, _mm256_set1_ps(1.44269504f)),
-                                       _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m256 rest = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  __m256 poly = _mm256_set1_ps(1.9875691500e-4f);
-  for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                             5.0000001201e-1f})
-    poly = poly * rest + factor;
-  const __m256 found = poly * (rest * rest) + rest + 1.0f;
-  const __m256i power = _mm256_slli_epi32(
-      _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23);
-  const __m256 scaled = found * _mm256_castsi256_ps(power);
-  const __m256 infinite = _mm256_set1_ps(std::numeric_limits<float>::infinity());
-  const __m256 above = _mm256_blendv_ps(scaled, infinite, _mm256_cmp_ps(x, high, _CMP_GT_OQ));
-  return _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), above);
-}
-
-TPC_INLINE Lanes power_of_e(Lanes x) {
-  const Halves own = halves(x);
-  return joined(power_of_e(own.low), power_of_e(own.high));
-}
+TPC_INLINE Lanes power_of_e(Lanes x) { return by_register(x, exponential<Register>); }
 
 TPC_INLINE Lanes square_roots(Lanes x) {
   const Halves own = halves(x);
@@ -122,7 +76,7 @@ TPC_INLINE void hold(const bf16* x, int64_t count, Packed* held) {
 TPC_INLINE void hold(Lanes x, Packed* held) { store(held, rounded(x)); }
 
 TPC_INLINE void hold(Register x, Packed* held) {
-  const __m256i found = rounded((__m256)x);
+  const auto found = nearest_bf16(x);
   std::memcpy(held, &found, sizeof found);
 }
 
