@@ -34,6 +34,8 @@ LONG = {
     "num_hidden_layers": 1,
 }
 """The same, of more columns than a block of rows holds at a time. One layer has all of them."""
+WIDE = {"intermediate_size": 4096, "vocab_size": 301, "num_hidden_layers": 1}
+"""A projection with 512 columns in each of the eight parts of a sum: 8 groups of 64, 16 of 32."""
 
 ROUNDS = ":a8"
 """The end of the name of weights whose linears round their inputs to int8."""
@@ -41,9 +43,9 @@ ROUNDS = ":a8"
 
 @lru_cache
 def _captured(
-    model: str, dtype: torch.dtype, odd: bool, long: bool, weights: str | None
+    model: str, dtype: torch.dtype, odd: bool, long: bool, wide: bool, weights: str | None
 ) -> Captured:
-    widths = {**(ODD if odd else {}), **(LONG if long else {})}
+    widths = {**(ODD if odd else {}), **(LONG if long else {}), **(WIDE if wide else {})}
     config = OWN[model] if model in OWN else preset(model)
     stored = None if weights is None else weights.removesuffix(ROUNDS)
     return captured_once(
@@ -56,10 +58,10 @@ def _captured(
 
 @lru_cache
 def _graph(
-    model: str, dtype: torch.dtype, tp: int, odd: bool, long: bool, weights: str | None
+    model: str, dtype: torch.dtype, tp: int, odd: bool, long: bool, wide: bool, weights: str | None
 ) -> tuple[fx.GraphModule, dict[str, Any]]:
     """The decode graph, and the weights of each rank."""
-    captured = _captured(model, dtype, odd, long, weights)
+    captured = _captured(model, dtype, odd, long, wide, weights)
     graph, _ = run_passes(captured.graph, decode_pipeline(tp, 2, 4))
     read = RandomWeights(captured, 0)
     return graph, materialise(graph, read) | components(graph, read)
@@ -74,6 +76,7 @@ def memory_of(
     workers: int = 2,
     odd: bool = False,
     long: bool = False,
+    wide: bool = False,
     few_bits: str | None = None,
     longest: int = 32,
     steps: int = 8,
@@ -82,9 +85,11 @@ def memory_of(
 
     With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits.
     """
-    graph, weights = _graph(model, dtype, tp, odd, long, few_bits)
+    graph, weights = _graph(model, dtype, tp, odd, long, wide, few_bits)
     target = replace(target_of("cpu", workers), grain=4)
     plan = StepPlan.on(target, batch=batch, max_seq_len=longest, context=32, steps=steps)
     program = scheduled(graph, target, plan).proved
-    rotation = rotation_of(program, _captured(model, dtype, odd, long, few_bits).rotary.fresh())
+    rotation = rotation_of(
+        program, _captured(model, dtype, odd, long, wide, few_bits).rotary.fresh()
+    )
     return StepMemory(program, lambda rank, name: weights[name][rank], rotation)

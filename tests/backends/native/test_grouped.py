@@ -132,3 +132,29 @@ def test_groups_without_kernels_are_refused() -> None:
     memory = memory_of("tiny-qwen3", torch.bfloat16, 1, 1, few_bits="int4:48")
     with pytest.raises(UnsupportedError, match=r"no kernel for .*int4:48:bf16 weights"):
         Native(memory)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("few_bits", ["int8:64", "int4:32", "int4:64:a8", "int8:32", "int4:128"])
+def test_sums_do_not_depend_on_the_batch(few_bits: str, path: str) -> None:
+    """In fp32, where parts of sums have several blocks. Other kernels multiply larger batches."""
+
+    def terms(batch: int) -> list[torch.Tensor]:
+        memory = memory_of("tiny-qwen3", torch.bfloat16, 2, batch, wide=True, few_bits=few_bits)
+        for number in _terms(memory):
+            one: Any = memory.program.instructions[number]
+            held = memory.tensors[one.at.x]
+            generator = torch.Generator().manual_seed(held.shape[1])
+            held.copy_(torch.randn(1, held.shape[1], generator=generator))
+        native = Native(memory, path)
+        for number in _terms(memory):
+            native.execute(number, unseen)
+        outs = {memory.program.instructions[number].at.out for number in _terms(memory)}
+        found = [memory.tensors[out][0].clone() for out in sorted(outs)]
+        native.close()
+        return found
+
+    alone = terms(1)
+    assert alone and all(one.abs().amax() > 0 for one in alone)
+    for batch in (3, 8):
+        assert all(map(torch.equal, terms(batch), alone)), batch
