@@ -107,15 +107,24 @@ class Program:
             for role, own in found.items()
         }
 
+    @cached_property
+    def _one_per_rank(self) -> Mapping[Role, tuple[int, ...]]:
+        """The buffers of the roles of which each rank has one."""
+        ranks = list(range(self.ranks))
+        return {
+            role: found
+            for role, found in self._roles.items()
+            if [self.buffers[number].rank for number in found] == ranks
+        }
+
     def one_per_rank(self, role: Role) -> tuple[int, ...]:
         """Return the buffer of this role on each rank; raise if a rank has none or several."""
-        found = self._roles.get(role, ())
-        if [self.buffers[number].rank for number in found] != list(range(self.ranks)):
+        if role not in self._one_per_rank:
             raise UsageError(
                 f"Each rank must have one buffer of role {role.word}",
-                got=f"buffers {[*found]} for {self.ranks} ranks",
+                got=f"buffers {[*self._roles.get(role, ())]} for {self.ranks} ranks",
             )
-        return found
+        return self._one_per_rank[role]
 
 
 def joined(instruction: Instruction) -> list[Region]:
