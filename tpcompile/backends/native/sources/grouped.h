@@ -139,12 +139,15 @@ inline void copy_inside(const char* row, int64_t bytes, int64_t at, int64_t coun
 template <class A, int kBits, int kLoads, int kBlocks>
 inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                          int64_t out_stride, Scratch& scratch) {
-  // Rows that stay in the nearest cache serve one sequence after the other.
-  const int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
   auto run = x.leaves == 1 ? grouped_rows<A, kBits, kLoads, kBlocks>
                            : grouped_leaves<A, kBits, kLoads, kBlocks>;
+  // Rows that stay in the nearest cache serve one sequence after the other.
+  int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
 #if defined(__AVX2__)
-  if (x.leaves > 1 && x.few) run = grouped_side_by_side<A, kBits, kLoads, kBlocks>;
+  if (x.leaves > 1 && x.few) {
+    run = grouped_side_by_side<A, kBits, kLoads, kBlocks>;
+    kept = kept < kRegister ? kRegister : kept;
+  }
 #endif
   for (int64_t row = 0; row < rows; row += kept)
     for (int64_t b = 0; b < x.batch; ++b)
