@@ -205,8 +205,8 @@ inline bool find_lanes(const LaidValues<A>& x, const Register* columns, LanesOfL
   return all;
 }
 
-// The same for several leaves, of which none has two blocks in a lane. The products of blocks of some
-// rows are transposed, so that leaves are added for all of these rows.
+// The same for several leaves, of which none has two blocks in a lane. The products of blocks of
+// some rows are transposed, so that leaves are added for all of these rows.
 template <class A, int kBits, int kLoads, int kBlocks>
 [[gnu::noinline]] void grouped_side_by_side(const Grouped& weight, int64_t rows, int64_t left,
                                             const LaidValues<A>& x, int64_t b, float* out,
@@ -226,8 +226,8 @@ template <class A, int kBits, int kLoads, int kBlocks>
       weight.fetch_scales(own + far);
       float* to = products + (own - row) * blocks;
       for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->rounds * kLanes) {
-        const auto take = [&](auto part, int64_t round, Register found, Register scales) TPC_ALWAYS {
-          found = multiply_add(Register{}, found, scales);
+        const auto take = [&](auto part, int64_t round, Register found, Register by) TPC_ALWAYS {
+          found = multiply_add(Register{}, found, by);
           std::memcpy(to + round * kLanes + part * kRegister, &found, sizeof found);
         };
         run_dots<A, kBits, kLoads, kBlocks>(weight, own, *run, run->values[b], ahead, take);

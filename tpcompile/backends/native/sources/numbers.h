@@ -144,7 +144,7 @@ TPC_INLINE void store(f16* to, Lanes values) {
   std::memcpy(to, &found, sizeof found);
 }
 
-// Round to the nearest bf16, ties to even; NaN stays NaN. The result is in the upper half of a lane.
+// Round to the nearest bf16, ties to even; NaN stays NaN. The result is in the upper halves.
 template <class V>
 TPC_INLINE auto nearest_bf16(V values) {
   typedef uint32_t Bits __attribute__((vector_size(sizeof(V))));

@@ -2,8 +2,8 @@
 // prompts_kernels.h.
 //
 // The columns are cut into blocks. In each of them a token has a factor and a row has a scale, and
-// the sum of products of integers is exact. The blocks are added in order, in fp32, so the bits of a
-// result depend on nothing but its operands.
+// the sum of products of integers is exact. The blocks are added in order, in fp32, so the bits of
+// a result depend on nothing but its operands.
 #pragma once
 
 #include "rounding.h"
@@ -50,8 +50,8 @@ class ColumnBlocks {
 };
 
 // Round a token. Its factors and sums are `width` apart.
-inline void round_token(const Linear& a, const ColumnBlocks& blocks, int64_t token, int8_t* integers,
-                        float* factors, int32_t* sums, int64_t width) {
+inline void round_token(const Linear& a, const ColumnBlocks& blocks, int64_t token,
+                        int8_t* integers, float* factors, int32_t* sums, int64_t width) {
   float values[kMostBlock];
   alignas(64) int32_t whole[kMostBlock];
   const bf16* x = at(a.x, token, 0);
@@ -118,8 +118,8 @@ struct RoundedPanel {
 
 // Multiply 6 rows with 16·kVectors tokens.
 template <int kBits, int kVectors>
-TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x, const ColumnBlocks& blocks,
-                                 float* out) {
+TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
+                                 const ColumnBlocks& blocks, float* out) {
   constexpr int kCount = kVectors * kRegisters;
   const int64_t count = blocks.count();
   for (int64_t block = 0; block < count; ++block) {
@@ -138,8 +138,8 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x, co
         tokens[v] = load_shorts(x.integers + word * x.width + kRegister * v);
 #pragma GCC unroll 6
       for (int64_t row = 0; row < kRows; ++row) {
-        const auto own = (ShortRegister)(IntRegister{} + static_cast<int32_t>(
-                                                             rows.integers[row * rows.stride + word]));
+        const auto four = static_cast<int32_t>(rows.integers[row * rows.stride + word]);
+        const auto own = (ShortRegister)(IntRegister{} + four);
 #pragma GCC unroll 8
         for (int v = 0; v < kCount; ++v)
           totals[row][v] =
@@ -158,7 +158,8 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x, co
         }
         float* to = out + row * kPanel + kRegister * v;
         const Register before = block ? load_register(to) : Register{};
-        found = multiply_add(before, found * factors, Register{} + rows.scales[row * count + block]);
+        const Register scale = Register{} + rows.scales[row * count + block];
+        found = multiply_add(before, found * factors, scale);
         std::memcpy(to, &found, sizeof found);
       }
     }
