@@ -144,7 +144,7 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
   // Rows that stay in the nearest cache serve one sequence after the other.
   int64_t kept = x.batch == 1 ? rows : rows_ahead(weight.stride());
 #if defined(__AVX2__)
-  if (x.leaves > 1 && x.few) {
+  if (x.side_by_side()) {
     run = grouped_side_by_side<A, kBits, kLoads, kBlocks>;
     kept = kept < kRegister ? kRegister : kept;
   }

@@ -187,22 +187,18 @@ struct LanesOfLeaf {
   }
 };
 
-// Find the lanes of all leaves. The vectors of runs follow each other; the one after them is zero.
-// Return whether any leaf has more than 8.
+// Find the lanes of all leaves, of which `used` may have blocks. The vectors of runs follow each
+// other; the one after them is zero.
 template <class A>
-inline bool find_lanes(const LaidValues<A>& x, const Register* columns, LanesOfLeaf* leaf) {
+inline void find_lanes(const LaidValues<A>& x, int64_t used, const Register* columns,
+                       LanesOfLeaf* leaf) {
   const Register* zero = columns + x.rounds * kLanes;
-  bool all = false;
-  for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; ++run)
-    for (int64_t own = 0; own < run->leaves; ++own)
-      all |= run->first_block(own + 1) - run->first_block(own) > kLanes / 2;
   for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; columns += run++->rounds * kLanes)
     for (int64_t own = 0; own < run->leaves; ++own, ++leaf) {
       for (const Register*& lane : leaf->lanes) lane = zero;
       for (int64_t at = run->first_block(own); at < run->first_block(own + 1); ++at)
-        leaf->lanes[at % (all ? kLanes : kLanes / 2)] = columns + at;
+        leaf->lanes[at % used] = columns + at;
     }
-  return all;
 }
 
 // The same for several leaves, of which none has two blocks in a lane. The products of blocks of
@@ -217,7 +213,8 @@ template <class A, int kBits, int kLoads, int kBlocks>
   columns[blocks] = Register{};
   auto* terms = scratch.take<Register>(x.leaves);
   auto* lanes = scratch.take<LanesOfLeaf>(x.leaves);
-  const bool all = find_lanes(x, columns, lanes);
+  const bool all = x.most_blocks > kLanes / 2;
+  find_lanes(x, all ? kLanes : kLanes / 2, columns, lanes);
   for (int64_t row = 0; row < rows; row += kRegister) {
     const int64_t count = rows - row < kRegister ? rows - row : kRegister;
     for (int64_t own = row; own < row + count; ++own) {

@@ -140,13 +140,22 @@ struct LaidRun : Run {
   }
 };
 
+#if defined(__AVX2__)
+constexpr bool kAddsSideBySide = true;
+#else
+constexpr bool kAddsSideBySide = false;
+#endif
+
 // Values of all sequences, as rows of few bits are multiplied by them.
 template <class A>
 struct LaidValues {
   int64_t batch, leaves, runs;
   const LaidRun<A>* laid;
-  int64_t rounds;  // of all runs
-  bool few;        // whether no leaf has two blocks in a lane
+  int64_t rounds;       // of all runs
+  int64_t most_blocks;  // of a leaf
+
+  // Whether leaves are added for several rows at a time: no leaf has two blocks in a lane.
+  bool side_by_side() const { return kAddsSideBySide && leaves > 1 && most_blocks <= kLanes; }
 };
 
 template <class T>
@@ -177,12 +186,6 @@ inline const Share* const* shares_of(const LaidRun<A>& run, Scratch& scratch) {
   return found;
 }
 
-#if defined(__AVX2__)
-constexpr bool kAddsSideBySide = true;
-#else
-constexpr bool kAddsSideBySide = false;
-#endif
-
 // Lay out values in runs. Adjacent leaves that begin with a load are a run, whose blocks have lanes
 // by their place in the whole weight. Another leaf is a run of its own.
 template <int kBits, class A>
@@ -195,8 +198,7 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
     return first + columns / leaves * leaf + (leaf < longer ? leaf : longer);
   };
   auto* runs = scratch.take<LaidRun<A>>(leaves);
-  int64_t count = 0, rounds = 0;
-  bool few = kAddsSideBySide;
+  int64_t count = 0, rounds = 0, most_blocks = 0;
   for (int64_t leaf = 0, next; leaf < leaves; leaf = next) {
     const int64_t begin = begin_of(leaf);
     next = leaf + 1;
@@ -213,16 +215,19 @@ inline LaidValues<A> laid_runs(const Grouped& weight, const float* values, int64
       first_loads[at] = (begin_of(leaf + at) - start) / unit * (unit / kColumns<kBits>);
     first_loads[own.leaves] = loads;
     own.first_loads = first_loads;
-    for (int64_t at = 0; at < own.leaves; ++at)
-      few &= own.first_block(at + 1) - own.first_block(at) <= kLanes;
+    for (int64_t at = 0; at < own.leaves; ++at) {
+      const int64_t blocks = own.first_block(at + 1) - own.first_block(at);
+      most_blocks = most_blocks < blocks ? blocks : most_blocks;
+    }
     auto* each = scratch.take<Laid<A>>(batch);
     for (int64_t b = 0; b < batch; ++b)
       each[b] = laid_out<kBits, A>(weight, values + (begin - first) + b * stride, own, scratch);
     own.values = each;
   }
-  if (leaves > 1 && !few)
+  const LaidValues<A> found{batch, leaves, count, runs, rounds, most_blocks};
+  if (leaves > 1 && !found.side_by_side())
     for (LaidRun<A>* own = runs; own != runs + count; ++own) own->shares = shares_of(*own, scratch);
-  return {batch, leaves, count, runs, rounds, few};
+  return found;
 }
 
 template <class A>

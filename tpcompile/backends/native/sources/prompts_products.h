@@ -126,6 +126,7 @@ struct Item {
 };
 
 constexpr int64_t kItemRows = 48;
+static_assert(kItemRows % kRows == 0, "");
 
 TPC_INLINE Item item_of(const Linear& a, int64_t number) {
   const int64_t parts = (a.tokens + a.part_tokens - 1) / a.part_tokens;

@@ -11,7 +11,7 @@
 namespace {
 
 // Four integers of a row, which products take together.
-using Word = uint32_t;
+using Word = int32_t;
 constexpr int64_t kWord = 4;
 
 // The words of a row, with zeros up to a whole transposition.
@@ -26,14 +26,13 @@ class ColumnBlocks {
       : first_(a.first),
         columns_(a.columns),
         group_(tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX),
-        block_(group_ < kMostBlock ? group_ : kMostBlock) {}
+        block_(group_ < kMostBlock ? group_ : kMostBlock),
+        before_(first_ % block_),
+        count_((before_ + columns_ - 1) / block_ + 1) {}
 
-  int64_t count() const { return (first_ + columns_ - 1) / block_ + 1 - first_ / block_; }
+  int64_t count() const { return count_; }
 
-  int64_t begin(int64_t block) const {
-    const int64_t column = (first_ / block_ + block) * block_ - first_;
-    return column < 0 ? 0 : column;
-  }
+  int64_t begin(int64_t block) const { return block ? block * block_ - before_ : 0; }
 
   int64_t end(int64_t block) const {
     const int64_t column = begin(block + 1);
@@ -47,6 +46,8 @@ class ColumnBlocks {
 
  private:
   int64_t first_, columns_, group_, block_;
+  int64_t before_;  // columns of the first block that are not here
+  int64_t count_;
 };
 
 // Round a token. Its factors and sums are `width` apart.
@@ -66,16 +67,15 @@ inline void round_token(const Linear& a, const ColumnBlocks& blocks, int64_t tok
 
 // Lay out 16 rows as `[word][row]`, with `stride` between words.
 inline void pack_words(const Word* rows, int64_t words, Word* packed, int64_t stride) {
-  constexpr auto kSide = static_cast<int64_t>(sizeof(Square) / sizeof(Word));
-  for (int64_t word = 0; word < words; word += kSide)
-    for (int64_t first = 0; first < kLanes; first += kSide) {
-      Square block[kSide];
+  for (int64_t word = 0; word < words; word += kRegister)
+    for (int64_t first = 0; first < kLanes; first += kRegister) {
+      Square block[kRegister];
 #pragma GCC unroll 16
-      for (int64_t own = 0; own < kSide; ++own)
+      for (int64_t own = 0; own < kRegister; ++own)
         block[own] = load_bytes<Square>(rows + (first + own) * words + word);
       transpose(block);
 #pragma GCC unroll 16
-      for (int64_t own = 0; own < kSide; ++own)
+      for (int64_t own = 0; own < kRegister; ++own)
         std::memcpy(packed + (word + own) * stride + first, block + own, sizeof(Square));
     }
 }
@@ -138,8 +138,7 @@ TPC_INLINE void multiply_rounded(const HeldRows& rows, const RoundedPanel& x,
         tokens[v] = load_shorts(x.integers + word * x.width + kRegister * v);
 #pragma GCC unroll 6
       for (int64_t row = 0; row < kRows; ++row) {
-        const auto four = static_cast<int32_t>(rows.integers[row * rows.stride + word]);
-        const auto own = (ShortRegister)(IntRegister{} + four);
+        const auto own = everywhere<1>(rows.integers + row * rows.stride + word);
 #pragma GCC unroll 8
         for (int v = 0; v < kCount; ++v)
           totals[row][v] =
@@ -195,19 +194,19 @@ void linear_rounded_of(const Linear& a, int64_t first, int64_t last, Scratch& sc
       multiply_rounded_panel<kBits, 3>, multiply_rounded_panel<kBits, 4>};
   const ColumnBlocks blocks(a);
   const int64_t words = words_of(a), stride = words + kLanes, count = blocks.count();
-  constexpr int64_t kHeld = (kItemRows + kRows - 1) / kRows * kRows;
-  float* sums = scratch.take<float>(kHeld * kPanel);
-  Word* held = scratch.take<Word>(kHeld * stride);
-  float *scales = scratch.take<float>(kHeld * count), *offsets = nullptr;
-  if (a.offsets) offsets = scratch.take<float>(kHeld * count);
+  float* sums = scratch.take<float>(kItemRows * kPanel);
+  Word* held = scratch.take<Word>(kItemRows * stride);
+  float *scales = scratch.take<float>(kItemRows * count), *offsets = nullptr;
+  if (a.offsets) offsets = scratch.take<float>(kItemRows * count);
   for (int64_t number = first; number < last; ++number) {
     const Item item = item_of(a, number);
-    for (int64_t own = 0; own < item.rows; ++own) {
+    for (int64_t own = 0; own < item.rows; ++own)
       hold_raised<kBits>(a, item.row + own, held + own * stride);
-      for (int64_t block = 0; block < count; ++block) {
-        const int64_t group = (item.row + own) * a.groups + blocks.group(block);
-        scales[own * count + block] = scale_at(a, group);
-        if (offsets) offsets[own * count + block] = static_cast<float>(a.offsets[group]);
+    for (int64_t block = 0; block < count; ++block) {
+      const int64_t group = item.row * a.groups + blocks.group(block);
+      for (int64_t own = 0; own < item.rows; ++own) {
+        scales[own * count + block] = scale_at(a, group + own * a.groups);
+        if (offsets) offsets[own * count + block] = a.offsets[group + own * a.groups];
       }
     }
     for (int64_t begin = item.token; begin < item.end; begin += kPanel) {
