@@ -104,10 +104,17 @@ class Executor(ABC):
         self.memory.place(tokens, lengths, tables, positions, stops, ended)
 
     def run(self, steps: int = 1, *options: Any, each: OnTokens | None = None) -> torch.Tensor:
-        """Run `steps` steps, fewer if all sequences end; return the tokens, `[steps, batch]`.
+        """Run steps as `advance` does; return their tokens, `[steps, batch]`.
 
-        A sequence that has already ended gets -1. `options` are passed to `launch`. `each` is
-        called with the tokens of each step, as soon as the executor can tell them.
+        A sequence that has already ended gets -1.
+        """
+        return self.memory.tokens(self.advance(steps, *options, each=each))
+
+    def advance(self, steps: int, *options: Any, each: OnTokens | None = None) -> int:
+        """Run `steps` steps, fewer if all sequences end, and return their number.
+
+        `options` are passed to `launch`. `each` is called with the tokens of each step, as soon as
+        the executor can tell them.
         """
         self.memory.begin(steps)
         self.memory.upload()
@@ -118,7 +125,7 @@ class Executor(ABC):
             self.tell(done)
         finally:
             self._each = None
-        return self.memory.tokens(done)
+        return done
 
     @abstractmethod
     def launch(self, steps: int, *options: Any) -> int:

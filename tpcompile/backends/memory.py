@@ -118,6 +118,8 @@ class StepMemory:
     def use_caches(self, caches: Sequence[torch.Tensor]) -> None:
         """Store K and V in these caches from now on. The caches may have any number of slots."""
         for number, cache in zip(self._numbers(Role.CACHE), caches, strict=True):
+            if cache is self.tensors[number]:
+                continue
             buffer = self.program.buffers[number]
             assert buffer.storage is not None
             slots = cache.shape[2] if cache.dim() == len(buffer.storage) else buffer.storage[2]
@@ -170,16 +172,15 @@ class StepMemory:
         for role, value in given.items():
             self._set(role, value, NONE if role == Role.TOKENS else 0)
         self._set(Role.TABLES, tables, NONE)
-        self._set(Role.STOPS, torch.tensor(stops, dtype=torch.int32), NONE)
-        self._set(Role.CLOCK, torch.tensor([], dtype=torch.int32), 0)
-        self._set(Role.FINISHED, torch.zeros(len(tokens)) if ended is None else ended, 0)
+        self._set(Role.STOPS, torch.tensor(stops) if stops else None, NONE)
+        self._set(Role.FINISHED, ended, 0)
         if self._own_caches and self._poisons:
             self._poison_caches(lengths, tables)
 
     def begin(self, steps: int) -> None:
         """Raise unless there is room for `steps` steps, and reset the clock."""
         check_launch(self, steps)
-        self._set(Role.CLOCK, torch.tensor([], dtype=torch.int32), 0)
+        self._set(Role.CLOCK, None, 0)
 
     def upload(self) -> None:
         """Copy the inputs to the device."""
@@ -231,11 +232,13 @@ class StepMemory:
         """Return rank 0's buffer of a role."""
         return self.program.buffers[self.program.one_per_rank(role)[0]]
 
-    def _set(self, role: Role, value: torch.Tensor, rest: int) -> None:
-        """Fill a buffer on every rank with `rest`, and write `value` at its start."""
+    def _set(self, role: Role, value: torch.Tensor | None, rest: int) -> None:
+        """Write `value` at the start of a buffer on every rank, and `rest` after it."""
         for held in self.values(role):
-            held.fill_(rest)
-            held[tuple(slice(0, extent) for extent in value.shape)] = value.to(held.dtype)
+            if value is None or value.shape != held.shape:
+                held.fill_(rest)
+            if value is not None:
+                held[tuple(slice(extent) for extent in value.shape)].copy_(value)
 
     @property
     def block(self) -> int:

@@ -49,9 +49,10 @@ def check_step(
             got=f"{len(tokens)} tokens, {len(positions)} positions, {len(lengths)} lengths, "
             f"{len(tables)} tables",
         )
-    _at_most("number of sequences", len(tokens), memory.batch, "batch")
-    _at_most("length of a sequence", int(lengths.max()), memory.longest, "max_seq_len")
-    _at_most("position of a token", int(positions.max()), memory.longest - 1, "max_seq_len - 1")
+    ids, ends, places = tokens.tolist(), lengths.tolist(), positions.tolist()
+    _at_most("number of sequences", len(ids), memory.batch, "batch")
+    _at_most("length of a sequence", max(ends), memory.longest, "max_seq_len")
+    _at_most("position of a token", max(places), memory.longest - 1, "max_seq_len - 1")
     _at_most(
         "number of blocks per sequence",
         tables.shape[1],
@@ -59,20 +60,20 @@ def check_step(
         "most_blocks",
     )
     _at_most("number of stop tokens", len(stops), memory.extent(Role.STOPS, 0), "stops")
-    if int(lengths.min()) < 1 or int(positions.min()) < 0:
+    if min(ends) < 1 or min(places) < 0:
         raise UsageError(
             "Lengths must be at least 1 and positions at least 0",
-            got=f"lengths {lengths.tolist()}, positions {positions.tolist()}",
+            got=f"lengths {ends}, positions {places}",
         )
     logits = memory.program.one_per_rank(Role.LOGITS)
     vocabulary = sum(memory.program.buffers[number].shape[1] for number in logits)
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
         raise UsageError(
             "Every token must be in the model's vocabulary",
-            got=str(tokens.tolist()),
+            got=str(ids),
             expected=f"tokens from 0 to {vocabulary - 1}",
         )
-    _check_blocks(memory, lengths - 1, lengths, tables)
+    _check_blocks(memory, ends, ends, tables.tolist())
 
 
 def check_launch(memory: StepMemory, steps: int) -> None:
@@ -85,27 +86,35 @@ def check_launch(memory: StepMemory, steps: int) -> None:
             got=f"{steps} steps",
         )
     _at_most("number of steps in one launch", steps, memory.extent(Role.HISTORY, 0), "steps")
-    going = ~memory.ended()
-    lengths = memory.values(Role.LENGTHS)[0]
-    last = lengths + (steps - 1) * going
-    _at_most("final length of a sequence", int(last.max()), memory.longest, "max_seq_len")
-    places = (memory.values(Role.POSITIONS)[0] + steps - 1) * going
-    _at_most("final position", int(places.max()), memory.longest - 1, "max_seq_len - 1")
-    used = -(-int(last.max()) // memory.block)
-    _check_blocks(memory, lengths - 1, last, memory.values(Role.TABLES)[0][:, :used])
+    roles = (Role.FINISHED, Role.LENGTHS, Role.POSITIONS)
+    finished, lengths, positions = (memory.values(role)[0].tolist() for role in roles)
+    more = [
+        steps - 1 if length and not ended else 0
+        for length, ended in zip(lengths, finished, strict=True)
+    ]
+    last = [length + added for length, added in zip(lengths, more, strict=True)]
+    _at_most("final length of a sequence", max(last), memory.longest, "max_seq_len")
+    places = [place + added for place, added in zip(positions, more, strict=True)]
+    _at_most("final position", max(places), memory.longest - 1, "max_seq_len - 1")
+    used = -(-max(last) // memory.block)
+    _check_blocks(memory, lengths, last, memory.values(Role.TABLES)[0][:, :used].tolist())
 
 
 def _check_blocks(
-    memory: StepMemory, firsts: torch.Tensor, lengths: torch.Tensor, tables: torch.Tensor
+    memory: StepMemory,
+    firsts: Sequence[int],
+    lengths: Sequence[int],
+    tables: Sequence[list[int]],
 ) -> None:
     """Raise if a token has no valid block, or a new one the slot of a token of another sequence.
 
-    The new tokens of a sequence begin at its place in `firsts`. Sequences may share past tokens.
+    Sequences are `firsts` tokens long after the first step, and `lengths` after the last one. They
+    may share past tokens.
     """
     block = memory.block
     blocks = memory.values(Role.CACHE)[0].shape[2] // block
     held: list[list[int]] = []
-    for row, (length, table) in enumerate(zip(lengths.tolist(), tables.tolist(), strict=True)):
+    for row, (length, table) in enumerate(zip(lengths, tables, strict=True)):
         held.append(table[: -(-length // block)])
         if len(held[row]) * block < length or not all(0 <= one < blocks for one in held[row]):
             raise UsageError(
@@ -114,11 +123,11 @@ def _check_blocks(
                 expected=f"enough blocks, with numbers from 0 to {blocks - 1}",
             )
     written = {
-        held[row][place]: (row, max(0, first - place * block))
-        for row, first in enumerate(firsts.tolist())
-        for place in range(max(0, first) // block, len(held[row]))
+        held[row][place]: (row, max(0, first - 1 - place * block))
+        for row, first in enumerate(firsts)
+        for place in range(max(0, first - 1) // block, len(held[row]))
     }
-    for row, length in enumerate(lengths.tolist()):
+    for row, length in enumerate(lengths):
         for place, number in enumerate(held[row]):
             writer, first = written.get(number, (row, 0))
             if writer != row and length - place * block > first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,8 @@ class Arguments:
     """Boolean, two-dimensional."""
     position_ids: torch.Tensor | None
     """int64 [batch or 1, length]."""
-    columns: torch.Tensor
-    """int64: the columns whose logits are returned."""
+    columns: Sequence[int] | int
+    """The columns whose logits are returned, or one whose logits have no dimension of columns."""
 
 
 def checked(
@@ -104,7 +105,7 @@ def check_ids(input_ids: Any, vocabulary: int) -> torch.Tensor:
         raise UsageError(
             "input_ids must have shape [batch, length]", got=f"shape {tuple(ids.shape)}"
         )
-    low, high = int(ids.min()), int(ids.max())
+    low, high = (int(end) for end in torch.aminmax(ids))
     if low < 0 or high >= vocabulary:
         raise UsageError(
             "Every token of input_ids must be in the vocabulary",
@@ -146,9 +147,11 @@ def _check_positions(position_ids: Any, ids: torch.Tensor) -> torch.Tensor:
     return positions.long()
 
 
-def _columns(logits_to_keep: Any, length: int) -> torch.Tensor:
+def _columns(logits_to_keep: Any, length: int) -> Sequence[int] | int:
     """Return the columns that Hugging Face's code picks: the last n, or the given indices."""
     chosen = logits_to_keep
+    if isinstance(chosen, int):
+        return range(length)[-chosen:]
     if isinstance(chosen, torch.Tensor):
         chosen = _plain("logits_to_keep", chosen)
         if chosen.dim() > 1:
@@ -157,36 +160,37 @@ def _columns(logits_to_keep: Any, length: int) -> torch.Tensor:
                 got=f"shape {tuple(chosen.shape)}",
                 expected="an integer, or a one-dimensional tensor",
             )
-    elif isinstance(chosen, int):
-        chosen = slice(-chosen, None)
     try:
-        return torch.arange(length)[None][:, chosen][0]
+        found: list[int] | int = torch.arange(length)[None][:, chosen][0].tolist()
     except (IndexError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"logits_to_keep must be an integer, or indices of the {length} columns of input_ids",
             got=f"{logits_to_keep!r}: {error}",
         ) from error
+    return found
 
 
 def _plain(name: str, value: Any) -> torch.Tensor:
     """Return a dense, unquantized tensor on the CPU; raise for any other kind."""
     if not isinstance(value, torch.Tensor):
         raise UsageError(f"{name} must be a tensor", got=type(value).__name__)
-    found = _unusual(value)
-    if found:
-        raise UsageError(
-            f"{name} must be a dense, unquantized tensor with data", got=f"{found} tensor"
-        )
+    for unusual, kind in _UNUSUAL:
+        if unusual(value):
+            raise UsageError(
+                f"{name} must be a dense, unquantized tensor with data",
+                got=f"a {kind(value)} tensor",
+            )
     return value.detach().cpu()
 
 
-def _unusual(value: torch.Tensor) -> str:
-    kinds = {
-        "a nested": value.is_nested,
-        f"a {value.layout}": value.layout != torch.strided,
-        "a quantized": value.is_quantized,
-        "a meta": value.is_meta,
-        f"a {type(value).__name__}": type(value).__torch_dispatch__
-        is not torch.Tensor.__torch_dispatch__,
-    }
-    return next((kind for kind, found in kinds.items() if found), "")
+_UNUSUAL: tuple[tuple[Callable[[Any], bool], Callable[[Any], object]], ...] = (
+    (lambda value: value.is_nested, lambda value: "nested"),
+    (lambda value: value.layout != torch.strided, lambda value: value.layout),
+    (lambda value: value.is_quantized, lambda value: "quantized"),
+    (lambda value: value.is_meta, lambda value: "meta"),
+    (
+        lambda value: type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__,
+        lambda value: type(value).__name__,
+    ),
+)
+"""Kinds of tensors without plain values, and their names in messages."""

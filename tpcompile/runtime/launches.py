@@ -86,11 +86,12 @@ class Launches(Leading):
         """
         cache: PagedCache = inputs[CACHE]
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+        ids = inputs["input_ids"].cpu()
         packed = pack(
-            inputs["input_ids"].cpu(),
+            ids,
             None if mask is None else mask.bool().cpu(),
             None if positions is None else positions.cpu(),
-            1,
+            [ids.shape[1] - 1],
             cache.real,
         )
         new = torch.ones(len(ended), steps, dtype=torch.bool)

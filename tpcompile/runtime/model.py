@@ -213,31 +213,32 @@ class CompiledModel(Closing, WeightsOut, Launches, CausalLM, nn.Module):
             refuse_options(options)
             use_cache = check_flag("use_cache", use_cache)
             told = check_flag("return_dict", return_dict)
-            given = checked(
-                input_ids, attention_mask, position_ids, logits_to_keep, self._vocabulary
-            )
+            kept = 1 if greedy else logits_to_keep
+            given = checked(input_ids, attention_mask, position_ids, kept, self._vocabulary)
             past = given_cache({"past_key_values": past_key_values, "cache": cache})
             has_past = past is not None
             wanted = use_cache if use_cache is not None else has_past or self.config.use_cache
             split = self._packs and packs_sequences(attention_mask, past, wanted)
             own = self._cache_for(past, use_cache)
+            columns = given.columns
             packed = pack(
                 given.input_ids,
                 given.attention_mask,
                 given.position_ids,
-                1 if greedy else given.columns,
+                [columns] if isinstance(columns, int) else columns,
                 own.real if has_past and own is not None else None,
                 split,
             )
             result = self._run(packed, own, "tokens" if greedy else "logits")
         assert input_ids is not None
         found = packed.unpack(result).to(input_ids.device)
-        kept: Any = own if wanted else None
+        returned: Any = own if wanted else None
         if greedy:
-            return GreedyOutput(tokens=found[:, -1], **{CACHE: kept})
+            return GreedyOutput(tokens=found[:, -1], **{CACHE: returned})
+        found = found[:, 0] if isinstance(columns, int) else found
         if told is False or (told is None and not self.config.return_dict):
-            return (found,) if kept is None else (found, kept)
-        return CausalLMOutputWithPast(logits=found, **{CACHE: kept})
+            return (found,) if returned is None else (found, returned)
+        return CausalLMOutputWithPast(logits=found, **{CACHE: returned})
 
     def _run(self, packed: Packed, cache: PagedCache | None, output: str) -> torch.Tensor:
         self._steps += 1

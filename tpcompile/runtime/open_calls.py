@@ -54,8 +54,9 @@ class OpenCalls:
         finally:
             with self._changed:
                 self._inside[me] -= 1
+                if not self._inside[me]:
+                    del self._inside[me]
                 self._left[me] = time.monotonic()
-                self._inside += Counter()  # drop threads with no open call
                 self._changed.notify_all()
 
     def end(self) -> None:

@@ -26,14 +26,34 @@ def test_real_tokens_come_back_where_they_were(lengths: list[int], left: bool) -
     assert packed.unpack(logits).squeeze(-1).tolist() == (ids * mask).float().tolist()
 
 
-@pytest.mark.parametrize("keep", [1, 2, torch.tensor([0, -1])])
-def test_only_the_logits_asked_for(keep: int | torch.Tensor) -> None:
+@pytest.mark.parametrize("columns", [[3], [2, 3], [0, 3]])
+def test_only_the_logits_asked_for(columns: list[int]) -> None:
     ids = torch.arange(8).reshape(2, 4)
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
-    packed = pack(ids, mask, logits_to_keep=keep)
+    packed = pack(ids, mask, columns=columns)
     found = packed.unpack(packed.input_ids[packed.logit_rows].float().unsqueeze(-1)).squeeze(-1)
-    columns = slice(-keep, None) if isinstance(keep, int) else keep
     assert found.tolist() == (ids * mask)[:, columns].float().tolist()
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("columns", [None, [1], [2, 0]])
+def test_a_column_of_padding_changes_no_input(
+    columns: list[int] | None, past: int, given: bool
+) -> None:
+    """Batches without padding are packed by fewer operations, to the same numbers."""
+    ids, positions = torch.arange(6).reshape(2, 3), torch.tensor([[7, 8, 9]])
+    cached = torch.ones(2, past, dtype=torch.bool)
+    padded = torch.nn.functional.pad(ids, (0, 1))
+    mask = torch.nn.functional.pad(torch.ones(2, past + 3), (0, 1))
+    bare = pack(ids, None, positions if given else None, columns, cached)
+    more = torch.nn.functional.pad(positions, (0, 1)) if given else None
+    packed = pack(padded, mask, more, [0, 1, 2] if columns is None else columns, cached)
+    for name, value in bare.inputs().items():
+        assert value.dtype == torch.long
+        assert value.tolist() == packed.inputs()[name].tolist()
+    rows = torch.randn(len(bare.logit_rows), 5)
+    assert torch.equal(bare.unpack(rows), packed.unpack(rows))
 
 
 def test_positions_that_are_given_are_taken() -> None:

@@ -95,6 +95,8 @@ class Native(Executor):
         check_table(self._table, memory)
         self._arrays = encode_program(program).arrays() | {"weights": self.first_weights}
         self._caches = program.one_per_rank(Role.CACHE)
+        self._known: dict[int, torch.Tensor] = {}
+        """The caches that the table describes, by buffer."""
         self._counters = torch.zeros(max(1, program.counters), dtype=torch.int64)
         self._board = torch.zeros(board_size(program), dtype=torch.uint8)
         opened = library().tpc_open(ctypes.byref(self._program()), kernels(self.path))
@@ -235,12 +237,15 @@ class Native(Executor):
         return _TIMEOUT_S if share is None else share.timeout
 
     def _refresh(self) -> None:
-        """Write the current caches to the table of buffers. Only they may change."""
+        """Write caches that have changed to the table of buffers. Only they may change."""
         memory = self.memory
         for rank in memory.ranks:
             number = self._caches[rank]
-            row = buffer_row(memory.program.buffers[number], memory.tensors[number], memory.block)
-            self._table[number] = torch.tensor(row)
+            cache = memory.tensors[number]
+            if cache is self._known.get(number):
+                continue
+            row = buffer_row(memory.program.buffers[number], cache, memory.block)
+            self._table[number], self._known[number] = torch.tensor(row), cache
 
 
 def _close(machine: ctypes.c_void_p, owner: int) -> None:

@@ -169,12 +169,12 @@ def _grow(pool: BlockPool, rows: Sequence[Row], new: Sequence[int]) -> Growth:
 
 def slots_of(before: Sequence[Row], after: Sequence[Row], block: int) -> torch.Tensor:
     """Return int64 [tokens]: the slots of the new tokens, row after row."""
-    runs = [torch.empty(0, dtype=torch.long)]
-    for old, new in zip(before, after, strict=True):
-        places = torch.arange(old.length, new.length)
-        blocks = torch.tensor(new.blocks[old.length // block :], dtype=torch.long)
-        runs.append(blocks[places // block - old.length // block] * block + places % block)
-    return torch.cat(runs)
+    slots = [
+        new.blocks[place // block] * block + place % block
+        for old, new in zip(before, after, strict=True)
+        for place in range(old.length, new.length)
+    ]
+    return torch.tensor(slots, dtype=torch.long)
 
 
 def tables_of(rows: Sequence[Row]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,10 @@ class Packed:
     """Boolean [batch, columns]: true for tokens, false for padding."""
     sequences: torch.Tensor
     """Boolean [sequences, columns]: the same with one sequence per row."""
-    kept: torch.Tensor
-    """Boolean [batch, kept columns]: true where the logits belong to a token."""
+    columns: int
+    """The number of columns whose logits are requested."""
+    kept: torch.Tensor | None
+    """Boolean [batch, columns]: true where the logits belong to a token; None if all do."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return the inputs of a graph by name, in the order of the graph."""
@@ -39,10 +42,12 @@ class Packed:
         The result is not an inference tensor, which callers could not write to, unless they are in
         inference mode.
         """
-        writable = torch.is_inference_mode_enabled() or not rows.is_inference()
-        if writable and bool(self.kept.all()):
-            return rows.reshape(*self.kept.shape, *rows.shape[1:])
-        whole = rows.new_zeros(*self.kept.shape, *rows.shape[1:])
+        shape = (len(self.real), self.columns, *rows.shape[1:])
+        if self.kept is None:
+            writable = torch.is_inference_mode_enabled() or not rows.is_inference()
+            found = rows.reshape(shape)
+            return found if writable else found.clone()
+        whole = rows.new_zeros(shape)
         whole[self.kept.to(rows.device)] = rows
         return whole
 
@@ -51,12 +56,13 @@ def pack(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
-    logits_to_keep: int | torch.Tensor = 0,
+    columns: Sequence[int] | None = None,
     cached: torch.Tensor | None = None,
     split: bool = False,
 ) -> Packed:
     """Convert Hugging Face's arguments to graph inputs; padding may be on either side.
 
+    `columns` are those of `input_ids` whose logits are requested, by default all of them.
     `cached` marks the tokens among the columns before `input_ids`, which a KV cache holds.
     `split` starts a new sequence wherever a position does not follow the one before it.
     """
@@ -73,6 +79,9 @@ def pack(
     nothing = torch.ones(len(input_ids), 0, dtype=torch.bool)
     before = nothing if cached is None or not cached.shape[1] else cached
     real = _real(input_ids, attention_mask, before)
+    columns = range(input_ids.shape[1]) if columns is None else columns
+    if not split and bool(before.all()) and bool(real.all()):
+        return _unpadded(input_ids, position_ids, columns, real, before.shape[1])
     if cached is None and not bool(real.any(1).all()):
         raise UsageError(
             "Every sequence of the batch must have a token, got one that is all padding"
@@ -83,19 +92,49 @@ def pack(
     places = real.cumsum(1) - 1
     counted = places + before.sum(1, keepdim=True)
     positions = counted if position_ids is None else position_ids.expand_as(input_ids)
-    columns = torch.arange(input_ids.shape[1])
-    kept_columns = (
-        columns[-logits_to_keep:] if isinstance(logits_to_keep, int) else columns[logits_to_keep]
-    )
+    chosen = torch.tensor(columns, dtype=torch.long)
     starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    kept = real[:, kept_columns]
-    rows = (starts[:-1, None] + places)[:, kept_columns][kept]
+    kept = real[:, chosen]
+    rows = (starts[:-1, None] + places)[:, chosen][kept]
     sequences = real
     if split:
         starts = _split(positions)
         lengths = starts.diff()
         sequences = torch.arange(int(lengths.max())) < lengths[:, None]
-    return Packed(input_ids[real], positions[real], starts, rows, real, sequences, kept)
+    return Packed(
+        input_ids[real], positions[real], starts, rows, real, sequences, len(columns), kept
+    )
+
+
+def _unpadded(
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor | None,
+    columns: Sequence[int],
+    real: torch.Tensor,
+    past: int,
+) -> Packed:
+    """Convert a batch without padding, `past` columns of which are cached.
+
+    The same numbers as for any batch, by fewer operations: they take a third of the time around a
+    decode step, whose weights have displaced their code from the caches.
+    """
+    batch, length = input_ids.shape
+    starts = range(0, batch * length + 1, length)
+    if position_ids is None:
+        positions = torch.tensor([*range(past, past + length)] * batch)
+    else:
+        positions = position_ids.expand_as(input_ids).flatten()
+    rows = [start + column for start in starts[:-1] for column in columns]
+    return Packed(
+        input_ids.flatten(),
+        positions,
+        torch.tensor(starts),
+        torch.tensor(rows, dtype=torch.long),
+        real,
+        real,
+        len(columns),
+        None,
+    )
 
 
 def packs_sequences(attention_mask: object, past_key_values: object, use_cache: bool) -> bool:

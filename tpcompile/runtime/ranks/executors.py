@@ -71,9 +71,9 @@ class StepExecutors:
             if each is not None:
                 each(tokens[:sequences].long())
 
-        tokens = executor.run(step.steps, *options, each=tell if each else None)
+        done = executor.advance(step.steps, *options, each=tell if each else None)
         if step.output == "tokens":
-            return tokens[:, :sequences].long()
+            return executor.memory.tokens(done)[:, :sequences].long()
         return executor.logits[:sequences]
 
     def times(self, batch: int) -> torch.Tensor:

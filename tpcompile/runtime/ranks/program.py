@@ -74,7 +74,7 @@ class ProgramRanks:
             rotation = rotation_of(program, self._rotary, self._device)
             self._modules.load_program(StepCode(program, batch, rotation, self.executor))
             self._loaded.add(batch)
-        asked = replace(step, timed=self.timed)
+        asked = replace(step, timed=True) if self.timed else step
         wait = partial(self._modules.run_program, batch, asked, each)
         found = wait() if self._torch_idle else EXECUTORS[self.executor].during(wait)
         self._torch_idle = step.output == "tokens"
@@ -146,6 +146,7 @@ class ProgramRanks:
 def decodes(step: Step) -> bool:
     """Return whether each sequence has one new token, and all their logits are requested."""
     rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
-    each = torch.arange(len(starts))
-    keeps = "tables" in step.inputs and len(rows) > 0
-    return keeps and torch.equal(starts, each) and torch.equal(rows, each[:-1])
+    count = len(step.inputs["input_ids"])
+    if "tables" not in step.inputs or not len(rows) == len(starts) - 1 == count > 0:
+        return False
+    return starts.tolist() == [*range(count + 1)] and rows.tolist() == [*range(count)]
