@@ -16,6 +16,8 @@ from tpcompile.ir.recipe import Concat, Pad, Permute, Recipe, Slice, Tensor, sha
 _T = TypeVar("_T")
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
 """A callback that reads a part of a checkpoint tensor, given its name."""
+_ROWS = 1 << 14
+"""The rows that are read at a time: what is decoded or converted on the way stays in caches."""
 Runs = tuple[range, ...]
 """Indices along one dimension, in order, as ranges."""
 
@@ -75,8 +77,11 @@ def restrict(whole: Iterable[Piece], dim: int, intervals: Iterable[Interval]) ->
 def evaluate(recipe: Recipe, read: Read, into: torch.Tensor | None = None) -> torch.Tensor:
     """Evaluate a recipe to a tensor that owns its memory, or to `into`, which must be zero."""
     if into is not None:
-        for piece in pieces(recipe):
-            into[tuple(slice(*box) for box in piece.target)] = _read(piece, read).detach()
+        whole = pieces(recipe)
+        for start in range(0, len(into), _ROWS):
+            rows = into[start : start + _ROWS]
+            for piece in restrict(whole, 0, ((start, start + _ROWS),)):
+                rows[tuple(slice(*box) for box in piece.target)] = _read(piece, read).detach()
         return into
     parts = [(piece, _read(piece, read)) for piece in pieces(recipe)]
     shape = shape_of(recipe)

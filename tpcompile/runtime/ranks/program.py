@@ -146,7 +146,6 @@ class ProgramRanks:
 def decodes(step: Step) -> bool:
     """Return whether each sequence has one new token, and all their logits are requested."""
     rows, starts = step.inputs["logit_rows"], step.inputs["starts"]
-    count = len(step.inputs["input_ids"])
-    if "tables" not in step.inputs or not len(rows) == len(starts) - 1 == count > 0:
+    if "tables" not in step.inputs or not len(rows) == len(starts) - 1 > 0:
         return False
-    return starts.tolist() == [*range(count + 1)] and rows.tolist() == [*range(count)]
+    return starts.tolist() == [*range(len(starts))] and rows.tolist() == [*range(len(rows))]
