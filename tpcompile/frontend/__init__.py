@@ -13,12 +13,12 @@ from torch import fx, nn
 from tpcompile.frontend.build import Builder, UnlikeLayersError
 from tpcompile.frontend.layers import Layers, find_layers
 from tpcompile.frontend.masks import agreed_split
-from tpcompile.frontend.quantized import encodings_of, stored_weights
 from tpcompile.frontend.quantizing import quantized_config
 from tpcompile.frontend.rotary import RotaryTables, SavedTables, rotary_modules, source_of
 from tpcompile.frontend.scales import scale_dtypes
 from tpcompile.frontend.shell import INPUTS, export, make_shell
 from tpcompile.frontend.source import config_of, module_of, name_of
+from tpcompile.frontend.stored import encodings_of, stored_weights
 from tpcompile.frontend.watch import watch_layers
 from tpcompile.ir import parse
 from tpcompile.ir.check_biases import captured_biases

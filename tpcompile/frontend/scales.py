@@ -14,7 +14,7 @@ from tpcompile.hub import cached_directory
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import FLOATS
 
-_END = ".weight_scale"
+_ENDS = (".weight_scale", ".scales")
 _DTYPES = {DType(one.kind).name: DType(one.kind).torch for one in FLOATS}
 """The dtypes of scales in formats, by the names of safetensors."""
 
@@ -32,7 +32,7 @@ def scale_dtypes(model: Any, config: Any) -> dict[str, torch.dtype]:
         return {}
     names = defaultdict(list)
     for name, path in files_of(directory, getattr(config, "transformers_weights", None)).items():
-        if name.endswith(_END):
+        if name.endswith(_ENDS):
             names[path].append(name)
     found: dict[str, str] = {}
     for path, scales in names.items():

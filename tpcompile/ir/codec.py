@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 
+from tpcompile.errors import CheckpointError
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.words import WORD_BITS, packed, unpacked
 
@@ -23,8 +23,10 @@ class Codec(ABC):
 
     name: str
     """The last part of the tensor's name, such as `weight_packed`."""
-    dtype: ClassVar[DType]
-    """The dtype of the tensor."""
+
+    @abstractmethod
+    def dtype(self, component: DType) -> DType:
+        """Return the dtype of the tensor, given that of the component."""
 
     @abstractmethod
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,32 +46,89 @@ class Codec(ABC):
 
 
 @dataclass(frozen=True)
+class Transposed(Codec):
+    """The component with rows and columns exchanged."""
+
+    name: str
+
+    def dtype(self, component: DType) -> DType:
+        return component
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[::-1]
+
+    def box(self, box: Box) -> Box:
+        return box[::-1]
+
+    def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
+        return read.T
+
+    def encoded(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.T.contiguous()
+
+
+@dataclass(frozen=True)
 class Words(Codec):
     """Integers as int32 words of several neighbours along a dimension: see `words.py`."""
 
     name: str
     bits: int
     dim: int
-    dtype: ClassVar[DType] = DType.I32
+    """The dimension of the component whose neighbours share a word."""
+    transposed: bool = False
+    """Whether rows and columns are exchanged."""
+    order: tuple[int, ...] = ()
+    """The places of the neighbours in a word, the one in its lowest bits first."""
+    less: int = 0
+    """What is subtracted from integers before they are stored."""
+
+    def dtype(self, component: DType) -> DType:
+        return DType.I32
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
+        found = tuple(
             self._words(extent) if dim == self.dim else extent for dim, extent in enumerate(shape)
         )
+        return found[::-1] if self.transposed else found
 
     def box(self, box: Box) -> Box:
-        return tuple(
+        found = tuple(
             slice(one.start // self._each, self._words(one.stop)) if dim == self.dim else one
             for dim, one in enumerate(box)
         )
+        return found[::-1] if self.transposed else found
 
     def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
         wanted = box[self.dim]
-        found = unpacked(read.movedim(self.dim, -1), self.bits).movedim(-1, self.dim)
-        return found.narrow(self.dim, wanted.start % self._each, wanted.stop - wanted.start)
+        rows = read.T if self.transposed else read
+        found = unpacked(rows.movedim(self.dim, -1), self.bits)
+        if self.order:
+            places = torch.tensor(self.order).argsort()
+            found = self._words_of(found)[..., places].flatten(-2)
+        found = found.movedim(-1, self.dim)
+        found = found.narrow(self.dim, wanted.start % self._each, wanted.stop - wanted.start)
+        return self._raised(found) if self.less else found
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
-        return packed(whole.movedim(self.dim, -1), self.bits).movedim(-1, self.dim)
+        rows = (whole - self.less).movedim(self.dim, -1)
+        if self.order:
+            rows = self._words_of(rows)[..., self.order].flatten(-2)
+        found = packed(rows, self.bits).movedim(-1, self.dim)
+        return (found.T if self.transposed else found).contiguous()
+
+    def _words_of(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.reshape(*rows.shape[:-1], -1, self._each)
+
+    def _raised(self, found: torch.Tensor) -> torch.Tensor:
+        most = torch.iinfo(found.dtype).max - self.less
+        if found.numel() and int(found.max()) > most:
+            raise CheckpointError(
+                f"A tensor {self.name} holds an integer that does not fit into int8",
+                got=str(int(found.max()) + self.less),
+                expected=f"at most {most + self.less}",
+                hint="The checkpoint may be damaged: download it again",
+            )
+        return found + self.less
 
     @property
     def _each(self) -> int:
@@ -81,11 +140,55 @@ class Words(Codec):
 
 
 @dataclass(frozen=True)
+class WordsOfRows(Codec):
+    """Words of neighbours of a row, stored as words of other neighbours."""
+
+    name: str
+    stored: Words
+
+    def dtype(self, component: DType) -> DType:
+        return self.stored.dtype(component)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rows, words = shape
+        return self.stored.shape((rows, words * self._each))
+
+    def box(self, box: Box) -> Box:
+        return self.stored.box(self._integers(box))
+
+    def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
+        return packed(self.stored.decoded(read, self._integers(box)), self.stored.bits)
+
+    def encoded(self, whole: torch.Tensor) -> torch.Tensor:
+        return self.stored.encoded(unpacked(whole, self.stored.bits))
+
+    def _integers(self, box: Box) -> Box:
+        rows, words = box
+        return rows, slice(words.start * self._each, words.stop * self._each)
+
+    @property
+    def _each(self) -> int:
+        return WORD_BITS // self.stored.bits
+
+
+@dataclass(frozen=True)
 class Encoded:
     """The name of a tensor in the checkpoint, and its codec."""
 
     name: str
     codec: Codec
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A tensor whose values follow from the configuration. Other values are refused."""
+
+    value: torch.Tensor
+    dtypes: tuple[str, ...]
+    """The dtypes in which it may be stored."""
+    required: bool = True
+    """Whether it must be there, and is written to checkpoints."""
+    hint: str = "The config.json and the files must be of the same checkpoint"
 
 
 @dataclass(frozen=True)
@@ -94,8 +197,8 @@ class Encodings:
 
     components: Mapping[str, Encoded] = field(default_factory=dict)
     """The components that it stores by a codec, by name."""
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The tensors that repeat the shape of a weight, by name."""
+    known: Mapping[str, Known] = field(default_factory=dict)
+    """The tensors that repeat what the configuration says, by name."""
 
 
 NO_ENCODINGS = Encodings()

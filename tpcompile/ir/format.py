@@ -40,6 +40,11 @@ class Kind(IntEnum):
         """The name in text: `int4` for INT4."""
         return self.name.lower()
 
+    @property
+    def suffix(self) -> str:
+        """The suffix of the component that has the values."""
+        return _VALUES[self].suffix if self in _VALUES else ""
+
 
 class Component(NamedTuple):
     """A tensor of a weight. Each of its rows belongs to a row of the weight."""
@@ -165,9 +170,14 @@ class Format(int):
         return bool(self & _ROUNDS_BIT)
 
     @property
+    def columns(self) -> int:
+        """The columns per group; 0 if a whole row is one."""
+        return self >> 16
+
+    @property
     def block(self) -> int:
         """The columns of an input that are rounded with one scale: a group, or a part of it."""
-        return min(self >> 16 or _MOST_BLOCK, _MOST_BLOCK)
+        return min(self.columns or _MOST_BLOCK, _MOST_BLOCK)
 
     def rounding(self, rounds: bool = True) -> Format:
         """Return this format of few bits, for linears that round their inputs, or do not."""
@@ -224,7 +234,7 @@ _VALUES = {Kind.INT4: Component("_packed", DType.I32, WORD_BITS // 4)}
 
 @cache
 def _components(one: Format) -> tuple[Component, ...]:
-    kind, scales, columns = one.kind, one >> 8 & 63, one >> 16
+    kind, scales, columns = one.kind, one >> 8 & 63, one.columns
     found = [_VALUES.get(kind) or Component("", DType(kind))]
     if scales:
         found.append(Component("_scale", DType(scales), columns))

@@ -15,7 +15,7 @@ from tpcompile.checkpoint_files import INDEX as INDEX
 from tpcompile.checkpoint_files import changed, files_of, size_of, unreadable
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
-from tpcompile.ir.codec import NO_ENCODINGS, Codec, Encoded, Encodings
+from tpcompile.ir.codec import NO_ENCODINGS, Codec, Encoded, Encodings, Known
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Component
 from tpcompile.ir.recipe import Tensor, stored_tensors
@@ -37,9 +37,6 @@ _EXACT = {
     DType.F16: ("F16",),
 }
 """The dtypes of stored scales that a dtype in memory holds exactly."""
-
-_COUNTS = ("I64", "I32")
-"""Supported dtypes of tensors that repeat shapes."""
 
 _ORDER = "g_idx"
 _ORDERED = (
@@ -104,8 +101,8 @@ class Checkpoint(Closing):
             stored = list(stored_tensors(tensors.values()))
             self._parts = {tensor.name: part for tensor, part in stored}
             self._stored = self._resolve({tensor.name: tensor for tensor, _ in stored}, aliases)
-            for name, shape in encodings.shapes.items():
-                self._check_told(name, shape)
+            for name, known in encodings.known.items():
+                self._check_known(name, known)
         except BaseException:
             self.close()
             raise
@@ -165,7 +162,7 @@ class Checkpoint(Closing):
         for name, tensor in tensors.items():
             encoded = self._encodings.components.get(name)
             if encoded is not None:
-                found[name] = self._encoded(tensor, encoded)
+                found[name] = self._encoded(tensor, encoded, self._parts[name])
                 self._twins[name] = []
                 continue
             names = (name, *(alias for alias, known in aliases.items() if known == name))
@@ -179,27 +176,38 @@ class Checkpoint(Closing):
                 self._check_shape(tensor, each, tensors)
             found[name], *self._twins[name] = stored
         used = {stored.name for stored in found.values()}
-        self._refuse_extra(used | self._encodings.shapes.keys(), aliases)
+        self._refuse_extra(used | self._encodings.known.keys(), aliases)
         return found
 
-    def _encoded(self, tensor: Tensor, encoded: Encoded) -> _Stored:
-        """Return the location of a tensor that is stored by a codec."""
+    def _encoded(self, tensor: Tensor, encoded: Encoded, part: Component | None) -> _Stored:
+        """Return the location of a component that is stored by a codec."""
+        assert part is not None
         name, codec = encoded.name, encoded.codec
         if name not in self._shapes:
             raise self._missing(name, (name,))
-        self._require_dtype(name, codec.dtype.name)
+        self._require_dtype(name, codec.dtype(part.dtype).name)
         self._require_shape(name, codec.shape(tensor.shape))
         return _Stored(name, codec=codec)
 
-    def _check_told(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a stored shape of a weight that is not the one of the configuration."""
+    def _check_known(self, name: str, known: Known) -> None:
+        """Refuse a tensor that says something else than the configuration."""
         if name not in self._shapes:
-            raise self._missing(name, (name,))
-        self._require_dtype(name, *_COUNTS)
-        self._require_shape(name, (len(shape),))
-        told = tuple(self._slice(name, (slice(0, len(shape)),)).tolist())
-        if told != shape:
-            raise self._unlike(f"The tensor {name}", name, told, shape)
+            if known.required:
+                raise self._missing(name, (name,))
+            return
+        self._require_dtype(name, *known.dtypes)
+        self._require_shape(name, tuple(known.value.shape))
+        found = self._slice(name, tuple(slice(0, extent) for extent in known.value.shape))
+        differs = (found != known.value).nonzero().tolist()
+        if differs:
+            first = tuple(differs[0])
+            raise CheckpointError(
+                f"The tensor {name} does not match the configuration",
+                where=str(self._where[name]),
+                got=f"{found[first].item()} at {list(first)}",
+                expected=str(known.value[first].item()),
+                hint=known.hint,
+            )
 
     def _part_of_fused(self, tensor: Tensor, tensors: Mapping[str, Tensor]) -> _Stored | None:
         for fused, parts in FUSED.items():

@@ -12,6 +12,7 @@ from torch import fx
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.ir.codec import Codec, Encodings
+from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Component
 from tpcompile.ir.meta import parameter_of, parameters, value_type
 from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
@@ -43,7 +44,7 @@ class _Whole:
         if self.part is not None:
             dtype = self.part.dtype.torch
         if self.codec is not None:
-            shape, dtype = self.codec.shape(shape), self.codec.dtype.torch
+            shape, dtype = self.codec.shape(shape), self.codec.dtype(DType.of(dtype)).torch
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def shards(self, ranks: LocalParameters) -> Iterator[tuple[Recipe, torch.Tensor]]:
@@ -75,8 +76,8 @@ class WholeWeights:
             encoded = encodings.components.get(own.name)
             name, codec = (own.name, None) if encoded is None else (encoded.name, encoded.codec)
             self._whole[name] = _Whole(own, part, codec, nodes.get(own.name, ()))
-        self._shapes = {
-            name: torch.tensor(shape, dtype=torch.int64) for name, shape in encodings.shapes.items()
+        self._known = {
+            name: known.value for name, known in encodings.known.items() if known.required
         }
         self.aliases = aliases
         """The other names of tied tensors."""
@@ -84,21 +85,21 @@ class WholeWeights:
     def metas(self) -> dict[str, torch.Tensor]:
         """Return a meta tensor for each tensor; tied ones appear only under their first name."""
         found = {name: whole.meta() for name, whole in self._whole.items()}
-        return found | {name: shape.to("meta") for name, shape in self._shapes.items()}
+        return found | {name: value.to("meta") for name, value in self._known.items()}
 
     def first_name(self, name: str) -> str:
         """Return the first name of a tied tensor, and the name of any other tensor unchanged."""
         known = self.aliases.get(name, name)
-        if known not in self._whole and known not in self._shapes:
-            names = [*self._whole, *self._shapes]
+        if known not in self._whole and known not in self._known:
+            names = [*self._whole, *self._known]
             raise UsageError(f"The model has no tensor {name!r}", hint=did_you_mean(name, names))
         return known
 
     def gather(self, name: str, ranks: LocalParameters) -> torch.Tensor:
         """Return a tensor in new memory. Shards are fetched and freed one at a time."""
         known = self.first_name(name)
-        if known in self._shapes:
-            return self._shapes[known].clone()
+        if known in self._known:
+            return self._known[known].clone(memory_format=torch.contiguous_format)
         whole = self._whole[known]
         tensor = whole.tensor
         found = unshard(tensor.name, tensor.shape, whole.shards(ranks))
@@ -106,7 +107,7 @@ class WholeWeights:
 
     def state_dict(self, ranks: LocalParameters) -> OrderedDict[str, torch.Tensor]:
         """Return all tensors on the CPU; tied ones are one tensor under each of their names."""
-        names = [*self._whole, *self._shapes]
+        names = [*self._whole, *self._known]
         found = OrderedDict((name, self.gather(name, ranks).cpu()) for name in names)
         found.update((alias, found[name]) for alias, name in self.aliases.items())
         return found

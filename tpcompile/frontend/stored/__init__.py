@@ -1,0 +1,79 @@
+"""How a checkpoint stores weights, from the `quantization_config` of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.errors import UsageError
+from tpcompile.frontend.stored import awq, compressed, gptq
+from tpcompile.frontend.stored.layout import StoredWeight, refuse
+from tpcompile.ir.codec import Encoded, Encodings
+from tpcompile.ir.recipe import Tensor
+
+_Weights = Callable[
+    [nn.Module, Mapping[str, Any], Mapping[str, torch.dtype], bool], dict[str, StoredWeight]
+]
+_METHODS: Mapping[str, _Weights] = {
+    "compressed-tensors": compressed.weights_of,
+    "gptq": gptq.weights_of,
+    "awq": awq.weights_of,
+}
+"""The functions that return the weights of a scheme, by its `quant_method`."""
+
+
+def stored_weights(
+    module: nn.Module, config: Any, scales: Mapping[str, torch.dtype], rounds: bool = False
+) -> dict[str, StoredWeight]:
+    """Return the weights that are not stored as their values, by name.
+
+    `scales` are the dtypes of scales in the checkpoint; others have the dtype of the model. With
+    `rounds`, the weights are those of linears that round their inputs, and there must be some.
+    """
+    stored = _weights(module, config, scales, rounds)
+    if not rounds:
+        return stored
+    if not stored:
+        raise UsageError(
+            "Only linears with weights in 8 or 4 bits round activations, and this model has none",
+            got="activations='int8'",
+            hint='Add weights="int8" or weights="int4", or omit activations',
+        )
+    return {name: replace(one, format=one.format.rounding()) for name, one in stored.items()}
+
+
+def _weights(
+    module: nn.Module, config: Any, scales: Mapping[str, torch.dtype], rounds: bool
+) -> dict[str, StoredWeight]:
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return {}
+    scheme = found.to_dict() if hasattr(found, "to_dict") else found
+    if not isinstance(scheme, dict):
+        refuse("", scheme, "an object")
+    method = scheme.get("quant_method")
+    if not isinstance(method, str) or method not in _METHODS:
+        refuse("quant_method", method, " or ".join(map(repr, _METHODS)))
+    return _METHODS[method](module, scheme, scales, rounds)
+
+
+def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) -> Encodings:
+    """Return what the checkpoint stores otherwise than memory, of these weights."""
+    components, known = {}, {}
+    whole = {tensor.name: tensor for tensor in tensors}
+    for tensor in whole.values():
+        if tensor.format is None:
+            continue
+        layout, module = stored[tensor.name].layout, tensor.name.rpartition(".")[0]
+        for part in tensor.format.components:
+            codec = layout.codecs.get(part.suffix)
+            if codec is not None:
+                components[tensor.name + part.suffix] = Encoded(f"{module}.{codec.name}", codec)
+        for name, value in layout.known(tensor.shape, tensor.format.columns).items():
+            if f"{module}.{name}" not in whole:
+                known[f"{module}.{name}"] = value
+    return Encodings(components, known)

@@ -1,0 +1,155 @@
+"""Directories of compressed-tensors, in the layouts of `_LAYOUTS`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpcompile.frontend.stored.layout import (
+    Layout,
+    StoredWeight,
+    Supported,
+    columns_of,
+    refuse,
+    require_all,
+)
+from tpcompile.ir.codec import Known, Words
+from tpcompile.ir.format import Format, Kind
+
+log = logging.getLogger(__name__)
+
+
+def _shape(weight: tuple[int, ...], _: int) -> dict[str, Known]:
+    return {"weight_shape": Known(torch.tensor(weight, dtype=torch.int64), ("I64", "I32"))}
+
+
+_LAYOUTS: Mapping[str, Mapping[int, Layout]] = {
+    "int-quantized": {4: Layout(Kind.INT8), 8: Layout(Kind.INT8)},
+    "pack-quantized": {
+        4: Layout(Kind.INT4, {"_zero_point": Words("weight_zero_point", 4, 0)}, known=_shape),
+        8: Layout(
+            Kind.INT8,
+            {
+                "": Words("weight_packed", 8, 1),
+                "_zero_point": Words("weight_zero_point", 8, 0),
+            },
+            known=_shape,
+        ),
+    },
+}
+"""The layouts by their names in the configuration and by bits."""
+_MIXED = "mixed-precision"
+"""The format of a scheme whose groups name their own."""
+_REGEX = "re:"
+_SCHEME: Supported = {
+    "format": (*_LAYOUTS, _MIXED),
+    "kv_cache_scheme": (None,),
+    "sparsity_config": (None, {}),
+    "transform_config": (None, {}),
+}
+"""The supported properties of a scheme."""
+_GROUP: Supported = {"format": (None, *_LAYOUTS), "output_activations": (None,)}
+"""The supported properties of a group of modules."""
+_WEIGHTS: Supported = {
+    "num_bits": (4, 8),
+    "type": ("int",),
+    "symmetric": (True, False),
+    "strategy": ("channel", "group"),
+    "dynamic": (False, None),
+    "actorder": (None, False, "weight", "static"),
+}
+"""The supported properties of quantised weights. Other orders need `weight_g_idx`."""
+
+
+_WITHOUT_ROUNDING = (
+    "the scheme of the checkpoint also rounds activations, which tpcompile does with "
+    "activations='int8' only"
+)
+_WITH_ROUNDING = (
+    "the scheme of the checkpoint also rounds activations; tpcompile rounds them to int8, with a "
+    "scale per token and block of columns"
+)
+
+
+def weights_of(
+    module: nn.Module, scheme: Mapping[str, Any], scales: Mapping[str, torch.dtype], rounds: bool
+) -> dict[str, StoredWeight]:
+    """Return the weights of a scheme of compressed-tensors."""
+    require_all(_SCHEME, scheme)
+    groups = _groups(scheme)
+    if any(group.get("input_activations") is not None for group in groups.values()):
+        log.warning(_WITH_ROUNDING if rounds else _WITHOUT_ROUNDING)
+    ignored = _patterns("ignore", scheme.get("ignore") or [])
+    stored: dict[str, StoredWeight] = {}
+    for name, one in module.named_modules():
+        if not isinstance(one, nn.Linear | nn.Embedding) or _chosen(ignored, name, one):
+            continue
+        target = _chosen(list(groups), name, one)
+        if target is not None and not isinstance(one, nn.Linear):
+            refuse("config_groups.targets", f"{target}, which names {name}", "linears only")
+        if target is not None:
+            dtype = scales.get(f"{name}.weight_scale", one.weight.dtype)
+            stored[f"{name}.weight"] = _stored(scheme, groups[target], one.weight.shape[1], dtype)
+    return stored
+
+
+def _groups(scheme: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the group of each target; the last one if several groups have the same target."""
+    groups = scheme.get("config_groups")
+    found = list(groups.values()) if isinstance(groups, dict) else []
+    if not found or not all(isinstance(one, dict) for one in found):
+        refuse("config_groups", groups, "groups with targets and weights")
+    return {
+        target: one
+        for one in found
+        for target in _patterns("config_groups.targets", one.get("targets"))
+    }
+
+
+def _patterns(name: str, value: Any) -> list[str]:
+    """Return names and regular expressions of modules."""
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        refuse(name, value, "names of modules")
+    for one in value:
+        if not one.startswith(_REGEX):
+            continue
+        try:
+            re.compile(one.removeprefix(_REGEX))
+        except re.error as error:
+            refuse(name, one, f"a regular expression ({error})")
+    return value
+
+
+def _chosen(patterns: Sequence[str], name: str, module: nn.Module) -> str | None:
+    """Return the most specific of the patterns that name a module, match its name or its class."""
+    ordered = sorted(patterns, key=lambda one: (one.startswith(_REGEX), one))
+    classes = [kind.__name__ for kind in type(module).__mro__]
+    named = (
+        one
+        for one in ordered
+        if one == name or (one.startswith(_REGEX) and re.match(one.removeprefix(_REGEX), name))
+    )
+    return next(named, None) or next((one for one in ordered if one in classes), None)
+
+
+def _stored(
+    scheme: Mapping[str, Any], group: Mapping[str, Any], whole: int, scales: torch.dtype
+) -> StoredWeight:
+    """Return how a weight with so many columns is stored."""
+    given = group.get("weights")
+    if not isinstance(given, dict):
+        refuse("config_groups.weights", given, "an object")
+    require_all(_GROUP, group, "config_groups.")
+    require_all(_WEIGHTS, given, "config_groups.weights.")
+    name = group.get("format") or scheme["format"]
+    if name == _MIXED:
+        refuse("config_groups.format", None, f"one of {', '.join(_LAYOUTS)}, for each group")
+    layout = _LAYOUTS[name][given["num_bits"]]
+    columns = columns_of(given.get("group_size"), whole) if given["strategy"] == "group" else 0
+    offsets = not given["symmetric"]
+    return StoredWeight(Format.grouped(layout.kind, scales, columns, offsets=offsets), layout)

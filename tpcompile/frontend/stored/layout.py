@@ -1,0 +1,78 @@
+"""How checkpoints store weights of several components, and refusals of what is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from torch import nn
+
+from tpcompile.errors import UnsupportedError
+from tpcompile.ir.codec import Codec, Known
+from tpcompile.ir.format import MOST_COLUMNS, Format, Kind
+from tpcompile.json_files import shortened
+
+
+def _nothing(weight: tuple[int, ...], columns: int) -> dict[str, Known]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a checkpoint stores integers of some bits."""
+
+    kind: Kind
+    """The kind of the values in memory."""
+    codecs: Mapping[str, Codec] = field(default_factory=dict)
+    """The codecs of components that are stored otherwise than in memory, by suffix."""
+    known: Callable[[tuple[int, ...], int], Mapping[str, Known]] = _nothing
+    """Further tensors of a module, given the shape of its weight and the columns per group.
+
+    They repeat what the configuration says."""
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """How the checkpoint stores a weight."""
+
+    format: Format
+    layout: Layout
+
+
+Supported = Mapping[str, tuple[Any, ...]]
+"""Properties of a configuration, and their supported values."""
+
+
+def require_all(supported: Supported, given: Mapping[str, Any], whose: str = "") -> None:
+    """Raise for the first property that has another value; `whose` is the prefix of its name."""
+    for name, allowed in supported.items():
+        if given.get(name) not in allowed:
+            refuse(whose + name, given.get(name), " or ".join(map(repr, allowed)))
+
+
+def columns_of(group_size: Any, whole: int) -> int:
+    """Return the columns per group; raise unless they divide those of the weight."""
+    right = type(group_size) is int and 0 < group_size <= MOST_COLUMNS
+    if not right or whole % group_size:
+        refuse("group_size", group_size, f"a number that divides {whole} columns")
+    return int(group_size)
+
+
+def refuse(name: str, value: Any, expected: str) -> NoReturn:
+    """Raise the error for a property of the configuration."""
+    raise UnsupportedError(
+        "tpcompile cannot read weights that are quantized like this",
+        where=f"quantization_config.{name}".rstrip("."),
+        got=shortened(repr(value)),
+        expected=expected,
+        hint="Use the original checkpoint, in bfloat16 or float32",
+    )
+
+
+def hidden_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the linears of a model, except the head."""
+    head = module.get_output_embeddings()  # type: ignore[operator]
+    for name, one in module.named_modules():
+        if isinstance(one, nn.Linear) and one is not head:
+            yield name, one
