@@ -113,5 +113,5 @@ def check_model_name(model: str) -> None:
     elif model.startswith((".", "/", "~")):
         raise UsageError(
             f"There is no directory {model}",
-            expected="a directory with a config.json, a hub id, or preset:NAME",
+            expected="a directory with a config.json, a GGUF file, a hub id, or preset:NAME",
         )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import tpcompile
 from tests.compressed import group, write_compressed
+from tests.packed import write_awq, write_gptq
 from tests.runtime.damage_files import damaged
 from tpcompile.errors import CompileError
 from tpcompile.frontend import Captured, capture
@@ -36,20 +39,36 @@ def values(directory: Path, captured: Captured) -> dict[str, torch.Tensor]:
         }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """Return a checkpoint of two layouts with offsets, in several files with an index."""
-    written, directory = (tmp_path_factory.mktemp(name) for name in ("written", "split"))
+def _compressed(written: Path) -> None:
     groups = (
         group(4, 32, symmetric=False),
         group(8, symmetric=False, targets=["re:.*down_proj"]),
     )
-    write_compressed(written, *groups, intermediate_size=80, num_hidden_layers=1)
+    write_compressed(written, *groups, **SIZES)
+
+
+SIZES: dict[str, Any] = {"intermediate_size": 96, "num_hidden_layers": 1}
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "compressed-tensors": _compressed,
+    "gptq": partial(write_gptq, **SIZES),
+    "gptq, symmetric": partial(write_gptq, bits=8, symmetric=True, **SIZES),
+    "awq": partial(write_awq, **SIZES),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    """Return a checkpoint in several files with an index; one kind has two layouts."""
+    written, directory = (tmp_path_factory.mktemp(name) for name in ("written", "split"))
+    KINDS[request.param](written)
     with tpcompile.compile(str(written), simulate=True, backend="torch") as model:
         model.save_pretrained(directory, max_shard_size="40KB")
     assert len(list(directory.glob("*.safetensors"))) > 1
     captured = capture(str(directory))
-    assert len({one.format for one in captured.tensors.values()}) == 3
+    formats = 3 if request.param == "compressed-tensors" else 2
+    assert len({one.format for one in captured.tensors.values()}) == formats
     return Checkpoint(directory, captured, values(directory, captured))
 
 

@@ -76,7 +76,7 @@ examples:
   tpcompile schedule preset:qwen3-8b --target h200 --svg step.svg
   tpcompile generate ./checkpoint --tp 2 --prompt "Once upon a time"
 
-MODEL is a directory with a config.json, a hub id, or preset:NAME.
+MODEL is a directory with a config.json, a GGUF file, a hub id, or preset:NAME.
 `tpcompile COMMAND --help` lists the options of a command."""
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "torch", "native", "triton", "reference")
 """The built-in backends."""
-MODEL_HELP = "a directory with a config.json, a hub id, or preset:NAME"
+MODEL_HELP = "a directory with a config.json, a GGUF file, a hub id, or preset:NAME"
 
 
 @dataclass(frozen=True)

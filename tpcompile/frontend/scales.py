@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from tpcompile.checkpoint_files import files_of
+from tpcompile.gguf import is_gguf
 from tpcompile.hub import cached_directory
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import FLOATS
@@ -26,6 +27,8 @@ def scale_dtypes(model: Any, config: Any) -> dict[str, torch.dtype]:
     left out; reading them is an error.
     """
     if getattr(config, "quantization_config", None) is None or not isinstance(model, str | Path):
+        return {}
+    if is_gguf(model):  # the kinds of its weights say the dtypes
         return {}
     directory = Path(model) if Path(model).is_dir() else cached_directory(str(model))
     if directory is None or not any(directory.glob("*.safetensors")):

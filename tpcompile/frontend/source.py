@@ -12,6 +12,8 @@ from torch import nn
 
 from tpcompile.errors import CaptureError, CompileError, UnsupportedError, UsageError
 from tpcompile.frontend.features import refuse_features
+from tpcompile.frontend.gguf_config import gguf_config
+from tpcompile.gguf import is_gguf
 from tpcompile.hub import unreachable
 from tpcompile.json_files import read_object, shortened
 from tpcompile.presets import check_model_name, preset
@@ -66,6 +68,8 @@ def config_of(model: Any) -> Any:
     if not text:
         raise UsageError("MODEL is empty", expected="a directory, a hub id or preset:NAME")
     check_model_name(text)
+    if is_gguf(text):
+        return gguf_config(text)
     if text.startswith("preset:"):
         return AutoConfig.for_model(**preset(text.removeprefix("preset:")))
     file = Path(text) / "config.json"

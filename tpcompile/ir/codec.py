@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from tpcompile.errors import CheckpointError
-from tpcompile.ir.dtypes import DType
+from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.ir.words import WORD_BITS, packed, unpacked
 
 Box = tuple[slice, ...]
@@ -25,7 +24,7 @@ class Codec(ABC):
     """The last part of the tensor's name, such as `weight_packed`."""
 
     @abstractmethod
-    def dtype(self, component: DType) -> DType:
+    def dtype(self, component: torch.dtype) -> torch.dtype:
         """Return the dtype of the tensor, given that of the component."""
 
     @abstractmethod
@@ -51,7 +50,7 @@ class Transposed(Codec):
 
     name: str
 
-    def dtype(self, component: DType) -> DType:
+    def dtype(self, component: torch.dtype) -> torch.dtype:
         return component
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,8 +81,8 @@ class Words(Codec):
     less: int = 0
     """What is subtracted from integers before they are stored."""
 
-    def dtype(self, component: DType) -> DType:
-        return DType.I32
+    def dtype(self, component: torch.dtype) -> torch.dtype:
+        return torch.int32
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         found = tuple(
@@ -146,7 +145,7 @@ class WordsOfRows(Codec):
     name: str
     stored: Words
 
-    def dtype(self, component: DType) -> DType:
+    def dtype(self, component: torch.dtype) -> torch.dtype:
         return self.stored.dtype(component)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -169,6 +168,42 @@ class WordsOfRows(Codec):
     @property
     def _each(self) -> int:
         return WORD_BITS // self.stored.bits
+
+
+@dataclass(frozen=True)
+class Blocks(Codec):
+    """A row as blocks of bytes, from each of which come some elements of the component."""
+
+    name: str
+    size: int
+    """The bytes of a block."""
+    each: int
+    """The elements of the component per block."""
+    taken: Callable[[torch.Tensor], torch.Tensor]
+    """A function from blocks, `[rows, blocks, size]`, to elements, `[rows, blocks, each]`."""
+
+    def dtype(self, component: torch.dtype) -> torch.dtype:
+        return torch.uint8
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rows, columns = shape
+        return rows, -(-columns // self.each) * self.size
+
+    def box(self, box: Box) -> Box:
+        rows, columns = box
+        first, last = columns.start // self.each, -(-columns.stop // self.each)
+        return rows, slice(first * self.size, last * self.size)
+
+    def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
+        columns = box[1]
+        found = self.taken(read.reshape(len(read), -1, self.size)).flatten(1)
+        return found.narrow(1, columns.start % self.each, columns.stop - columns.start)
+
+    def encoded(self, whole: torch.Tensor) -> torch.Tensor:
+        raise UnsupportedError(
+            "tpcompile does not write tensors in blocks, as GGUF files have them",
+            hint="Use the file itself, or the model that it was made from",
+        )
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,24 @@
-"""Checkpoints on disk: safetensors files from which a rank reads only the slices it needs."""
+"""Checkpoints on disk: files from which a rank reads only the slices it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tpcompile.checkpoint_files import INDEX as INDEX
-from tpcompile.checkpoint_files import changed, files_of, size_of, unreadable
 from tpcompile.closing import Closing
 from tpcompile.errors import CheckpointError
+from tpcompile.gguf import is_gguf
 from tpcompile.ir.codec import NO_ENCODINGS, Codec, Encoded, Encodings, Known
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Component
 from tpcompile.ir.recipe import Tensor, stored_tensors
 from tpcompile.runtime.quantizing import ToQuantize
+from tpcompile.runtime.tensor_files import GgufFiles, SafetensorsFiles
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -37,6 +36,9 @@ _EXACT = {
     DType.F16: ("F16",),
 }
 """The dtypes of stored scales that a dtype in memory holds exactly."""
+
+_NAMES = {torch.uint8: "U8", **{one.torch: one.name for one in DType}}
+"""The names of dtypes in safetensors files."""
 
 _ORDER = "g_idx"
 _ORDERED = (
@@ -62,6 +64,7 @@ class CheckpointFiles:
     """A checkpoint that each rank opens itself to read its own slices."""
 
     directory: Path
+    """The directory of a checkpoint, or a GGUF file."""
     tensors: Mapping[str, Tensor]
     aliases: Mapping[str, str]
     chosen: Any = None
@@ -76,7 +79,7 @@ class CheckpointFiles:
 
 
 class Checkpoint(Closing):
-    """A directory of safetensors files as a source of tensors, by the names of the model.
+    """A directory of safetensors files, or a GGUF file, as a source of the tensors of a model.
 
     Opening it reads only the files' headers. A tied head may be absent. Fused QKV and gate-up
     tensors are split.
@@ -91,13 +94,12 @@ class Checkpoint(Closing):
         encodings: Encodings = NO_ENCODINGS,
     ) -> None:
         self._directory, self._encodings = directory, encodings
-        self._open = ExitStack()
-        self._files: dict[Path, Any] = {}
-        self._sizes: dict[Path, int] = {}
-        self._where = files_of(directory, chosen)
+        self._files = (
+            GgufFiles(directory) if is_gguf(directory) else SafetensorsFiles(directory, chosen)
+        )
+        self._where, self._shapes = self._files.where, self._files.shapes
         self._twins: dict[str, list[_Stored]] = {}
         try:
-            self._shapes = {name: self._shape(name) for name in self._where}
             stored = list(stored_tensors(tensors.values()))
             self._parts = {tensor.name: part for tensor, part in stored}
             self._stored = self._resolve({tensor.name: tensor for tensor, _ in stored}, aliases)
@@ -119,40 +121,15 @@ class Checkpoint(Closing):
 
     def _read(self, stored: _Stored, index: tuple[slice, ...]) -> torch.Tensor:
         if stored.codec is not None:
-            read = self._slice(stored.name, stored.codec.box(index))
+            read = self._files.read(stored.name, stored.codec.box(index))
             return stored.codec.decoded(read, index)
         if stored.row:
             rows = index[0]
             index = (slice(rows.start + stored.row, rows.stop + stored.row), *index[1:])
-        return self._slice(stored.name, index)
-
-    def _slice(self, name: str, index: tuple[slice, ...]) -> torch.Tensor:
-        path = self._where[name]
-        if size_of(path) != self._sizes[path]:
-            raise changed(path, self._sizes[path])
-        try:
-            found: torch.Tensor = self._file(name).get_slice(name)[index]
-        except (SafetensorError, OSError) as error:
-            raise unreadable(path, error) from error
-        return found
+        return self._files.read(stored.name, index)
 
     def close(self) -> None:
-        self._open.close()
-        self._files.clear()
-
-    def _file(self, name: str) -> Any:
-        path = self._where[name]
-        if path not in self._files:
-            try:
-                opened = safe_open(path, framework="pt")
-                self._files[path] = self._open.enter_context(opened)
-                self._sizes[path] = path.stat().st_size
-            except (SafetensorError, OSError) as error:
-                raise unreadable(path, error) from error
-        return self._files[path]
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file(name).get_slice(name).get_shape())
+        self._files.close()
 
     def _resolve(
         self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
@@ -181,11 +158,11 @@ class Checkpoint(Closing):
 
     def _encoded(self, tensor: Tensor, encoded: Encoded, part: Component | None) -> _Stored:
         """Return the location of a component that is stored by a codec."""
-        assert part is not None
         name, codec = encoded.name, encoded.codec
         if name not in self._shapes:
             raise self._missing(name, (name,))
-        self._require_dtype(name, codec.dtype(part.dtype).name)
+        dtype = codec.dtype(torch.float32 if part is None else part.dtype.torch)
+        self._require_dtype(name, _NAMES[dtype])
         self._require_shape(name, codec.shape(tensor.shape))
         return _Stored(name, codec=codec)
 
@@ -197,7 +174,7 @@ class Checkpoint(Closing):
             return
         self._require_dtype(name, *known.dtypes)
         self._require_shape(name, tuple(known.value.shape))
-        found = self._slice(name, tuple(slice(0, extent) for extent in known.value.shape))
+        found = self._files.read(name, tuple(slice(0, extent) for extent in known.value.shape))
         differs = (found != known.value).nonzero().tolist()
         if differs:
             first = tuple(differs[0])
@@ -226,7 +203,7 @@ class Checkpoint(Closing):
         if part is not None and not part.dtype.torch.is_floating_point:
             self._require_dtype(name, part.dtype.name)
             return
-        found = self._dtype(name)
+        found = self._files.dtype(name)
         if found not in FLOATS:
             raise CheckpointError(
                 f"The tensor {name} must have a floating-point dtype of 16 bits or more",
@@ -244,11 +221,8 @@ class Checkpoint(Closing):
                 hint="Compile the model again: its files were not here when it was captured",
             )
 
-    def _dtype(self, name: str) -> str:
-        return str(self._file(name).get_slice(name).get_dtype())
-
     def _require_dtype(self, name: str, *expected: str) -> None:
-        found = self._dtype(name)
+        found = self._files.dtype(name)
         if found not in expected:
             raise CheckpointError(
                 f"The tensor {name} must have the dtype that the configuration says",

@@ -13,8 +13,10 @@ import torch.distributed as dist
 from transformers import AutoTokenizer, StoppingCriteria, TextStreamer
 
 from tpcompile.errors import CheckpointError, UnsupportedError, UsageError
+from tpcompile.gguf import is_gguf
 from tpcompile.hub import is_cached, unreachable
 from tpcompile.json_files import read_object, shortened
+from tpcompile.runtime.gguf_tokenizer import gguf_tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _WITHOUT = "Pass the prompt as token ids: --prompt-ids 1,2,3"
@@ -24,6 +26,8 @@ def tokenizer_of(model: str) -> Any:
     """Load the tokenizer of a checkpoint; presets and bare configurations have none."""
     if model.startswith("preset:"):
         raise CheckpointError(f"{model} is a configuration and has no tokenizer", hint=_WITHOUT)
+    if is_gguf(model):
+        return gguf_tokenizer(model)
     # If there are no files, Hugging Face creates an empty tokenizer for the model type.
     directory = Path(model)
     if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):

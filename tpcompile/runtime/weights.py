@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from tpcompile.checkpoint_files import ADAPTER, INDEX, SINGLE
 from tpcompile.errors import CheckpointError, UsageError
+from tpcompile.gguf import is_gguf
 from tpcompile.hub import is_cached, unreachable
 from tpcompile.ir.codec import NO_ENCODINGS
 from tpcompile.ir.format import Format, Kind
@@ -244,11 +245,12 @@ def _before_quantization(captured: Captured) -> tuple[dict[str, Tensor], dict[st
 
 
 def directory_of(model: str | Path, more: Sequence[str] = ()) -> Path:
-    """Return the directory of a checkpoint; for a hub id, download the files or use the cache.
+    """Return the directory of a checkpoint, or its GGUF file.
 
-    `more` are patterns of further files.
+    The files of a hub id are downloaded, unless they are in the cache. `more` are patterns of
+    further files.
     """
-    if Path(model).is_dir():
+    if Path(model).is_dir() or is_gguf(model):
         return Path(model)
     model = str(model)
     from huggingface_hub import snapshot_download

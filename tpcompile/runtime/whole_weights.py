@@ -12,7 +12,6 @@ from torch import fx
 
 from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.ir.codec import Codec, Encodings
-from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Component
 from tpcompile.ir.meta import parameter_of, parameters, value_type
 from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
@@ -43,9 +42,8 @@ class _Whole:
         shape, dtype = self.tensor.shape, value_type(self.nodes[0]).dtype
         if self.part is not None:
             dtype = self.part.dtype.torch
-        if self.codec is not None:
-            shape, dtype = self.codec.shape(shape), self.codec.dtype(DType.of(dtype)).torch
-        return torch.empty(shape, dtype=dtype, device="meta")
+        found = torch.empty(shape, dtype=dtype, device="meta")
+        return found if self.codec is None else self.codec.encoded(found)
 
     def shards(self, ranks: LocalParameters) -> Iterator[tuple[Recipe, torch.Tensor]]:
         """Yield the parts of the ranks that have elements of it, with their recipes."""

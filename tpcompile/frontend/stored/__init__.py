@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tpcompile.errors import UsageError
-from tpcompile.frontend.stored import awq, compressed, gptq
+from tpcompile.frontend.stored import awq, compressed, gguf, gptq
 from tpcompile.frontend.stored.layout import StoredWeight, refuse
 from tpcompile.ir.codec import Encoded, Encodings
 from tpcompile.ir.recipe import Tensor
@@ -22,6 +22,7 @@ _METHODS: Mapping[str, _Weights] = {
     "compressed-tensors": compressed.weights_of,
     "gptq": gptq.weights_of,
     "awq": awq.weights_of,
+    gguf.METHOD: gguf.weights_of,
 }
 """The functions that return the weights of a scheme, by its `quant_method`."""
 
@@ -43,7 +44,10 @@ def stored_weights(
             got="activations='int8'",
             hint='Add weights="int8" or weights="int4", or omit activations',
         )
-    return {name: replace(one, format=one.format.rounding()) for name, one in stored.items()}
+    return {
+        name: replace(one, format=one.format and one.format.rounding())
+        for name, one in stored.items()
+    }
 
 
 def _weights(
@@ -66,14 +70,16 @@ def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) 
     components, known = {}, {}
     whole = {tensor.name: tensor for tensor in tensors}
     for tensor in whole.values():
-        if tensor.format is None:
+        if tensor.name not in stored:
             continue
         layout, module = stored[tensor.name].layout, tensor.name.rpartition(".")[0]
-        for part in tensor.format.components:
-            codec = layout.codecs.get(part.suffix)
+        parts = [""] if tensor.format is None else [one.suffix for one in tensor.format.components]
+        for suffix in parts:
+            codec = layout.codecs.get(suffix)
             if codec is not None:
-                components[tensor.name + part.suffix] = Encoded(f"{module}.{codec.name}", codec)
-        for name, value in layout.known(tensor.shape, tensor.format.columns).items():
+                components[tensor.name + suffix] = Encoded(f"{module}.{codec.name}", codec)
+        columns = 0 if tensor.format is None else tensor.format.columns
+        for name, value in layout.known(tensor.shape, columns).items():
             if f"{module}.{name}" not in whole:
                 known[f"{module}.{name}"] = value
     return Encodings(components, known)

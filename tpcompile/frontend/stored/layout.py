@@ -36,7 +36,8 @@ class Layout:
 class StoredWeight:
     """How the checkpoint stores a weight."""
 
-    format: Format
+    format: Format | None
+    """None if it is read as values."""
     layout: Layout
 
 

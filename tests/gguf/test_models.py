@@ -1,0 +1,201 @@
+"""Models of GGUF files, from their bytes to logits."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM
+
+import tpcompile
+from tests.gguf_files import model_of, write_gguf
+from tests.models import TOLERANCE, relative_error
+from tpcompile.errors import CheckpointError, UnsupportedError
+from tpcompile.frontend import capture
+from tpcompile.frontend.source import config_of
+
+IDS = torch.arange(1, 25).reshape(2, 12)
+WIDE = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "F32": ({}, {"kind": Kind.F32}),
+    "F16, with biases": ({"name": "tiny-qwen2"}, {"kind": Kind.F16}),
+    "BF16": ({}, {"kind": Kind.BF16}),
+    "Q8_0": ({"intermediate_size": 192}, {}),
+    "Q8_0, with biases": ({"name": "tiny-qwen2", "intermediate_size": 160}, {}),
+    "Q8_0, untied, some in BF16": (
+        {"intermediate_size": 192, "tie_word_embeddings": False},
+        {"kinds": {"attn_k.weight": Kind.BF16, "1.ffn_gate.weight": Kind.F32}},
+    ),
+    "Q8_0, rows that are not whole blocks": ({"intermediate_size": 176}, {}),
+    "Q4_0": ({"intermediate_size": 192}, {"kind": Kind.Q4_0}),
+    "Q4_0, head in Q8_0": (
+        {"intermediate_size": 96, "tie_word_embeddings": False},
+        {"kind": Kind.Q4_0, "kinds": {"output.weight": Kind.Q8_0}},
+    ),
+    **{
+        f"Q8_0, embedding in {kind.name}": (
+            {**WIDE, "tie_word_embeddings": False},
+            {"kinds": {"token_embd.weight": kind}},
+        )
+        for kind in (Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+    },
+    "Q8_0, several files": ({"intermediate_size": 192}, {"parts": 4}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
+    """Return a file, and a model in fp32 with its values."""
+    changes, options = CASES[request.param]
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    truth = write_gguf(path, model_of(**changes), **options)
+    if options.get("parts", 1) > 1:
+        path = min(path.parent.glob("*.gguf"))
+    return path, truth
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
+def test_logits(written: tuple[Path, Any], backend: str, tp: int) -> None:
+    """Prompts run on modules, single tokens on the backend."""
+    path, truth = written
+    with torch.no_grad():
+        wanted = truth(IDS).logits
+    options: dict[str, Any] = {"tp": tp, "simulate": True, "backend": backend}
+    with tpcompile.compile(str(path), **options, dtype=torch.float32) as model:
+        found = model(IDS[:, :-1], use_cache=True)
+        assert relative_error(found.logits, wanted[:, :-1]) < TOLERANCE
+        step = model(IDS[:, -1:], past_key_values=found.past_key_values, use_cache=True)
+        assert relative_error(step.logits, wanted[:, -1:]) < TOLERANCE
+        assert model.steps.program == (backend != "torch")
+
+
+def test_configurations(written: tuple[Path, Any]) -> None:
+    """The configuration is that of the model, also where the file says it otherwise."""
+    path, truth = written
+    found, wanted = config_of(str(path)).to_dict(), truth.config.to_dict()
+    for name in ("rope_parameters", "rms_norm_eps"):
+        assert found.pop(name) == pytest.approx(wanted.pop(name)), name
+    kinds = found.pop("quantization_config", {"kinds": {}})["kinds"]
+    if "lm_head.weight" in kinds and wanted["tie_word_embeddings"]:
+        found["tie_word_embeddings"] = True  # each is read in its own way
+    left = ("dtype", "transformers_version", "architectures", "bos_token_id", "eos_token_id")
+    same = {name for name in found if name not in left}
+    assert {name: found[name] for name in same} == {name: wanted[name] for name in same}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (Kind.F32, torch.float32),
+        (Kind.F16, torch.float16),
+        (Kind.BF16, torch.bfloat16),
+        (Kind.Q8_0, torch.bfloat16),
+    ],
+)
+def test_the_dtype_of_the_model(tmp_path: Path, kind: Kind, dtype: torch.dtype) -> None:
+    write_gguf(tmp_path / "model.gguf", model_of(intermediate_size=64), kind)
+    assert config_of(str(tmp_path / "model.gguf")).dtype == dtype
+    formats = {str(one.format) for one in capture(str(tmp_path / "model.gguf")).tensors.values()}
+    assert formats == ({"None", "int8:32:f16"} if kind == Kind.Q8_0 else {"None"})
+
+
+def test_ranks_in_processes(tmp_path: Path) -> None:
+    """Each process opens the file itself."""
+    truth = write_gguf(tmp_path / "model.gguf", model_of(intermediate_size=96))
+    with torch.no_grad():
+        wanted = truth(IDS).logits
+    with tpcompile.compile(str(tmp_path / "model.gguf"), tp=2, dtype=torch.float32) as model:
+        assert relative_error(model(IDS).logits, wanted) < TOLERANCE
+        with pytest.raises(UnsupportedError, match="does not write tensors in blocks"):
+            model.save_pretrained(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"qwen3.expert_count": 4}, r"does not read this property.*qwen3\.expert_count"),
+        ({"qwen3.rope.scaling.type": "longrope"}, r"rope\.scaling\.type='longrope'"),
+        ({"qwen3.rope.dimension_count": 8}, r"rope\.dimension_count=8.*width of a head, 16"),
+        ({"tokenizer.ggml.eos_token_id": 101}, "token eos is not valid.*101.*0 to 100"),
+    ],
+)
+def test_properties_that_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model_of(intermediate_size=64), more=more)
+    with pytest.raises((CheckpointError, UnsupportedError), match=said):
+        tpcompile.compile(str(path))
+
+
+def test_rotary_scaling(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    key = "qwen3.rope.scaling"
+    more = {f"{key}.type": "yarn", f"{key}.factor": 4.0, f"{key}.original_context_length": 512}
+    write_gguf(path, model_of(intermediate_size=64), more=more)
+    found = config_of(str(path)).rope_parameters
+    assert found["rope_type"] == "yarn" and found["factor"] == 4.0
+    assert found["original_max_position_embeddings"] == 512
+
+
+def test_kinds_that_are_refused(tmp_path: Path) -> None:
+    path, kinds = tmp_path / "model.gguf", {"1.ffn_up.weight": Kind.Q5_1}
+    write_gguf(path, model_of(intermediate_size=64), kinds=kinds)
+    with pytest.raises(UnsupportedError, match=r"layers\.1\.mlp\.up_proj\.weight.*Q5_1.*Q8_0"):
+        tpcompile.compile(str(path))
+
+
+def test_other_architectures(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model_of(intermediate_size=64))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"\5\0\0\0\0\0\0\0qwen3", b"\5\0\0\0\0\0\0\0qwen4", 1))
+    with pytest.raises(UnsupportedError, match=r"architecture.*'qwen4'.*qwen2 or qwen3"):
+        tpcompile.compile(str(path))
+
+
+def test_a_file_of_several_is_missing(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", model_of(intermediate_size=64), parts=3)
+    first, second, *_ = sorted(tmp_path.glob("*.gguf"))
+    second.unlink()
+    with pytest.raises(CheckpointError, match=f"lacks the file {second.name}"):
+        tpcompile.compile(str(first))
+
+
+def test_parts_of_another_model(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", model_of(intermediate_size=64), parts=3)
+    first, second, *_ = sorted(tmp_path.glob("*.gguf"))
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match=r"split\.count and split\.no are 3 and 0.*3 and 1"):
+        tpcompile.compile(str(first))
+
+
+def test_a_tensor_is_missing(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.gguf", model_of(intermediate_size=64)
+    write = partial(write_gguf, path, model)
+    write()
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"blk.1.ffn_up.weight", b"blk.2.ffn_up.weight", 1))
+    with pytest.raises(CheckpointError, match=r"layers\.(1|2)\.mlp\.up_proj\.weight"):
+        tpcompile.compile(str(path))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.BF16])
+def test_tokens_of_hugging_face(tmp_path: Path, kind: Kind) -> None:
+    """Transformers reads the same file; it takes heads to be 128 wide."""
+    changes = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model_of(**changes, intermediate_size=64, tie_word_embeddings=False), kind)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    eager = load(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    with torch.no_grad():
+        wanted, logits = eager.generate(IDS[:1], **options), eager(IDS).logits
+    with tpcompile.compile(str(path), dtype=torch.float32, backend="native") as model:
+        assert relative_error(model(IDS).logits, logits) < TOLERANCE
+        assert torch.equal(model.generate(IDS[:1], **options), wanted)

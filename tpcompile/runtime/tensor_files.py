@@ -1,0 +1,122 @@
+"""Tensors in files, of which parts are read: safetensors, and GGUF with names of transformers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tpcompile.checkpoint_files import changed, files_of, size_of, unreadable
+from tpcompile.closing import Closing
+from tpcompile.gguf import GgufKind, open_gguf
+from tpcompile.gguf.models import EMBEDDING, HEAD, tensors_of
+
+Index = tuple[slice, ...]
+
+
+class TensorFiles(Closing):
+    """Open files with tensors. Only their headers have been read."""
+
+    where: Mapping[str, Path]
+    """The file of each tensor."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """The shape of each tensor."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> str:
+        """Return the dtype of a tensor, by the names of safetensors."""
+
+    @abstractmethod
+    def read(self, name: str, index: Index) -> torch.Tensor:
+        """Read a part of a tensor. Raise if its file has changed since it was opened."""
+
+
+class SafetensorsFiles(TensorFiles):
+    """The safetensors files of a directory."""
+
+    def __init__(self, directory: Path, chosen: Any = None) -> None:
+        self._open = ExitStack()
+        self._files: dict[Path, Any] = {}
+        self._sizes: dict[Path, int] = {}
+        self.where = files_of(directory, chosen)
+        try:
+            self.shapes = {name: tuple(self._tensor(name).get_shape()) for name in self.where}
+        except BaseException:
+            self.close()
+            raise
+
+    def dtype(self, name: str) -> str:
+        return str(self._tensor(name).get_dtype())
+
+    def read(self, name: str, index: Index) -> torch.Tensor:
+        path = self.where[name]
+        if size_of(path) != self._sizes[path]:
+            raise changed(path, self._sizes[path])
+        try:
+            found: torch.Tensor = self._tensor(name)[index]
+        except (SafetensorError, OSError) as error:
+            raise unreadable(path, error) from error
+        return found
+
+    def close(self) -> None:
+        self._open.close()
+        self._files.clear()
+
+    def _tensor(self, name: str) -> Any:
+        path = self.where[name]
+        if path not in self._files:
+            try:
+                opened = safe_open(path, framework="pt")
+                self._files[path] = self._open.enter_context(opened)
+                self._sizes[path] = path.stat().st_size
+            except (SafetensorError, OSError) as error:
+                raise unreadable(path, error) from error
+        return self._files[path].get_slice(name)
+
+
+class GgufFiles(TensorFiles):
+    """The GGUF files of a model. Tensors of blocks are rows of bytes."""
+
+    def __init__(self, path: Path) -> None:
+        file = open_gguf(path)
+        self._tensors = tensors_of(file)
+        if HEAD not in self._tensors and self._tensors[EMBEDDING].kind not in _DTYPES:
+            self._tensors[HEAD] = self._tensors[EMBEDDING]  # each is read in its own way
+        self.where = {name: one.path for name, one in self._tensors.items()}
+        self.shapes = {
+            name: one.shape if one.kind in _DTYPES else (*one.shape[:-1], one.row_bytes)
+            for name, one in self._tensors.items()
+        }
+        self._sizes = file.sizes
+        self._mapped: dict[Path, torch.Tensor] = {}
+
+    def dtype(self, name: str) -> str:
+        kind = self._tensors[name].kind
+        return kind.name if kind in _DTYPES else "U8"
+
+    def read(self, name: str, index: Index) -> torch.Tensor:
+        tensor = self._tensors[name]
+        path, size = tensor.path, self._sizes[tensor.path]
+        if size_of(path) != size:
+            raise changed(path, size)
+        if path not in self._mapped:
+            self._mapped[path] = torch.from_file(str(path), size=size, dtype=torch.uint8)
+        whole = self._mapped[path][tensor.start : tensor.start + tensor.size]
+        dtype = _DTYPES.get(tensor.kind, torch.uint8)
+        return whole.view(dtype).view(self.shapes[name])[index]
+
+    def close(self) -> None:
+        self._mapped.clear()
+
+
+_DTYPES = {
+    GgufKind.F32: torch.float32,
+    GgufKind.F16: torch.float16,
+    GgufKind.BF16: torch.bfloat16,
+}
+"""The dtypes of kinds whose elements are values. The names are those of safetensors too."""
