@@ -106,6 +106,32 @@ def configuration(file: GgufFile) -> dict[str, Any]:
     tensors = tensors_of(file)
     if EMBEDDING not in tensors:
         raise CheckpointError("The file lacks the tensor token_embd.weight", where=str(file.path))
+    rows = tensors[EMBEDDING].shape[0]
+    if told.count("vocab_size", rows) != rows:
+        told.refuse("vocab_size", f"{rows}, the rows of the embedding")
+    found: dict[str, Any] = {key: told.count(word) for key, word in _COUNTS.items()}
+    if found["num_hidden_layers"] > len(tensors):
+        told.refuse("block_count", f"at most one for each of {len(tensors)} tensors")
+    found |= {
+        "model_type": known.model_type,
+        "num_key_value_heads": told.count("attention.head_count_kv", found["num_attention_heads"]),
+        "vocab_size": rows,
+        "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": told.rope(found["max_position_embeddings"]),
+        "tie_word_embeddings": _tied(tensors),
+        **known.more,
+    }
+    width = _width_of_heads(told, known)
+    if known.heads_have_widths:
+        found["head_dim"] = width
+    for word in ("bos", "eos"):
+        token = file.metadata.get(f"tokenizer.ggml.{word}_token_id")
+        if token is not None:
+            found[f"{word}_token_id"] = told.token(word, token, rows)
+    return found
+
+
+def _width_of_heads(told: _Told, known: _Architecture) -> int:
     heads, hidden = told.count("attention.head_count"), told.count("embedding_length")
     width = told.count("attention.key_length", hidden // heads)
     if told.count("attention.value_length", width) != width:
@@ -116,28 +142,7 @@ def configuration(file: GgufFile) -> dict[str, Any]:
         )
     if told.count("rope.dimension_count", width) != width:
         told.refuse("rope.dimension_count", f"the width of a head, {width}")
-    rows = tensors[EMBEDDING].shape[0]
-    if told.count("vocab_size", rows) != rows:
-        told.refuse("vocab_size", f"{rows}, the rows of the embedding")
-    found: dict[str, Any] = {key: told.count(word) for key, word in _COUNTS.items()}
-    if found["num_hidden_layers"] > len(tensors):
-        told.refuse("block_count", f"at most one for each of {len(tensors)} tensors")
-    found |= {
-        "model_type": known.model_type,
-        "num_key_value_heads": told.count("attention.head_count_kv", heads),
-        "vocab_size": rows,
-        "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": told.rope(found["max_position_embeddings"]),
-        "tie_word_embeddings": _tied(tensors),
-        **known.more,
-    }
-    if known.heads_have_widths:
-        found["head_dim"] = width
-    for word in ("bos", "eos"):
-        token = file.metadata.get(f"tokenizer.ggml.{word}_token_id")
-        if token is not None:
-            found[f"{word}_token_id"] = told.token(word, token, rows)
-    return found
+    return width
 
 
 def _tied(tensors: Mapping[str, GgufTensor]) -> bool:
