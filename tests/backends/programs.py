@@ -41,6 +41,19 @@ ROUNDS = ":a8"
 """The end of the name of weights whose linears round their inputs to int8."""
 
 
+KINDS = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""Kinds of GGUF files whose formats nothing else has."""
+
+
+def _kinds(config: Any, kind: str) -> dict[str, str]:
+    """Return the kind of each linear."""
+    names = [f"self_attn.{one}_proj" for one in "qkvo"]
+    names += [f"mlp.{one}_proj" for one in ("gate", "up", "down")]
+    layers = range(config.num_hidden_layers)
+    found = [f"model.layers.{layer}.{name}.weight" for layer in layers for name in names]
+    return dict.fromkeys([*found, "lm_head.weight"], kind)
+
+
 @lru_cache
 def _captured(
     model: str, dtype: torch.dtype, odd: bool, long: bool, wide: bool, weights: str | None
@@ -48,8 +61,13 @@ def _captured(
     widths = {**(ODD if odd else {}), **(LONG if long else {}), **(WIDE if wide else {})}
     config = OWN[model] if model in OWN else preset(model)
     stored = None if weights is None else weights.removesuffix(ROUNDS)
+    made = AutoConfig.for_model(**{**config, **widths})
+    if stored in KINDS:
+        made.quantization_config = {"quant_method": "gguf", "kinds": _kinds(made, stored)}
+        made.tie_word_embeddings = False
+        return captured_once(made, dtype=dtype)
     return captured_once(
-        AutoConfig.for_model(**{**config, **widths}),
+        made,
         dtype=dtype,
         scheme=None if stored is None else scheme_of(stored, None),
         rounds=stored != weights,

@@ -43,6 +43,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         )
         for kind in (Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
     },
+    **{
+        kind.name: ({**WIDE, "name": name}, {"kind": kind})
+        for kind, name in zip(
+            (Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+            ("tiny-qwen3", "tiny-qwen2") * 3,
+            strict=True,
+        )
+    },
+    "Q4_K, some in Q6_K and Q5_0": (
+        {**WIDE, "hidden_size": 320, "num_attention_heads": 10, "num_key_value_heads": 5},
+        {"kind": Kind.Q5_0, "kinds": {"ffn_down.weight": Kind.Q4_K, "output.weight": Kind.Q8_0}},
+    ),
     "Q8_0, several files": ({"intermediate_size": 192}, {"parts": 4}),
 }
 
@@ -144,9 +156,9 @@ def test_rotary_scaling(tmp_path: Path) -> None:
 
 
 def test_kinds_that_are_refused(tmp_path: Path) -> None:
-    path, kinds = tmp_path / "model.gguf", {"1.ffn_up.weight": Kind.Q5_1}
-    write_gguf(path, model_of(intermediate_size=64), kinds=kinds)
-    with pytest.raises(UnsupportedError, match=r"layers\.1\.mlp\.up_proj\.weight.*Q5_1.*Q8_0"):
+    path, kinds = tmp_path / "model.gguf", {"1.ffn_up.weight": Kind.TQ1_0}
+    write_gguf(path, model_of(**WIDE), kinds=kinds)
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up\.weight has a kind.*number 34"):
         tpcompile.compile(str(path))
 
 

@@ -40,6 +40,13 @@ FORMATS = [
         for columns in (0, 32, 128, 32767)
         for offsets in (False, True)
     ),
+    *map(
+        Format.parsed,
+        (
+            *("int4:32:f16min", "int5:32:f16", "int5:row:bf16:offsets", "int5:32:f16min"),
+            *("int4:32:supermin", "int5:32:supermin", "int6:16:super", "int6:64:f32"),
+        ),
+    ),
 ]
 CUT = {
     "qwen2.5-0.5b o_proj": (896, 2, 128),
@@ -57,7 +64,8 @@ def test_its_name_and_its_number_say_all(one: Format) -> None:
     assert Format.parsed(str(one)) == Format(int(one)) == one
     assert -(2**31) <= one < 2**31
     assert one.plain == (one in FLOATS)
-    assert one.offsets == str(one).endswith(":offsets") == (len(one.components) == 3)
+    assert one.offsets == str(one).endswith(":offsets")
+    assert one.offsets == any(part.suffix == "_zero_point" for part in one.components)
     assert str(one).startswith(one.kind.word)
 
 
@@ -92,7 +100,12 @@ NUMBERS = [
     DType.I32,
     7,
     8,
-    9 | 1 << 8,
+    11 | 1 << 8,
+    7 | 16 << 8 | 32 << 16,
+    8 | 17 << 8,
+    8 | 17 << 8 | 48 << 16,
+    8 | 19 << 8 | 32 << 16,
+    10 | 17 << 8 | 1 << 15 | 16 << 16,
     1 | 2 << 8,
     1 | 64 << 16,
     1 | 1 << 15,
@@ -118,7 +131,7 @@ def test_formats_that_round_inputs(one: Format) -> None:
     assert Format.parsed(f"{one}:a8") == Format(int(rounding)) == rounding
     assert rounding.components == one.components
     assert (rounding.kind, rounding.offsets) == (one.kind, one.offsets)
-    assert rounding.block == min(one.components[1].columns or 128, 128)
+    assert rounding.block == min(one.columns or 128, 128)
 
 
 def test_the_bytes_of_rows() -> None:

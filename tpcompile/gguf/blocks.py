@@ -1,4 +1,4 @@
-"""The contents of blocks of GGUF kinds: integers, scales, and the values that they stand for.
+"""The contents of blocks of GGUF kinds, as components of formats of weights.
 
 The functions take blocks as bytes, `[…, bytes]`, and return elements, `[…, elements]`.
 """
@@ -6,121 +6,122 @@ The functions take blocks as bytes, `[…, bytes]`, and return elements, `[…, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from tpcompile.gguf.kinds import GgufKind
+from tpcompile.ir.format import Format, Kind, Scales
 from tpcompile.ir.words import packed
 
 Taken = Callable[[torch.Tensor], torch.Tensor]
 
 
-def first_half(blocks: torch.Tensor) -> torch.Tensor:
-    """Return the first two bytes of each block as a float16: its scale in most kinds."""
-    return _halves(blocks, 0)
+@dataclass(frozen=True)
+class Contents:
+    """How a kind is stored in memory."""
+
+    format: Format
+    parts: Mapping[str, Taken]
+    """The elements of each component, by its suffix."""
+
+    def values(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Return the values of whole rows of blocks, `[rows, blocks, bytes]`, in float32."""
+        parts = {suffix: taken(blocks).flatten(1) for suffix, taken in self.parts.items()}
+        values = self.format.values
+        columns = parts[values.suffix].shape[1] * values.columns
+        return self.format.decoded(parts, (0, columns), torch.float32)
 
 
-def q8_0_integers(blocks: torch.Tensor) -> torch.Tensor:
-    """Return the integers, in int8."""
-    return blocks[..., 2:].view(torch.int8)
-
-
-def q4_0_words(blocks: torch.Tensor) -> torch.Tensor:
-    """Return the integers as words of neighbours: see `words.py`."""
-    return packed((_nibbles(blocks[..., 2:]) - 8).to(torch.int8), 4)
-
-
-def _halves(blocks: torch.Tensor, at: int) -> torch.Tensor:
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16)
 
 
-def _nibbles(octets: torch.Tensor) -> torch.Tensor:
-    """Return the lower four bits of all bytes, then the higher ones."""
-    return torch.cat((octets & 15, octets >> 4), -1)
+def _signed(blocks: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    return blocks[..., start:stop].view(torch.int8)
 
 
-def _bits(octets: torch.Tensor) -> torch.Tensor:
-    """Return the 32 bits of four bytes, the lowest of the first byte first."""
-    places = torch.arange(8, dtype=torch.uint8)
-    return (octets.unsqueeze(-1) >> places & 1).flatten(-2)
+def _unsigned(blocks: torch.Tensor, start: int, stop: int, bits: int, each: int) -> torch.Tensor:
+    """Return integers of so many bits, without a sign.
+
+    First come the lowest bits of `each` bytes, then the next ones of the same bytes, and so on.
+    """
+    octets = blocks[..., start:stop]
+    runs = octets.reshape(*octets.shape[:-1], -1, 1, each)
+    places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    return (runs >> places & (1 << bits) - 1).flatten(-3)
 
 
-def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return q8_0_integers(blocks).float() * first_half(blocks).float()
+def _words(blocks: torch.Tensor, start: int, stop: int, bits: int, each: int) -> torch.Tensor:
+    """Return the same integers as words of neighbours: see `words.py`."""
+    found = _unsigned(blocks, start, stop, bits, each)
+    return packed(found.view(torch.int8) - (1 << bits - 1), bits)
 
 
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return (_nibbles(blocks[..., 2:]).float() - 8) * first_half(blocks).float()
-
-
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    least = _halves(blocks, 2).float()
-    return _nibbles(blocks[..., 4:]).float() * first_half(blocks).float() + least
-
-
-def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    found = _nibbles(blocks[..., 6:]) | _bits(blocks[..., 2:6]) << 4
-    return (found.float() - 16) * first_half(blocks).float()
-
-
-def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
-    least = _halves(blocks, 2).float()
-    found = _nibbles(blocks[..., 8:]) | _bits(blocks[..., 4:8]) << 4
-    return found.float() * first_half(blocks).float() + least
-
-
-def _sixes(octets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the eight scales and the eight minima of 6 bits each, in 12 bytes."""
-    low, middle, high = octets.unflatten(-1, (3, 4)).unbind(-2)  # type: ignore[no-untyped-call]
+def _sixes(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the eight scales and the eight minima, of 6 bits each."""
+    octets = blocks[..., 4:16]
+    low, middle, high = octets.reshape(*octets.shape[:-1], 3, 4).unbind(-2)
     scales = torch.cat((low & 63, (high & 15) | (low >> 6) << 4), -1)
     minima = torch.cat((middle & 63, (high >> 4) | (middle >> 6) << 4), -1)
-    return scales, minima
+    return scales.view(torch.int8), minima.view(torch.int8)
 
 
-def _with_minima(blocks: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
-    """Return the values of eight groups of integers, `[…, 8, 32]`."""
-    scales, minima = _sixes(blocks[..., 4:16])
-    scale = first_half(blocks).float() * scales.float()
-    least = _halves(blocks, 2).float() * minima.float()
-    return (integers.float() * scale.unsqueeze(-1) - least.unsqueeze(-1)).flatten(-2)
+def _scales(blocks: torch.Tensor) -> torch.Tensor:
+    return _sixes(blocks)[0]
 
 
-def _groups(octets: torch.Tensor) -> torch.Tensor:
-    """Return the nibbles of 128 bytes as eight groups: 32 lower ones, 32 higher ones, and so on."""
-    return _nibbles(_apart(octets, 32)).flatten(-2).reshape(*octets.shape[:-1], 8, 32)
+def _minima(blocks: torch.Tensor) -> torch.Tensor:
+    return _sixes(blocks)[1]
 
 
-def _apart(octets: torch.Tensor, each: int) -> torch.Tensor:
-    return octets.reshape(*octets.shape[:-1], -1, each)
+def _low(start: int, stop: int, each: int) -> dict[str, Taken]:
+    """Return the part with the lower four bits."""
+    return {"_packed": partial(_words, start=start, stop=stop, bits=4, each=each)}
 
 
-def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    return _with_minima(blocks, _groups(blocks[..., 16:]))
+def _high(start: int, stop: int, bits: int, each: int) -> dict[str, Taken]:
+    """Return the part with the bits above the lower four ones."""
+    return {"_high": partial(_words, start=start, stop=stop, bits=bits, each=each)}
 
 
-def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
-    high = blocks[..., None, 16:48] >> places & 1
-    return _with_minima(blocks, _groups(blocks[..., 48:]) | high << 4)
-
-
-def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    low = _nibbles(_apart(blocks[..., :128], 64))  # of each half, 64 lower ones and 64 higher ones
-    places = 2 * torch.arange(4, dtype=torch.uint8)[:, None]
-    high = (_apart(blocks[..., 128:192], 32).unsqueeze(-2) >> places & 3).flatten(-2)
-    integers = (low | high << 4).flatten(-2).view(torch.int8) - 32
-    scales = _halves(blocks, 208).float() * blocks[..., 192:208].view(torch.int8).float()
-    return (_apart(integers, 16).float() * scales.unsqueeze(-1)).flatten(-2)
-
-
-VALUES: Mapping[GgufKind, Taken] = {
-    GgufKind.Q8_0: _q8_0,
-    GgufKind.Q4_0: _q4_0,
-    GgufKind.Q4_1: _q4_1,
-    GgufKind.Q5_0: _q5_0,
-    GgufKind.Q5_1: _q5_1,
-    GgufKind.Q4_K: _q4_k,
-    GgufKind.Q5_K: _q5_k,
-    GgufKind.Q6_K: _q6_k,
+_SCALE: dict[str, Taken] = {"_scale": partial(_half, at=0)}
+_WITH_MINIMUM: dict[str, Taken] = {**_SCALE, "_minimum": partial(_half, at=2)}
+_SUPER: dict[str, Taken] = {
+    "_scale": _scales,
+    "_minimum": _minima,
+    "_super_scale": partial(_half, at=0),
+    "_super_minimum": partial(_half, at=2),
 }
-"""The values of blocks, in float32, by kind."""
+
+
+def _grouped(kind: Kind, scales: Scales, columns: int, *parts: Mapping[str, Taken]) -> Contents:
+    found = {suffix: taken for part in parts for suffix, taken in part.items()}
+    return Contents(Format.grouped(kind, scales, columns), found)
+
+
+CONTENTS: Mapping[GgufKind, Contents] = {
+    GgufKind.Q8_0: _grouped(
+        Kind.INT8, Scales.F16, 32, {"": partial(_signed, start=2, stop=34)}, _SCALE
+    ),
+    GgufKind.Q4_0: _grouped(Kind.INT4, Scales.F16, 32, _low(2, 18, 16), _SCALE),
+    GgufKind.Q4_1: _grouped(Kind.INT4, Scales.F16MIN, 32, _low(4, 20, 16), _WITH_MINIMUM),
+    GgufKind.Q5_0: _grouped(Kind.INT5, Scales.F16, 32, _low(6, 22, 16), _high(2, 6, 1, 1), _SCALE),
+    GgufKind.Q5_1: _grouped(
+        Kind.INT5, Scales.F16MIN, 32, _low(8, 24, 16), _high(4, 8, 1, 1), _WITH_MINIMUM
+    ),
+    GgufKind.Q4_K: _grouped(Kind.INT4, Scales.SUPERMIN, 32, _low(16, 144, 32), _SUPER),
+    GgufKind.Q5_K: _grouped(
+        Kind.INT5, Scales.SUPERMIN, 32, _low(48, 176, 32), _high(16, 48, 1, 32), _SUPER
+    ),
+    GgufKind.Q6_K: _grouped(
+        Kind.INT6,
+        Scales.SUPER,
+        16,
+        _low(0, 128, 64),
+        _high(128, 192, 2, 32),
+        {"_scale": partial(_signed, start=192, stop=208), "_super_scale": partial(_half, at=208)},
+    ),
+}
+"""The contents of the kinds that are read."""

@@ -10,14 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from tpcompile.ir.dtypes import DTYPES, DType
+from tpcompile.ir.dtypes import DType
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.words import WORD_BITS, unpacked
 
 _ROW, _OFFSETS, _ROUNDS = "row", "offsets", "a8"
-_WORD = re.compile(
-    rf"(int8|int4):({_ROW}|[1-9][0-9]{{0,4}}):(f32|bf16|f16)(:{_OFFSETS})?(:{_ROUNDS})?"
-)
 _GRAIN = 16
 _MOST_BLOCK = 128
 _ROUNDS_BIT = 1 << 14
@@ -34,6 +31,10 @@ class Kind(IntEnum):
     INT8 = DType.I8
     INT4 = 8
     """Words of eight columns: see `words.py`."""
+    INT5 = 9
+    """The same of the lower four bits, and words of 32 columns of the highest one."""
+    INT6 = 10
+    """The same of the lower four bits, and words of 16 columns of the two highest ones."""
 
     @property
     def word(self) -> str:
@@ -43,7 +44,42 @@ class Kind(IntEnum):
     @property
     def suffix(self) -> str:
         """The suffix of the component that has the values."""
-        return _VALUES[self].suffix if self in _VALUES else ""
+        return _PACKED.suffix if self in _BITS else ""
+
+
+class Scales(IntEnum):
+    """What the integers of a group are multiplied by, and what is added to the products."""
+
+    F32 = DType.F32
+    BF16 = DType.BF16
+    F16 = DType.F16
+    F16MIN = 16
+    """A scale and a minimum in float16, the latter of which is added."""
+    SUPER = 17
+    """A scale in int8, times one in float16 per 256 columns."""
+    SUPERMIN = 18
+    """The same with a minimum in int8, times one in float16 per 256 columns, which is subtracted.
+
+    Integers are not negative: they are those that are stored, plus half of their range."""
+
+    @property
+    def word(self) -> str:
+        """The name in text."""
+        return self.name.lower()
+
+    @property
+    def super(self) -> bool:
+        """Whether 256 columns share a factor of their scales."""
+        return self in (Scales.SUPER, Scales.SUPERMIN)
+
+    @property
+    def minima(self) -> bool:
+        """Whether groups have a minimum."""
+        return self in (Scales.F16MIN, Scales.SUPERMIN)
+
+
+_SUPER = 256
+"""The columns of a superblock."""
 
 
 class Component(NamedTuple):
@@ -78,12 +114,13 @@ class Format(int):
     A floating-point format has one component, the values. Its number is that of the element type.
     `int8:64:bf16` has the components values, in int8, and scales, in bf16; groups of 64 columns of
     a row share a scale, and `row` stands for all columns. `int4:64:bf16:offsets` has offsets too,
-    one per scale: a weight is (value - offset) * scale. Groups lie on the columns of the whole
-    weight, also where ranks hold some of its columns. `int8:64:bf16:a8` is stored like
+    one per scale: a weight is (value - offset) * scale. `int4:32:supermin` has other scales: see
+    `Scales`. Groups lie on the columns of the whole weight, also where ranks hold some of its
+    columns. `int8:64:bf16:a8` is stored like
     `int8:64:bf16`, but linears round their inputs to int8 before they multiply them: see
     `rounded` in `quantize.py`.
 
-    Bits 0 to 7 of the number are a `Kind`, bits 8 to 13 the dtype of the scales, bit 14 says
+    Bits 0 to 7 of the number are a `Kind`, bits 8 to 13 the `Scales`, bit 14 says
     whether inputs are rounded, bit 15 whether there are offsets, and bits 16 to 30 are the columns
     per group, 0 for rows.
     """
@@ -91,11 +128,7 @@ class Format(int):
     def __new__(cls, number: int) -> Format:
         """Return the format with this number. Raise ValueError for any other number."""
         found = super().__new__(cls, number)
-        kind, scales = number & 255, number >> 8 & 63
-        plain = number in _FLOATS
-        if not plain and not (
-            kind in _GROUPED and scales in _FLOATS and 0 <= number >> 16 <= MOST_COLUMNS
-        ):
+        if number not in _FLOATS and not _is_grouped(number):
             raise ValueError(f"{number} is not a valid format")
         return found
 
@@ -106,12 +139,13 @@ class Format(int):
 
     @staticmethod
     def grouped(
-        kind: Kind, scales: torch.dtype, columns: int = 0, *, offsets: bool = False
+        kind: Kind, scales: torch.dtype | Scales, columns: int = 0, *, offsets: bool = False
     ) -> Format:
         """Return the format of integers with a scale per so many columns, or per row."""
         if not 0 <= columns <= MOST_COLUMNS:
             raise ValueError(f"groups of {columns} columns are too wide")
-        return Format(kind | DType.of(scales) << 8 | offsets << 15 | columns << 16)
+        own = scales if isinstance(scales, Scales) else Scales(DType.of(scales))
+        return Format(kind | own << 8 | offsets << 15 | columns << 16)
 
     @staticmethod
     def int8(scales: torch.dtype, columns: int = 0, *, offsets: bool = False) -> Format:
@@ -133,18 +167,17 @@ class Format(int):
             raise ValueError(f"{', '.join(_WORDS)} or a format such as int8:64:bf16")
         kind, columns, scales, offsets, rounds = found.groups()
         stored = Format.grouped(
-            _GROUPED_WORDS[kind],
-            DTYPES[scales],
+            Kind[kind.upper()],
+            Scales[scales.upper()],
             0 if columns == _ROW else int(columns),
             offsets=offsets is not None,
         )
         return stored if rounds is None else stored.rounding()
 
     def __str__(self) -> str:
-        _, *scales = self.components
-        if not scales:
+        if self.plain:
             return self.kind.word
-        words = [self.kind.word, str(scales[0].columns or _ROW), scales[0].dtype.word]
+        words = [self.kind.word, str(self.columns or _ROW), self.scales.word]
         return ":".join([*words, *[_OFFSETS] * self.offsets, *[_ROUNDS] * self.rounds])
 
     __repr__ = __str__
@@ -158,6 +191,17 @@ class Format(int):
     def kind(self) -> Kind:
         """How the values are stored."""
         return Kind(self & 255)
+
+    @property
+    def scales(self) -> Scales:
+        """The scales of a format that is not plain."""
+        return Scales(self >> 8 & 63)
+
+    @property
+    def basic(self) -> bool:
+        """Whether a group has a scale of its own, and integers are in one component."""
+        plain = not (self.scales.super or self.scales.minima)
+        return plain and self.kind in (Kind.INT8, Kind.INT4)
 
     @property
     def offsets(self) -> bool:
@@ -210,36 +254,95 @@ class Format(int):
         The rows consist of these columns of the whole weight. Differences are exact, and products
         are computed in fp32 before they are rounded to `dtype`.
         """
-        values, *others = self.components
-        found = parts[values.suffix]
-        if not others:
-            return found.to(dtype)
+        if self.plain:
+            return parts[self.values.suffix].to(dtype)
+        integers = self._integers(parts, columns).float()
+        others = {
+            one.suffix: _spread(parts[one.suffix], one, columns)
+            for one in self.components
+            if one.suffix in _OF_GROUPS
+        }
+        scales = others[_SCALE]
+        if self.scales.super:
+            scales = others[_SUPER_SCALE] * scales
+        if self.offsets:
+            return ((integers - others[_ZERO_POINT]) * scales).to(dtype)
+        if not self.scales.minima:
+            return (integers * scales).to(dtype)
+        products = (integers + (1 << _BITS[self.kind] - 1)) * scales
+        if self.scales.super:
+            return (products - others[_SUPER_MINIMUM] * others[_MINIMUM]).to(dtype)
+        return (products + others[_MINIMUM]).to(dtype)
+
+    def _integers(self, parts: Mapping[str, torch.Tensor], columns: Interval) -> torch.Tensor:
+        """Return the integers of these columns."""
+        if self.kind == Kind.INT8:
+            return parts[self.values.suffix]
         start, stop = columns
-        if self.kind == Kind.INT4:
-            skipped = start % values.columns
-            found = unpacked(found, 4)[..., skipped : skipped + stop - start]
-        each = others[0].columns or stop
-        places = torch.arange(start, stop, device=found.device) // each - start // each
-        scales, *offsets = (parts[one.suffix].float()[..., places] for one in others)
-        found = found.float()
-        return ((found - offsets[0] if offsets else found) * scales).to(dtype)
+        found, *high = (
+            unpacked(parts[one.suffix], WORD_BITS // one.columns).narrow(
+                -1, start % one.columns, stop - start
+            )
+            for one in self.components
+            if one.suffix in (_PACKED.suffix, _HIGH)
+        )
+        if not high:
+            return found
+        return found + (1 << _LOW_BITS - 1) + (high[0] << _LOW_BITS)
 
 
 _FLOATS = (DType.F32, DType.BF16, DType.F16)
-_GROUPED = (Kind.INT8, Kind.INT4)
-_GROUPED_WORDS = {kind.word: kind for kind in _GROUPED}
-_VALUES = {Kind.INT4: Component("_packed", DType.I32, WORD_BITS // 4)}
-"""The values of formats in which they are not one element per column."""
+_BITS = {Kind.INT4: 4, Kind.INT5: 5, Kind.INT6: 6}
+"""The bits of integers that share words."""
+_LOW_BITS = 4
+_PACKED, _HIGH = Component("_packed", DType.I32, WORD_BITS // _LOW_BITS), "_high"
+_SCALE, _ZERO_POINT, _MINIMUM = "_scale", "_zero_point", "_minimum"
+_SUPER_SCALE, _SUPER_MINIMUM = "_super_scale", "_super_minimum"
+_OF_GROUPS = (_SCALE, _ZERO_POINT, _MINIMUM, _SUPER_SCALE, _SUPER_MINIMUM)
+_GROUPED = (Kind.INT8, *_BITS)
+_WORD = re.compile(
+    rf"({'|'.join(one.word for one in _GROUPED)}):({_ROW}|[1-9][0-9]{{0,4}})"
+    rf":({'|'.join(one.word for one in Scales)})(:{_OFFSETS})?(:{_ROUNDS})?"
+)
+
+
+def _is_grouped(number: int) -> bool:
+    """Return whether a number is that of a format with scales."""
+    kind, scales, columns = number & 255, number >> 8 & 63, number >> 16
+    if kind not in _GROUPED or scales not in tuple(Scales) or not 0 <= columns <= MOST_COLUMNS:
+        return False
+    own, offsets = Scales(scales), number >> 15 & 1
+    if (own.super and (not columns or _SUPER % columns)) or (own.minima and kind not in _BITS):
+        return False
+    return not offsets or scales in _FLOATS
+
+
+def _spread(part: torch.Tensor, component: Component, columns: Interval) -> torch.Tensor:
+    """Return the number of each column, in fp32, of a component with one per group."""
+    start, stop = columns
+    each = component.columns or stop
+    places = torch.arange(start, stop, device=part.device) // each - start // each
+    return part.float()[..., places]
 
 
 @cache
 def _components(one: Format) -> tuple[Component, ...]:
-    kind, scales, columns = one.kind, one >> 8 & 63, one.columns
-    found = [_VALUES.get(kind) or Component("", DType(kind))]
-    if scales:
-        found.append(Component("_scale", DType(scales), columns))
+    kind, columns = one.kind, one.columns
+    found = [_PACKED if kind in _BITS else Component("", DType(kind))]
+    more = _BITS.get(kind, _LOW_BITS) - _LOW_BITS
+    if more:
+        found.append(Component(_HIGH, DType.I32, WORD_BITS // more))
+    if not one >> 8 & 63:
+        return tuple(found)
+    scales = one.scales
+    names = (_SCALE, _MINIMUM) if scales.minima else (_SCALE,)
+    dtype = DType.I8 if scales.super else DType.F16 if scales.minima else DType(scales)
+    found += [Component(name, dtype, columns) for name in names]
+    if scales.super:
+        supers = (_SUPER_SCALE, _SUPER_MINIMUM)[: len(names)]
+        found += [Component(name, DType.F16, _SUPER) for name in supers]
     if one.offsets:
-        found.append(Component("_zero_point", DType.I8, columns))
+        found.append(Component(_ZERO_POINT, DType.I8, columns))
     return tuple(found)
 
 

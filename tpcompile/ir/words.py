@@ -1,10 +1,12 @@
-"""Integers of 4 or 8 bits, packed in int32 words.
+"""Integers of 1, 2, 4 or 8 bits, packed in int32 words.
 
 A word has the neighbours of a row, the first in its lowest bits. An integer of b bits is stored
 as its value + 2 ** (b - 1). The bits of a last word that are left over are 0; they are not read.
 """
 
 from __future__ import annotations
+
+from functools import reduce
 
 import torch
 from torch.nn.functional import pad
@@ -17,16 +19,17 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     octets = _viewed(words, torch.uint8)  # of a word, the lowest first
     if bits == 8:
         return (octets ^ 128).view(torch.int8)
-    return torch.stack((octets & 15, octets >> 4), -1).flatten(-2).view(torch.int8) - 8
+    parts = [octets >> place & (1 << bits) - 1 for place in range(0, 8, bits)]
+    return torch.stack(parts, -1).flatten(-2).view(torch.int8) - (1 << bits - 1)
 
 
 def packed(integers: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the words of each row of integers, which are in int8."""
     left_over = -integers.shape[-1] % (WORD_BITS // bits)
     octets = pad(integers.contiguous().view(torch.uint8) + (1 << bits - 1), (0, left_over))
-    if bits == 4:
-        octets = octets[..., ::2] | octets[..., 1::2] << 4
-    return _viewed(octets, torch.int32)
+    each = 8 // bits
+    parts = (octets[..., part::each] << part * bits for part in range(each))
+    return _viewed(reduce(torch.bitwise_or, parts), torch.int32)
 
 
 def _viewed(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

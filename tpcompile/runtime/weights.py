@@ -18,6 +18,7 @@ from tpcompile.errors import CheckpointError, UsageError
 from tpcompile.gguf import is_gguf
 from tpcompile.hub import is_cached, unreachable
 from tpcompile.ir.codec import NO_ENCODINGS
+from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import Format, Kind
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.meta import parameter_of, parameters
@@ -156,15 +157,20 @@ def _kinds_of_components(tensor: Tensor, stored: Format, spread: float) -> dict[
         own, dtype = component_of(tensor, part), part.dtype.torch
         if dtype.is_floating_point:
             kind = _Kind(shape_of(own), dtype, spread / units, 0.1 * spread / units)
-        elif part != stored.values:
-            kind = _Kind(shape_of(own), dtype, 0.0, units / 4, most)
         else:
-            kind = _Kind(shape_of(own), dtype, 0.0, units, most if part.columns == 1 else None)
+            wide = units if part == stored.values else units / 4
+            words = part.dtype == DType.I32
+            kind = _Kind(shape_of(own), dtype, 0.0, wide, None if words else most)
         found[tensor.name + part.suffix] = kind
     return found
 
 
-_INTEGERS = {Kind.INT8: (127, 40.0), Kind.INT4: (7, 4.6)}
+_INTEGERS = {
+    Kind.INT8: (127, 40.0),
+    Kind.INT6: (31, 18.0),
+    Kind.INT5: (15, 9.0),
+    Kind.INT4: (7, 4.6),
+}
 """The largest random integers of weights, and their spread in units of a scale."""
 
 

@@ -79,7 +79,7 @@ def _parts(case: FineCase) -> tuple[dict[tuple[int, str], torch.Tensor], Rotatio
         if buffer.role == Role.WEIGHT
         for part, tensor in zip(
             buffer.stored.components,
-            held.tensors if isinstance(held, Weight) else (held,),
+            held.parts.values() if isinstance(held, Weight) else (held,),
             strict=True,
         )
     }

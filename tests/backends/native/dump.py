@@ -44,7 +44,7 @@ def write_dump(
         _section(out, _bytes(first_weights(program)))
         _section(out, _bytes(memory.table()))
         for held in memory.tensors:
-            for tensor in held.tensors if isinstance(held, Weight) else (held,):
+            for tensor in held.parts.values() if isinstance(held, Weight) else (held,):
                 _section(out, _bytes(_stored(tensor)))
         for _ in range(launches):
             assert native.run(steps).shape[0] == steps

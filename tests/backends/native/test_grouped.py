@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.programs import ROUNDS, memory_of
+from tests.backends.programs import KINDS, ROUNDS, memory_of
 from tests.models import relative_error
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native
@@ -46,7 +46,7 @@ def _filled(memory: StepMemory, seed: int = 0) -> StepMemory:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("few_bits", [*FEW_BITS, *FEWER_BITS, *ROUNDING])
+@pytest.mark.parametrize("few_bits", [*FEW_BITS, *FEWER_BITS, *KINDS, *ROUNDING])
 def test_terms_are_exact(few_bits: str, dtype: torch.dtype, path: str) -> None:
     """Three ranks and the leaves of their sums cut groups; rows fill no loads."""
     memory = _filled(memory_of("tiny-qwen3", dtype, 3, 7, odd=True, few_bits=few_bits))
@@ -68,7 +68,9 @@ def test_terms_are_exact(few_bits: str, dtype: torch.dtype, path: str) -> None:
     native.close()
 
 
-@pytest.mark.parametrize("few_bits", ["int8:64", "int4:128", "int4:32", "int8:64:a8", "int4:64:a8"])
+@pytest.mark.parametrize(
+    "few_bits", ["int8:64", "int4:128", "int4:32", *KINDS, "int8:64:a8", "int4:64:a8"]
+)
 def test_bits_do_not_depend_on_the_path(few_bits: str) -> None:
     """Sums of blocks are exact. Only paths without fused products round more."""
     found = []
@@ -104,7 +106,7 @@ def _steps(memory: StepMemory, path: str | None = None, machine: bool = False) -
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("few_bits", ["int8:32", "int4:64"])
+@pytest.mark.parametrize("few_bits", ["int8:32", "int4:64", *KINDS])
 def test_steps_are_the_reference_s(few_bits: str, path: str) -> None:
     def memory() -> StepMemory:
         return memory_of("tiny-qwen3", torch.float32, 2, 2, few_bits=few_bits)
@@ -114,7 +116,7 @@ def test_steps_are_the_reference_s(few_bits: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("few_bits", ["int8:row", "int4:32", "int8:64:a8", "int4:row:a8"])
+@pytest.mark.parametrize("few_bits", ["int8:row", "int4:32", *KINDS, "int8:64:a8", "int4:row:a8"])
 def test_bits_do_not_depend_on_batch_workers_and_ranks(few_bits: str, path: str) -> None:
     def steps(tp: int = 1, batch: int = 1, **options: Any) -> torch.Tensor:
         memory = memory_of(
@@ -135,7 +137,9 @@ def test_groups_without_kernels_are_refused() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("few_bits", ["int8:64", "int4:32", "int4:64:a8", "int8:32", "int4:128"])
+@pytest.mark.parametrize(
+    "few_bits", ["int8:64", "int4:32", *KINDS, "int4:64:a8", "int8:32", "int4:128"]
+)
 def test_sums_do_not_depend_on_the_batch(few_bits: str, path: str) -> None:
     """In fp32, where parts of sums have several blocks. Other kernels multiply larger batches."""
 

@@ -271,12 +271,18 @@ def few_bits(bits: int, cut: Cut, rounds: bool, rows: int = 101, width: int = 16
     """Return a random weight. Its rows fill no blocks, and may begin and end within groups."""
     columns, first, offsets, scales = cut
     make = Format.int4 if bits == 4 else Format.int8
-    stored = make(scales, columns, offsets=offsets).rounding(rounds)
+    return random_weight(
+        make(scales, columns, offsets=offsets).rounding(rounds), first, rows, width
+    )
+
+
+def random_weight(stored: Format, first: int, rows: int, width: int) -> Any:
+    """Return a random weight of these columns."""
     parts = [
         torch.rand(rows, part.width(first, first + width)).to(part.dtype.torch)
         if part.dtype.torch.is_floating_point
         else torch.randint(
-            *((-(2**31), 2**31) if part.columns == 8 else (-100, 100)),
+            *((-(2**31), 2**31) if part.dtype.torch == torch.int32 else (-100, 100)),
             (rows, part.width(first, first + width)),
             dtype=part.dtype.torch,
         )
@@ -292,6 +298,24 @@ def few_bits(bits: int, cut: Cut, rounds: bool, rows: int = 101, width: int = 16
 def test_products_with_weights_of_few_bits(tokens: int, bits: int, cut: Cut, rounds: bool) -> None:
     weight = few_bits(bits, cut, rounds)
     x, bias = random(tokens, 160), random(101)
+    assert prompts.takes_product(x, weight, bias)
+    found = functions.linear(x, weight, bias)
+    near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))
+
+
+@pytest.mark.parametrize("tokens", [1, 65, 200])
+@pytest.mark.parametrize("first", [0, 16, 272])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("int4:32:f16min", "int5:32:f16", "int5:32:f16min", "int5:64:bf16:offsets"),
+        *("int4:32:supermin", "int5:32:supermin", "int6:16:super", "int6:row:f32"),
+    ],
+)
+def test_products_with_weights_of_blocks(word: str, first: int, tokens: int) -> None:
+    """Rows may begin within groups, superblocks, and words of high bits."""
+    weight = random_weight(Format.parsed(word), first, 101, 320)
+    x, bias = random(tokens, 320), random(101)
     assert prompts.takes_product(x, weight, bias)
     found = functions.linear(x, weight, bias)
     near(found, torchs.linear(x, weight.decoded(torch.bfloat16), bias))

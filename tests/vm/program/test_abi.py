@@ -121,8 +121,8 @@ def test_c_reads_the_table_of_buffers(tmp_path: Path) -> None:
     lines += ["  return 0;", "}"]
     assert _printed_by(lines, tmp_path) == expected
     assert rows[0][1:6] == [Role.CACHE, 1, DType.BF16, 16, 5]
-    assert rows[0][6:] == [1, 2, 64, 3, 8, 3072, 1536, 8, 512, 1, DType.BF16, 0, 0, 0]
-    assert rows[1][4:] == [0, 2, 5, 7, 0, 0, 0, 7, 1, 0, 0, 0, DType.F32, 0, 0, 0]
+    assert rows[0][6:] == [1, 2, 64, 3, 8, 3072, 1536, 8, 512, 1, DType.BF16, *[0] * 7]
+    assert rows[1][4:] == [0, 2, 5, 7, 0, 0, 0, 7, 1, 0, 0, 0, DType.F32, *[0] * 7]
 
 
 def _printed_by(lines: list[str], directory: Path) -> list[int]:
@@ -142,7 +142,7 @@ def _braced(one: StepInstruction) -> str:
 
 def test_enumerations_have_names_of_their_own() -> None:
     found = abi.enumerations()
-    assert set(found) == {"Activation", "DType", "Kind", "Part", "Role", "Site"}
+    assert set(found) == {"Activation", "DType", "Kind", "Part", "Role", "Scales", "Site"}
     assert all(issubclass(one, IntEnum) for one in found.values())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -87,8 +87,10 @@ def takes_product(
     if not takes_all or x.dim() != 2 or x.shape[1] % _COLUMNS:
         return False
     if isinstance(weight, FewBits):
-        each = weight.format.components[1].columns
-        if each % _LANES or (weight.format.rounds and each % weight.format.block):
+        each, rounds = weight.format.columns, weight.format.rounds
+        if each % _LANES or (rounds and each % weight.format.block):
+            return False
+        if rounds and not weight.format.basic:
             return False
         return all(part.is_contiguous() for part in weight.parts)
     return takes(weight) and weight.is_contiguous() and _multiplies()
@@ -140,8 +142,17 @@ _AttentionOf = _structure(
     *_each(_number, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
     ("runs", _address), *_each(_number, "run_count", "window"), ("scale", _real),
 )  # fmt: skip
+_PARTS = {
+    "scales": "_scale",
+    "offsets": "_zero_point",
+    "high": "_high",
+    "minima": "_minimum",
+    "super_scales": "_super_scale",
+    "super_minima": "_super_minimum",
+}
+"""The suffixes of the components of a weight after its values, by fields."""
 _LinearOf = _structure(
-    ("x", _Heads), *_each(_address, "weight", "scales", "offsets"),
+    ("x", _Heads), *_each(_address, "weight", *_PARTS),
     *_each(_number, "format", "row_bytes", "groups", "first"),
     *_each(_address, "bias", "out", "packed", "factors", "sums"),
     *_each(_number, "tokens", "columns", "rows", "part_tokens", "threads"),
@@ -155,6 +166,12 @@ class FewBits(NamedTuple):
     parts: Sequence[torch.Tensor]
     columns: Interval
     """Its columns, among those of the whole weight."""
+
+    @property
+    def by_suffix(self) -> Mapping[str, torch.Tensor]:
+        """The components, by suffix."""
+        names = (one.suffix for one in self.format.components)
+        return dict(zip(names, self.parts, strict=True))
 
     def decoded(self, dtype: torch.dtype) -> torch.Tensor | RoundingWeight:
         """Return the whole weight as torch multiplies it."""
@@ -220,19 +237,20 @@ def linear(
     The values of a weight of few bits are rounded to bf16, unless its format rounds the tokens.
     """
     few = isinstance(weight, FewBits)
-    values, *others = weight.parts if isinstance(weight, FewBits) else (weight,)
+    parts = weight.by_suffix if isinstance(weight, FewBits) else {}
+    values = parts[weight.format.values.suffix] if isinstance(weight, FewBits) else weight
     (tokens, columns), rows = x.shape, len(values)
     panels = -(-tokens // _PACKED)
     out = torch.empty(tokens, rows, dtype=x.dtype)
     packed, *rounding = _packed(panels * _PACKED, columns, weight)
-    scales, offsets = (*(part.data_ptr() for part in others), None, None)[:2]
+    others = [parts[one].data_ptr() if one in parts else None for one in _PARTS.values()]
     part_tokens = _MANY_TOKENS if few else _TOKENS
     own = _LinearOf(
-        *(_Heads.of(x), values.data_ptr(), scales, offsets),
+        *(_Heads.of(x), values.data_ptr(), *others),
         *(
             int(weight.format),
             values.stride(0) * values.itemsize,
-            others[0].shape[1],
+            parts["_scale"].shape[1],
             weight.columns[0],
         )
         if isinstance(weight, FewBits)

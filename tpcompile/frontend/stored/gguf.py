@@ -10,33 +10,13 @@ from torch import nn
 
 from tpcompile.errors import UnsupportedError
 from tpcompile.frontend.stored.layout import Layout, StoredWeight
-from tpcompile.gguf.blocks import VALUES, first_half, q4_0_words, q8_0_integers
+from tpcompile.gguf.blocks import CONTENTS
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.ir.codec import Blocks
-from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.format import Kind
 
 METHOD = "gguf"
 _WEIGHT = "weight"
-
-
-def _scales(kind: GgufKind) -> Blocks:
-    return Blocks(_WEIGHT, kind.block.bytes, 1, first_half)
-
-
-_LAYOUTS = {
-    GgufKind.Q8_0: Layout(
-        Kind.INT8,
-        {"": Blocks(_WEIGHT, 34, 32, q8_0_integers), "_scale": _scales(GgufKind.Q8_0)},
-    ),
-    GgufKind.Q4_0: Layout(
-        Kind.INT4,
-        {
-            Kind.INT4.suffix: Blocks(_WEIGHT, 18, 4, q4_0_words),
-            "_scale": _scales(GgufKind.Q4_0),
-        },
-    ),
-}
-"""The kinds whose blocks have a scale and integers of one of our formats."""
 
 
 def weights_of(
@@ -49,19 +29,30 @@ def weights_of(
         kind, owner = GgufKind[word], modules.get(name.rpartition(".")[0])
         if owner is None:  # the model has no such tensor, which is an error when it is read
             continue
-        if isinstance(owner, nn.Linear) and kind in _LAYOUTS:
-            layout = _LAYOUTS[kind]
-            stored = Format.grouped(layout.kind, torch.float16, kind.block.columns)
-            found[name] = StoredWeight(stored, layout)
-        elif isinstance(owner, nn.Embedding) and kind in VALUES:
-            values = Blocks(_WEIGHT, kind.block.bytes, kind.block.columns, VALUES[kind])
-            found[name] = StoredWeight(None, Layout(Kind.F32, {"": values}))
-        else:
+        if kind not in CONTENTS:
             raise UnsupportedError(
                 "tpcompile does not read weights of this kind",
                 where=name,
                 got=word,
-                expected=", ".join(one.name for one in _LAYOUTS),
-                hint="Use a file in Q8_0, F16 or BF16",
+                expected=", ".join(one.name for one in CONTENTS),
+                hint="Use a file in another quantization, such as Q8_0 or Q4_K_M",
             )
+        linear = isinstance(owner, nn.Linear)
+        found[name] = _in_format(kind) if linear else _as_values(kind)
     return found
+
+
+def _in_format(kind: GgufKind) -> StoredWeight:
+    contents, block = CONTENTS[kind], kind.block
+    codecs = {
+        one.suffix: Blocks(
+            _WEIGHT, block.bytes, block.columns // one.columns, contents.parts[one.suffix]
+        )
+        for one in contents.format.components
+    }
+    return StoredWeight(contents.format, Layout(contents.format.kind, codecs))
+
+
+def _as_values(kind: GgufKind) -> StoredWeight:
+    values = Blocks(_WEIGHT, kind.block.bytes, kind.block.columns, CONTENTS[kind].values)
+    return StoredWeight(None, Layout(Kind.F32, {"": values}))

@@ -19,14 +19,14 @@ import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.dtypes import DType
-from tpcompile.ir.format import Kind
+from tpcompile.ir.format import Kind, Scales
 from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import flat_fields, operands_of
 from tpcompile.vm.program.instruction import Range, word_count
 from tpcompile.vm.program.instruction_set import INSTRUCTIONS
 from tpcompile.vm.program.weight import Weight
 
-VERSION = 3
+VERSION = 4
 """Incremented whenever a word, a column or a number changes its meaning."""
 
 
@@ -44,17 +44,29 @@ COLUMNS = {
     "strides": MOST_DIMS,
     "format": 1,
     "first": 1,
+    "high": 1,
     "scales": 1,
     "offsets": 1,
+    "minima": 1,
+    "super_scales": 1,
+    "super_minima": 1,
 }
 """The columns of the table of buffers, with their widths. Each buffer has one row of int64.
 
 `block` is the tokens per block of the KV cache, and 0 for other buffers. Strides count elements.
 A weight of several components has the shape of the weight, and the address, dtype and strides of
-its values; `first` is its first column, `scales` and `offsets` are addresses, or 0.
+its values, of which `high` has the highest bits of some; `first` is its first column. The last
+columns are addresses of further components, or 0.
 """
-_PARTS = ("address", "scales", "offsets")
-"""The columns with the addresses of the components of a weight."""
+_PARTS = {
+    "high": "_high",
+    "scales": "_scale",
+    "offsets": "_zero_point",
+    "minima": "_minimum",
+    "super_scales": "_super_scale",
+    "super_minima": "_super_minimum",
+}
+"""The columns with the addresses of the components of a weight after its values, by suffix."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +126,17 @@ def columns_of(row: Sequence[int]) -> dict[str, list[int]]:
 
 def buffer_row(buffer: Buffer, memory: torch.Tensor | Weight, block: int) -> list[int]:
     """Return the table row of a buffer that is stored in a tensor, or in those of a weight."""
-    tensors = memory.tensors if isinstance(memory, Weight) else (memory,)
-    tensor = tensors[0]
+    tensor = memory.values if isinstance(memory, Weight) else memory
     if tensor.dim() > MOST_DIMS:
         raise UnsupportedError(
             f"The buffer {buffer.name} has too many dimensions",
             got=str(list(tensor.shape)),
             expected=f"at most {MOST_DIMS} dimensions",
         )
-    addresses = dict(zip(_PARTS, [one.data_ptr() for one in tensors], strict=False))
+    addresses = {"address": tensor.data_ptr()}
+    if isinstance(memory, Weight):
+        parts = memory.parts
+        addresses |= {name: parts[one].data_ptr() for name, one in _PARTS.items() if one in parts}
     return row_of(buffer, addresses, list(memory.shape), list(tensor.stride()), block)
 
 
@@ -136,7 +150,7 @@ def row_of(
     """Return the table row of a buffer, given what its memory determines."""
     dtype = DType.of(buffer.dtype)
     columns: Mapping[str, list[int]] = {
-        **{name: [addresses.get(name, 0)] for name in _PARTS},
+        **{name: [addresses.get(name, 0)] for name in ("address", *_PARTS)},
         "role": [buffer.role],
         "rank": [buffer.rank],
         "dtype": [dtype],
@@ -152,7 +166,12 @@ def row_of(
 
 def enumerations() -> Mapping[str, type[IntEnum]]:
     """Return the enumerations in operands, in formats and in the table of buffers, by name."""
-    found: dict[str, type[IntEnum]] = {"DType": DType, "Kind": Kind, "Role": Role}
+    found: dict[str, type[IntEnum]] = {
+        "DType": DType,
+        "Kind": Kind,
+        "Scales": Scales,
+        "Role": Role,
+    }
     for kind in INSTRUCTIONS.values():
         for field in layout(kind):
             if issubclass(field.kind, IntEnum):

@@ -25,9 +25,14 @@ class Weight:
         self.shape = torch.Size((len(parts[stored.values.suffix]), stop - start))
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The components, values first."""
-        return tuple(self._parts[part.suffix] for part in self.format.components)
+    def parts(self) -> Mapping[str, torch.Tensor]:
+        """The components, by suffix."""
+        return self._parts
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The component that has the values."""
+        return self._parts[self.format.values.suffix]
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))

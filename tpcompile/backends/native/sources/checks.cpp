@@ -201,7 +201,8 @@ class Checker {
 
   // The dtype of the values of a format.
   static int64_t values_of(int64_t format) {
-    return kind_of(format) == TPC_KIND_INT4 ? int64_t{TPC_DTYPE_I32} : kind_of(format);
+    const bool words = kind_of(format) >= TPC_KIND_INT4 && kind_of(format) <= TPC_KIND_INT6;
+    return words ? int64_t{TPC_DTYPE_I32} : kind_of(format);
   }
 
   static bool is_grouped(const tpc_buffer& buffer) {
@@ -212,19 +213,33 @@ class Checker {
   static bool has_parts(const tpc_buffer& buffer) {
     constexpr int64_t kMost = int64_t{1} << 31, kGrain = 16;
     const int64_t rows = buffer.shape[0], columns = buffer.shape[1], first = buffer.first;
-    const int64_t scale = itemsize(scales_of(buffer.format)), group = group_of(buffer.format);
+    const int64_t group = group_of(buffer.format), bits = bits_of(buffer.format);
+    const bool supers = has_supers(buffer.format), minima = has_minima(buffer.format);
+    const int64_t scale = supers ? 1 : minima ? 2 : itemsize(scales_of(buffer.format));
     if (first < 0 || first >= kMost || columns >= kMost || first % kGrain || !scale) return false;
-    const int64_t words = kind_of(buffer.format) == TPC_KIND_INT4 ? (columns + 7) / 8 : columns;
+    const int64_t words = bits < 8 ? (columns + 7) / 8 : columns;
     if ((rows > 1 && buffer.strides[0] != words) || buffer.strides[1] != 1) return false;
-    const int64_t groups = group ? (first + columns - 1) / group + 1 - first / group : 1;
+    const auto parts = [&](int64_t each) {
+      return each ? (first + columns - 1) / each + 1 - first / each : 1;
+    };
+    const int64_t groups = parts(group);
     const auto fits = [&](int64_t address, int64_t each) {
       int64_t bytes = 0;
       return address > 0 && !__builtin_mul_overflow(rows, each, &bytes) &&
              bytes <= INT64_MAX - address;
     };
+    // Whether a component is there, at a multiple of the size of its elements, or none is expected.
+    const auto right = [&](int64_t address, bool expected, int64_t count, int64_t size) {
+      return expected ? fits(address, count * size) && address % size == 0 : address == 0;
+    };
+    const bool high = bits == 5 || bits == 6;
     return fits(buffer.address, words * itemsize(buffer.dtype)) &&
-           fits(buffer.scales, groups * scale) && buffer.scales % scale == 0 &&
-           (has_offsets(buffer.format) ? fits(buffer.offsets, groups) : buffer.offsets == 0);
+           right(buffer.high, high, high ? parts(32 / (bits - 4)) : 0, 4) &&
+           right(buffer.scales, true, groups, scale) &&
+           right(buffer.offsets, has_offsets(buffer.format), groups, 1) &&
+           right(buffer.minima, minima, groups, scale) &&
+           right(buffer.super_scales, supers, parts(kSuper), 2) &&
+           right(buffer.super_minima, supers && minima, parts(kSuper), 2);
   }
 
   // Whether the strides are those of a tensor without gaps, of which no size overflows.

@@ -16,28 +16,48 @@ constexpr int64_t kLoad = 64;
 // How far ahead of the loads rows are fetched into the second cache.
 constexpr int64_t kFarAhead = 1 << 14;
 
+// The bits of integers that are loaded together, and those of each integer that are apart.
+template <int kBits>
+constexpr int kLow = kBits == 8 ? 8 : 4;
+template <int kBits>
+constexpr int kHigh = kBits - kLow<kBits>;
+
 // The columns of a load of integers of `kBits` bits.
 template <int kBits>
-constexpr int64_t kColumns = 8 * kLoad / kBits;
+constexpr int64_t kColumns = 8 * kLoad / kLow<kBits>;
 
-// Rows of integers of 8 or 4 bits.
+// Rows of integers of 8 or 4 bits, or of 5 or 6, of which the bits above four are apart.
 class Grouped {
  public:
   Grouped(const Memory& memory, int32_t weight) {
     const tpc_buffer& buffer = memory.buffers[weight];
-    bits_ = tpc::kind_of(buffer.format) == TPC_KIND_INT4 ? 4 : 8;
+    bits_ = tpc::bits_of(buffer.format);
     first_ = begin_ = buffer.first;
     row_ = reinterpret_cast<const char*>(buffer.address);
-    const int64_t columns = buffer.shape[1];
+    const int64_t columns = buffer.shape[1], last = first_ + columns - 1;
     rows_ = buffer.shape[0];
     stride_ = bits_ == 8 ? columns : (columns + 7) / 8 * 4;
     scales_ = reinterpret_cast<const char*>(buffer.scales);
+    minima_ = reinterpret_cast<const char*>(buffer.minima);
     offsets_ = reinterpret_cast<const int8_t*>(buffer.offsets);
     scale_type_ = tpc::scales_of(buffer.format);
     const int64_t group = tpc::group_of(buffer.format);
     group_ = group ? group : INT64_MAX;
     first_group_ = first_ / group_;
-    groups_ = (first_ + columns - 1) / group_ + 1 - first_group_;
+    groups_ = last / group_ + 1 - first_group_;
+    if (const int high = bits_ == 8 ? 0 : bits_ - 4) {
+      const int64_t each = 32 / high;
+      high_ = reinterpret_cast<const char*>(buffer.high);
+      high_stride_ = (last / each + 1 - first_ / each) * 4;
+      first_high_ = first_ / each * each;
+    }
+    if (tpc::has_supers(buffer.format)) {
+      super_scales_ = reinterpret_cast<const f16*>(buffer.super_scales);
+      super_minima_ = reinterpret_cast<const f16*>(buffer.super_minima);
+      first_super_ = first_ / tpc::kSuper;
+      super_shift_ = __builtin_ctzll(static_cast<uint64_t>(tpc::kSuper / group_));
+      supers_ = last / tpc::kSuper + 1 - first_super_;
+    }
   }
 
   // The rows from one on. Leaves choose their columns.
@@ -46,7 +66,11 @@ class Grouped {
     found.row_ += row * stride_;
     found.rows_ -= row;
     found.scales_ += row * groups_ * scale_bytes();
+    if (minima_) found.minima_ += row * groups_ * scale_bytes();
     if (offsets_) found.offsets_ += row * groups_;
+    if (high_) found.high_ += row * high_stride_;
+    if (super_scales_) found.super_scales_ += row * supers_;
+    if (super_minima_) found.super_minima_ += row * supers_;
     found.begin_ += column;
     return found;
   }
@@ -63,16 +87,30 @@ class Grouped {
   int64_t block() const { return group_ < kMostBlock ? group_ : kMostBlock; }
 
   // The bytes from the start of a row to a column at a multiple of a load, maybe before the row.
-  int64_t offset(int64_t column) const { return (column - first_) * bits_ / 8; }
+  int64_t offset(int64_t column) const { return (column - first_) * (bits_ == 8 ? 8 : 4) / 8; }
 
-  // The scales and offsets of a register of blocks from a block on.
+  // The same of the bits that are apart, and where they are.
+  int64_t high_offset(int64_t column) const { return (column - first_high_) * (bits_ - 4) / 8; }
+  TPC_INLINE const char* high(int64_t row) const { return high_ + row * high_stride_; }
+  TPC_INLINE int64_t high_stride() const { return high_stride_; }
+
+  // The scales, minima and offsets of a register of blocks from a block on.
   TPC_INLINE Register scales(int64_t row, int64_t block) const {
+    if (super_scales_) return of_supers(scales_, super_scales_, row, block);
     if (scale_type_ == TPC_DTYPE_BF16)
       return of_blocks(reinterpret_cast<const bf16*>(scales_), row, block);
-    if (scale_type_ == TPC_DTYPE_F16)
-      return of_blocks(reinterpret_cast<const f16*>(scales_), row, block);
-    return of_blocks(reinterpret_cast<const f32*>(scales_), row, block);
+    if (scale_type_ == TPC_DTYPE_F32)
+      return of_blocks(reinterpret_cast<const f32*>(scales_), row, block);
+    return of_blocks(reinterpret_cast<const f16*>(scales_), row, block);
   }
+
+  // What is added to the products of integers without a sign.
+  TPC_INLINE Register minima(int64_t row, int64_t block) const {
+    if (super_minima_) return -of_supers(minima_, super_minima_, row, block);
+    return of_blocks(reinterpret_cast<const f16*>(minima_), row, block);
+  }
+
+  bool has_minima() const { return minima_; }
 
   TPC_INLINE IntRegister offsets(int64_t row, int64_t block) const {
     return offsets_ ? of_blocks(offsets_, row, block) : IntRegister{};
@@ -80,12 +118,68 @@ class Grouped {
 
   bool has_offsets() const { return offsets_; }
 
-  void fetch_scales(int64_t row) const {
+  // Fetch what a row has beside its loads.
+  TPC_INLINE void fetch_scales(int64_t row) const {
     __builtin_prefetch(scales_ + row * groups_ * scale_bytes());
+    if (scale_type_ > TPC_DTYPE_F16 || high_) fetch_others(row);
   }
 
  private:
-  int64_t scale_bytes() const { return scale_type_ == TPC_DTYPE_F32 ? 4 : 2; }
+  [[gnu::noinline]] void fetch_others(int64_t row) const {
+    if (minima_) __builtin_prefetch(minima_ + row * groups_ * scale_bytes());
+    for (int64_t at = 0; at < high_stride_; at += kLoad)
+      __builtin_prefetch(high_ + row * high_stride_ + at, 0, 2);
+    if (super_scales_) __builtin_prefetch(super_scales_ + row * supers_);
+    if (super_minima_) __builtin_prefetch(super_minima_ + row * supers_);
+  }
+
+  int64_t scale_bytes() const {
+    return super_scales_ ? 1 : scale_type_ == TPC_DTYPE_F32 ? 4 : 2;
+  }
+
+  // The numbers of a register of blocks, times those of their superblocks.
+  TPC_INLINE Register of_supers(const char* small, const f16* supers, int64_t row,
+                                int64_t block) const {
+    const int64_t group = block - first_group_, place = (block >> super_shift_) - first_super_;
+    const int64_t each = int64_t{1} << super_shift_;
+    const bool begins = (block & (each - 1)) == 0 || kRegister <= (-block & (each - 1));
+    if (group < 0 || groups_ - group < kRegister || !begins)
+      return of_any_supers(small, supers, row, block);
+    const f16* own = supers + row * supers_ + place;
+    Register found = Register{} + number(own);
+    if (kRegister > each) found = after(found, Register{} + number(own + 1), each);
+    const auto* from = reinterpret_cast<const int8_t*>(small) + row * groups_ + group;
+    return __builtin_convertvector(load_register(from), Register) * found;
+  }
+
+  // The same where a row ends, or a leaf begins within a superblock.
+  [[gnu::noinline]] Register of_any_supers(const char* small, const f16* supers, int64_t row,
+                                           int64_t block) const {
+    const f16* own = supers + row * supers_;
+    const int64_t each = int64_t{1} << super_shift_;
+    const auto one = [&](int64_t at) TPC_ALWAYS {
+      const int64_t place = (at >> super_shift_) - first_super_;
+      return place >= 0 && place < supers_ ? number(own + place) : 0.0f;
+    };
+    Register found = Register{} + one(block);
+    for (int64_t left = each - (block & (each - 1)); left < kRegister; left += each)
+      found = after(found, Register{} + one(block + left), left);
+    return __builtin_convertvector(of_blocks(reinterpret_cast<const int8_t*>(small), row, block),
+                                   Register) *
+           found;
+  }
+
+  // The first lanes of one register, and the last ones of another.
+  static TPC_INLINE Register after(Register first, Register last, int64_t count) {
+#if defined(__AVX512F__)
+    const auto mask = static_cast<__mmask16>(0xffff << count);
+    return (Register)_mm512_mask_mov_ps((__m512)first, mask, (__m512)last);
+#else
+    IntRegister places;
+    for (int lane = 0; lane < kRegister; ++lane) places[lane] = lane;
+    return places < static_cast<int32_t>(count) ? first : last;
+#endif
+  }
 
   // The numbers of a register of blocks, of those that begin at `first`; 0 after a row.
   template <class S>
@@ -116,9 +210,12 @@ class Grouped {
   }
 
   const char *row_, *scales_;
-  const int8_t* offsets_;  // null if there are none
+  const int8_t* offsets_;  // null if there are none, as of the following
+  const char *minima_, *high_ = nullptr;
+  const f16 *super_scales_ = nullptr, *super_minima_ = nullptr;
   int64_t rows_, stride_, first_, begin_, group_, first_group_, groups_, scale_type_;
-  int bits_;
+  int64_t high_stride_ = 0, first_high_ = 0, first_super_ = 0, supers_ = 0;
+  int bits_, super_shift_ = 0;  // the latter is the logarithm of the blocks of a superblock
 };
 
 // Copy `count` bytes from place `at` on, which may begin before a row or end after it. Others are 0.
@@ -160,9 +257,11 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
                          int64_t out_stride, Scratch& scratch) {
   if constexpr (!std::is_same_v<A, Wide>)
     if (x.batch >= kFewestInPanels)
-      return panel_dots<A, kBits>(weight, rows, x, out, out_stride, scratch);
+      return panel_dots<A, kLow<kBits>>(weight, rows, x, out, out_stride, scratch);
   constexpr int kWhole = kMostBlock / kColumns<kBits>;  // loads of the widest block
-  if (weight.block() == 32)
+  if constexpr (kBits == 6)
+    grouped_dots<A, kBits, 1, 8>(weight, rows, x, out, out_stride, scratch);
+  else if (weight.block() == 32 || kBits == 5)
     grouped_dots<A, kBits, 1, 4 / kWhole>(weight, rows, x, out, out_stride, scratch);
   else if (weight.block() == 64)
     grouped_dots<A, kBits, 1, 2 / kWhole>(weight, rows, x, out, out_stride, scratch);
@@ -173,6 +272,10 @@ inline void grouped_dots(const Grouped& weight, int64_t rows, const LaidValues<A
 template <class A>
 [[gnu::noinline]] void dots(const Grouped& weight, int64_t rows, const LaidValues<A>& x, float* out,
                             int64_t out_stride, Scratch& scratch) {
+  if constexpr (!std::is_same_v<A, Bytes>) {
+    if (weight.bits() == 5) return grouped_dots<A, 5>(weight, rows, x, out, out_stride, scratch);
+    if (weight.bits() == 6) return grouped_dots<A, 6>(weight, rows, x, out, out_stride, scratch);
+  }
   if (weight.bits() == 4)
     grouped_dots<A, 4>(weight, rows, x, out, out_stride, scratch);
   else

@@ -10,6 +10,10 @@ struct Integers {
     total -= offsets * load_bytes<IntRegister>(sums);
     return __builtin_convertvector(total, Register);
   }
+
+  static TPC_INLINE Register of_sums(const Sum* sums) {
+    return __builtin_convertvector(load_bytes<IntRegister>(sums), Register);
+  }
 };
 
 // An arithmetic: how values are held, and how the integers of a load become parts that they are
@@ -18,7 +22,7 @@ struct Exact : Integers {
   using Value = int16_t;
   static constexpr int kBitsOfValues = 16;
   template <int kBits>
-  static constexpr int32_t kRaised = kBits == 4 ? 8 : 0;
+  static constexpr int32_t kRaised = kBits == 8 ? 0 : 1 << (kBits - 1);
 
   template <int kBits>
   static TPC_INLINE ShortRegister part(ShortRegister loaded, int number) {
@@ -78,13 +82,44 @@ struct Wide {
   static TPC_INLINE Register less(Sums total, IntRegister offsets, const Sum* sums) {
     return total - __builtin_convertvector(offsets, Register) * load_register(sums);
   }
+
+  static TPC_INLINE Register of_sums(const Sum* sums) { return load_register(sums); }
 };
 
 // The parts of a load, and the columns of a part.
 template <class A, int kBits>
-constexpr int kParts = A::kBitsOfValues / kBits;
+constexpr int kParts = A::kBitsOfValues / kLow<kBits>;
 template <class A, int kBits>
 constexpr int64_t kOfPart = kColumns<kBits> / kParts<A, kBits>;
+
+// The bits of a load that are apart, those of four columns in each lane of 16 bits.
+typedef uint8_t Quarter __attribute__((vector_size(kRegister)));
+typedef uint8_t Half __attribute__((vector_size(2 * kRegister)));
+
+template <int kBits>
+TPC_INLINE ShortRegister load_high(const char* from) {
+  if constexpr (kHigh<kBits> == 0) {
+    return ShortRegister{};
+  } else if constexpr (kHigh<kBits> == 2) {
+    return (ShortRegister)__builtin_convertvector(load_bytes<Half>(from), WordRegister);
+  } else {
+    const auto pairs = __builtin_convertvector(load_bytes<Quarter>(from), IntRegister);
+    return (ShortRegister)((pairs | pairs << 12) & 0x000f000f);
+  }
+}
+
+// A part with the bits that are apart.
+template <int kBits>
+TPC_INLINE ShortRegister with_high(ShortRegister found, ShortRegister high, int number) {
+  if constexpr (kHigh<kBits> == 0) {
+    return found;
+  } else {
+    constexpr int16_t kPlaces = ((1 << kHigh<kBits>) - 1) << 4;
+    const int up = 4 - kHigh<kBits> * number;
+    const auto moved = up >= 0 ? high << up : (ShortRegister)((WordRegister)high >> -up);
+    return found | (moved & kPlaces);
+  }
+}
 
 // Products of values in T and weights of few bits. See grouped_values.h for how values are
 // laid out.

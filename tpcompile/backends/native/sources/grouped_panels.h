@@ -142,12 +142,12 @@ class Lines {
 
 // Multiplies a run of `kPanelRows` rows by a panel, one leaf after the other. Rows from `rows` on are
 // the last one again.
-template <class A, int kBits, int kSequences>
+template <class A, int kLowBits, int kSequences>
 class PanelRows {
   static constexpr int kSpread = kLanes / kSequences, kGroups = kPanelRows / kSpread;
   static constexpr int kEach = sizeof(int32_t) / sizeof(typename A::Value);
-  static constexpr int kHere = kParts<A, kBits>, kPieces = kLanes * kHere;  // of a load
-  static constexpr int64_t kLoads = kHeld / kColumns<kBits>;
+  static constexpr int kHere = kParts<A, kLowBits>, kPieces = kLanes * kHere;  // of a load
+  static constexpr int64_t kLoads = kHeld / kColumns<kLowBits>;
 
  public:
   PanelRows(const Grouped& weight, int64_t rows, const Run& run, const Panel<A, kSequences>& x)
@@ -158,8 +158,8 @@ class PanelRows {
   // Set the sums of a leaf, `[row][sequence]`, given its loads.
   TPC_INLINE void leaf_sums(int64_t first, int64_t last, Lines& ahead, Registers* found) {
     const int64_t block = weight_.block();
-    const int64_t loads = block > kColumns<kBits> ? block / kColumns<kBits> : 1;
-    const int64_t blocks = block < kColumns<kBits> ? kColumns<kBits> / block : 1;
+    const int64_t loads = block > kColumns<kLowBits> ? block / kColumns<kLowBits> : 1;
+    const int64_t blocks = block < kColumns<kLowBits> ? kColumns<kLowBits> / block : 1;
     Registers totals[kLanes * kGroups];
     uint32_t lanes = 0;  // those with blocks
     const int64_t begin = first / loads * blocks;
@@ -213,21 +213,46 @@ class PanelRows {
 
   // Store the parts of a load of all rows.
   TPC_INLINE void hold(int64_t load, int64_t place) {
+    if constexpr (kLowBits == 4 && !std::is_same_v<A, Bytes>) {
+      if (weight_.bits() == 5) return hold_bits<5>(load, place);
+      if (weight_.bits() == 6) return hold_bits<6>(load, place);
+    }
+    hold_bits<kLowBits>(load, place);
+  }
+
+  template <int kBits>
+  TPC_INLINE void hold_bits(int64_t load, int64_t place) {
     const int64_t at = weight_.offset(run_.start) + load * kLoad;
     const bool inside = at >= 0 && at + kLoad <= weight_.stride();
+    constexpr int64_t kHighLoad = kLoad * kHigh<kBits> / 4;
+    const int64_t high_at = kHigh<kBits> ? weight_.high_offset(run_.start) + load * kHighLoad : 0;
+    const bool high_inside = high_at >= 0 && high_at + kHighLoad <= weight_.high_stride();
     for (int row = 0; row < kPanelRows; ++row) {
       const char* bytes = weight_.address(rows_[row]);
       alignas(kLoad) char edge[kLoad];
       if (!inside) copy_inside(bytes, weight_.stride(), at, kLoad, edge);
       const char* from = inside ? bytes + at : edge;
+      alignas(kLoad) char high_edge[kHighLoad + 1];
+      const char* high = nullptr;
+      if constexpr (kHigh<kBits> != 0) {
+        high = weight_.high(rows_[row]) + high_at;
+        if (!high_inside) {
+          copy_inside(weight_.high(rows_[row]), weight_.high_stride(), high_at, kHighLoad, high_edge);
+          high = high_edge;
+        }
+      }
       int32_t* to = held_ + row * kRow + place * kPieces;
 #pragma GCC unroll 4
       for (int own = 0; own < kRegisters; ++own) {
-        auto loaded = load_shorts(from + own * 4 * kRegister);
+        constexpr int64_t kBytes = 4 * kRegister;
+        auto loaded = load_shorts(from + own * kBytes);
+        auto more = load_high<kBits>(high + own * kBytes * kHigh<kBits> / 4);
         keep(loaded);
+        if constexpr (kHigh<kBits> != 0) keep(more);
 #pragma GCC unroll 4
         for (int part = 0; part < kHere; ++part) {
-          const auto found = A::template part<kBits>(loaded, part);
+          const auto found =
+              with_high<kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
           std::memcpy(to + part * kLanes + own * kRegister, &found, sizeof found);
         }
       }
@@ -242,7 +267,7 @@ class PanelRows {
     sums.each([&](auto at, IntRegister& sum) TPC_ALWAYS {
       constexpr int kRowOfSum = decltype(at)::value / kRegisters;
       const ShortRegister own_row = everywhere<kSpread>(from + kRowOfSum * kRow);
-      sum = A::template multiply<kBits>(sum, own_row, values[decltype(at)::value % kRegisters]);
+      sum = A::template multiply<kLowBits>(sum, own_row, values[decltype(at)::value % kRegisters]);
     });
   }
 
@@ -253,6 +278,10 @@ class PanelRows {
         const int64_t own = run_.block + first / kLanes * kLanes + lane;
         const Register scales = weight_.scales(rows_[row], own);
         std::memcpy(scales_ + row * kLanes + lane, &scales, sizeof scales);
+        if (weight_.has_minima()) {
+          const Register minima = weight_.minima(rows_[row], own);
+          std::memcpy(minima_ + row * kLanes + lane, &minima, sizeof minima);
+        }
         if (!weight_.has_offsets()) continue;
         const IntRegister offsets = weight_.offsets(rows_[row], own);
         std::memcpy(offsets_ + row * kLanes + lane, &offsets, sizeof offsets);
@@ -266,13 +295,20 @@ class PanelRows {
       const int group = at / kRegisters, own = at % kRegisters;
       const int row = (group * kLanes + own * kRegister) / kSequences;
       const int64_t place = row * kLanes + block % kLanes;
-      IntRegister offsets = IntRegister{} + A::template kRaised<kBits>;
+      const bool minima = weight_.has_minima();
+      const int bits = weight_.bits();
+      const int32_t raised =
+          bits == 5 || bits == 6 ? 1 << (bits - 1) : A::template kRaised<kLowBits>;
+      IntRegister offsets = IntRegister{} + (minima ? 0 : raised);
       if (weight_.has_offsets()) offsets += spread<kSequences, IntRegister>(offsets_ + place);
       const int64_t lane = block * kLanes + own * kRegister;
-      const Register products =
-          A::less(sums[at], offsets, x_.sums + lane) * load_register(x_.factors + lane);
+      const Register factors = load_register(x_.factors + lane);
+      const Register products = A::less(sums[at], offsets, x_.sums + lane) * factors;
       Register& total = totals[group].each[own];
       total = multiply_add(total, products, spread<kSequences, Register>(scales_ + place));
+      if (minima)
+        total = multiply_add(total, A::of_sums(x_.sums + lane) * factors,
+                             spread<kSequences, Register>(minima_ + place));
     }
   }
 
@@ -281,7 +317,7 @@ class PanelRows {
   const Panel<A, kSequences>& x_;
   int64_t rows_[kPanelRows];
   alignas(kLoad) int32_t held_[kPanelRows * kRow];
-  alignas(kLoad) float scales_[kPanelRows * kLanes];
+  alignas(kLoad) float scales_[kPanelRows * kLanes], minima_[kPanelRows * kLanes];
   alignas(kLoad) int32_t offsets_[kPanelRows * kLanes];
 };
 

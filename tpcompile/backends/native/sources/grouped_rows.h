@@ -5,7 +5,7 @@ template <class A, int kBits, int kLoads>
 struct Blocks {
   using Found = typename A::Sums;
 
-  const char *from, *ahead;  // of the first of these loads
+  const char *from, *high, *ahead;  // of the first of these loads
   const typename A::Value* x;
 
   // The sums of a register of a load, or of two.
@@ -15,11 +15,14 @@ struct Blocks {
 #pragma GCC unroll 2
     for (int load = sum * kLoads; load < (sum + 1) * kLoads; ++load) {
       if (own == 0) __builtin_prefetch(ahead + load * kLoad, 0, 2);
-      auto loaded = load_shorts(from + load * kLoad + own * 4 * kRegister);
+      const int64_t place = load * kLoad + own * 4 * kRegister;
+      auto loaded = load_shorts(from + place), more = load_high<kBits>(high + place * kHigh<kBits> / 4);
       keep(loaded);
+      if constexpr (kHigh<kBits> != 0) keep(more);
 #pragma GCC unroll 4
       for (int part = 0; part < kParts<A, kBits>; ++part) {
-        const auto weight = A::template part<kBits>(loaded, part);
+        const auto weight =
+            with_high<kBits>(A::template part<kLow<kBits>>(loaded, part), more, part);
         const auto* values = x + load * kColumns<kBits> + kOfPart<A, kBits> * part;
         if constexpr (std::is_same_v<A, Wide>)
           total = Wide::add(total, weight, values + own * kRegister);
@@ -106,12 +109,14 @@ TPC_INLINE void each_register(const Run& run) {
 }
 
 // Multiply a run of a row by a sequence. `take` gets the products of 16 blocks, a register at a time,
-// and their scales. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
+// and their scales; then, if there are minima, the sums of values and the minima, which are the last
+// ones of a register. Sums of lanes have `kLoads` loads and `kBlocks` blocks.
 template <class A, int kBits, int kLoads, int kBlocks, class Take>
 TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& run,
                          const Laid<A>& x, const char* ahead, const Take& take) {
   constexpr int kSums = kLanes / kBlocks, kEach = kSums * kLoads;
   const int64_t start = weight.offset(run.start), stop = start + run.loads * kLoad;
+  [[maybe_unused]] const int64_t high_start = kHigh<kBits> ? weight.high_offset(run.start) : 0;
   const char* bytes = weight.address(row);
   int64_t load = 0, place = 0;
   // Add the blocks of some sums of lanes, whose first load is at a byte of the row.
@@ -123,15 +128,31 @@ TPC_INLINE void run_dots(const Grouped& weight, int64_t row, const LaidRun<A>& r
       copy_inside(bytes, weight.stride(), at, sizeof held, held);
       from = held;
     }
-    const Blocks<A, kBits, kLoads> blocks{from, ahead + at, x.values + load * kColumns<kBits>};
+    constexpr int kHighBytes = kUsed * kLoads * static_cast<int>(kLoad) * kHigh<kBits> / 4;
+    alignas(kLoad) char held_high[kHighBytes + 1];
+    const char* high = nullptr;
+    if constexpr (kHigh<kBits> != 0) {
+      const int64_t place = high_start + load * (kLoad * kHigh<kBits> / 4);
+      high = weight.high(row) + place;
+      if (place < 0 || place + kHighBytes > weight.high_stride()) {
+        copy_inside(weight.high(row), weight.high_stride(), place, kHighBytes, held_high);
+        high = held_high;
+      }
+    }
+    const Blocks<A, kBits, kLoads> blocks{from, high, ahead + at,
+                                          x.values + load * kColumns<kBits>};
     each_register([&](auto own) {
       constexpr int kOwn = decltype(own)::value;
       const int64_t own_place = place + kOwn * kRegister, block = run.block + own_place;
       const auto found = blocks.template sums<kSums, kUsed * kRegisters, kOwn>();
-      const IntRegister offsets = weight.offsets(row, block) + A::template kRaised<kBits>;
-      const Register products = A::less(found, offsets, x.sums + own_place) *
-                                load_register(x.factors + own_place);
-      take(own, place / kLanes, products, weight.scales(row, block));
+      const Register factors = load_register(x.factors + own_place);
+      const int32_t raised = weight.has_minima() ? 0 : A::template kRaised<kBits>;
+      const Register products =
+          A::less(found, weight.offsets(row, block) + raised, x.sums + own_place) * factors;
+      take(own, place / kLanes, products, weight.scales(row, block), std::false_type());
+      if (weight.has_minima())
+        take(own, place / kLanes, A::of_sums(x.sums + own_place) * factors,
+             weight.minima(row, block), std::true_type());
     });
     load += kEach, place += kLanes;
   };
@@ -162,7 +183,7 @@ template <class A, int kBits, int kLoads, int kBlocks>
         ahead_of(weight.address(row), weight.stride(), far, left - row, scratch.next_weights);
     weight.fetch_scales(row + far);
     Register total[kRegisters] = {};
-    const auto take = [&](auto own, int64_t, Register products, Register scales) TPC_ALWAYS {
+    const auto take = [&](auto own, int64_t, Register products, Register scales, auto) TPC_ALWAYS {
       total[own] = multiply_add(total[own], products, scales);
     };
     run_dots<A, kBits, kLoads, kBlocks>(weight, row, *x.laid, x.laid->values[b], ahead, take);
@@ -223,9 +244,11 @@ template <class A, int kBits, int kLoads, int kBlocks>
       weight.fetch_scales(own + far);
       float* to = products + (own - row) * blocks;
       for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->rounds * kLanes) {
-        const auto take = [&](auto part, int64_t round, Register found, Register by) TPC_ALWAYS {
-          found = multiply_add(Register{}, found, by);
-          std::memcpy(to + round * kLanes + part * kRegister, &found, sizeof found);
+        const auto take = [&](auto part, int64_t round, Register found, Register by,
+                              auto more) TPC_ALWAYS {
+          float* place = to + round * kLanes + part * kRegister;
+          found = multiply_add(decltype(more)::value ? load_register(place) : Register{}, found, by);
+          std::memcpy(place, &found, sizeof found);
         };
         run_dots<A, kBits, kLoads, kBlocks>(weight, own, *run, run->values[b], ahead, take);
       }
@@ -264,7 +287,8 @@ template <class A, int kBits, int kLoads, int kBlocks>
       for (Register& each : totals[leaf].each) each = Register{};
     Registers* to = totals;
     for (const LaidRun<A>* run = x.laid; run != x.laid + x.runs; to += run++->leaves) {
-      const auto take = [&](auto own, int64_t round, Register products, Register scales) TPC_ALWAYS {
+      const auto take = [&](auto own, int64_t round, Register products, Register scales,
+                            auto) TPC_ALWAYS {
         for (const Share* share = run->shares[round]; share != run->shares[round + 1]; ++share) {
           Register& total = to[share->leaf].each[own];
           const auto own_products = (IntRegister)products & share->lanes.each[own];

@@ -234,7 +234,7 @@ template <class A>
 [[gnu::noinline]] LaidValues<A> laid_values(const Grouped& weight, const float* values,
                                             int64_t stride, int64_t batch, int64_t columns,
                                             int64_t leaves, Scratch& scratch) {
-  const auto lay = weight.bits() == 4 ? laid_runs<4, A> : laid_runs<8, A>;
+  const auto lay = weight.bits() == 8 ? laid_runs<8, A> : laid_runs<4, A>;
   return lay(weight, values, stride, batch, columns, leaves, scratch);
 }
 

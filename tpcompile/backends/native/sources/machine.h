@@ -76,6 +76,21 @@ inline int64_t kind_of(int64_t format) { return format & 0xff; }
 inline int64_t scales_of(int64_t format) { return format >> 8 & 0x3f; }
 inline bool has_offsets(int64_t format) { return format >> 15 & 1; }
 inline int64_t group_of(int64_t format) { return format >> 16; }
+inline bool has_supers(int64_t format) {
+  return scales_of(format) == TPC_SCALES_SUPER || scales_of(format) == TPC_SCALES_SUPERMIN;
+}
+inline bool has_minima(int64_t format) {
+  return scales_of(format) == TPC_SCALES_F16MIN || scales_of(format) == TPC_SCALES_SUPERMIN;
+}
+
+// The bits of integers of a kind, of which four are together, and others apart.
+inline int bits_of(int64_t format) {
+  const int64_t kind = kind_of(format);
+  return kind == TPC_KIND_INT4 ? 4 : kind == TPC_KIND_INT5 ? 5 : kind == TPC_KIND_INT6 ? 6 : 8;
+}
+
+// The columns with a common factor of their scales.
+constexpr int64_t kSuper = 256;
 
 // Set if linears round their values to int8 before they multiply them.
 constexpr int64_t kRoundsValues = 1 << 14;

@@ -65,8 +65,21 @@ const Choice kPaths[] = {
 #endif
     {"portable", [] { return true; }}};
 
-// Whether kernels read weights with a scale for so many columns; 0 stands for whole rows.
-bool has_groups(int64_t columns) { return columns == 32 || columns == 64 || columns % 128 == 0; }
+// Whether kernels read weights of a format with several components: see `grouped_dots`.
+bool has_groups(int64_t format) {
+  const int64_t columns = group_of(format), bits = bits_of(format);
+  if ((bits == 5 || bits == 6 || has_supers(format) || has_minima(format)) &&
+      format & kRoundsValues)
+    return false;
+  if (bits == 6) return columns == 16;
+  return columns == 32 || (bits != 5 && (columns == 64 || columns % 128 == 0));
+}
+
+// The kernels of 4 bits read 5 and 6 too.
+int64_t arithmetic_of_kernel(int64_t format) {
+  const int64_t found = arithmetic_of(format), bits = bits_of(format);
+  return bits == 5 || bits == 6 ? found - kind_of(format) + TPC_KIND_INT4 : found;
+}
 
 }  // namespace
 
@@ -78,10 +91,10 @@ bool runs_here(const Path& path) {
 
 Kernel kernel_for(const Path& path, int32_t opcode, const Dtypes& dtypes) {
   const auto fits = [](int64_t wanted, int64_t had) { return wanted == 0 || wanted == had; };
-  if (!has_groups(group_of(dtypes.weight))) return nullptr;
+  if (!has_groups(dtypes.weight)) return nullptr;
   for (const TypedKernel* one = path.kernels; one != path.kernels + path.count; ++one)
     if (one->opcode == opcode && fits(dtypes.values, one->dtypes.values) &&
-        fits(arithmetic_of(dtypes.weight), one->dtypes.weight) &&
+        fits(arithmetic_of_kernel(dtypes.weight), one->dtypes.weight) &&
         fits(dtypes.vectors, one->dtypes.vectors) && fits(dtypes.cache, one->dtypes.cache))
       return one->run;
   return nullptr;

@@ -79,7 +79,8 @@ struct Linear {
   Heads x;
   const void* weight;
   const void* scales;     // null for weights in bf16
-  const int8_t* offsets;  // null for none
+  const int8_t* offsets;  // null for none, as the following
+  const void *high, *minima, *super_scales, *super_minima;
   int64_t format, row_bytes, groups, first;  // `groups` are the scales of a row
   const uint16_t* bias;  // null for none
   uint16_t* out;

@@ -65,16 +65,42 @@ TPC_INLINE Register numbers_of(__m128i integers) {
 TPC_INLINE float scale_at(const Linear& a, int64_t at) {
   const int64_t type = tpc::scales_of(a.format);
   if (type == TPC_DTYPE_BF16) return number(static_cast<const bf16*>(a.scales) + at);
-  if (type == TPC_DTYPE_F16) return number(static_cast<const f16*>(a.scales) + at);
-  return static_cast<const float*>(a.scales)[at];
+  if (type == TPC_DTYPE_F32) return static_cast<const float*>(a.scales)[at];
+  return number(static_cast<const f16*>(a.scales) + at);
 }
+
+// What integers of a group, with a sign, become: less `offset`, times `scale`, plus `least`.
+struct Group {
+  float offset, scale, least;
+
+  Group(const Linear& a, int64_t at, int64_t super) {
+    const float half = static_cast<float>(1 << (tpc::bits_of(a.format) - 1));
+    offset = a.minima ? -half : a.offsets ? static_cast<float>(a.offsets[at]) : 0.0f;
+    if (a.super_scales) {
+      const auto times = [&](const void* small, const void* supers) {
+        return number(static_cast<const f16*>(supers) + super) *
+               static_cast<float>(static_cast<const int8_t*>(small)[at]);
+      };
+      scale = times(a.scales, a.super_scales);
+      least = a.minima ? -times(a.minima, a.super_minima) : 0.0f;
+    } else {
+      scale = scale_at(a, at);
+      least = a.minima ? number(static_cast<const f16*>(a.minima) + at) : 0.0f;
+    }
+  }
+
+  template <class V>
+  TPC_INLINE V of(V integers) const {
+    return multiply_add(V{} + least, integers - offset, V{} + scale);
+  }
+};
 
 #if defined(__AVX512BF16__)
 // Look up 32 columns at a time among the 16 values of a group. Return the first column that is left.
-TPC_INLINE int64_t look_up(const char* row, int64_t at, int64_t end, float offset, float scale,
+TPC_INLINE int64_t look_up(const char* row, int64_t at, int64_t end, const Group& group,
                            Packed* held) {
   const Lanes integers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-  const __m512i values = _mm512_castsi256_si512(narrow((integers - offset) * scale));
+  const __m512i values = _mm512_castsi256_si512(narrow(group.of(integers)));
   const __m512i low = _mm512_set1_epi32(0x000f000f);
   for (; at + 32 <= end; at += 32) {
     const __m512i pairs = _mm512_cvtepu8_epi32(load_bytes<__m128i>(row + at / 2));
@@ -86,18 +112,38 @@ TPC_INLINE int64_t look_up(const char* row, int64_t at, int64_t end, float offse
 }
 #endif
 
+// The integers of 16 columns of a row, whose highest bits are apart. The places of `high` begin
+// with a column before the row.
+template <int kBits>
+TPC_INLINE __m128i integers_at(const char* row, const char* high, int64_t at, int64_t before) {
+  if constexpr (kBits == 4 || kBits == 8) {
+    return integers_at<kBits>(row, at);
+  } else {
+    constexpr int kHigh = kBits - 4;
+    const __m128i low = bytes_at<4>(row, at);
+    alignas(16) char more[kLanes];
+    for (int64_t own = 0; own < kLanes; ++own) {
+      const int64_t bit = (at + before + own) * kHigh;
+      const int found = static_cast<uint8_t>(high[bit / 8]) >> bit % 8;
+      more[own] = static_cast<char>((found & ((1 << kHigh) - 1)) << 4);
+    }
+    const __m128i whole = _mm_or_si128(low, load_bytes<__m128i>(more));
+    return _mm_sub_epi8(whole, _mm_set1_epi8(1 << (kBits - 1)));
+  }
+}
+
 // Write the columns from `at` to `end` of a row, which share a scale.
 template <int kBits>
-TPC_INLINE void hold_group(const char* row, int64_t at, int64_t end, float offset, float scale,
-                           Packed* held) {
+TPC_INLINE void hold_group(const char* row, const char* high, int64_t before, int64_t at,
+                           int64_t end, const Group& group, Packed* held) {
 #if defined(__AVX512BF16__)
-  if constexpr (kBits == 4) at = look_up(row, at, end, offset, scale, held);
+  if constexpr (kBits == 4) at = look_up(row, at, end, group, held);
 #endif
   for (; at < end; at += kLanes) {
-    const __m128i integers = integers_at<kBits>(row, at);
-    hold((numbers_of(integers) - offset) * scale, held + at / kColumns);
+    const __m128i integers = integers_at<kBits>(row, high, at, before);
+    hold(group.of(numbers_of(integers)), held + at / kColumns);
     if constexpr (kRegister < kLanes)
-      hold((numbers_of(_mm_srli_si128(integers, kRegister)) - offset) * scale,
+      hold(group.of(numbers_of(_mm_srli_si128(integers, kRegister))),
            held + (at + kRegister) / kColumns);
   }
 }
@@ -109,14 +155,21 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
     return;
   }
   const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
-  const bool four_bits = tpc::kind_of(a.format) == TPC_KIND_INT4;
+  const int bits = tpc::bits_of(a.format);
   const int64_t each = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
+  const int64_t last = a.first + a.columns - 1, super = a.first / tpc::kSuper;
+  const int64_t supers = row * (last / tpc::kSuper + 1 - super) - super;
+  const int64_t of_word = a.high ? 32 / (bits - 4) : 1, before = a.first % of_word;
+  const int64_t words = last / of_word + 1 - a.first / of_word;
+  const char* high = a.high ? static_cast<const char*>(a.high) + row * words * 4 : nullptr;
+  const auto run = bits == 4   ? hold_group<4>
+                   : bits == 5 ? hold_group<5>
+                   : bits == 6 ? hold_group<6>
+                               : hold_group<8>;
   int64_t group = row * a.groups, left = each - a.first % each;
   for (int64_t at = 0, end; at < a.columns; at = end, left = each, ++group) {
     end = left < a.columns - at ? at + left : a.columns;
-    const float offset = a.offsets ? static_cast<float>(a.offsets[group]) : 0.0f;
-    const auto run = four_bits ? hold_group<4> : hold_group<8>;
-    run(from, at, end, offset, scale_at(a, group), held);
+    run(from, high, before, at, end, Group(a, group, supers + (a.first + at) / tpc::kSuper), held);
   }
 }
 
