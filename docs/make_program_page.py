@@ -187,8 +187,12 @@ COLUMNS = {
     "strides": "the strides in elements, padded with zeros",
     "format": "the format of a weight in few bits, a number as in words; 0 for other buffers",
     "first": "the first column of such a weight, of all columns of the linear",
+    "high": "where the highest bits of its integers begin in memory, or 0",
     "scales": "where its scales begin in memory, or 0",
     "offsets": "where its offsets begin in memory, or 0",
+    "minima": "where its minima begin in memory, or 0",
+    "super_scales": "where the factors of its scales begin in memory, or 0",
+    "super_minima": "where the factors of its minima begin in memory, or 0",
 }
 
 
