@@ -162,6 +162,23 @@ def test_kinds_that_are_refused(tmp_path: Path) -> None:
         tpcompile.compile(str(path))
 
 
+def test_a_norm_in_blocks_is_refused() -> None:
+    config = model_of().config
+    kinds = {"model.norm.weight": "Q8_0"}
+    config.quantization_config = {"quant_method": "gguf", "kinds": kinds}
+    with pytest.raises(UnsupportedError, match=r"norm\.weight.*Q8_0.*for linears and embeddings"):
+        capture(config)
+
+
+@pytest.mark.parametrize("kinds", [None, [], {"lm_head.weight": "Q9"}, {"lm_head.weight": 8}])
+def test_a_configuration_that_names_no_kinds(kinds: Any) -> None:
+    """Only files have this method; a configuration of a directory may name it too."""
+    config = model_of().config
+    config.quantization_config = {"quant_method": "gguf", "kinds": kinds}
+    with pytest.raises(UnsupportedError, match=r"quantization_config\.kinds"):
+        capture(config)
+
+
 def test_other_architectures(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, model_of(intermediate_size=64))

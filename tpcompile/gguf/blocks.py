@@ -12,7 +12,17 @@ from functools import partial
 import torch
 
 from tpcompile.gguf.kinds import GgufKind
-from tpcompile.ir.format import Format, Kind, Scales
+from tpcompile.ir.format import (
+    HIGH,
+    MINIMUM,
+    PACKED,
+    SCALE,
+    SUPER_MINIMUM,
+    SUPER_SCALE,
+    Format,
+    Kind,
+    Scales,
+)
 from tpcompile.ir.words import packed
 
 Taken = Callable[[torch.Tensor], torch.Tensor]
@@ -78,21 +88,21 @@ def _minima(blocks: torch.Tensor) -> torch.Tensor:
 
 def _low(start: int, stop: int, each: int) -> dict[str, Taken]:
     """Return the part with the lower four bits."""
-    return {"_packed": partial(_words, start=start, stop=stop, bits=4, each=each)}
+    return {PACKED: partial(_words, start=start, stop=stop, bits=4, each=each)}
 
 
 def _high(start: int, stop: int, bits: int, each: int) -> dict[str, Taken]:
     """Return the part with the bits above the lower four ones."""
-    return {"_high": partial(_words, start=start, stop=stop, bits=bits, each=each)}
+    return {HIGH: partial(_words, start=start, stop=stop, bits=bits, each=each)}
 
 
-_SCALE: dict[str, Taken] = {"_scale": partial(_half, at=0)}
-_WITH_MINIMUM: dict[str, Taken] = {**_SCALE, "_minimum": partial(_half, at=2)}
+_OWN: dict[str, Taken] = {SCALE: partial(_half, at=0)}
+_WITH_MINIMUM: dict[str, Taken] = {**_OWN, MINIMUM: partial(_half, at=2)}
 _SUPER: dict[str, Taken] = {
-    "_scale": _scales,
-    "_minimum": _minima,
-    "_super_scale": partial(_half, at=0),
-    "_super_minimum": partial(_half, at=2),
+    SCALE: _scales,
+    MINIMUM: _minima,
+    SUPER_SCALE: partial(_half, at=0),
+    SUPER_MINIMUM: partial(_half, at=2),
 }
 
 
@@ -103,11 +113,11 @@ def _grouped(kind: Kind, scales: Scales, columns: int, *parts: Mapping[str, Take
 
 CONTENTS: Mapping[GgufKind, Contents] = {
     GgufKind.Q8_0: _grouped(
-        Kind.INT8, Scales.F16, 32, {"": partial(_signed, start=2, stop=34)}, _SCALE
+        Kind.INT8, Scales.F16, 32, {"": partial(_signed, start=2, stop=34)}, _OWN
     ),
-    GgufKind.Q4_0: _grouped(Kind.INT4, Scales.F16, 32, _low(2, 18, 16), _SCALE),
+    GgufKind.Q4_0: _grouped(Kind.INT4, Scales.F16, 32, _low(2, 18, 16), _OWN),
     GgufKind.Q4_1: _grouped(Kind.INT4, Scales.F16MIN, 32, _low(4, 20, 16), _WITH_MINIMUM),
-    GgufKind.Q5_0: _grouped(Kind.INT5, Scales.F16, 32, _low(6, 22, 16), _high(2, 6, 1, 1), _SCALE),
+    GgufKind.Q5_0: _grouped(Kind.INT5, Scales.F16, 32, _low(6, 22, 16), _high(2, 6, 1, 1), _OWN),
     GgufKind.Q5_1: _grouped(
         Kind.INT5, Scales.F16MIN, 32, _low(8, 24, 16), _high(4, 8, 1, 1), _WITH_MINIMUM
     ),
@@ -121,7 +131,7 @@ CONTENTS: Mapping[GgufKind, Contents] = {
         16,
         _low(0, 128, 64),
         _high(128, 192, 2, 32),
-        {"_scale": partial(_signed, start=192, stop=208), "_super_scale": partial(_half, at=208)},
+        {SCALE: partial(_signed, start=192, stop=208), SUPER_SCALE: partial(_half, at=208)},
     ),
 }
 """The contents of the kinds that are read."""

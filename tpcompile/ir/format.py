@@ -22,6 +22,13 @@ MOST_COLUMNS = (1 << 15) - 1
 """The maximum number of columns per group."""
 
 
+PACKED, HIGH = "_packed", "_high"
+SCALE, ZERO_POINT, MINIMUM = "_scale", "_zero_point", "_minimum"
+SUPER_SCALE, SUPER_MINIMUM = "_super_scale", "_super_minimum"
+"""The suffixes of components. That of values with one element per column is empty."""
+_OF_GROUPS = (SCALE, ZERO_POINT, MINIMUM, SUPER_SCALE, SUPER_MINIMUM)
+
+
 class Kind(IntEnum):
     """How the values of a weight are stored. The numbers are part of the binary interface."""
 
@@ -32,9 +39,9 @@ class Kind(IntEnum):
     INT4 = 8
     """Words of eight columns: see `words.py`."""
     INT5 = 9
-    """The same of the lower four bits, and words of 32 columns of the highest one."""
+    """Such words of the lower four bits, and words of 32 columns of the highest one."""
     INT6 = 10
-    """The same of the lower four bits, and words of 16 columns of the two highest ones."""
+    """Such words of the lower four bits, and words of 16 columns of the two highest ones."""
 
     @property
     def word(self) -> str:
@@ -44,7 +51,7 @@ class Kind(IntEnum):
     @property
     def suffix(self) -> str:
         """The suffix of the component that has the values."""
-        return _PACKED.suffix if self in _BITS else ""
+        return PACKED if self in _BITS else ""
 
 
 class Scales(IntEnum):
@@ -116,13 +123,12 @@ class Format(int):
     a row share a scale, and `row` stands for all columns. `int4:64:bf16:offsets` has offsets too,
     one per scale: a weight is (value - offset) * scale. `int4:32:supermin` has other scales: see
     `Scales`. Groups lie on the columns of the whole weight, also where ranks hold some of its
-    columns. `int8:64:bf16:a8` is stored like
-    `int8:64:bf16`, but linears round their inputs to int8 before they multiply them: see
-    `rounded` in `quantize.py`.
+    columns. `int8:64:bf16:a8` is stored like `int8:64:bf16`, but linears round their inputs to int8
+    before they multiply them: see `rounded` in `quantize.py`.
 
-    Bits 0 to 7 of the number are a `Kind`, bits 8 to 13 the `Scales`, bit 14 says
-    whether inputs are rounded, bit 15 whether there are offsets, and bits 16 to 30 are the columns
-    per group, 0 for rows.
+    Bits 0 to 7 of the number are a `Kind`, bits 8 to 13 the `Scales`, bit 14 says whether inputs
+    are rounded, bit 15 whether there are offsets, and bits 16 to 30 are the columns per group, 0
+    for rows.
     """
 
     def __new__(cls, number: int) -> Format:
@@ -262,17 +268,17 @@ class Format(int):
             for one in self.components
             if one.suffix in _OF_GROUPS
         }
-        scales = others[_SCALE]
+        scales = others[SCALE]
         if self.scales.super:
-            scales = others[_SUPER_SCALE] * scales
+            scales = others[SUPER_SCALE] * scales
         if self.offsets:
-            return ((integers - others[_ZERO_POINT]) * scales).to(dtype)
+            return ((integers - others[ZERO_POINT]) * scales).to(dtype)
         if not self.scales.minima:
             return (integers * scales).to(dtype)
         products = (integers + (1 << _BITS[self.kind] - 1)) * scales
         if self.scales.super:
-            return (products - others[_SUPER_MINIMUM] * others[_MINIMUM]).to(dtype)
-        return (products + others[_MINIMUM]).to(dtype)
+            return (products - others[SUPER_MINIMUM] * others[MINIMUM]).to(dtype)
+        return (products + others[MINIMUM]).to(dtype)
 
     def _integers(self, parts: Mapping[str, torch.Tensor], columns: Interval) -> torch.Tensor:
         """Return the integers of these columns."""
@@ -284,7 +290,7 @@ class Format(int):
                 -1, start % one.columns, stop - start
             )
             for one in self.components
-            if one.suffix in (_PACKED.suffix, _HIGH)
+            if one.suffix in (PACKED, HIGH)
         )
         if not high:
             return found
@@ -295,10 +301,7 @@ _FLOATS = (DType.F32, DType.BF16, DType.F16)
 _BITS = {Kind.INT4: 4, Kind.INT5: 5, Kind.INT6: 6}
 """The bits of integers that share words."""
 _LOW_BITS = 4
-_PACKED, _HIGH = Component("_packed", DType.I32, WORD_BITS // _LOW_BITS), "_high"
-_SCALE, _ZERO_POINT, _MINIMUM = "_scale", "_zero_point", "_minimum"
-_SUPER_SCALE, _SUPER_MINIMUM = "_super_scale", "_super_minimum"
-_OF_GROUPS = (_SCALE, _ZERO_POINT, _MINIMUM, _SUPER_SCALE, _SUPER_MINIMUM)
+_PACKED = Component(PACKED, DType.I32, WORD_BITS // _LOW_BITS)
 _GROUPED = (Kind.INT8, *_BITS)
 _WORD = re.compile(
     rf"({'|'.join(one.word for one in _GROUPED)}):({_ROW}|[1-9][0-9]{{0,4}})"
@@ -331,18 +334,18 @@ def _components(one: Format) -> tuple[Component, ...]:
     found = [_PACKED if kind in _BITS else Component("", DType(kind))]
     more = _BITS.get(kind, _LOW_BITS) - _LOW_BITS
     if more:
-        found.append(Component(_HIGH, DType.I32, WORD_BITS // more))
+        found.append(Component(HIGH, DType.I32, WORD_BITS // more))
     if not one >> 8 & 63:
         return tuple(found)
     scales = one.scales
-    names = (_SCALE, _MINIMUM) if scales.minima else (_SCALE,)
+    names = (SCALE, MINIMUM) if scales.minima else (SCALE,)
     dtype = DType.I8 if scales.super else DType.F16 if scales.minima else DType(scales)
     found += [Component(name, dtype, columns) for name in names]
     if scales.super:
-        supers = (_SUPER_SCALE, _SUPER_MINIMUM)[: len(names)]
+        supers = (SUPER_SCALE, SUPER_MINIMUM)[: len(names)]
         found += [Component(name, DType.F16, _SUPER) for name in supers]
     if one.offsets:
-        found.append(Component(_ZERO_POINT, DType.I8, columns))
+        found.append(Component(ZERO_POINT, DType.I8, columns))
     return tuple(found)
 
 

@@ -12,9 +12,11 @@ from tests.backends.programs import KINDS, ROUNDS, memory_of
 from tests.models import relative_error
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.native import Native
-from tpcompile.backends.native.build import paths
+from tpcompile.backends.native.build import has_kernel, paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError
+from tpcompile.ir.format import Format
+from tpcompile.vm.groups.head import NormLmHead
 from tpcompile.vm.groups.project import LinearTerms
 from tpcompile.vm.program import Role
 from tpcompile.vm.program.instruction import unseen
@@ -128,6 +130,24 @@ def test_bits_do_not_depend_on_batch_workers_and_ranks(few_bits: str, path: str)
     for batch in (2, 3, 4, 5, 8, 16):
         assert torch.equal(steps(batch=batch), alone), batch
     assert torch.equal(steps(workers=3), alone)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_formats_with_kernels(path: str) -> None:
+    """Others have groups of sizes that no file has, or round activations."""
+    bf16 = Format.of(torch.bfloat16)
+    words = {
+        **dict.fromkeys(("int8:row:bf16", "int4:32:f16", "int4:64:f16min", "int5:32:f16"), True),
+        **dict.fromkeys(("int4:32:supermin", "int5:32:supermin", "int6:16:super"), True),
+        **dict.fromkeys(("int4:48:bf16", "int5:64:f16", "int6:32:super", "int6:32:f16"), False),
+        **dict.fromkeys(("int4:64:super", "int4:16:super", "int4:128:supermin"), False),
+        **dict.fromkeys(("int4:32:supermin:a8", "int5:32:f16:a8", "int4:32:f16min:a8"), False),
+    }
+    found = {
+        word: has_kernel(path, NormLmHead.opcode, bf16, Format.parsed(word), bf16, bf16)
+        for word in words
+    }
+    assert found == words
 
 
 def test_groups_without_kernels_are_refused() -> None:

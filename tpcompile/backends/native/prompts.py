@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from tpcompile.backends.native.build import kernels, library, paths
-from tpcompile.ir.format import Format
+from tpcompile.ir.format import SCALE, Format
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
+from tpcompile.vm.program.abi import PARTS
 
 PATHS = {
     "amx_bf16": torch.bfloat16,
@@ -142,17 +143,8 @@ _AttentionOf = _structure(
     *_each(_number, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
     ("runs", _address), *_each(_number, "run_count", "window"), ("scale", _real),
 )  # fmt: skip
-_PARTS = {
-    "scales": "_scale",
-    "offsets": "_zero_point",
-    "high": "_high",
-    "minima": "_minimum",
-    "super_scales": "_super_scale",
-    "super_minima": "_super_minimum",
-}
-"""The suffixes of the components of a weight after its values, by fields."""
 _LinearOf = _structure(
-    ("x", _Heads), *_each(_address, "weight", *_PARTS),
+    ("x", _Heads), *_each(_address, "weight", *PARTS),
     *_each(_number, "format", "row_bytes", "groups", "first"),
     *_each(_address, "bias", "out", "packed", "factors", "sums"),
     *_each(_number, "tokens", "columns", "rows", "part_tokens", "threads"),
@@ -243,14 +235,14 @@ def linear(
     panels = -(-tokens // _PACKED)
     out = torch.empty(tokens, rows, dtype=x.dtype)
     packed, *rounding = _packed(panels * _PACKED, columns, weight)
-    others = [parts[one].data_ptr() if one in parts else None for one in _PARTS.values()]
+    others = [parts[one].data_ptr() if one in parts else None for one in PARTS.values()]
     part_tokens = _MANY_TOKENS if few else _TOKENS
     own = _LinearOf(
         *(_Heads.of(x), values.data_ptr(), *others),
         *(
             int(weight.format),
             values.stride(0) * values.itemsize,
-            parts["_scale"].shape[1],
+            parts[SCALE].shape[1],
             weight.columns[0],
         )
         if isinstance(weight, FewBits)

@@ -18,7 +18,7 @@ from tpcompile.frontend.stored.layout import (
     require_all,
 )
 from tpcompile.ir.codec import Transposed, Words, WordsOfRows
-from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.format import SCALE, ZERO_POINT, Format, Kind
 
 _SCHEME: Supported = {
     "bits": (4,),
@@ -40,8 +40,8 @@ _LAYOUT = Layout(
     Kind.INT4,
     {
         Kind.INT4.suffix: WordsOfRows("qweight", _words("qweight")),
-        "_scale": Transposed("scales"),
-        "_zero_point": _words("qzeros"),
+        SCALE: Transposed("scales"),
+        ZERO_POINT: _words("qzeros"),
     },
 )
 

@@ -19,7 +19,7 @@ from tpcompile.frontend.stored.layout import (
     require_all,
 )
 from tpcompile.ir.codec import Known, Words
-from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.format import ZERO_POINT, Format, Kind
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ def _shape(weight: tuple[int, ...], _: int) -> dict[str, Known]:
 _LAYOUTS: Mapping[str, Mapping[int, Layout]] = {
     "int-quantized": {4: Layout(Kind.INT8), 8: Layout(Kind.INT8)},
     "pack-quantized": {
-        4: Layout(Kind.INT4, {"_zero_point": Words("weight_zero_point", 4, 0)}, known=_shape),
+        4: Layout(Kind.INT4, {ZERO_POINT: Words("weight_zero_point", 4, 0)}, known=_shape),
         8: Layout(
             Kind.INT8,
             {
                 "": Words("weight_packed", 8, 1),
-                "_zero_point": Words("weight_zero_point", 8, 0),
+                ZERO_POINT: Words("weight_zero_point", 8, 0),
             },
             known=_shape,
         ),

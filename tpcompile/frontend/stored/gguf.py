@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tpcompile.errors import UnsupportedError
-from tpcompile.frontend.stored.layout import Layout, StoredWeight
+from tpcompile.frontend.stored.layout import Layout, StoredWeight, refuse
 from tpcompile.gguf.blocks import CONTENTS
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.ir.codec import Blocks
@@ -25,21 +25,28 @@ def weights_of(
     """Return the weights that are not stored as values; embeddings are read as values."""
     found = {}
     modules = dict(module.named_modules())
-    for name, word in scheme["kinds"].items():
-        kind, owner = GgufKind[word], modules.get(name.rpartition(".")[0])
+    for name, kind in _kinds_of(scheme).items():
+        owner = modules.get(name.rpartition(".")[0])
         if owner is None:  # the model has no such tensor, which is an error when it is read
             continue
-        if kind not in CONTENTS:
+        if kind not in CONTENTS or not isinstance(owner, nn.Linear | nn.Embedding):
             raise UnsupportedError(
                 "tpcompile does not read weights of this kind",
                 where=name,
-                got=word,
-                expected=", ".join(one.name for one in CONTENTS),
+                got=kind.name,
+                expected=", ".join(one.name for one in CONTENTS) + ", for linears and embeddings",
                 hint="Use a file in another quantization, such as Q8_0 or Q4_K_M",
             )
         linear = isinstance(owner, nn.Linear)
         found[name] = _in_format(kind) if linear else _as_values(kind)
     return found
+
+
+def _kinds_of(scheme: Mapping[str, Any]) -> dict[str, GgufKind]:
+    kinds = scheme.get("kinds")
+    if not isinstance(kinds, dict) or not {*map(str, kinds.values())} <= {*GgufKind.__members__}:
+        refuse("kinds", kinds, "the kinds of weights, as a GGUF file has them")
+    return {name: GgufKind[str(word)] for name, word in kinds.items()}
 
 
 def _in_format(kind: GgufKind) -> StoredWeight:

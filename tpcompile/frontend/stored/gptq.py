@@ -18,7 +18,7 @@ from tpcompile.frontend.stored.layout import (
     require_all,
 )
 from tpcompile.ir.codec import Codec, Known, Transposed, Words
-from tpcompile.ir.format import Format, Kind
+from tpcompile.ir.format import SCALE, ZERO_POINT, Format, Kind
 
 _SCHEME: Supported = {
     "bits": (4, 8),
@@ -62,7 +62,7 @@ def _layout(bits: int, less: int, symmetric: bool) -> Layout:
     if kind == Kind.INT4:  # the words are those of rows in memory
         values = Transposed("qweight")
     zeros = Words("qzeros", bits, 0, transposed=True, less=less)
-    codecs = {kind.suffix: values, "_scale": Transposed("scales"), "_zero_point": zeros}
+    codecs = {kind.suffix: values, SCALE: Transposed("scales"), ZERO_POINT: zeros}
 
     def known(weight: tuple[int, ...], columns: int) -> dict[str, Known]:
         rows, width = weight

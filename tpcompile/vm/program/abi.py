@@ -19,7 +19,16 @@ import torch
 
 from tpcompile.errors import UnsupportedError, UsageError
 from tpcompile.ir.dtypes import DType
-from tpcompile.ir.format import Kind, Scales
+from tpcompile.ir.format import (
+    HIGH,
+    MINIMUM,
+    SCALE,
+    SUPER_MINIMUM,
+    SUPER_SCALE,
+    ZERO_POINT,
+    Kind,
+    Scales,
+)
 from tpcompile.vm.program.buffer import Buffer, Role
 from tpcompile.vm.program.fields import flat_fields, operands_of
 from tpcompile.vm.program.instruction import Range, word_count
@@ -58,13 +67,13 @@ A weight of several components has the shape of the weight, and the address, dty
 its values, of which `high` has the highest bits of some; `first` is its first column. The last
 columns are addresses of further components, or 0.
 """
-_PARTS = {
-    "high": "_high",
-    "scales": "_scale",
-    "offsets": "_zero_point",
-    "minima": "_minimum",
-    "super_scales": "_super_scale",
-    "super_minima": "_super_minimum",
+PARTS = {
+    "high": HIGH,
+    "scales": SCALE,
+    "offsets": ZERO_POINT,
+    "minima": MINIMUM,
+    "super_scales": SUPER_SCALE,
+    "super_minima": SUPER_MINIMUM,
 }
 """The columns with the addresses of the components of a weight after its values, by suffix."""
 
@@ -136,7 +145,7 @@ def buffer_row(buffer: Buffer, memory: torch.Tensor | Weight, block: int) -> lis
     addresses = {"address": tensor.data_ptr()}
     if isinstance(memory, Weight):
         parts = memory.parts
-        addresses |= {name: parts[one].data_ptr() for name, one in _PARTS.items() if one in parts}
+        addresses |= {name: parts[one].data_ptr() for name, one in PARTS.items() if one in parts}
     return row_of(buffer, addresses, list(memory.shape), list(tensor.stride()), block)
 
 
@@ -150,7 +159,7 @@ def row_of(
     """Return the table row of a buffer, given what its memory determines."""
     dtype = DType.of(buffer.dtype)
     columns: Mapping[str, list[int]] = {
-        **{name: [addresses.get(name, 0)] for name in ("address", *_PARTS)},
+        **{name: [addresses.get(name, 0)] for name in ("address", *PARTS)},
         "role": [buffer.role],
         "rank": [buffer.rank],
         "dtype": [dtype],

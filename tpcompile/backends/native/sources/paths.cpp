@@ -72,7 +72,8 @@ bool has_groups(int64_t format) {
       format & kRoundsValues)
     return false;
   if (bits == 6) return columns == 16;
-  return columns == 32 || (bits != 5 && (columns == 64 || columns % 128 == 0));
+  const bool wider = bits != 5 && !has_supers(format);
+  return columns == 32 || (wider && (columns == 64 || columns % 128 == 0));
 }
 
 // The kernels of 4 bits read 5 and 6 too.

@@ -78,9 +78,10 @@ struct Attention {
 struct Linear {
   Heads x;
   const void* weight;
+  const void* high;       // null for none, as those after the scales
   const void* scales;     // null for weights in bf16
-  const int8_t* offsets;  // null for none, as the following
-  const void *high, *minima, *super_scales, *super_minima;
+  const int8_t* offsets;
+  const void *minima, *super_scales, *super_minima;
   int64_t format, row_bytes, groups, first;  // `groups` are the scales of a row
   const uint16_t* bias;  // null for none
   uint16_t* out;
