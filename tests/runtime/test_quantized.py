@@ -14,7 +14,8 @@ import tpcompile
 from tests.models import TOLERANCE, relative_error
 from tests.quantized import rewritten, scheme, write_quantised
 from tpcompile.compare.source import Source, eager_model
-from tpcompile.frontend import capture, parse_graph, quantized
+from tpcompile.frontend import capture, parse_graph
+from tpcompile.frontend.stored import compressed
 from tpcompile.ir.checker import check_graph
 from tpcompile.ir.text import format_graph
 from tpcompile.passes import decode_pipeline, default_pipeline, run_passes
@@ -161,7 +162,7 @@ def test_a_model_in_memory(checkpoint: tuple[Path, Any]) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another method": ({"quant_method": "awq"}, "quant_method.*'awq'"),
+    "another method": ({"quant_method": "hqq"}, "quant_method.*'hqq'"),
     "another layout": ({"format": "float-quantized"}, "format.*'float-quantized'"),
     "a mixture without formats": ({"format": "mixed-precision"}, r"config_groups\.format.*None"),
     "a quantised cache": ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
@@ -198,7 +199,7 @@ def test_rounded_activations_are_named(
     checkpoint: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(quantized.log, "warning", said.append)
+    monkeypatch.setattr(compressed.log, "warning", said.append)
     groups = scheme(GROUP)["config_groups"]
     groups["group_0"]["input_activations"] = {"num_bits": 8}
     capture(str(configured(checkpoint[0], tmp_path / "made", config_groups=groups)))

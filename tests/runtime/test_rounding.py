@@ -15,7 +15,8 @@ from tests.models import relative_error
 from tpcompile.compare.comparison import Comparison
 from tpcompile.compare.model import compare_with_eager
 from tpcompile.compare.program import Batch, compare_program
-from tpcompile.frontend import capture, parse_graph, quantized
+from tpcompile.frontend import capture, parse_graph
+from tpcompile.frontend.stored import compressed
 from tpcompile.ir.text import format_graph
 from tpcompile.options import scheme_of
 from tpcompile.passes import default_pipeline, run_passes
@@ -47,7 +48,7 @@ def test_activations_of_a_scheme_count_if_they_are_asked_for(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(quantized.log, "warning", said.append)
+    monkeypatch.setattr(compressed.log, "warning", said.append)
     assert formats(str(checkpoint)) == {"int8:row:f32:offsets"}
     assert formats(str(checkpoint), rounds=True) == {"int8:row:f32:offsets:a8"}
     without, rounding = said
