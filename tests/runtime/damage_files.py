@@ -92,20 +92,25 @@ ENTRIES: list[Callable[[Entry, str, random.Random], None]]
 ENTRIES = [_other_dtype, _other_shape, _other_place, _no_entry, _other_name, _more_names]
 
 
-def _shape(made: Path, dice: random.Random) -> str:
-    """Change a size that is stored in a tensor."""
-    for file in dice.sample(sorted(made.glob("*.safetensors")), 2):
+_REPEATED = ("weight_shape", "g_idx")
+"""The ends of the names of tensors that repeat what the configuration says."""
+
+
+def _repeated(made: Path, dice: random.Random) -> str:
+    """Change a number of a tensor that repeats the configuration; a header if there are none."""
+    files = sorted(made.glob("*.safetensors"))
+    for file in dice.sample(files, len(files)):
         data = bytearray(file.read_bytes())
         end = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:end])
-        names = [name for name in header if name.endswith("weight_shape")]
+        names = [name for name in header if name.endswith(_REPEATED)]
         if names:
             name = dice.choice(names)
-            place = end + header[name]["data_offsets"][0] + dice.randrange(16)
+            place = end + dice.randrange(*header[name]["data_offsets"])
             data[place] ^= 1 << dice.randrange(8)
             file.write_bytes(data)
             return f"byte {place} of {name}"
-    raise AssertionError("no file has sizes")
+    return _bytes(made, dice)
 
 
 def _scheme(made: Path, dice: random.Random) -> str:
@@ -154,4 +159,4 @@ def _index(made: Path, dice: random.Random) -> str:
 
 
 KINDS: list[Callable[[Path, random.Random], str]]
-KINDS = [_bytes, _size, _header, _header, _shape, _scheme, _scheme, _sizes, _index]
+KINDS = [_bytes, _size, _header, _header, _repeated, _scheme, _scheme, _sizes, _index]

@@ -64,7 +64,7 @@ def checkpoint(
     written, directory = (tmp_path_factory.mktemp(name) for name in ("written", "split"))
     KINDS[request.param](written)
     with tpcompile.compile(str(written), simulate=True, backend="torch") as model:
-        model.save_pretrained(directory, max_shard_size="40KB")
+        model.save_pretrained(directory, max_shard_size="20KB")
     assert len(list(directory.glob("*.safetensors"))) > 1
     captured = capture(str(directory))
     formats = 3 if request.param == "compressed-tensors" else 2
