@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 
 import tpcompile
 from tests.gguf_files import model_of, write_gguf
+from tests.logits import IDS, check_logits
 from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend import capture
 from tpcompile.frontend.source import config_of
 
-IDS = torch.arange(1, 25).reshape(2, 12)
 WIDE = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "F32": ({}, {"kind": Kind.F32}),
@@ -75,17 +75,8 @@ def written(
 @pytest.mark.parametrize("tp", [1, 2, 3])
 @pytest.mark.parametrize("backend", ["torch", "reference", "native"])
 def test_logits(written: tuple[Path, Any], backend: str, tp: int) -> None:
-    """Prompts run on modules, single tokens on the backend."""
     path, truth = written
-    with torch.no_grad():
-        wanted = truth(IDS).logits
-    options: dict[str, Any] = {"tp": tp, "simulate": True, "backend": backend}
-    with tpcompile.compile(str(path), **options, dtype=torch.float32) as model:
-        found = model(IDS[:, :-1], use_cache=True)
-        assert relative_error(found.logits, wanted[:, :-1]) < TOLERANCE
-        step = model(IDS[:, -1:], past_key_values=found.past_key_values, use_cache=True)
-        assert relative_error(step.logits, wanted[:, -1:]) < TOLERANCE
-        assert model.steps.program == (backend != "torch")
+    check_logits(path, truth, backend, tp)
 
 
 def test_configurations(written: tuple[Path, Any]) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
 from tests.compressed import group, write_compressed
+from tests.logits import IDS, check_logits
 from tests.models import TOLERANCE, relative_error
 from tests.quantized import rewritten
 from tpcompile.backends.executor import EXECUTORS
@@ -41,7 +42,6 @@ from tpcompile.vm.program.instruction import Range
 from tpcompile.vm.program.text import format_program, parse_program
 from tpcompile.vm.proof.verify import check_program, verify_program
 
-IDS = torch.arange(1, 25).reshape(2, 12)
 NARROW = {"hidden_size": 76, "num_attention_heads": 3, "num_key_value_heads": 1}
 """Sizes of which neither 8 nor 16 is a divisor; three heads."""
 WIDE = {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 384}
@@ -112,17 +112,8 @@ def checkpoint(
 @pytest.mark.parametrize("tp", [1, 2, 3])
 @pytest.mark.parametrize("backend", ["torch", "reference", "native"])
 def test_logits(checkpoint: tuple[Path, Any, Case], backend: str, tp: int) -> None:
-    """Prompts run on modules, single tokens on the backend."""
     directory, truth, _ = checkpoint
-    with torch.no_grad():
-        wanted = truth(IDS).logits
-    options: dict[str, Any] = {"tp": tp, "simulate": True, "backend": backend}
-    with tpcompile.compile(str(directory), **options, dtype=torch.float32) as model:
-        found = model(IDS[:, :-1], use_cache=True)
-        assert relative_error(found.logits, wanted[:, :-1]) < TOLERANCE
-        step = model(IDS[:, -1:], past_key_values=found.past_key_values, use_cache=True)
-        assert relative_error(step.logits, wanted[:, -1:]) < TOLERANCE
-        assert model.steps.program == (backend != "torch")
+    check_logits(directory, truth, backend, tp)
 
 
 def test_the_files_own_dtype(checkpoint: tuple[Path, Any, Case]) -> None:

@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 import tpcompile
-from tests.models import TOLERANCE, relative_error
+from tests.logits import check_logits
 from tests.packed import write_awq, write_gptq
 from tests.quantized import rewritten
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend import capture
 
-IDS = torch.arange(1, 25).reshape(2, 12)
 WIDE = {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 384}
 NARROW = {"hidden_size": 72, "num_attention_heads": 3, "num_key_value_heads": 1}
 LAYER = "model.layers.0"
@@ -75,17 +74,8 @@ def checkpoint(
 @pytest.mark.parametrize("tp", [1, 2, 3])
 @pytest.mark.parametrize("backend", ["torch", "reference", "native"])
 def test_logits(checkpoint: tuple[Path, Any, Case], backend: str, tp: int) -> None:
-    """Prompts run on modules, single tokens on the backend."""
     directory, truth, _ = checkpoint
-    with torch.no_grad():
-        wanted = truth(IDS).logits
-    options: dict[str, Any] = {"tp": tp, "simulate": True, "backend": backend}
-    with tpcompile.compile(str(directory), **options, dtype=torch.float32) as model:
-        found = model(IDS[:, :-1], use_cache=True)
-        assert relative_error(found.logits, wanted[:, :-1]) < TOLERANCE
-        step = model(IDS[:, -1:], past_key_values=found.past_key_values, use_cache=True)
-        assert relative_error(step.logits, wanted[:, -1:]) < TOLERANCE
-        assert model.steps.program == (backend != "torch")
+    check_logits(directory, truth, backend, tp)
 
 
 def test_the_format_of_weights(checkpoint: tuple[Path, Any, Case]) -> None:

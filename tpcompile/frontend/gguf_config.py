@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tpcompile.errors import CheckpointError
 from tpcompile.frontend.stored.gguf import METHOD
-from tpcompile.gguf import GgufFile, open_gguf
-from tpcompile.gguf.models import EMBEDDING, HEAD, PLAIN, configuration, tensors_of
+from tpcompile.gguf import open_gguf
+from tpcompile.gguf.kinds import PLAIN
+from tpcompile.gguf.models import EMBEDDING, configuration, tensors_of
 
-_DEFAULT_DTYPE = "bfloat16"
-"""The dtype of models whose weights have few bits."""
+_DEFAULT_DTYPE = torch.bfloat16
+"""The dtype of models whose embedding is not stored as values; of others it is that of these."""
 
 
 def gguf_config(path: str) -> Any:
@@ -23,12 +26,12 @@ def gguf_config(path: str) -> Any:
 
     file = open_gguf(path)
     values = configuration(file)
-    kinds = {name: one.kind for name, one in tensors_of(file).items()}
-    kinds.setdefault(HEAD, kinds[EMBEDDING])
-    quantized = {name: kind.name for name, kind in kinds.items() if kind not in PLAIN}
+    tensors = tensors_of(file)
+    quantized = {name: one.kind.name for name, one in tensors.items() if one.kind not in PLAIN}
     model_type = values.pop("model_type")
+    dtype = PLAIN.get(tensors[EMBEDDING].kind, _DEFAULT_DTYPE)
     try:
-        config = AutoConfig.for_model(model_type, **values, dtype=_dtype(file))
+        config = AutoConfig.for_model(model_type, **values, dtype=dtype)
     except Exception as error:  # configurations raise different errors
         raise CheckpointError(
             "The metadata of a GGUF file is no valid configuration",
@@ -38,11 +41,3 @@ def gguf_config(path: str) -> Any:
     if quantized:
         config.quantization_config = {"quant_method": METHOD, "kinds": quantized}
     return config
-
-
-def _dtype(file: GgufFile) -> str:
-    """Return the dtype of the model: that of its embedding, if it is stored as values."""
-    kind = tensors_of(file)[EMBEDDING].kind
-    if kind not in PLAIN:
-        return _DEFAULT_DTYPE
-    return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[kind.name]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
+
+import torch
 
 
 class Block(NamedTuple):
@@ -61,3 +64,10 @@ _BLOCKS = {
     GgufKind.Q5_K: Block(256, 176),
     GgufKind.Q6_K: Block(256, 210),
 }
+
+PLAIN: Mapping[GgufKind, torch.dtype] = {
+    GgufKind.F32: torch.float32,
+    GgufKind.F16: torch.float16,
+    GgufKind.BF16: torch.bfloat16,
+}
+"""The dtypes of kinds whose elements are values."""

@@ -9,11 +9,9 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.gguf.file import GgufFile, GgufTensor
-from tpcompile.gguf.kinds import GgufKind
+from tpcompile.gguf.kinds import PLAIN
 from tpcompile.json_files import shortened
 
-PLAIN = (GgufKind.F32, GgufKind.F16, GgufKind.BF16)
-"""The kinds whose elements are values."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _OUTER = {
@@ -73,8 +71,12 @@ _READ = frozenset(
 
 
 def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
-    """Return the tensors by the names that the model has in transformers."""
-    found = {}
+    """Return the tensors by the names that the model has in transformers.
+
+    A head without a tensor of its own is tied to the embedding if that is stored as values. If not,
+    it is the same tensor under its own name, because each of the two is read in its own way.
+    """
+    found: dict[str, GgufTensor] = {}
     for name, tensor in file.tensors.items():
         inner = _BLOCK.fullmatch(name)
         if name in _OUTER:
@@ -87,6 +89,8 @@ def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
                 where=str(tensor.path),
                 expected="only the tensors of the model",
             )
+    if EMBEDDING in found and found[EMBEDDING].kind not in PLAIN:
+        found.setdefault(HEAD, found[EMBEDDING])
     return found
 
 
@@ -118,7 +122,7 @@ def configuration(file: GgufFile) -> dict[str, Any]:
         "vocab_size": rows,
         "rms_norm_eps": told.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": told.rope(found["max_position_embeddings"]),
-        "tie_word_embeddings": _tied(tensors),
+        "tie_word_embeddings": HEAD not in tensors,
         **known.more,
     }
     width = _width_of_heads(told, known)
@@ -143,11 +147,6 @@ def _width_of_heads(told: _Told, known: _Architecture) -> int:
     if told.count("rope.dimension_count", width) != width:
         told.refuse("rope.dimension_count", f"the width of a head, {width}")
     return width
-
-
-def _tied(tensors: Mapping[str, GgufTensor]) -> bool:
-    """Return whether the head is the embedding, and both are stored as their values."""
-    return HEAD not in tensors and tensors[EMBEDDING].kind in PLAIN
 
 
 class _Told:

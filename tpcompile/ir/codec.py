@@ -92,7 +92,7 @@ class Words(Codec):
 
     def box(self, box: Box) -> Box:
         found = tuple(
-            slice(one.start // self._each, self._words(one.stop)) if dim == self.dim else one
+            slice(one.start // self.each, self._words(one.stop)) if dim == self.dim else one
             for dim, one in enumerate(box)
         )
         return found[::-1] if self.transposed else found
@@ -105,7 +105,7 @@ class Words(Codec):
             places = torch.tensor(self.order).argsort()
             found = self._words_of(found)[..., places].flatten(-2)
         found = found.movedim(-1, self.dim)
-        found = found.narrow(self.dim, wanted.start % self._each, wanted.stop - wanted.start)
+        found = found.narrow(self.dim, wanted.start % self.each, wanted.stop - wanted.start)
         return self._raised(found) if self.less else found
 
     def encoded(self, whole: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ class Words(Codec):
         return (found.T if self.transposed else found).contiguous()
 
     def _words_of(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.reshape(*rows.shape[:-1], -1, self._each)
+        return rows.reshape(*rows.shape[:-1], -1, self.each)
 
     def _raised(self, found: torch.Tensor) -> torch.Tensor:
         most = torch.iinfo(found.dtype).max - self.less
@@ -130,12 +130,12 @@ class Words(Codec):
         return found + self.less
 
     @property
-    def _each(self) -> int:
+    def each(self) -> int:
         """The number of integers per word."""
         return WORD_BITS // self.bits
 
     def _words(self, extent: int) -> int:
-        return -(-extent // self._each)
+        return -(-extent // self.each)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class WordsOfRows(Codec):
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         rows, words = shape
-        return self.stored.shape((rows, words * self._each))
+        return self.stored.shape((rows, words * self.stored.each))
 
     def box(self, box: Box) -> Box:
         return self.stored.box(self._integers(box))
@@ -163,11 +163,7 @@ class WordsOfRows(Codec):
 
     def _integers(self, box: Box) -> Box:
         rows, words = box
-        return rows, slice(words.start * self._each, words.stop * self._each)
-
-    @property
-    def _each(self) -> int:
-        return WORD_BITS // self.stored.bits
+        return rows, slice(words.start * self.stored.each, words.stop * self.stored.each)
 
 
 @dataclass(frozen=True)

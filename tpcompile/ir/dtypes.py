@@ -9,7 +9,16 @@ import torch
 from tpcompile.errors import UnsupportedError
 
 
-class DType(IntEnum):
+class Named(IntEnum):
+    """Numbers of the binary interface, which have names in text."""
+
+    @property
+    def word(self) -> str:
+        """The name in text: `bf16` for BF16."""
+        return self.name.lower()
+
+
+class DType(Named):
     """The element types of buffers. The numbers are part of the binary interface."""
 
     F32 = 1
@@ -30,11 +39,6 @@ class DType(IntEnum):
                 expected=", ".join(map(str, _OF)),
             )
         return _OF[dtype]
-
-    @property
-    def word(self) -> str:
-        """The name in text: `bf16` for BF16."""
-        return self.name.lower()
 
     @property
     def torch(self) -> torch.dtype:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from tpcompile.ir.dtypes import DType
+from tpcompile.ir.dtypes import DType, Named
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.words import WORD_BITS, unpacked
 
@@ -29,7 +28,7 @@ SUPER_SCALE, SUPER_MINIMUM = "_super_scale", "_super_minimum"
 _OF_GROUPS = (SCALE, ZERO_POINT, MINIMUM, SUPER_SCALE, SUPER_MINIMUM)
 
 
-class Kind(IntEnum):
+class Kind(Named):
     """How the values of a weight are stored. The numbers are part of the binary interface."""
 
     F32 = DType.F32
@@ -44,17 +43,12 @@ class Kind(IntEnum):
     """Such words of the lower four bits, and words of 16 columns of the two highest ones."""
 
     @property
-    def word(self) -> str:
-        """The name in text: `int4` for INT4."""
-        return self.name.lower()
-
-    @property
     def suffix(self) -> str:
         """The suffix of the component that has the values."""
         return PACKED if self in _BITS else ""
 
 
-class Scales(IntEnum):
+class Scales(Named):
     """What the integers of a group are multiplied by, and what is added to the products."""
 
     F32 = DType.F32
@@ -68,11 +62,6 @@ class Scales(IntEnum):
     """The same with a minimum in int8, times one in float16 per 256 columns, which is subtracted.
 
     Integers are not negative: they are those that are stored, plus half of their range."""
-
-    @property
-    def word(self) -> str:
-        """The name in text."""
-        return self.name.lower()
 
     @property
     def super(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from tpcompile.backends.torch_threads import torch_threads
 from tpcompile.errors import CheckpointError
-from tpcompile.ir.format import Component, Format
+from tpcompile.ir.format import SCALE, Component, Format
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.pieces import Read
 from tpcompile.ir.quantize import quantized
@@ -102,8 +102,7 @@ class Quantizing:
 
     def _block(self, one: ToQuantize, values: torch.Tensor) -> dict[str, torch.Tensor]:
         found = quantized(values.to("cpu"), one.stored)
-        scales = one.stored.components[1].suffix
-        if not bool(found[scales].isfinite().all()):
+        if not bool(found[SCALE].isfinite().all()):
             raise CheckpointError(
                 f"The tensor {one.source} cannot be quantized",
                 got="a value that is infinite, no number, or too large for its scale",
@@ -116,7 +115,7 @@ class Quantizing:
 def _whole_groups(one: ToQuantize, part: Component, wanted: slice) -> Interval:
     """Return the columns of the groups of which elements of a component are wanted."""
     whole = one.weight.shape[1]
-    group = one.stored.components[1].columns or whole
+    group = one.stored.columns or whole
     each = part.columns or whole
     start, stop = wanted.start * each, min(wanted.stop * each, whole)
     return start // group * group, min(-(-stop // group) * group, whole)

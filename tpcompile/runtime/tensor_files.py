@@ -13,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from tpcompile.checkpoint_files import changed, files_of, size_of, unreadable
 from tpcompile.closing import Closing
-from tpcompile.gguf import GgufKind, open_gguf
-from tpcompile.gguf.models import EMBEDDING, HEAD, tensors_of
+from tpcompile.gguf import open_gguf
+from tpcompile.gguf.kinds import PLAIN
+from tpcompile.gguf.models import tensors_of
 
 Index = tuple[slice, ...]
 
@@ -85,11 +86,9 @@ class GgufFiles(TensorFiles):
     def __init__(self, path: Path) -> None:
         file = open_gguf(path)
         self._tensors = tensors_of(file)
-        if HEAD not in self._tensors and self._tensors[EMBEDDING].kind not in _DTYPES:
-            self._tensors[HEAD] = self._tensors[EMBEDDING]  # each is read in its own way
         self.where = {name: one.path for name, one in self._tensors.items()}
         self.shapes = {
-            name: one.shape if one.kind in _DTYPES else (*one.shape[:-1], one.row_bytes)
+            name: one.shape if one.kind in PLAIN else (*one.shape[:-1], one.row_bytes)
             for name, one in self._tensors.items()
         }
         self._sizes = file.sizes
@@ -97,7 +96,7 @@ class GgufFiles(TensorFiles):
 
     def dtype(self, name: str) -> str:
         kind = self._tensors[name].kind
-        return kind.name if kind in _DTYPES else "U8"
+        return kind.name if kind in PLAIN else "U8"
 
     def read(self, name: str, index: Index) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -107,16 +106,8 @@ class GgufFiles(TensorFiles):
         if path not in self._mapped:
             self._mapped[path] = torch.from_file(str(path), size=size, dtype=torch.uint8)
         whole = self._mapped[path][tensor.start : tensor.start + tensor.size]
-        dtype = _DTYPES.get(tensor.kind, torch.uint8)
+        dtype = PLAIN.get(tensor.kind, torch.uint8)
         return whole.view(dtype).view(self.shapes[name])[index]
 
     def close(self) -> None:
         self._mapped.clear()
-
-
-_DTYPES = {
-    GgufKind.F32: torch.float32,
-    GgufKind.F16: torch.float16,
-    GgufKind.BF16: torch.bfloat16,
-}
-"""The dtypes of kinds whose elements are values. The names are those of safetensors too."""

@@ -141,6 +141,7 @@ class Native(Executor):
     def close(self) -> None:
         """End the threads and release the memory."""
         self._close()
+        self._known.clear()
         super().close()
 
     def _run(self, steps: int, times: ctypes.c_void_p) -> int:

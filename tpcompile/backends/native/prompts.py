@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from tpcompile.backends.native.build import kernels, library, paths
-from tpcompile.ir.format import SCALE, Format
+from tpcompile.ir.dtypes import DType
+from tpcompile.ir.format import HIGH, SCALE, SUPER_SCALE, Format
 from tpcompile.ir.layout import Interval
 from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
 from tpcompile.ir.ops.paged_attention import first_seen, held_blocks
@@ -88,10 +89,10 @@ def takes_product(
     if not takes_all or x.dim() != 2 or x.shape[1] % _COLUMNS:
         return False
     if isinstance(weight, FewBits):
-        each, rounds = weight.format.columns, weight.format.rounds
-        if each % _LANES or (rounds and each % weight.format.block):
+        stored = weight.format
+        if stored.columns % _LANES:
             return False
-        if rounds and not weight.format.basic:
+        if stored.rounds and (stored.columns % stored.block or not stored.basic):
             return False
         return all(part.is_contiguous() for part in weight.parts)
     return takes(weight) and weight.is_contiguous() and _multiplies()
@@ -143,9 +144,11 @@ _AttentionOf = _structure(
     *_each(_number, "sequences", "columns", "table_stride", "slots", "block", "part_tokens"),
     ("runs", _address), *_each(_number, "run_count", "window"), ("scale", _real),
 )  # fmt: skip
+_OF_ROWS = ("format", "row_bytes", "high_bytes", "groups", "supers", "first")
+"""The numbers of a weight of few bits: its format, and what its rows have."""
 _LinearOf = _structure(
     ("x", _Heads), *_each(_address, "weight", *PARTS),
-    *_each(_number, "format", "row_bytes", "groups", "first"),
+    *_each(_number, *_OF_ROWS),
     *_each(_address, "bias", "out", "packed", "factors", "sums"),
     *_each(_number, "tokens", "columns", "rows", "part_tokens", "threads"),
 )  # fmt: skip
@@ -164,6 +167,20 @@ class FewBits(NamedTuple):
         """The components, by suffix."""
         names = (one.suffix for one in self.format.components)
         return dict(zip(names, self.parts, strict=True))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of `_OF_ROWS`. Parts are rows without gaps."""
+        widths = {suffix: part.shape[1] for suffix, part in self.by_suffix.items()}
+        values = self.format.values
+        return (
+            int(self.format),
+            widths[values.suffix] * values.dtype.itemsize,
+            widths.get(HIGH, 0) * DType.I32.itemsize,
+            widths[SCALE],
+            widths.get(SUPER_SCALE, 0),
+            self.columns[0],
+        )
 
     def decoded(self, dtype: torch.dtype) -> torch.Tensor | RoundingWeight:
         """Return the whole weight as torch multiplies it."""
@@ -239,14 +256,7 @@ def linear(
     part_tokens = _MANY_TOKENS if few else _TOKENS
     own = _LinearOf(
         *(_Heads.of(x), values.data_ptr(), *others),
-        *(
-            int(weight.format),
-            values.stride(0) * values.itemsize,
-            parts[SCALE].shape[1],
-            weight.columns[0],
-        )
-        if isinstance(weight, FewBits)
-        else (0, 0, 0, 0),
+        *(weight.numbers if isinstance(weight, FewBits) else (0,) * len(_OF_ROWS)),
         *(None if bias is None else bias.data_ptr(), out.data_ptr(), packed.data_ptr()),
         *([part.data_ptr() for part in rounding] or (None, None)),
         *(tokens, columns, rows, part_tokens, torch.get_num_threads()),

@@ -12,8 +12,7 @@ from tpcompile.frontend.stored.layout import (
     Layout,
     StoredWeight,
     Supported,
-    columns_of,
-    hidden_linears,
+    linears_in_groups,
     refuse,
     require_all,
 )
@@ -29,7 +28,6 @@ _SCHEME: Supported = {
 """The supported properties of a scheme."""
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The rows of a weight in a word, the one in its lowest bits first."""
-_WHOLE_ROWS = -1
 
 
 def _words(name: str) -> Words:
@@ -51,20 +49,11 @@ def weights_of(
 ) -> dict[str, StoredWeight]:
     """Return the weights of a scheme of AWQ."""
     require_all(_SCHEME, scheme)
-    size, left = scheme.get("group_size"), scheme.get("modules_to_not_convert") or []
+    left = scheme.get("modules_to_not_convert") or []
     if not isinstance(left, list) or not all(isinstance(one, str) for one in left):
         refuse("modules_to_not_convert", left, "names of modules")
     found = {}
-    for name, one in hidden_linears(module):
-        if any(_is_part(name, each) for each in left):
-            continue
-        columns = 0 if size == _WHOLE_ROWS else columns_of(size, one.weight.shape[1])
-        dtype = scales.get(f"{name}.scales", one.weight.dtype)
+    for name, columns, dtype in linears_in_groups(module, scheme.get("group_size"), scales, left):
         stored = Format.grouped(Kind.INT4, dtype, columns, offsets=True)
         found[f"{name}.weight"] = StoredWeight(stored, _LAYOUT)
     return found
-
-
-def _is_part(name: str, left: str) -> bool:
-    """Return whether a module stays as it is: `left` is the start or the end of its name."""
-    return name.startswith(left) or name.endswith(left)

@@ -13,8 +13,7 @@ from tpcompile.frontend.stored.layout import (
     Layout,
     StoredWeight,
     Supported,
-    columns_of,
-    hidden_linears,
+    linears_in_groups,
     require_all,
 )
 from tpcompile.ir.codec import Codec, Known, Transposed, Words
@@ -31,7 +30,6 @@ _SCHEME: Supported = {
     "block_name_to_quantize": (None,),
 }
 """The supported properties of a scheme. The tensors `g_idx` say whether columns are in order."""
-_WHOLE_ROWS = -1
 _UNORDERED = (
     "The columns of groups must be in order, as without desc_act. Quantize the model again "
     "without it"
@@ -44,13 +42,11 @@ def weights_of(
 ) -> dict[str, StoredWeight]:
     """Return the weights of a scheme of GPTQ."""
     require_all(_SCHEME, scheme)
-    bits, size, symmetric = scheme["bits"], scheme.get("group_size"), scheme["sym"]
+    bits, symmetric = scheme["bits"], scheme["sym"]
     less = 0 if scheme.get("checkpoint_format") == "gptq_v2" else 1
     layout = _layout(bits, less, symmetric)
     found = {}
-    for name, one in hidden_linears(module):
-        columns = 0 if size == _WHOLE_ROWS else columns_of(size, one.weight.shape[1])
-        dtype = scales.get(f"{name}.scales", one.weight.dtype)
+    for name, columns, dtype in linears_in_groups(module, scheme.get("group_size"), scales):
         stored = Format.grouped(layout.kind, dtype, columns, offsets=not symmetric)
         found[f"{name}.weight"] = StoredWeight(stored, layout)
     return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 from tpcompile.errors import UnsupportedError
@@ -71,9 +72,25 @@ def refuse(name: str, value: Any, expected: str) -> NoReturn:
     )
 
 
-def hidden_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linears of a model, except the head."""
+def linears_in_groups(
+    module: nn.Module,
+    group_size: Any,
+    scales: Mapping[str, torch.dtype],
+    left: Sequence[str] = (),
+) -> Iterator[tuple[str, int, torch.dtype]]:
+    """Yield the linears of a model of GPTQ or AWQ, except the head and those that stay as they are.
+
+    Each has its name, the columns of its groups, 0 for whole rows, and the dtype of its scales.
+    `left` are the starts or the ends of the names of linears that stay.
+    """
     head = module.get_output_embeddings()  # type: ignore[operator]
     for name, one in module.named_modules():
-        if isinstance(one, nn.Linear) and one is not head:
-            yield name, one
+        stays = one is head or any(name.startswith(each) or name.endswith(each) for each in left)
+        if isinstance(one, nn.Linear) and not stays:
+            whole = one.weight.shape[1]
+            columns = 0 if group_size == _WHOLE_ROWS else columns_of(group_size, whole)
+            yield name, columns, scales.get(f"{name}.scales", one.weight.dtype)
+
+
+_WHOLE_ROWS = -1
+"""The size of groups that are whole rows."""

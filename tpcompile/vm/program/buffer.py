@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 
-from tpcompile.ir.dtypes import DTYPES, dtype_name
+from tpcompile.ir.dtypes import DTYPES, Named, dtype_name
 from tpcompile.ir.format import Component, Format
 from tpcompile.ir.layout import Interval
 
@@ -17,7 +16,7 @@ Box = tuple[tuple[int, int], ...]
 """An interval in each dimension of a buffer."""
 
 
-class Role(IntEnum):
+class Role(Named):
     """The purpose of a buffer, by which executors find it. Only parameters are found by name.
 
     The numbers are part of the binary interface.
@@ -38,11 +37,6 @@ class Role(IntEnum):
     STOPS = 12
     COS = 13
     SIN = 14
-
-    @property
-    def word(self) -> str:
-        """The name in text: `lengths` for LENGTHS."""
-        return self.name.lower()
 
     @property
     def kind(self) -> str:

@@ -82,7 +82,7 @@ struct Linear {
   const void* scales;     // null for weights in bf16
   const int8_t* offsets;
   const void *minima, *super_scales, *super_minima;
-  int64_t format, row_bytes, groups, first;  // `groups` are the scales of a row
+  int64_t format, row_bytes, high_bytes, groups, supers, first;  // the parts of a row, but `first`
   const uint16_t* bias;  // null for none
   uint16_t* out;
   void* packed;  // in bf16 or fp32, as the path's products take them, or rounded to int8

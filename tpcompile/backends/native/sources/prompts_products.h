@@ -157,11 +157,9 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
   const char* from = static_cast<const char*>(a.weight) + row * a.row_bytes;
   const int bits = tpc::bits_of(a.format);
   const int64_t each = tpc::group_of(a.format) ? tpc::group_of(a.format) : INT64_MAX;
-  const int64_t last = a.first + a.columns - 1, super = a.first / tpc::kSuper;
-  const int64_t supers = row * (last / tpc::kSuper + 1 - super) - super;
-  const int64_t of_word = a.high ? 32 / (bits - 4) : 1, before = a.first % of_word;
-  const int64_t words = last / of_word + 1 - a.first / of_word;
-  const char* high = a.high ? static_cast<const char*>(a.high) + row * words * 4 : nullptr;
+  const int64_t supers = row * a.supers - a.first / tpc::kSuper;
+  const int64_t before = a.high ? a.first % (32 / (bits - 4)) : 0;
+  const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
   const auto run = bits == 4   ? hold_group<4>
                    : bits == 5 ? hold_group<5>
                    : bits == 6 ? hold_group<6>
