@@ -15,6 +15,7 @@ from tests.captures import captured_once
 from tpcompile.backends.memory import StepMemory
 from tpcompile.backends.rotation import rotation_of
 from tpcompile.frontend import Captured
+from tpcompile.gguf.kinds import GgufKind
 from tpcompile.ir.simulate import components, materialise
 from tpcompile.options import scheme_of
 from tpcompile.passes import run_passes
@@ -46,12 +47,12 @@ KINDS = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
 def _kinds(config: Any, kind: str) -> dict[str, str]:
-    """Return the kind of each linear."""
+    """Return the kind of each linear, and of the embedding."""
     names = [f"self_attn.{one}_proj" for one in "qkvo"]
     names += [f"mlp.{one}_proj" for one in ("gate", "up", "down")]
     layers = range(config.num_hidden_layers)
     found = [f"model.layers.{layer}.{name}.weight" for layer in layers for name in names]
-    return dict.fromkeys([*found, "lm_head.weight"], kind)
+    return dict.fromkeys([*found, "model.embed_tokens.weight", "lm_head.weight"], kind)
 
 
 @lru_cache
@@ -62,7 +63,7 @@ def _captured(
     config = OWN[model] if model in OWN else preset(model)
     stored = None if weights is None else weights.removesuffix(ROUNDS)
     made = AutoConfig.for_model(**{**config, **widths})
-    if stored in KINDS:
+    if stored in GgufKind.__members__:
         made.quantization_config = {"quant_method": "gguf", "kinds": _kinds(made, stored)}
         made.tie_word_embeddings = False
         return captured_once(made, dtype=dtype)
@@ -101,7 +102,8 @@ def memory_of(
 ) -> StepMemory:
     """The memory of a program for so many sequences, which have no tokens yet.
 
-    With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits.
+    With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits. A
+    kind of GGUF files is also that of the embedding.
     """
     graph, weights = _graph(model, dtype, tp, odd, long, wide, few_bits)
     target = replace(target_of("cpu", workers), grain=4)

@@ -23,7 +23,10 @@ def blocks(kind: GgufKind, seed: int = 0) -> torch.Tensor:
 def test_values(kind: GgufKind) -> None:
     found = blocks(kind)
     wanted = dequantize(found.flatten(1).numpy(), GGMLQuantizationType(kind))
-    assert torch.equal(CONTENTS[kind].values(found), torch.from_numpy(wanted.copy()))
+    contents, columns = CONTENTS[kind], 6 * kind.block.columns
+    parts = {suffix: taken(found).flatten(1) for suffix, taken in contents.parts.items()}
+    values = contents.format.decoded(parts, (0, columns), torch.float32)
+    assert torch.equal(values, torch.from_numpy(wanted.copy()))
 
 
 @pytest.mark.parametrize("kind", GgufKind)

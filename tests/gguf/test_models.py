@@ -18,6 +18,7 @@ from tests.models import TOLERANCE, relative_error
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.frontend import capture
 from tpcompile.frontend.source import config_of
+from tpcompile.inspect.plan import plan_report
 
 WIDE = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -79,16 +80,22 @@ def test_logits(written: tuple[Path, Any], backend: str, tp: int) -> None:
     check_logits(path, truth, backend, tp)
 
 
+def test_bytes_in_memory(written: tuple[Path, Any]) -> None:
+    """A tied head takes no memory of its own; k-quants take a byte for scales of 6 bits."""
+    path, _ = written
+    own = plan_report(capture(str(path)).graph).ranks[0].weight_bytes
+    stored = sum(one.stat().st_size for one in path.parent.glob("*.gguf"))
+    assert own <= 1.05 * stored
+
+
 def test_configurations(written: tuple[Path, Any]) -> None:
     """The configuration is that of the model, also where the file says it otherwise."""
     path, truth = written
     found, wanted = config_of(str(path)).to_dict(), truth.config.to_dict()
     for name in ("rope_parameters", "rms_norm_eps"):
         assert found.pop(name) == pytest.approx(wanted.pop(name)), name
-    kinds = found.pop("quantization_config", {"kinds": {}})["kinds"]
-    if "lm_head.weight" in kinds and wanted["tie_word_embeddings"]:
-        found["tie_word_embeddings"] = True  # each is read in its own way
-    left = ("dtype", "transformers_version", "architectures", "bos_token_id", "eos_token_id")
+    left = {"quantization_config", "dtype", "transformers_version", "architectures"}
+    left |= {"bos_token_id", "eos_token_id"}
     same = {name for name in found if name not in left}
     assert {name: found[name] for name in same} == {name: wanted[name] for name in same}
 

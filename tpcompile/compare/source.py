@@ -80,11 +80,16 @@ def eager_model(source: Source) -> Any:
         for name, parameter in model.named_parameters():
             tensor = source.captured.tensors[name]
             parameter.copy_(whole_value(tensor, source.read, parameter.dtype))
+    captured = source.captured
     for path, linear in model.named_modules():
-        stored = source.captured.tensors.get(f"{path}.weight")
-        if stored is not None and stored.format is not None and stored.format.rounds:
+        name = f"{path}.weight"
+        stored = captured.tensors.get(captured.aliases.get(name, name))
+        if not isinstance(linear, nn.Linear) or stored is None or stored.format is None:
+            continue
+        if stored.format.rounds:
             values = whole_value(stored, source.read, torch.float32)
-            linear.forward = partial(_linear, linear, RoundingWeight(values, stored.format, 0))
+            weight = RoundingWeight(values, stored.format, 0, linear.weight.dtype)
+            linear.forward = partial(_linear, linear, weight)  # type: ignore[method-assign]
     return model
 
 

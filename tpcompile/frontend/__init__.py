@@ -84,7 +84,7 @@ def capture(
         config, quantized = quantized_config(module, layers.path, scheme)
     scales = {} if scheme else scale_dtypes(model, config)
     stored = stored_weights(module, config, scales, rounds)
-    formats = {name: one.format for name, one in stored.items() if one.format is not None}
+    formats = {name: one.format for name, one in stored.items()}
     tensors, aliases = _tensors(module, formats, quantized)
     encodings = encodings_of(tensors.values(), stored)
     untied = any(name != source for name, source in quantized.items())

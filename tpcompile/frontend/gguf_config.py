@@ -19,8 +19,7 @@ _DEFAULT_DTYPE = torch.bfloat16
 def gguf_config(path: str) -> Any:
     """Return the configuration of the model in a GGUF file.
 
-    `quantization_config` has the kinds of the weights that are not stored as values. A tied head in
-    such a kind is untied, because the embedding is read as values.
+    `quantization_config` has the kinds of the weights that are not stored as values.
     """
     from transformers import AutoConfig
 

@@ -36,13 +36,6 @@ class Contents:
     parts: Mapping[str, Taken]
     """The elements of each component, by its suffix."""
 
-    def values(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Return the values of whole rows of blocks, `[rows, blocks, bytes]`, in float32."""
-        parts = {suffix: taken(blocks).flatten(1) for suffix, taken in self.parts.items()}
-        values = self.format.values
-        columns = parts[values.suffix].shape[1] * values.columns
-        return self.format.decoded(parts, (0, columns), torch.float32)
-
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16)

@@ -9,7 +9,6 @@ from typing import Any
 
 from tpcompile.errors import CheckpointError, UnsupportedError
 from tpcompile.gguf.file import GgufFile, GgufTensor
-from tpcompile.gguf.kinds import PLAIN
 from tpcompile.json_files import shortened
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -71,11 +70,7 @@ _READ = frozenset(
 
 
 def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
-    """Return the tensors by the names that the model has in transformers.
-
-    A head without a tensor of its own is tied to the embedding if that is stored as values. If not,
-    it is the same tensor under its own name, because each of the two is read in its own way.
-    """
+    """Return the tensors by the names that the model has in transformers."""
     found: dict[str, GgufTensor] = {}
     for name, tensor in file.tensors.items():
         inner = _BLOCK.fullmatch(name)
@@ -89,8 +84,6 @@ def tensors_of(file: GgufFile) -> dict[str, GgufTensor]:
                 where=str(tensor.path),
                 expected="only the tensors of the model",
             )
-    if EMBEDDING in found and found[EMBEDDING].kind not in PLAIN:
-        found.setdefault(HEAD, found[EMBEDDING])
     return found
 
 

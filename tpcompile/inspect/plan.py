@@ -17,14 +17,13 @@ from tpcompile.ir.ops import (
     ALL_REDUCE,
     ALL_REDUCE_RESIDUAL,
     ATTENTION,
-    EMBEDDING,
+    EMBEDDINGS,
     NORM_MLPS,
     NORM_MLPS_APART,
     PAGED_ATTENTION,
     QKV_OPS,
     SPECS,
     SWIGLU,
-    VOCAB_EMBEDDING,
     arguments_of,
     spec_of,
 )
@@ -139,9 +138,7 @@ def plan_report(gm: fx.GraphModule) -> PlanReport:
     mlps = (SWIGLU, *NORM_MLPS.values(), *NORM_MLPS_APART.values())
     activated = [value_type(node) for node in calls if node.target in mlps]
     activated += [value_type(other.result) for other in activations(gm.graph)]
-    tables = [
-        value_type(operand(node)) for node in calls if node.target in (EMBEDDING, VOCAB_EMBEDDING)
-    ]
+    tables = [value_type(operand(node)) for node in calls if node.target in EMBEDDINGS]
     weights = [value_type(node) for node in parameters(gm.graph)]
     queries, keys = [[kinds[side] for kinds in heads] for side in (0, 1)]
     ranks = tuple(

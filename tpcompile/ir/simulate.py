@@ -38,7 +38,7 @@ def _weight(parameter: Parameter, rank: int, read: Read) -> Weight:
     if kind.format is None or not kind.format.rounds:
         return _values(parameter, rank, read, kind.dtype)
     values = _values(parameter, rank, read, torch.float32)
-    return RoundingWeight(values, kind.format, kind.columns(rank)[0])
+    return RoundingWeight(values, kind.format, kind.columns(rank)[0], kind.dtype)
 
 
 def _values(parameter: Parameter, rank: int, read: Read, dtype: torch.dtype) -> torch.Tensor:

@@ -14,12 +14,11 @@ from tpcompile.ir.meta import operand, origin_of
 from tpcompile.ir.ops import (
     ATTENTION,
     DECODE_OPS,
-    EMBEDDING,
+    EMBEDDINGS,
     LINEAR,
     RMS_NORM,
     ROPE,
     SWIGLU,
-    VOCAB_EMBEDDING,
     op_name,
 )
 from tpcompile.ir.text import format_node
@@ -128,7 +127,7 @@ def _only_user(node: fx.Node, target: object) -> fx.Node:
 
 def embedding_of(graph: fx.Graph) -> fx.Node:
     """Return the embedding that looks up the token ids."""
-    found: list[fx.Node] = [n for n in graph.nodes if n.target in (EMBEDDING, VOCAB_EMBEDDING)]
+    found: list[fx.Node] = [n for n in graph.nodes if n.target in EMBEDDINGS]
     if len(found) != 1:
         raise ShardingError(f"The graph has {len(found)} embeddings", expected="exactly one")
     return found[0]

@@ -14,7 +14,7 @@ from tpcompile.errors import UsageError, did_you_mean
 from tpcompile.ir.codec import Codec, Encodings
 from tpcompile.ir.format import Component
 from tpcompile.ir.meta import parameter_of, parameters, value_type
-from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
+from tpcompile.ir.ops import EMBEDDINGS
 from tpcompile.ir.pieces import pieces, unshard
 from tpcompile.ir.recipe import Recipe, Tensor, component_of, stored_tensors, tensors_of
 
@@ -116,6 +116,6 @@ def embeddings_of(captured: fx.GraphModule) -> frozenset[str]:
     return frozenset(
         tensor.name
         for node in parameters(captured.graph)
-        if any(user.target in (EMBEDDING, VOCAB_EMBEDDING) for user in node.users)
+        if any(user.target in EMBEDDINGS for user in node.users)
         for tensor in tensors_of(parameter_of(node).whole)
     )

@@ -16,6 +16,7 @@ from tpcompile.backends.native.build import has_kernel, paths
 from tpcompile.backends.reference import Machine
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.format import Format
+from tpcompile.vm.groups.embed import Embed
 from tpcompile.vm.groups.head import NormLmHead
 from tpcompile.vm.groups.project import LinearTerms
 from tpcompile.vm.program import Role
@@ -89,6 +90,29 @@ def test_bits_do_not_depend_on_the_path(few_bits: str) -> None:
         assert all(map(torch.equal, terms, fused[0]))
     for one, other in zip(found[0], found[-1], strict=True):
         assert relative_error(one, other) < EXACT
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", *KINDS])
+def test_embeddings_are_the_reference_s(kind: str, dtype: torch.dtype, path: str) -> None:
+    """Also for tokens of the other ranks, which have terms of zeros."""
+    for tp in (1, 3):
+        memory = memory_of("tiny-qwen3", dtype, tp, 7, few_bits=kind)
+        vocabulary = max(one.at.first + one.at.rows for one in _embeds(memory))
+        tokens = torch.arange(7) * (vocabulary - 1) // 6
+        native = Native(memory, path)
+        native.place(tokens, torch.ones(7).long(), torch.arange(7)[:, None])
+        for one in _embeds(memory):
+            native.execute(memory.program.instructions.index(one), unseen)
+            found = memory.tensors[one.at.out].clone()
+            one.run(memory.tensors)
+            assert torch.equal(found, memory.tensors[one.at.out]), one.label
+        native.close()
+
+
+def _embeds(memory: StepMemory) -> list[Embed]:
+    return [one for one in memory.program.instructions if isinstance(one, Embed)]
 
 
 def _steps(memory: StepMemory, path: str | None = None, machine: bool = False) -> torch.Tensor:

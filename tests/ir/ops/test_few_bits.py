@@ -13,8 +13,8 @@ from tests.rounding import formula, held_parts, made_parts
 from tpcompile.backends.torch_tp.functions import linear
 from tpcompile.ir.format import Format
 from tpcompile.ir.layout import even_runs
-from tpcompile.ir.ops import LINEAR, NORM_LINEAR, RMS_NORM, few_bits
-from tpcompile.ir.ops.few_bits import RoundingWeight, decoded
+from tpcompile.ir.ops import LINEAR, NORM_LINEAR, RMS_NORM, VOCAB_EMBEDDING, few_bits
+from tpcompile.ir.ops.few_bits import RoundingWeight, decoded, decoded_rows
 from tpcompile.ir.quantize import rounded
 from tpcompile.vm.groups import arithmetic
 from tpcompile.vm.groups.arithmetic import leaves_of, products
@@ -179,6 +179,20 @@ def test_ops_take_such_weights() -> None:
     assert torch.equal(LINEAR(x, weight), weight.linear(x))
     normed = RMS_NORM(x, norm, 1e-6)
     assert torch.equal(NORM_LINEAR(x, norm, 1e-6, weight, bias), weight.linear(normed, bias))
+
+
+@pytest.mark.parametrize("name", ["int8:64:f32:offsets", "int4:32:f32", "int4:row:f32:a8"])
+def test_rows_of_a_table(name: str) -> None:
+    """Ids of the rows of other ranks give zeros."""
+    stored, ids = Format.parsed(name), torch.tensor([2, 9, 4, 3, 0, 4])
+    parts = list(held_parts(stored, made_parts(stored, ROWS, COLUMNS), 0, COLUMNS).values())
+    whole, dtype = (0, COLUMNS), torch.bfloat16
+    plain = str(stored.rounding(False))
+    table = decoded(plain, parts, whole, dtype)
+    assert isinstance(table, torch.Tensor)
+    wanted = VOCAB_EMBEDDING(table, ids, 2)
+    assert torch.equal(decoded_rows(name, parts, whole, dtype, ids, 2), wanted)
+    assert torch.equal(VOCAB_EMBEDDING(decoded(name, parts, whole, dtype), ids, 2), wanted)
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])

@@ -16,6 +16,7 @@ from tpcompile.backends.torch_tp import functions as torchs
 from tpcompile.backends.torch_tp.functions import (
     as_matrix,
     attention,
+    decoded_rows,
     vocab_embedding,
 )
 from tpcompile.ir.format import Format
@@ -28,6 +29,7 @@ __all__ = [
     "as_matrix",
     "attention",
     "decoded",
+    "decoded_rows",
     "linear",
     "local_argmax",
     "paged_attention",

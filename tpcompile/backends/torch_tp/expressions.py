@@ -20,9 +20,12 @@ from tpcompile.ir.ops import (
     ALL_REDUCE,
     ARGMAX,
     DECODE_OPS,
+    EMBEDDING,
+    EMBEDDINGS,
     LINEAR,
     REDISTRIBUTE,
     REDUCE_SCATTER,
+    VOCAB_EMBEDDING,
     OpSpec,
     arguments_of,
     spec_of,
@@ -157,9 +160,17 @@ def _local_args(node: fx.Node, spec: OpSpec, rank: int) -> dict[str, Any]:
     """Return everything that differs between ranks in the expression of a node."""
     if node.target is ARGMAX:
         return {"first": first_column(value_type(operand(node)), rank)}
-    if node.target is LINEAR and value_type(operand(node, 1)).format is not None:
-        return {"columns": value_type(operand(node, 1)).columns(rank)}
-    return local_args(node, spec, rank)
+    local = local_args(node, spec, rank)
+    weight = _stored_weight(node)
+    return local if weight is None else {**local, "columns": value_type(weight).columns(rank)}
+
+
+def _stored_weight(node: fx.Node) -> fx.Node | None:
+    """Return the weight of a linear or an embedding if it has several components."""
+    if node.target is not LINEAR and node.target not in EMBEDDINGS:
+        return None
+    weight = operand(node, 1 if node.target is LINEAR else 0)
+    return None if value_type(weight).format is None else weight
 
 
 def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope) -> str:
@@ -186,14 +197,35 @@ def _call_text(node: fx.Node, spec: OpSpec, local: dict[str, Any], scope: Scope)
 
 def _write_linear(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
     bias = "" if args["bias"] == "None" else f", {args['bias']}"
-    weight, text = operand(node, 1), args["weight"]
-    kind = value_type(weight)
-    if kind.format is not None:
-        parts = ", ".join(f"self.{name}" for name in scope.components(weight))
-        text = f'tpc.decoded("{kind.format}", ({parts}), {args["columns"]}, {kind.dtype})'
-    elif scope.storages[str(weight.target)] is Storage.BOTH:
+    stored, text = _stored_weight(node), args["weight"]
+    if stored is not None:
+        text = f"tpc.decoded({_stored_text(stored, args, scope)})"
+    elif scope.storages[str(operand(node, 1).target)] is Storage.BOTH:
         text += AS_MATRIX
     return f"tpc.linear({args['input']}, {text}{bias})"
+
+
+def _write_embedding(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
+    table, ids = args["weight"], args["indices"]
+    stored = _stored_weight(node)
+    if stored is not None:
+        return f"tpc.decoded_rows({_stored_text(stored, args, scope)}, {ids})"
+    return f"F.embedding({ids}, {table})"
+
+
+def _write_vocab_embedding(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
+    stored = _stored_weight(node)
+    table = args["weight"] if stored is None else _stored_text(stored, args, scope)
+    name = "vocab_embedding" if stored is None else "decoded_rows"
+    first = "" if args["first_row"] == "0" else f", {args['first_row']}"
+    return f"tpc.{name}({table}, {args['ids']}{first})"
+
+
+def _stored_text(weight: fx.Node, args: dict[str, str], scope: Scope) -> str:
+    """Return the format, components, columns and dtype of a weight as arguments."""
+    kind = value_type(weight)
+    parts = ", ".join(f"self.{name}" for name in scope.components(weight))
+    return f'"{kind.format}", ({parts}), {args["columns"]}, {kind.dtype}'
 
 
 def _write_gather(node: fx.Node, args: dict[str, str], scope: Scope) -> str:
@@ -227,7 +259,8 @@ _WRITERS: dict[Any, Callable[[fx.Node, dict[str, str], Scope], str]] = {
     aten.gelu.default: lambda _, a, scope: f"F.gelu({a['self']}, approximate={a['approximate']!r})",
     aten.relu.default: lambda _, a, scope: f"F.relu({a['self']})",
     aten.tanh.default: lambda _, a, scope: f"{a['self']}.tanh()",
-    aten.embedding.default: lambda _, a, scope: f"F.embedding({a['indices']}, {a['weight']})",
+    EMBEDDING: _write_embedding,
+    VOCAB_EMBEDDING: _write_vocab_embedding,
     aten.unflatten.int: lambda _, a, scope: f"{a['self']}.unflatten({a['dim']}, {a['sizes']})",
     aten.flatten.using_ints: lambda _, a, scope: (
         f"{a['self']}.flatten({a['start_dim']}, {a['end_dim']})"

@@ -44,10 +44,7 @@ def stored_weights(
             got="activations='int8'",
             hint='Add weights="int8" or weights="int4", or omit activations',
         )
-    return {
-        name: replace(one, format=one.format and one.format.rounding())
-        for name, one in stored.items()
-    }
+    return {name: replace(one, format=one.format.rounding()) for name, one in stored.items()}
 
 
 def _weights(
@@ -72,14 +69,12 @@ def encodings_of(tensors: Iterable[Tensor], stored: Mapping[str, StoredWeight]) 
     for tensor in whole.values():
         if tensor.name not in stored:
             continue
-        layout, module = stored[tensor.name].layout, tensor.name.rpartition(".")[0]
-        parts = [""] if tensor.format is None else [one.suffix for one in tensor.format.components]
-        for suffix in parts:
-            codec = layout.codecs.get(suffix)
+        own, module = stored[tensor.name], tensor.name.rpartition(".")[0]
+        for part in own.format.components:
+            codec = own.layout.codecs.get(part.suffix)
             if codec is not None:
-                components[tensor.name + suffix] = Encoded(f"{module}.{codec.name}", codec)
-        columns = 0 if tensor.format is None else tensor.format.columns
-        for name, value in layout.known(tensor.shape, columns).items():
+                components[tensor.name + part.suffix] = Encoded(f"{module}.{codec.name}", codec)
+        for name, value in own.layout.known(tensor.shape, own.format.columns).items():
             if f"{module}.{name}" not in whole:
                 known[f"{module}.{name}"] = value
     return Encodings(components, known)

@@ -13,7 +13,6 @@ from tpcompile.frontend.stored.layout import Layout, StoredWeight, refuse
 from tpcompile.gguf.blocks import CONTENTS
 from tpcompile.gguf.kinds import GgufKind
 from tpcompile.ir.codec import Blocks
-from tpcompile.ir.format import Kind
 
 METHOD = "gguf"
 _WEIGHT = "weight"
@@ -22,7 +21,7 @@ _WEIGHT = "weight"
 def weights_of(
     module: nn.Module, scheme: Mapping[str, Any], scales: Mapping[str, torch.dtype], rounds: bool
 ) -> dict[str, StoredWeight]:
-    """Return the weights that are not stored as values; embeddings are read as values."""
+    """Return the weights that are not stored as values."""
     found = {}
     modules = dict(module.named_modules())
     for name, kind in _kinds_of(scheme).items():
@@ -37,8 +36,7 @@ def weights_of(
                 expected=", ".join(one.name for one in CONTENTS) + ", for linears and embeddings",
                 hint="Use a file in another quantization, such as Q8_0 or Q4_K_M",
             )
-        linear = isinstance(owner, nn.Linear)
-        found[name] = _in_format(kind) if linear else _as_values(kind)
+        found[name] = _stored(kind)
     return found
 
 
@@ -49,7 +47,7 @@ def _kinds_of(scheme: Mapping[str, Any]) -> dict[str, GgufKind]:
     return {name: GgufKind[str(word)] for name, word in kinds.items()}
 
 
-def _in_format(kind: GgufKind) -> StoredWeight:
+def _stored(kind: GgufKind) -> StoredWeight:
     contents, block = CONTENTS[kind], kind.block
     codecs = {
         one.suffix: Blocks(
@@ -58,8 +56,3 @@ def _in_format(kind: GgufKind) -> StoredWeight:
         for one in contents.format.components
     }
     return StoredWeight(contents.format, Layout(contents.format.kind, codecs))
-
-
-def _as_values(kind: GgufKind) -> StoredWeight:
-    values = Blocks(_WEIGHT, kind.block.bytes, kind.block.columns, CONTENTS[kind].values)
-    return StoredWeight(None, Layout(Kind.F32, {"": values}))

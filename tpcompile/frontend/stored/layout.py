@@ -37,8 +37,7 @@ class Layout:
 class StoredWeight:
     """How the checkpoint stores a weight."""
 
-    format: Format | None
-    """None if it is read as values."""
+    format: Format
     layout: Layout
 
 

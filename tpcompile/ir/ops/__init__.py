@@ -29,7 +29,7 @@ from tpcompile.ir.ops.decode import (
     QKV_OPS,
 )
 from tpcompile.ir.ops.elementwise import ACTIVATIONS, ELEMENTWISE, SWIGLU
-from tpcompile.ir.ops.embedding import EMBEDDING, VOCAB_EMBEDDING
+from tpcompile.ir.ops.embedding import EMBEDDING, EMBEDDINGS, VOCAB_EMBEDDING
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.norm import ADD_RMS_NORM, RMS_NORM
 from tpcompile.ir.ops.paged_attention import PAGED_ATTENTION
@@ -52,6 +52,7 @@ __all__ = [
     "DECODE_OPS",
     "ELEMENTWISE",
     "EMBEDDING",
+    "EMBEDDINGS",
     "LINEAR",
     "LINEAR_RESIDUAL",
     "NORM_GATE_UP_SWIGLU",

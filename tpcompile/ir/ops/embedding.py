@@ -16,10 +16,15 @@ aten = torch.ops.aten
 
 def vocab_embedding(weight: torch.Tensor, ids: torch.Tensor, first_row: int = 0) -> torch.Tensor:
     """Look up ids in the part of the table that starts at `first_row`; other ids give zeros."""
-    local = ids - first_row
-    inside = (local >= 0) & (local < weight.shape[0])
-    rows = functional.embedding(local.where(inside, 0), weight)
-    return rows.where(inside.unsqueeze(-1), 0)
+    rows, inside = local_rows(ids, first_row, weight.shape[0])
+    return functional.embedding(rows, weight).where(inside.unsqueeze(-1), 0)
+
+
+def local_rows(ids: torch.Tensor, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of ids in a part of a table, and which ids are in it; others have row 0."""
+    local = ids - first
+    inside = (local >= 0) & (local < count)
+    return local.where(inside, 0), inside
 
 
 def embedding_rule(weight: ValueType, indices: ValueType, **_: Any) -> ValueType:
@@ -78,10 +83,13 @@ def _first(layout: object, rank: int) -> int:
     return layout.intervals(rank)[0][0]
 
 
-EMBEDDING = declare(aten.embedding.default, embedding_rule, streaming_cost)
+EMBEDDING = declare(aten.embedding.default, embedding_rule, streaming_cost, in_formats=("weight",))
 VOCAB_EMBEDDING = define(
     vocab_embedding,
     rule=vocab_embedding_rule,
     cost=streaming_cost,
     localize=vocab_embedding_localize,
+    in_formats=("weight",),
 )
+EMBEDDINGS = (EMBEDDING, VOCAB_EMBEDDING)
+"""The ops that look up rows of a table."""

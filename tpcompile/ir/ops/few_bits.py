@@ -1,4 +1,4 @@
-"""Weights of few bits as linears multiply them."""
+"""Weights in formats of several components, as linears multiply and embeddings read them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tpcompile.ir.format import Format
 from tpcompile.ir.layout import Interval
+from tpcompile.ir.ops.embedding import EMBEDDINGS, local_rows
 from tpcompile.ir.ops.linear import LINEAR
 from tpcompile.ir.ops.spec import SPECS
 from tpcompile.ir.quantize import rounded
@@ -29,6 +30,8 @@ class RoundingWeight:
     format: Format
     first: int
     """The first column, among those of the whole weight."""
+    dtype: torch.dtype
+    """The dtype of the model, to which embeddings round the values."""
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the linear."""
@@ -40,10 +43,13 @@ class RoundingWeight:
     def __torch_function__(
         cls, target: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run a linear, or the body of an op that contains one."""
+        """Run a linear, an embedding, or the body of an op that contains one."""
         bound = SPECS[target].bind(args, kwargs or {})
         if target is LINEAR:
             return bound["weight"].linear(bound["input"], bound["bias"])
+        if target in EMBEDDINGS:
+            table = bound["weight"]
+            return SPECS[target].reference(**{**bound, "weight": table.values}).to(table.dtype)
         return SPECS[target].reference(**bound)
 
 
@@ -55,8 +61,28 @@ def decoded(
     The rows consist of these columns of the whole weight.
     """
     stored = Format.parsed(word)
-    named = {one.suffix: part for one, part in zip(stored.components, parts, strict=True)}
+    named = _named(stored, parts)
     if stored.rounds:
         values = stored.decoded(named, columns, torch.float32)
-        return RoundingWeight(values, stored, columns[0])
+        return RoundingWeight(values, stored, columns[0], dtype)
     return stored.decoded(named, columns, dtype)
+
+
+def decoded_rows(
+    word: str,
+    parts: Sequence[torch.Tensor],
+    columns: Interval,
+    dtype: torch.dtype,
+    ids: torch.Tensor,
+    first_row: int = 0,
+) -> torch.Tensor:
+    """Compute `vocab_embedding` of a table in a format; only the rows of the ids are decoded."""
+    stored = Format.parsed(word)
+    rows, inside = local_rows(ids, first_row, len(parts[0]))
+    named = _named(stored, [part[rows] for part in parts])
+    return stored.decoded(named, columns, dtype).where(inside.unsqueeze(-1), 0)
+
+
+def _named(stored: Format, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the components of a weight by suffix."""
+    return {one.suffix: part for one, part in zip(stored.components, parts, strict=True)}

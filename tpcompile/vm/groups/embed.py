@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tpcompile.ir.meta import value_type
-from tpcompile.ir.ops import EMBEDDING, VOCAB_EMBEDDING
+from tpcompile.ir.ops import EMBEDDINGS
 from tpcompile.vm.groups.residual import Site, residual_buffer, terms_buffer
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
@@ -80,7 +80,7 @@ class Embed(StepInstruction):
             probe("embedding", batch, self.columns, memory[self.at.out][:, self.columns.slice])
 
 
-@lowers(EMBEDDING, VOCAB_EMBEDDING, terms=True)
+@lowers(*EMBEDDINGS, terms=True)
 def embedding(to: Building, node: fx.Node, kind: type[Embed] = Embed, **more_operands: Any) -> None:
     """Lower the node to the table rows of each rank. If the rows are sharded, a sum follows.
 

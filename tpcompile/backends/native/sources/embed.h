@@ -15,11 +15,11 @@ void embed(const Memory& memory, const int32_t* words, Scratch&) {
   for (int64_t b = 0; b < at.batch; ++b) {
     const int64_t row = int64_t{memory.at<int32_t>(at.tokens)[b]} - at.first;
     const bool held = row >= 0 && row < at.rows;
-    const auto from = table.from(held ? row : 0, at.columns.start).row(0);
     const int64_t place = b * width + at.columns.start;
     for (int64_t column = 0; column < columns; column += kLanes) {
       // Adding 0 turns -0 into 0, as a sum across ranks does.
-      const Lanes own = held ? W::load_some(from, column, columns - column) + 0.0f : Lanes{};
+      const int64_t first = at.columns.start + column;
+      const Lanes own = held ? numbers(table, row, first, columns - column) + 0.0f : Lanes{};
       if (at.summed)
         store_some(memory.at<float>(at.out) + place + column, own, columns - column);
       else

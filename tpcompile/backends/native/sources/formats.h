@@ -6,7 +6,7 @@
 // - `row(n)` is a `W::Row`, from which numbers are loaded, and `address(n)` is its first byte;
 // - `stride()` is the bytes between rows, and `W::bytes(columns)` those of adjacent columns: by
 //   both, prefetches find the bytes that loads read later;
-// - `W::load_some(row, at, count)` widens up to 16 numbers from a column on.
+// - `numbers(rows, row, column, count)` widens up to 16 numbers.
 //
 // A `Form` (see forms.h) multiplies numbers of a format by values of a type.
 #pragma once
@@ -56,13 +56,14 @@ class Plain {
     return columns * static_cast<int64_t>(sizeof(S));
   }
 
-  static TPC_INLINE Lanes load_some(Row row, int64_t at, int64_t count) {
-    return ::load_some(row + at, count);
-  }
-
  private:
   const char* first_;
   int64_t stride_;
 };
+
+template <class S>
+TPC_INLINE Lanes numbers(const Plain<S>& rows, int64_t row, int64_t column, int64_t count) {
+  return load_some(rows.row(row) + column, count);
+}
 
 }  // namespace

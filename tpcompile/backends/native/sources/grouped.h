@@ -118,6 +118,22 @@ class Grouped {
 
   bool has_offsets() const { return offsets_; }
 
+  // The number at a column of a row, rounded like those of `Format.decoded`.
+  float number_at(int64_t row, int64_t column) const {
+    const int64_t place = first_ + column, group = row * groups_ + place / group_ - first_group_;
+    const int64_t super = row * supers_ + place / tpc::kSuper - first_super_;
+    float scale = scale_number(group), least = 0.0f;
+    if (super_scales_) scale *= number(super_scales_ + super);
+    if (super_minima_) least = -number(super_minima_ + super) * static_cast<float>(minima_[group]);
+    else if (minima_) least = number(reinterpret_cast<const f16*>(minima_) + group);
+    const int32_t offset = offsets_ ? offsets_[group] : minima_ ? -(1 << (bits_ - 1)) : 0;
+    float product = static_cast<float>(integer_at(row, column) - offset) * scale;
+#if defined(__SSE2__)
+    __asm__("" : "+x"(product));  // compilers would fuse it with the sum
+#endif
+    return minima_ ? product + least : product;
+  }
+
   // Fetch what a row has beside its loads.
   TPC_INLINE void fetch_scales(int64_t row) const {
     __builtin_prefetch(scales_ + row * groups_ * scale_bytes());
@@ -131,6 +147,25 @@ class Grouped {
       __builtin_prefetch(high_ + row * high_stride_ + at, 0, 2);
     if (super_scales_) __builtin_prefetch(super_scales_ + row * supers_);
     if (super_minima_) __builtin_prefetch(super_minima_ + row * supers_);
+  }
+
+  int32_t integer_at(int64_t row, int64_t column) const {
+    const auto* octets = reinterpret_cast<const uint8_t*>(address(row));
+    if (bits_ == 8) return static_cast<int8_t>(octets[column]);
+    int32_t found = octets[column / 2] >> column % 2 * 4 & 15;
+    if (high_) {
+      const int64_t apart = bits_ - 4, bit = (first_ + column - first_high_) * apart;
+      const int32_t more = static_cast<uint8_t>(high(row)[bit / 8]) >> bit % 8;
+      found |= (more & ((1 << apart) - 1)) << 4;
+    }
+    return found - (1 << (bits_ - 1));
+  }
+
+  float scale_number(int64_t group) const {
+    if (super_scales_) return reinterpret_cast<const int8_t*>(scales_)[group];
+    if (scale_type_ == TPC_DTYPE_BF16) return number(reinterpret_cast<const bf16*>(scales_) + group);
+    if (scale_type_ == TPC_DTYPE_F32) return reinterpret_cast<const f32*>(scales_)[group];
+    return number(reinterpret_cast<const f16*>(scales_) + group);
   }
 
   int64_t scale_bytes() const {
@@ -217,6 +252,13 @@ class Grouped {
   int64_t high_stride_ = 0, first_high_ = 0, first_super_ = 0, supers_ = 0;
   int bits_, super_shift_ = 0;  // the latter is the logarithm of the blocks of a superblock
 };
+
+inline Lanes numbers(const Grouped& rows, int64_t row, int64_t column, int64_t count) {
+  Lanes found{};
+  for (int64_t own = 0; own < kLanes && own < count; ++own)
+    found[own] = rows.number_at(row, column + own);
+  return found;
+}
 
 // Copy `count` bytes from place `at` on, which may begin before a row or end after it. Others are 0.
 inline void copy_inside(const char* row, int64_t bytes, int64_t at, int64_t count, char* to) {

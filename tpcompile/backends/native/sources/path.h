@@ -40,14 +40,14 @@ constexpr tpc::Dtypes dtypes_of() {
 #define TPC_DENSE(OP, name)                                              \
   TPC_KERNEL(OP, name, Dense<f32>), TPC_KERNEL(OP, name, Dense<bf16>), \
       TPC_KERNEL(OP, name, Dense<f16>)
-// A kernel of linears, whose weights may have few bits.
+// A kernel of linears and embeddings, whose weights may have few bits.
 #define TPC_LINEAR(OP, name)                                             \
   TPC_DENSE(OP, name), TPC_FEW(OP, name, f32), TPC_FEW(OP, name, bf16), \
       TPC_FEW(OP, name, f16)
 
 // All combinations of types that instructions may have.
 constexpr tpc::TypedKernel kKernels[] = {
-    TPC_DENSE(EMBED, embed),
+    TPC_LINEAR(EMBED, embed),
     TPC_LINEAR(NORM_QKV_ROPE_APPEND, norm_qkv_rope_append),
     TPC_LINEAR(NORM_QKV_ROWS, norm_qkv_rows),
     TPC_DENSE(PARTIAL_ATTENTION, partial_attention),
