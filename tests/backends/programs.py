@@ -45,6 +45,9 @@ ROUNDS = ":a8"
 KINDS = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Kinds of GGUF files whose formats nothing else has."""
 
+FLOATS8 = {"fp8:row": None, "fp8:32": [16, 32], "fp8:128": [128, 128]}
+"""Formats of 8-bit floating point, and the rows and columns of their blocks."""
+
 
 def _kinds(config: Any, kind: str) -> dict[str, str]:
     """Return the kind of each linear, and of the embedding."""
@@ -65,6 +68,15 @@ def _captured(
     made = AutoConfig.for_model(**{**config, **widths})
     if stored in GgufKind.__members__:
         made.quantization_config = {"quant_method": "gguf", "kinds": _kinds(made, stored)}
+        made.tie_word_embeddings = False
+        return captured_once(made, dtype=dtype)
+    if stored in FLOATS8:
+        made.quantization_config = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": FLOATS8[stored],
+            "modules_to_not_convert": [],
+        }
         made.tie_word_embeddings = False
         return captured_once(made, dtype=dtype)
     return captured_once(
@@ -103,7 +115,7 @@ def memory_of(
     """The memory of a program for so many sequences, which have no tokens yet.
 
     With `few_bits`, such as `int4:64` or `int4:64:a8`, linears have random weights of few bits. A
-    kind of GGUF files is also that of the embedding.
+    kind of GGUF files is also that of the embedding. Others are of 8-bit floating point.
     """
     graph, weights = _graph(model, dtype, tp, odd, long, wide, few_bits)
     target = replace(target_of("cpu", workers), grain=4)

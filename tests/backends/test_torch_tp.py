@@ -19,7 +19,7 @@ from tpcompile.errors import RankError, UnsupportedError
 from tpcompile.ir.meta import OUTPUTS
 from tpcompile.ir.ops import SPECS
 from tpcompile.ir.ops.argmax import local_argmax
-from tpcompile.ir.ops.few_bits import decoded
+from tpcompile.ir.ops.few_bits import decoded, decoded_rows
 from tpcompile.ir.simulate import materialise, rank_inputs
 from tpcompile.passes import default_pipeline, parse_pipeline
 from tpcompile.rewriting.structure import output_of
@@ -143,7 +143,7 @@ def test_every_function_that_source_calls_is_a_reference() -> None:
     named = {spec.name.removeprefix("tpc."): spec.reference for spec in SPECS.values()}
     named["local_argmax"] = local_argmax  # a rank's part of argmax
     named |= {"linear": linear, "as_matrix": as_matrix}  # torch's, with another weight layout
-    named["decoded"] = decoded  # the values of a weight
+    named |= {"decoded": decoded, "decoded_rows": decoded_rows}  # the values of a weight
     for name in functions.__all__:
         assert getattr(functions, name) is named[name]
 

@@ -15,7 +15,7 @@ from tpcompile.hub import cached_directory
 from tpcompile.ir.dtypes import DType
 from tpcompile.ir.format import FLOATS
 
-_ENDS = (".weight_scale", ".scales")
+_ENDS = (".weight_scale", ".weight_scale_inv", ".scales")
 _DTYPES = {DType(one.kind).name: DType(one.kind).torch for one in FLOATS}
 """The dtypes of scales in formats, by the names of safetensors."""
 

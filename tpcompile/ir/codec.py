@@ -167,6 +167,84 @@ class WordsOfRows(Codec):
 
 
 @dataclass(frozen=True)
+class OfRows(Codec):
+    """A component with one row for several adjacent rows of the weight."""
+
+    name: str
+    rows: int
+    """The rows of the weight per row of the tensor. The last one may have fewer."""
+
+    def dtype(self, component: torch.dtype) -> torch.dtype:
+        return component
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return -(-shape[0] // self.rows), *shape[1:]
+
+    def box(self, box: Box) -> Box:
+        rows, *others = box
+        return slice(rows.start // self.rows, -(-rows.stop // self.rows)), *others
+
+    def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
+        found = read.repeat_interleave(self.rows, 0)
+        return found.narrow(0, box[0].start % self.rows, box[0].stop - box[0].start)
+
+    def encoded(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[:: self.rows].contiguous()
+
+
+@dataclass(frozen=True)
+class OfWeight(Codec):
+    """A component whose elements are all the same number."""
+
+    name: str
+    dims: int
+    """The dimensions of the tensor, which has one element."""
+
+    def dtype(self, component: torch.dtype) -> torch.dtype:
+        return component
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (1,) * self.dims
+
+    def box(self, box: Box) -> Box:
+        return (slice(0, 1),) * self.dims
+
+    def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
+        return read.reshape(()).expand([one.stop - one.start for one in box])
+
+    def encoded(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.flatten()[:1].reshape(self.shape(())).contiguous()
+
+
+@dataclass(frozen=True)
+class Finite(Codec):
+    """The component itself, which must not have NaN."""
+
+    name: str
+
+    def dtype(self, component: torch.dtype) -> torch.dtype:
+        return component
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def box(self, box: Box) -> Box:
+        return box
+
+    def decoded(self, read: torch.Tensor, box: Box) -> torch.Tensor:
+        if bool(read.isnan().any()):
+            raise CheckpointError(
+                f"A tensor {self.name} holds NaN",
+                expected="numbers",
+                hint="The checkpoint may be damaged: download it again",
+            )
+        return read
+
+    def encoded(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole
+
+
+@dataclass(frozen=True)
 class Blocks(Codec):
     """A row as blocks of bytes, from each of which come some elements of the component."""
 

@@ -28,6 +28,7 @@ class DType(Named):
     I64 = 5
     I1 = 6
     I8 = 7
+    F8_E4M3 = 11
 
     @staticmethod
     def of(dtype: torch.dtype) -> DType:
@@ -58,6 +59,7 @@ _TORCH = {
     DType.I64: torch.int64,
     DType.I1: torch.bool,
     DType.I8: torch.int8,
+    DType.F8_E4M3: torch.float8_e4m3fn,
 }
 _OF = {dtype: number for number, dtype in _TORCH.items()}
 DTYPES = {number.word: dtype for number, dtype in _TORCH.items()}

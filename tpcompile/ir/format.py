@@ -41,6 +41,7 @@ class Kind(Named):
     """Such words of the lower four bits, and words of 32 columns of the highest one."""
     INT6 = 10
     """Such words of the lower four bits, and words of 16 columns of the two highest ones."""
+    FP8 = DType.F8_E4M3
 
     @property
     def suffix(self) -> str:
@@ -49,7 +50,7 @@ class Kind(Named):
 
 
 class Scales(Named):
-    """What the integers of a group are multiplied by, and what is added to the products."""
+    """What the numbers of a group are multiplied by, and what is added to the products."""
 
     F32 = DType.F32
     BF16 = DType.BF16
@@ -111,9 +112,10 @@ class Format(int):
     `int8:64:bf16` has the components values, in int8, and scales, in bf16; groups of 64 columns of
     a row share a scale, and `row` stands for all columns. `int4:64:bf16:offsets` has offsets too,
     one per scale: a weight is (value - offset) * scale. `int4:32:supermin` has other scales: see
-    `Scales`. Groups lie on the columns of the whole weight, also where ranks hold some of its
-    columns. `int8:64:bf16:a8` is stored like `int8:64:bf16`, but linears round their inputs to int8
-    before they multiply them: see `rounded` in `quantize.py`.
+    `Scales`. `fp8:128:f32` has values in 8-bit floating point. Groups lie on the columns of the
+    whole weight, also where ranks hold some of its columns. `int8:64:bf16:a8` is stored like
+    `int8:64:bf16`, but linears round their inputs to int8 before they multiply them: see `rounded`
+    in `quantize.py`.
 
     Bits 0 to 7 of the number are a `Kind`, bits 8 to 13 the `Scales`, bit 14 says whether inputs
     are rounded, bit 15 whether there are offsets, and bits 16 to 30 are the columns per group, 0
@@ -136,7 +138,7 @@ class Format(int):
     def grouped(
         kind: Kind, scales: torch.dtype | Scales, columns: int = 0, *, offsets: bool = False
     ) -> Format:
-        """Return the format of integers with a scale per so many columns, or per row."""
+        """Return the format of numbers with a scale per so many columns, or per row."""
         if not 0 <= columns <= MOST_COLUMNS:
             raise ValueError(f"groups of {columns} columns are too wide")
         own = scales if isinstance(scales, Scales) else Scales(DType.of(scales))
@@ -251,7 +253,7 @@ class Format(int):
         """
         if self.plain:
             return parts[self.values.suffix].to(dtype)
-        integers = self._integers(parts, columns).float()
+        numbers = self._numbers(parts, columns).float()
         others = {
             one.suffix: _spread(parts[one.suffix], one, columns)
             for one in self.components
@@ -261,17 +263,17 @@ class Format(int):
         if self.scales.super:
             scales = others[SUPER_SCALE] * scales
         if self.offsets:
-            return ((integers - others[ZERO_POINT]) * scales).to(dtype)
+            return ((numbers - others[ZERO_POINT]) * scales).to(dtype)
         if not self.scales.minima:
-            return (integers * scales).to(dtype)
-        products = (integers + (1 << _BITS[self.kind] - 1)) * scales
+            return (numbers * scales).to(dtype)
+        products = (numbers + (1 << _BITS[self.kind] - 1)) * scales
         if self.scales.super:
             return (products - others[SUPER_MINIMUM] * others[MINIMUM]).to(dtype)
         return (products + others[MINIMUM]).to(dtype)
 
-    def _integers(self, parts: Mapping[str, torch.Tensor], columns: Interval) -> torch.Tensor:
-        """Return the integers of these columns."""
-        if self.kind == Kind.INT8:
+    def _numbers(self, parts: Mapping[str, torch.Tensor], columns: Interval) -> torch.Tensor:
+        """Return what scales multiply, of these columns."""
+        if self.kind not in _BITS:
             return parts[self.values.suffix]
         start, stop = columns
         found, *high = (
@@ -291,7 +293,7 @@ _BITS = {Kind.INT4: 4, Kind.INT5: 5, Kind.INT6: 6}
 """The bits of integers that share words."""
 _LOW_BITS = 4
 _PACKED = Component(PACKED, DType.I32, WORD_BITS // _LOW_BITS)
-_GROUPED = (Kind.INT8, *_BITS)
+_GROUPED = (Kind.INT8, *_BITS, Kind.FP8)
 _WORD = re.compile(
     rf"({'|'.join(one.word for one in _GROUPED)}):({_ROW}|[1-9][0-9]{{0,4}})"
     rf":({'|'.join(one.word for one in Scales)})(:{_OFFSETS})?(:{_ROUNDS})?"
@@ -304,6 +306,8 @@ def _is_grouped(number: int) -> bool:
     if kind not in _GROUPED or scales not in tuple(Scales) or not 0 <= columns <= MOST_COLUMNS:
         return False
     own, offsets = Scales(scales), number >> 15 & 1
+    if kind == Kind.FP8 and (own.super or number & (_ROUNDS_BIT | 1 << 15)):
+        return False
     if (own.super and (not columns or _SUPER % columns)) or (own.minima and kind not in _BITS):
         return False
     return not offsets or scales in _FLOATS

@@ -67,7 +67,7 @@ class _Kind:
     center: float
     spread: float
     most: int | None = None
-    """The largest integer, or None for words of random bits."""
+    """The largest number. Without it, integers are words of random bits."""
 
 
 class RandomWeights:
@@ -131,7 +131,10 @@ def _drawn(kind: _Kind, size: int, generator: torch.Generator) -> torch.Tensor:
         return torch.randint(-(2**31), 2**31, (size,), generator=generator)
     values = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
     found = values.mul_(kind.spread).add_(kind.center)
-    return found if kind.most is None else found.round_().clamp_(-kind.most, kind.most)
+    if kind.most is None:
+        return found
+    rounded = found if kind.dtype.is_floating_point else found.round_()
+    return rounded.clamp_(-kind.most, kind.most)
 
 
 def _kinds(captured: Captured) -> Mapping[str, _Kind]:
@@ -151,11 +154,11 @@ def _kinds(captured: Captured) -> Mapping[str, _Kind]:
 
 def _kinds_of_components(tensor: Tensor, stored: Format, spread: float) -> dict[str, _Kind]:
     """Return the kinds of the components of a weight whose values have this spread."""
-    most, units = _INTEGERS[stored.kind]
+    most, units = _NUMBERS[stored.kind]
     found = {}
     for part in stored.components:
         own, dtype = component_of(tensor, part), part.dtype.torch
-        if dtype.is_floating_point:
+        if dtype.is_floating_point and part != stored.values:
             kind = _Kind(shape_of(own), dtype, spread / units, 0.1 * spread / units)
         else:
             wide = units if part == stored.values else units / 4
@@ -165,13 +168,14 @@ def _kinds_of_components(tensor: Tensor, stored: Format, spread: float) -> dict[
     return found
 
 
-_INTEGERS = {
+_NUMBERS = {
+    Kind.FP8: (448, 100.0),
     Kind.INT8: (127, 40.0),
     Kind.INT6: (31, 18.0),
     Kind.INT5: (15, 9.0),
     Kind.INT4: (7, 4.6),
 }
-"""The largest random integers of weights, and their spread in units of a scale."""
+"""The largest random numbers of weights, and their spread in units of a scale."""
 
 
 def _is_bias(node: fx.Node) -> bool:

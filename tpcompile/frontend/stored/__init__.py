@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from tpcompile.errors import UsageError
-from tpcompile.frontend.stored import awq, compressed, gguf, gptq
+from tpcompile.frontend.stored import awq, compressed, fp8, gguf, gptq
 from tpcompile.frontend.stored.layout import StoredWeight, refuse
 from tpcompile.ir.codec import Encoded, Encodings
+from tpcompile.ir.format import Kind
 from tpcompile.ir.recipe import Tensor
 
 _Weights = Callable[
@@ -22,6 +23,7 @@ _METHODS: Mapping[str, _Weights] = {
     "compressed-tensors": compressed.weights_of,
     "gptq": gptq.weights_of,
     "awq": awq.weights_of,
+    "fp8": fp8.weights_of,
     gguf.METHOD: gguf.weights_of,
 }
 """The functions that return the weights of a scheme, by its `quant_method`."""
@@ -38,13 +40,16 @@ def stored_weights(
     stored = _weights(module, config, scales, rounds)
     if not rounds:
         return stored
-    if not stored:
+    if not any(one.format.kind != Kind.FP8 for one in stored.values()):
         raise UsageError(
-            "Only linears with weights in 8 or 4 bits round activations, and this model has none",
+            "Only linears with integers as weights round activations, and this model has none",
             got="activations='int8'",
             hint='Add weights="int8" or weights="int4", or omit activations',
         )
-    return {name: replace(one, format=one.format.rounding()) for name, one in stored.items()}
+    return {
+        name: one if one.format.kind == Kind.FP8 else replace(one, format=one.format.rounding())
+        for name, one in stored.items()
+    }
 
 
 def _weights(

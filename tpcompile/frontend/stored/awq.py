@@ -13,7 +13,7 @@ from tpcompile.frontend.stored.layout import (
     StoredWeight,
     Supported,
     linears_in_groups,
-    refuse,
+    names_of_modules,
     require_all,
 )
 from tpcompile.ir.codec import Transposed, Words, WordsOfRows
@@ -49,9 +49,7 @@ def weights_of(
 ) -> dict[str, StoredWeight]:
     """Return the weights of a scheme of AWQ."""
     require_all(_SCHEME, scheme)
-    left = scheme.get("modules_to_not_convert") or []
-    if not isinstance(left, list) or not all(isinstance(one, str) for one in left):
-        refuse("modules_to_not_convert", left, "names of modules")
+    left = names_of_modules("modules_to_not_convert", scheme.get("modules_to_not_convert") or [])
     found = {}
     for name, columns, dtype in linears_in_groups(module, scheme.get("group_size"), scales, left):
         stored = Format.grouped(Kind.INT4, dtype, columns, offsets=True)

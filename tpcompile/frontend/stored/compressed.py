@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +15,15 @@ from tpcompile.frontend.stored.layout import (
     Layout,
     StoredWeight,
     Supported,
+    block_of,
+    check_pattern,
     columns_of,
+    names_of_modules,
     refuse,
     require_all,
 )
-from tpcompile.ir.codec import Known, Words
-from tpcompile.ir.format import ZERO_POINT, Format, Kind
+from tpcompile.ir.codec import Codec, Finite, Known, OfRows, OfWeight, Words
+from tpcompile.ir.format import SCALE, ZERO_POINT, Format, Kind
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,7 @@ def _shape(weight: tuple[int, ...], _: int) -> dict[str, Known]:
 
 _LAYOUTS: Mapping[str, Mapping[int, Layout]] = {
     "int-quantized": {4: Layout(Kind.INT8), 8: Layout(Kind.INT8)},
+    "float-quantized": {8: Layout(Kind.FP8, {"": Finite("weight")})},
     "pack-quantized": {
         4: Layout(Kind.INT4, {ZERO_POINT: Words("weight_zero_point", 4, 0)}, known=_shape),
         8: Layout(
@@ -57,9 +62,9 @@ _GROUP: Supported = {"format": (None, *_LAYOUTS), "output_activations": (None,)}
 """The supported properties of a group of modules."""
 _WEIGHTS: Supported = {
     "num_bits": (4, 8),
-    "type": ("int",),
+    "type": ("int", "float"),
     "symmetric": (True, False),
-    "strategy": ("channel", "group"),
+    "strategy": ("tensor", "channel", "group", "block"),
     "dynamic": (False, None),
     "actorder": (None, False, "weight", "static"),
 }
@@ -113,16 +118,11 @@ def _groups(scheme: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _patterns(name: str, value: Any) -> list[str]:
     """Return names and regular expressions of modules."""
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        refuse(name, value, "names of modules")
-    for one in value:
-        if not one.startswith(_REGEX):
-            continue
-        try:
-            re.compile(one.removeprefix(_REGEX))
-        except re.error as error:
-            refuse(name, one, f"a regular expression ({error})")
-    return value
+    found = names_of_modules(name, value)
+    for one in found:
+        if one.startswith(_REGEX):
+            check_pattern(name, one.removeprefix(_REGEX), one)
+    return found
 
 
 def _chosen(patterns: Sequence[str], name: str, module: nn.Module) -> str | None:
@@ -149,7 +149,26 @@ def _stored(
     name = group.get("format") or scheme["format"]
     if name == _MIXED:
         refuse("config_groups.format", None, f"one of {', '.join(_LAYOUTS)}, for each group")
-    layout = _LAYOUTS[name][given["num_bits"]]
-    columns = columns_of(given.get("group_size"), whole) if given["strategy"] == "group" else 0
-    offsets = not given["symmetric"]
+    layout, offsets = _LAYOUTS[name].get(given["num_bits"]), not given["symmetric"]
+    if layout is None or (layout.kind == Kind.FP8) != (given["type"] == "float"):
+        got = f"{given['num_bits']} bits of type {given['type']} as {name}"
+        refuse("config_groups.weights", got, "integers, or 8 bits of type float as float-quantized")
+    columns, codecs = _groups_of(given, whole)
+    if offsets and (codecs or layout.kind == Kind.FP8):
+        refuse("config_groups.weights.symmetric", False, "True, for floats, tensors and blocks")
+    layout = replace(layout, codecs={**layout.codecs, **codecs})
     return StoredWeight(Format.grouped(layout.kind, scales, columns, offsets=offsets), layout)
+
+
+def _groups_of(given: Mapping[str, Any], whole: int) -> tuple[int, dict[str, Codec]]:
+    """Return the columns per scale, and the codec of scales that several rows share."""
+    match given["strategy"]:
+        case "group":
+            return columns_of(given.get("group_size"), whole), {}
+        case "block":
+            name = "config_groups.weights.block_structure"
+            rows, columns = block_of(name, given.get("block_structure"))
+            return columns, {SCALE: OfRows("weight_scale", rows)}
+        case "tensor":
+            return 0, {SCALE: OfWeight("weight_scale", 1)}
+    return 0, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ def _nothing(weight: tuple[int, ...], columns: int) -> dict[str, Known]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint stores integers of some bits."""
+    """How a checkpoint stores numbers of some bits."""
 
     kind: Kind
     """The kind of the values in memory."""
@@ -58,6 +59,31 @@ def columns_of(group_size: Any, whole: int) -> int:
     if not right or whole % group_size:
         refuse("group_size", group_size, f"a number that divides {whole} columns")
     return int(group_size)
+
+
+def block_of(name: str, value: Any) -> tuple[int, int]:
+    """Return the rows and columns that share a scale; a property of the configuration has them."""
+    sizes = value if isinstance(value, list | tuple) else ()
+    right = len(sizes) == 2 and all(type(one) is int and one > 0 for one in sizes)
+    if not right or sizes[1] > MOST_COLUMNS:
+        refuse(name, value, f"the rows and the columns of a block, at most {MOST_COLUMNS}")
+    rows, columns = sizes
+    return rows, columns
+
+
+def names_of_modules(name: str, value: Any) -> list[str]:
+    """Return the names of modules that a property of the configuration has."""
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        refuse(name, value, "names of modules")
+    return value
+
+
+def check_pattern(name: str, pattern: str, given: str) -> None:
+    """Raise unless a property of the configuration gives a regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        refuse(name, given, f"a regular expression ({error})")
 
 
 def refuse(name: str, value: Any, expected: str) -> NoReturn:

@@ -28,7 +28,7 @@ struct Refused {};
 using Integer = long long;  // for printf
 
 int64_t itemsize(int64_t dtype) {
-  if (dtype == TPC_DTYPE_I8) return 1;
+  if (dtype == TPC_DTYPE_I8 || dtype == TPC_DTYPE_F8_E4M3) return 1;
   if (dtype == TPC_DTYPE_BF16 || dtype == TPC_DTYPE_F16) return 2;
   return dtype == TPC_DTYPE_F32 || dtype == TPC_DTYPE_I32 ? 4 : 0;
 }

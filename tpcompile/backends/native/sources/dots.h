@@ -5,6 +5,7 @@
 // batch, on the rows of the instruction, or on the worker.
 #pragma once
 
+#include "float8_numbers.h"
 #include "forms.h"
 #include "rounding.h"
 #if defined(__AVX2__)
@@ -43,13 +44,13 @@ class Sums {
   int count_ = 0;
 };
 
-// Multiply one row by `kBatch` sequences. `ahead` is where the loads will be `kAhead` bytes later.
+// Increase the sums of even and odd chunks by the products of a row with `kBatch` sequences. `ahead`
+// is where the loads will be `kAhead` bytes later.
 template <class F, int kBatch>
-TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
-                         const typename F::Value* x, int64_t stride, int64_t columns, float* out,
-                         int64_t out_stride, Sums& sums) {
+TPC_INLINE void add_products(typename F::Weights::Row row, const char* ahead,
+                             const typename F::Value* x, int64_t stride, int64_t columns,
+                             Registers* even, Registers* odd) {
   using W = typename F::Weights;
-  Registers even[kBatch] = {}, odd[kBatch] = {};
   constexpr int64_t kChunk = F::kChunk;
   int64_t at = 0;
   for (; at + 2 * kChunk <= columns; at += 2 * kChunk) {
@@ -78,25 +79,37 @@ TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
         even[b] = F::add(even[b], some, values);
     }
   }
+}
+
+// Multiply one row by `kBatch` sequences.
+template <class F, int kBatch>
+TPC_INLINE void row_dots(typename F::Weights::Row row, const char* ahead,
+                         const typename F::Value* x, int64_t stride, int64_t columns, float* out,
+                         int64_t out_stride, Sums& sums) {
+  Registers even[kBatch] = {}, odd[kBatch] = {};
+  add_products<F, kBatch>(row, ahead, x, stride, columns, even, odd);
   for (int b = 0; b < kBatch; ++b) sums.add(lanes(even[b]) + lanes(odd[b]), out + b * out_stride);
+}
+
+// Call `run` with runs of at most eight of so many sequences: a constant, and the first one.
+template <class Run>
+TPC_INLINE void in_eights(int64_t batch, const Run& run) {
+  int64_t first = 0;
+  for (; batch - first >= 8; first += 8) run(std::integral_constant<int, 8>(), first);
+  const int64_t left = batch - first;
+  if (left & 4) run(std::integral_constant<int, 4>(), first), first += 4;
+  if (left & 2) run(std::integral_constant<int, 2>(), first), first += 2;
+  if (left & 1) run(std::integral_constant<int, 1>(), first);
 }
 
 // Multiply one row by all sequences, eight at a time. The row stays in the nearest cache.
 template <class F>
 inline void row_dots(typename F::Weights::Row row, const char* ahead, Sequences<F> x,
                      int64_t batch, int64_t columns, float* out, int64_t out_stride, Sums& sums) {
-  const auto* own = x.first;
-  const auto run = [&](auto count) {
-    row_dots<F, decltype(count)::value>(row, ahead, own, x.stride, columns, out, out_stride,
-                                        sums);
-    own += count * x.stride;
-    out += count * out_stride;
-    batch -= count;
-  };
-  while (batch >= 8) run(std::integral_constant<int, 8>());
-  if (batch >= 4) run(std::integral_constant<int, 4>());
-  if (batch >= 2) run(std::integral_constant<int, 2>());
-  if (batch >= 1) run(std::integral_constant<int, 1>());
+  in_eights(batch, [&](auto count, int64_t b) {
+    row_dots<F, decltype(count)::value>(row, ahead, x.first + b * x.stride, x.stride, columns,
+                                        out + b * out_stride, out_stride, sums);
+  });
 }
 
 // The number of rows in about `kAhead` bytes, if they are `stride` bytes apart.
@@ -189,6 +202,7 @@ inline const float* const* packed_runs(const T* x, int64_t stride, int64_t batch
 #elif defined(TPC_PANELS)
 #include "panels.h"
 #endif
+#include "float8.h"
 #include "grouped.h"
 
 template <class F, class S>

@@ -28,12 +28,17 @@ constexpr tpc::Dtypes dtypes_of() {
           kDType<typename T::Cache>};
 }
 
+// The same with weights of 8-bit floating point.
+template <class S>
+using Floats = Types<S, Float8, S, S>;
+
 // A kernel for some types.
 #define TPC_KERNEL(OP, name, types) {TPC_OP_##OP, dtypes_of<types>(), name<types>}
 #define TPC_OF_KIND(OP, S, arithmetic, run) \
   {TPC_OP_##OP, {kDType<S>, arithmetic, kDType<S>, kDType<S>}, run}
 #define TPC_FEW(OP, name, S)                                                         \
-  TPC_OF_KIND(OP, S, TPC_KIND_INT8, name<Few<S>>),                                   \
+  TPC_OF_KIND(OP, S, TPC_KIND_FP8, name<Floats<S>>),                                 \
+      TPC_OF_KIND(OP, S, TPC_KIND_INT8, name<Few<S>>),                               \
       TPC_OF_KIND(OP, S, TPC_KIND_INT4, name<Few<S>>),                               \
       TPC_OF_KIND(OP, S, TPC_KIND_INT8 | tpc::kRoundsValues, name<Rounds<S>>),       \
       TPC_OF_KIND(OP, S, TPC_KIND_INT4 | tpc::kRoundsValues, name<Rounds<S>>)

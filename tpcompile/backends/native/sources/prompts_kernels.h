@@ -11,6 +11,7 @@
 
 #include "prompts.h"
 
+#include "float8_numbers.h"
 #include "numbers.h"
 
 

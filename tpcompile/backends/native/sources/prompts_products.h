@@ -148,6 +148,14 @@ TPC_INLINE void hold_group(const char* row, const char* high, int64_t before, in
   }
 }
 
+// The same of 8-bit floating point.
+inline void hold_floats(const char* row, const char*, int64_t, int64_t at, int64_t end,
+                        const Group& group, Packed* held) {
+  for (; at < end; at += kRegister)
+    hold(float8(reinterpret_cast<const uint8_t*>(row) + at) * (group.scale * kFloat8),
+         held + at / kColumns);
+}
+
 // Write a row of a weight to an operand. Groups have multiples of 16 columns.
 void hold_row(const Linear& a, int64_t row, Packed* held) {
   if (a.scales == nullptr) {
@@ -160,7 +168,8 @@ void hold_row(const Linear& a, int64_t row, Packed* held) {
   const int64_t supers = row * a.supers - a.first / tpc::kSuper;
   const int64_t before = a.high ? a.first % (32 / (bits - 4)) : 0;
   const char* high = static_cast<const char*>(a.high) + row * a.high_bytes;
-  const auto run = bits == 4   ? hold_group<4>
+  const auto run = tpc::kind_of(a.format) == TPC_KIND_FP8 ? hold_floats
+                   : bits == 4   ? hold_group<4>
                    : bits == 5 ? hold_group<5>
                    : bits == 6 ? hold_group<6>
                                : hold_group<8>;

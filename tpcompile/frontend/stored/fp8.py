@@ -1,0 +1,60 @@
+"""Checkpoints of 8-bit floating point, with a scale per block, or per weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from tpcompile.frontend.stored.layout import (
+    Layout,
+    StoredWeight,
+    Supported,
+    block_of,
+    check_pattern,
+    names_of_modules,
+    require_all,
+)
+from tpcompile.ir.codec import Codec, Finite, OfRows, OfWeight
+from tpcompile.ir.format import SCALE, Format, Kind
+
+_SCHEME: Supported = {
+    "activation_scheme": ("dynamic",),
+    "fmt": (None, "e4m3"),
+    "scale_fmt": (None, "float"),
+    "modules_to_convert": (None, []),
+}
+"""The supported properties of a scheme. Inputs of linears are not rounded to 8 bits."""
+_SCALES, _BLOCK, _LEFT = "weight_scale_inv", "weight_block_size", "modules_to_not_convert"
+
+
+def weights_of(
+    module: nn.Module, scheme: Mapping[str, Any], scales: Mapping[str, torch.dtype], rounds: bool
+) -> dict[str, StoredWeight]:
+    """Return the weights of a scheme of 8-bit floating point."""
+    require_all(_SCHEME, scheme)
+    columns = 0
+    codec: Codec = OfWeight(_SCALES, 0)
+    if scheme.get(_BLOCK) is not None:
+        rows, columns = block_of(_BLOCK, scheme[_BLOCK])
+        codec = OfRows(_SCALES, rows)
+    layout = Layout(Kind.FP8, {"": Finite("weight"), SCALE: codec})
+    found = {}
+    for name in _converted(module, scheme.get(_LEFT)):
+        dtype = scales.get(f"{name}.{_SCALES}", torch.float32)
+        found[f"{name}.weight"] = StoredWeight(Format.grouped(Kind.FP8, dtype, columns), layout)
+    return found
+
+
+def _converted(module: nn.Module, left: Any) -> list[str]:
+    """Return the names of the linears but those that are left; by default that is the head."""
+    linears = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}
+    if left is None:
+        head = module.get_output_embeddings()  # type: ignore[operator]
+        return [name for name, one in linears.items() if one is not head]
+    for pattern in names_of_modules(_LEFT, left):
+        check_pattern(_LEFT, pattern, pattern)
+    return [name for name in linears if should_convert_module(name, left)]
