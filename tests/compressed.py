@@ -42,6 +42,15 @@ def group(
     return {"targets": list(targets), "weights": weights, "format": layout, **more}
 
 
+def floats(strategy: str, block: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return a group of a scheme of 8-bit floating point."""
+    given = {"num_bits": 8, "type": "float", "strategy": strategy}
+    weights = {**given, "symmetric": True, "dynamic": False, "block_structure": block}
+    inputs = {**given, "strategy": "token", "dynamic": True}
+    found = group(layout="float-quantized")
+    return {**found, "weights": weights, "input_activations": inputs}
+
+
 def write_compressed(
     directory: Path,
     *groups: Mapping[str, Any],
@@ -85,12 +94,20 @@ def _compress(linear: nn.Linear, truth: nn.Linear) -> None:
     scheme: Any = linear.quantization_scheme
     args = scheme.weights
     whole = linear.weight.detach()
+    rows, columns = {
+        "tensor": whole.shape,
+        "block": args.block_structure,
+        "group": (1, args.group_size),
+        "channel": (1, whole.shape[1]),
+    }[str(args.strategy)]
     # Neighbouring groups differ by more than rounding, in their scales and in their offsets.
-    groups = whole.unflatten(1, (-1, args.group_size or whole.shape[1]))
-    steps = torch.arange(groups.shape[0])[:, None] + torch.arange(groups.shape[1])
-    groups.mul_(1 + steps.unsqueeze(-1) % 3).add_(0.01 * (steps.unsqueeze(-1) % 5 - 2))
-    scale, offset = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
-    linear.weight_scale.data.copy_(scale)
+    groups = whole.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    steps = (
+        torch.arange(groups.shape[0])[:, None, None, None] + torch.arange(groups.shape[2])[:, None]
+    )
+    groups.mul_(1 + steps % 3).add_(0.01 * (steps % 5 - 2))
+    scale, offset = calculate_qparams(groups.amin((1, 3)), groups.amax((1, 3)), args)
+    linear.weight_scale.data.copy_(scale.view_as(linear.weight_scale))
     if not args.symmetric:
         linear.weight_zero_point.data.copy_(offset)
     compressor: Any = BaseCompressor.get_value_from_registry(scheme.format)

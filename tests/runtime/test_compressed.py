@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tpcompile
-from tests.compressed import group, write_compressed
+from tests.compressed import floats, group, write_compressed
 from tests.logits import IDS, check_logits
 from tests.models import TOLERANCE, relative_error
 from tests.quantized import rewritten
@@ -96,6 +96,13 @@ CASES = {
         (group(4, 32, layout="int-quantized", input_activations=DYNAMIC),),
         "int8:32:f32",
         {"intermediate_size": 160},
+    ),
+    "fp8 in rows": Case((floats("channel"),), "fp8:row:f32", {**NARROW, "intermediate_size": 83}),
+    "fp8 with a scale per weight": Case(
+        (floats("tensor"),), "fp8:row:bf16", {"name": "tiny-qwen2", "dtype": torch.bfloat16}
+    ),
+    "fp8 in blocks": Case(
+        (floats("block", [16, 32]),), "fp8:32:f32", {"hidden_size": 96, "intermediate_size": 160}
     ),
 }
 

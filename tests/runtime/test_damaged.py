@@ -12,6 +12,7 @@ import torch
 
 import tpcompile
 from tests.compressed import group, write_compressed
+from tests.float8 import write_fp8
 from tests.packed import write_awq, write_gptq
 from tests.runtime.damage_files import damaged
 from tpcompile.errors import CompileError
@@ -53,6 +54,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "gptq": partial(write_gptq, **SIZES),
     "gptq, symmetric": partial(write_gptq, bits=8, symmetric=True, **SIZES),
     "awq": partial(write_awq, **SIZES),
+    "fp8": partial(write_fp8, block=(64, 32), **SIZES),
 }
 
 

@@ -14,6 +14,7 @@ from tpcompile.runtime.ranks.channel import tensor_bytes
 
 _DTYPES = {
     torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.int32: "I32",
