@@ -276,10 +276,17 @@ def few_bits(bits: int, cut: Cut, rounds: bool, rows: int = 101, width: int = 16
     )
 
 
+def drawn(rows: int, columns: int, signed: bool) -> torch.Tensor:
+    """Return random numbers, of many magnitudes if they have signs."""
+    if not signed:
+        return torch.rand(rows, columns)
+    return torch.randn(rows, columns) * torch.randint(-9, 7, (rows, columns)).exp2()
+
+
 def random_weight(stored: Format, first: int, rows: int, width: int) -> Any:
     """Return a random weight of these columns."""
     parts = [
-        torch.rand(rows, part.width(first, first + width)).to(part.dtype.torch)
+        drawn(rows, part.width(first, first + width), part == stored.values).to(part.dtype.torch)
         if part.dtype.torch.is_floating_point
         else torch.randint(
             *((-(2**31), 2**31) if part.dtype.torch == torch.int32 else (-100, 100)),
@@ -310,6 +317,7 @@ def test_products_with_weights_of_few_bits(tokens: int, bits: int, cut: Cut, rou
     [
         *("int4:32:f16min", "int5:32:f16", "int5:32:f16min", "int5:64:bf16:offsets"),
         *("int4:32:supermin", "int5:32:supermin", "int6:16:super", "int6:row:f32"),
+        *("fp8:128:f32", "fp8:32:bf16", "fp8:row:f32"),
     ],
 )
 def test_products_with_weights_of_blocks(word: str, first: int, tokens: int) -> None:
