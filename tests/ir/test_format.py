@@ -45,6 +45,7 @@ FORMATS = [
         (
             *("int4:32:f16min", "int5:32:f16", "int5:row:bf16:offsets", "int5:32:f16min"),
             *("int4:32:supermin", "int5:32:supermin", "int6:16:super", "int6:64:f32"),
+            *("fp8:128:f32", "fp8:row:bf16"),
         ),
     ),
 ]
@@ -78,6 +79,7 @@ def test_names_and_numbers() -> None:
         "int4:64:bf16:offsets": 8 | 2 << 8 | 1 << 15 | 64 << 16,
         "int8:row:f16:offsets": 7 | 3 << 8 | 1 << 15,
         "int8:row:f32:a8": 7 | 1 << 8 | 1 << 14,
+        "fp8:128:f32": 11 | 1 << 8 | 128 << 16,
         "int4:64:bf16:offsets:a8": 8 | 2 << 8 | 1 << 14 | 1 << 15 | 64 << 16,
     }
     assert {word: int(Format.parsed(word)) for word in named} == named
@@ -100,7 +102,11 @@ NUMBERS = [
     DType.I32,
     7,
     8,
-    11 | 1 << 8,
+    11,
+    12 | 1 << 8,
+    11 | 17 << 8 | 32 << 16,
+    11 | 1 << 8 | 1 << 14,
+    11 | 1 << 8 | 1 << 15,
     7 | 16 << 8 | 32 << 16,
     8 | 17 << 8,
     8 | 17 << 8 | 48 << 16,

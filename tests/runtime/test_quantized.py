@@ -110,12 +110,12 @@ def test_the_text_of_graphs_and_programs(checkpoint: tuple[Path, Any]) -> None:
 
 
 def test_other_ops_refuse_such_weights(checkpoint: tuple[Path, Any]) -> None:
-    """The embedding reads its table as the values that it holds."""
-    text = format_graph(capture(str(checkpoint[0])).graph)
-    plain = "f32[1013, 64] Replicate"
-    found = parse_graph(text.replace(plain, f"{plain} as int8:32:f32"), check=False)
-    problems = check_graph(found)
-    assert [(one.rule, one.node) for one in problems] == [("format", "embedding")]
+    """An addition would take integers for values."""
+    lines = format_graph(capture(str(checkpoint[0])).graph).splitlines()
+    (place,) = (n for n, line in enumerate(lines) if line.strip().startswith("%l0_o_proj ="))
+    lines[place] = lines[place].replace("aten.linear", "aten.add")
+    problems = check_graph(parse_graph("\n".join(lines), check=False))
+    assert [(one.rule, one.node) for one in problems][:1] == [("format", "l0_o_proj")]
     assert "stored as their values" in problems[0].expected
 
 
@@ -163,7 +163,8 @@ def test_a_model_in_memory(checkpoint: tuple[Path, Any]) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another method": ({"quant_method": "hqq"}, "quant_method.*'hqq'"),
-    "another layout": ({"format": "float-quantized"}, "format.*'float-quantized'"),
+    "another layout": ({"format": "marlin-24"}, "format.*'marlin-24'"),
+    "integers as floats": ({"format": "float-quantized"}, r"weights\.type.*'int'.*'float' with"),
     "a mixture without formats": ({"format": "mixed-precision"}, r"config_groups\.format.*None"),
     "a quantised cache": ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     "a rotation": ({"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
@@ -183,7 +184,22 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a true size": ({"config_groups": scheme(16, group_size=True)["config_groups"]}, "group_size"),
     "a permutation": ({"config_groups": scheme(16, actorder="group")["config_groups"]}, "actorder"),
-    "blocks": ({"config_groups": scheme(16, strategy="block")["config_groups"]}, "strategy"),
+    "blocks": (
+        {"config_groups": scheme(16, strategy="block", block_structure=[16])["config_groups"]},
+        "block_structure",
+    ),
+    "offsets of blocks": (
+        {
+            "config_groups": scheme(
+                16, strategy="block", block_structure=[16, 16], symmetric=False
+            )["config_groups"]
+        },
+        r"weights\.symmetric",
+    ),
+    "another strategy": (
+        {"config_groups": scheme(16, strategy="attn_head")["config_groups"]},
+        "strategy",
+    ),
     "groups that do not divide": ({"config_groups": scheme(48)["config_groups"]}, "group_size"),
 }
 

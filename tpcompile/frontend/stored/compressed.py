@@ -149,10 +149,14 @@ def _stored(
     name = group.get("format") or scheme["format"]
     if name == _MIXED:
         refuse("config_groups.format", None, f"one of {', '.join(_LAYOUTS)}, for each group")
-    layout, offsets = _LAYOUTS[name].get(given["num_bits"]), not given["symmetric"]
-    if layout is None or (layout.kind == Kind.FP8) != (given["type"] == "float"):
-        got = f"{given['num_bits']} bits of type {given['type']} as {name}"
-        refuse("config_groups.weights", got, "integers, or 8 bits of type float as float-quantized")
+    layouts, offsets = _LAYOUTS[name], not given["symmetric"]
+    layout = layouts.get(given["num_bits"])
+    if layout is None:
+        bits = " or ".join(map(str, layouts))
+        refuse("config_groups.weights.num_bits", given["num_bits"], f"{bits} with {name}")
+    wanted = "float" if layout.kind == Kind.FP8 else "int"
+    if given["type"] != wanted:
+        refuse("config_groups.weights.type", given["type"], f"{wanted!r} with {name}")
     columns, codecs = _groups_of(given, whole)
     if offsets and (codecs or layout.kind == Kind.FP8):
         refuse("config_groups.weights.symmetric", False, "True, for floats, tensors and blocks")
