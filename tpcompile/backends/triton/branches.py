@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tpcompile.backends.triton.options import BLOCKS, LEAST_SEQUENCES, MOST_SEQUENCES, STEP, WARPS
 from tpcompile.errors import UnsupportedError
 from tpcompile.ir.dtypes import dtype_name
 from tpcompile.vm.groups.attention import AttentionReduce, PartialAttention
@@ -23,7 +24,7 @@ from tpcompile.vm.groups.qkv import NormQkvRopeAppend, NormQkvRows
 from tpcompile.vm.groups.reduce import AllReduce
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.fields import rules_of
-from tpcompile.vm.program.instruction import NONE
+from tpcompile.vm.program.instruction import NONE, WeightInstruction
 from tpcompile.vm.program.rules import Chosen, Held
 
 Constant = bool | int | float | torch.dtype
@@ -31,8 +32,10 @@ Constants = Mapping[str, Constant]
 Source = Callable[[Program, Any], Constant]
 """A constant as a function of the program and an instruction."""
 
-_MOST_COLUMNS = 512
-"""The columns of a tile of weights."""
+_ROW_BYTES = 1024
+"""The bytes of a row of a tile of weights, at most."""
+_VALUE_BYTES = 16_384
+"""The bytes of the values of all sequences in the columns of a tile, unless a slice is a step."""
 _MOST_KEYS = 16_384
 """The elements of keys, and as many of values, that a worker holds at a time."""
 _MOST_VALUES = 65_536
@@ -107,10 +110,43 @@ def _power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _padded(path: str, most: int = 2**31) -> Source:
-    """Return a shared operand, rounded up to a power of two of at most `most`."""
+def _padded(path: str) -> Source:
+    """Return a shared operand, rounded up to a power of two."""
     operand = attrgetter(f"at.{path}")
-    return lambda program, one: min(_power_of_two(operand(one)), most)
+    return lambda program, one: _power_of_two(operand(one))
+
+
+def _sequences(program: Program, one: WeightInstruction) -> int:
+    """Return the number of sequences in a block, some of which may be missing."""
+    return min(max(_power_of_two(one.at.batch), LEAST_SEQUENCES), MOST_SEQUENCES)
+
+
+def _blocks(program: Program, one: WeightInstruction) -> int:
+    """Return the number of blocks that share the reading of a tile."""
+    return 1 if one.at.batch <= MOST_SEQUENCES else BLOCKS
+
+
+def _rows(program: Program, one: WeightInstruction) -> int:
+    """Return the rows of a tile: twice as many share the values of many sequences.
+
+    Values that are normed take the registers of such sums.
+    """
+    few = one.at.batch <= 2 * LEAST_SEQUENCES
+    return STEP if few or hasattr(one.at, "normed") else 2 * STEP
+
+
+def _columns(program: Program, one: WeightInstruction) -> int:
+    """Return the columns of a tile, of which each slice has the same number."""
+    _, width = one.weight_shape
+    size: int = program.buffers[one.at.weight].dtype.itemsize
+    together = _sequences(program, one) * _blocks(program, one)
+    most = min(_ROW_BYTES, _VALUE_BYTES // together) // size
+    return max(min(_power_of_two(width), most), WARPS * STEP)
+
+
+def _stages(program: Program, one: WeightInstruction) -> int:
+    """Return the tiles in shared memory: one in use, the others on their way."""
+    return 3 if one.at.batch <= 2 * LEAST_SEQUENCES else 4
 
 
 def _same_names(*names: str) -> dict[str, str]:
@@ -132,11 +168,18 @@ def _tokens(program: Program, one: PartialAttention) -> int:
 
 _Operands = Mapping[str, str | Source]
 
+_PRODUCT: _Operands = {
+    "SEQUENCES": _sequences,
+    "BLOCKS": _blocks,
+    "ROWS": _rows,
+    "COLUMNS": _columns,
+    "STAGES": _stages,
+}
 _NORMED: _Operands = {
     "BATCH": "normed.batch",
+    **_PRODUCT,
     "WIDTH": "normed.width",
     "EPS": "normed.eps",
-    "COLUMNS": _padded("normed.width", _MOST_COLUMNS),
 }
 _QKV: _Operands = {
     **_NORMED,
@@ -161,11 +204,7 @@ _MERGE: _Operands = {
     "DTYPE": "out",
 }
 _GATE_UP: _Operands = {**_NORMED, **_same_names("ffn", "bias"), "DTYPE": "weight"}
-_PROJECT: _Operands = {
-    **_same_names("batch", "width"),
-    "COLUMNS": _padded("width", _MOST_COLUMNS),
-    "DTYPE": "weight",
-}
+_PROJECT: _Operands = {**_same_names("batch"), **_PRODUCT, "WIDTH": "width", "DTYPE": "weight"}
 _ARGMAX: _Operands = {
     **_same_names("batch", "ranks", "slots"),
     "PLACES": _padded("slots"),

@@ -147,8 +147,9 @@ def emit(program: Program, tiles: str = TILES) -> Emitted:
 
 def _scratch(branches: Iterable[Branch]) -> int:
     """Return the number of values that a worker needs for itself: those of a head."""
-    lanes = [value for one in branches for name, value in one.constants if name == "LANES"]
-    return max([1, *(int(own) for own in lanes if isinstance(own, int))])
+    extents = [dict(one.constants) for one in branches]
+    heads = [own for own in extents if "LANES" in own and "BATCH" in own]
+    return max([1, *(int(own["LANES"]) * int(own["BATCH"]) for own in heads)])  # type: ignore[arg-type]
 
 
 def _branch(branch: Branch, number: int) -> list[str]:

@@ -1,86 +1,197 @@
-"""Products of weight rows with a vector, which may be normed first.
+"""Products of weight rows with the values of all sequences, which may be normed first.
 
-A row's sum does not depend on the other rows of its tile, on the sequence or on the worker, so
-neither do its bits.
+A tile of weights is loaded once for up to 64 sequences. Its columns are in slices, which have sums
+of their own: a sum adds the products of 16 columns at a time, in their order. So its bits depend
+neither on the other rows and sequences, nor on the shape of tiles, the batch or the worker.
 """
 
 import triton
 import triton.language as tl
 
-from .numbers import scaled
+from tpcompile.backends.triton.options import LEAST_SEQUENCES, STEP, WARPS
 
-ROWS = tl.constexpr(16)
-"""The rows of a tile."""
-STAGES = tl.constexpr(3)
-"""The tiles of weights that are in shared memory: one in use, the others on their way."""
+from .numbers import INTERPRETED, scaled
 
-
-@triton.jit
-def inverse_rms(x, WIDTH: tl.constexpr, EPS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return one over the root of the mean square of `x[WIDTH]`."""
-    squares = tl.zeros([COLUMNS], tl.float32)
-    for first in tl.static_range(0, WIDTH, COLUMNS):
-        columns = first + tl.arange(0, COLUMNS)
-        values = tl.load(x + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-        squares += values * values
-    return 1.0 / tl.sqrt(tl.sum(squares, 0) / WIDTH + EPS)
+_STEP = tl.constexpr(STEP)
+_SLICES = tl.constexpr(WARPS)
+"""The slices of a tile: one per warp."""
+GROUP = tl.constexpr(LEAST_SEQUENCES)
+"""The sequences that are normed at a time."""
+_CHUNK = tl.constexpr(512)
+"""The columns that are normed at a time."""
 
 
 @triton.jit
-def tiles_of(rows, width, COLUMNS: tl.constexpr):
+def inverse_rms(
+    x,
+    begin,
+    BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """Return one over the root of the mean square of rows of `x[BATCH, WIDTH]`, by block."""
+    found = ()
+    for block in tl.static_range(BLOCKS):
+        found = found + (_inverses(x, begin + block * SEQUENCES, BATCH, SEQUENCES, WIDTH, EPS),)
+    return found
+
+
+@triton.jit
+def _inverses(
+    x, begin, BATCH: tl.constexpr, SEQUENCES: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr
+):
+    """Norm some sequences at a time, so that the order of additions is that of every batch."""
+    found = tl.zeros([SEQUENCES], tl.float32)
+    for first in range(0, tl.minimum(SEQUENCES, BATCH - begin), GROUP):
+        sequences = begin + first + tl.arange(0, GROUP)
+        squares = tl.zeros([GROUP, _CHUNK], tl.float32)
+        for start in tl.static_range(0, WIDTH, _CHUNK):
+            columns = start + tl.arange(0, _CHUNK)
+            inside = (sequences < BATCH)[:, None] & (columns < WIDTH)[None, :]
+            places = sequences[:, None] * WIDTH + columns[None, :]
+            values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+            squares += values * values
+        inverse = 1.0 / tl.sqrt(tl.sum(squares, 1) / WIDTH + EPS)
+        own = tl.arange(0, SEQUENCES)[:, None] == first + tl.arange(0, GROUP)[None, :]
+        found += tl.sum(tl.where(own, inverse[None, :], 0.0), 1)
+    return found
+
+
+@triton.jit
+def tiles_of(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the number of tiles of so many rows and columns."""
     return (rows + ROWS - 1) // ROWS * ((width + COLUMNS - 1) // COLUMNS)
 
 
 @triton.jit
-def add_tile(
+def no_sums(ROWS: tl.constexpr, SEQUENCES: tl.constexpr, COUNT: tl.constexpr):
+    """Return so many sums before the first tile of their rows."""
+    found = ()
+    for _ in tl.static_range(COUNT):
+        found = found + (tl.zeros([_SLICES, ROWS, SEQUENCES], tl.float32),)
+    return found
+
+
+@triton.jit
+def plus_products(
     sums,
-    tile,
+    tiles,
     x,
+    begin,
     norm,
-    inverse,
-    weight,
-    rows,
+    inverses,
+    first,
     width,
     STRIDE: tl.constexpr,
     NORMED: tl.constexpr,
+    BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
     DTYPE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Add the products of a tile of `weight[rows, width]` with `x[width]` to the sums of its rows.
+    """Add the products of tiles of weights with values to their sums: those of block by block.
 
-    Tiles are in the order of rows, then of columns; the sums begin again with each block of rows.
-    One loop over all tiles can load the next ones while it multiplies.
+    The tiles have the same columns, which begin with `first`, of `x[BATCH, width]`.
+    """
+    found = ()
+    for block in tl.static_range(len(sums) // len(tiles)):
+        here = begin + block * SEQUENCES
+        values = _values(x, here, first, width, STRIDE, BATCH, SEQUENCES, COLUMNS)
+        if NORMED:
+            values = _normed(values, inverses[block], norm, first, width, DTYPE, COLUMNS)
+        for side in tl.static_range(len(tiles)):
+            found = found + (_plus(sums[block * len(tiles) + side], tiles[side], values),)
+    return found
+
+
+@triton.jit
+def _plus(sums, weights, values):
+    """Add the products of weights and values to sums.
+
+    The interpreter multiplies with a library, whose order of additions may depend on the place in a
+    matrix, and which does not know bf16. In fp64 the order does not matter.
+    """
+    if INTERPRETED:
+        wide = values.to(tl.float32).to(tl.float64)
+        steps = tl.arange(0, weights.shape[2])[None, None, :] // _STEP
+        for step in tl.static_range(weights.shape[2] // _STEP):
+            part = tl.where(steps == step, weights.to(tl.float32), 0.0).to(tl.float64)
+            sums += tl.dot(part, wide, out_dtype=tl.float64).to(tl.float32)
+    else:
+        sums = tl.dot(weights, values, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def weights_of(
+    weight,
+    row,
+    first,
+    rows,
+    width,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Load a tile of `weight[rows, width]`: `[slices, ROWS, columns of a slice]`."""
+    own = tl.arange(0, ROWS)[None, :, None]
+    columns = first + _columns(COLUMNS)[:, None, :]
+    places = tl.cast(row, tl.int64) * STRIDE + own * STRIDE + columns
+    return tl.load(weight + places, mask=(own < rows - row) & (columns < width), other=0.0)
+
+
+@triton.jit
+def _values(
+    x,
+    begin,
+    first,
+    width,
+    STRIDE: tl.constexpr,
+    BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Load the values of sequences in the columns of a tile: `[slices, columns, SEQUENCES]`."""
+    sequences = begin + tl.arange(0, SEQUENCES)[None, None, :]
+    columns = first + _columns(COLUMNS)[:, :, None]
+    inside = (columns < width) & (sequences < BATCH)
+    return tl.load(x + sequences * STRIDE + columns, mask=inside, other=0.0)
+
+
+@triton.jit
+def _normed(values, inverse, norm, first, width, DTYPE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Norm the values of a tile."""
+    columns = first + _columns(COLUMNS)[:, :, None]
+    scale = tl.load(norm + columns, mask=columns < width, other=0.0).to(tl.float32)
+    return scaled(values.to(tl.float32), inverse[None, None, :], scale, DTYPE).to(DTYPE)
+
+
+@triton.jit
+def _columns(COLUMNS: tl.constexpr):
+    """Return the columns of a tile by slice. Each has 16 columns in turn."""
+    own = tl.arange(0, COLUMNS // _SLICES)[None, :]
+    slices = tl.arange(0, _SLICES)[:, None]
+    return own // _STEP * (_SLICES * _STEP) + slices * _STEP + own % _STEP
+
+
+@triton.jit
+def place_of(tile, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the first row and the first column of a tile, and whether it is the last of its rows.
+
+    Tiles are in the order of rows, then of columns. One loop over all tiles can load the next ones
+    while it multiplies.
     """
     chunks = (width + COLUMNS - 1) // COLUMNS
-    row = tile // chunks * ROWS
-    first = tile % chunks * COLUMNS
-    columns = first + tl.arange(0, COLUMNS)
-    inside = columns < width
-    values = tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
-    if NORMED:
-        scale = tl.load(norm + columns, mask=inside, other=0.0).to(tl.float32)
-        values = scaled(values, inverse, scale, DTYPE)
-    own = tl.arange(0, ROWS)
-    found = tl.load(
-        weight + tl.cast(row, tl.int64) * STRIDE + own[:, None] * STRIDE + columns[None, :],
-        mask=(own < rows - row)[:, None] & inside[None, :],
-        other=0.0,
-    )
-    return tl.where(first == 0, 0.0, sums) + found.to(tl.float32) * values[None, :]
+    chunk = tile % chunks
+    return tile // chunks * ROWS, chunk * COLUMNS, chunk == chunks - 1
 
 
 @triton.jit
-def is_last(tile, width, COLUMNS: tl.constexpr):
-    """Return whether a tile completes the sums of its rows."""
-    chunks = (width + COLUMNS - 1) // COLUMNS
-    return tile % chunks == chunks - 1
-
-
-@triton.jit
-def first_row(tile, width, COLUMNS: tl.constexpr):
-    """Return the first row of a tile."""
-    return tile // ((width + COLUMNS - 1) // COLUMNS) * ROWS
+def total(sums):
+    """Add up the slices of sums; return `[ROWS, SEQUENCES]`."""
+    return tl.sum(sums, 0)
 
 
 @triton.jit

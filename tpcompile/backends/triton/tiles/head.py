@@ -5,9 +5,20 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import ROWS, STAGES, add_tile, first_row, inverse_rms, is_last, tiles_of, with_bias
+from .dots import (
+    inverse_rms,
+    no_sums,
+    place_of,
+    plus_products,
+    tiles_of,
+    total,
+    weights_of,
+    with_bias,
+)
 from .numbers import rounded
 
+_VALUES = tl.constexpr(4096)
+"""The logits that are compared at a time."""
 _NOWHERE = tl.constexpr(2**31 - 1)
 """A place after all others."""
 
@@ -18,9 +29,13 @@ def norm_lm_head(
     buffers,
     own,
     BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
@@ -45,28 +60,53 @@ def norm_lm_head(
     weight += tl.cast(first, tl.int64) * WIDTH
     logits += first
     bias += first
-    for sequence in range(BATCH):
-        here = x + sequence * WIDTH
-        inverse = inverse_rms(here, WIDTH, EPS, COLUMNS)
-        tops = tl.full([ROWS], float("-inf"), tl.float32)
-        tokens = tl.full([ROWS], _NOWHERE, tl.int32)
-        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for tile in tl.range(0, tiles_of(rows, WIDTH, COLUMNS), num_stages=STAGES):
-            sums = add_tile(
-                sums, tile, here, norm, inverse, weight, rows, WIDTH, WIDTH, True, DTYPE, COLUMNS
-            )
-            if is_last(tile, WIDTH, COLUMNS):
-                places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
-                inside = places < rows
-                found = rounded(with_bias(tl.sum(sums, 1), bias + places, inside, BIAS), DTYPE)
-                tl.store(logits + sequence * stride + places, found, mask=inside)
-                higher = inside & ((found.to(tl.float32) > tops) | (tokens == _NOWHERE))
-                tops = tl.where(higher, found.to(tl.float32), tops)
-                tokens = tl.where(higher, places, tokens)
-        top = tl.max(tops, 0)
-        token = tl.min(tl.where(tops == top, tokens, _NOWHERE), 0)
-        tl.store(best + sequence * slots, top)
-        tl.store(ids + sequence * slots, token + first + tl.load(words + abi.NORM_LM_HEAD_FIRST))
+    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
+        inverses = inverse_rms(x, begin, BATCH, SEQUENCES, BLOCKS, WIDTH, EPS)
+        sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+        for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
+            row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
+            tiled = weights_of(weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS)
+            sums = plus_products(
+                sums, (tiled,), x, begin, norm, inverses, column, WIDTH,
+                WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
+            )  # fmt: skip
+            if is_last:
+                for block in tl.static_range(BLOCKS):
+                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + tl.arange(0, ROWS)[:, None]
+                    inside = places < rows
+                    found = rounded(
+                        with_bias(total(sums[block]), bias + places, inside, BIAS), DTYPE
+                    )
+                    at = logits + sequences * stride + places
+                    tl.store(at, found, mask=inside & (sequences < BATCH))
+                sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+        tl.debug_barrier()
+        for block in tl.static_range(BLOCKS):
+            sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)
+            top, token = _best(logits, stride, rows, sequences, BATCH, SEQUENCES)
+            token += first + tl.load(words + abi.NORM_LM_HEAD_FIRST)
+            tl.store(best + sequences * slots, top, mask=sequences < BATCH)
+            tl.store(ids + sequences * slots, token, mask=sequences < BATCH)
+
+
+@triton.jit
+def _best(logits, stride, rows, sequences, BATCH: tl.constexpr, SEQUENCES: tl.constexpr):
+    """Return the highest logit of each sequence, and its row: of equal logits, the first."""
+    columns: tl.constexpr = _VALUES // SEQUENCES
+    top = tl.full([SEQUENCES], float("-inf"), tl.float32)
+    token = tl.full([SEQUENCES], _NOWHERE, tl.int32)
+    for begin in range(0, rows, columns):
+        places = begin + tl.arange(0, columns)[None, :]
+        inside = (places < rows) & (sequences < BATCH)[:, None]
+        at = logits + sequences[:, None] * stride + places
+        found = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
+        highest = tl.max(found, 1)
+        equal = inside & (found == highest[:, None])
+        better = (highest > top) | (token == _NOWHERE)
+        token = tl.where(better, tl.min(tl.where(equal, places, _NOWHERE), 1), token)
+        top = tl.where(better, highest, top)
+    return top, token
 
 
 @triton.jit

@@ -5,7 +5,16 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import ROWS, STAGES, add_tile, first_row, inverse_rms, is_last, tiles_of, with_bias
+from .dots import (
+    inverse_rms,
+    no_sums,
+    place_of,
+    plus_products,
+    tiles_of,
+    total,
+    weights_of,
+    with_bias,
+)
 from .numbers import as_rounded, rounded
 
 
@@ -32,17 +41,22 @@ def norm_gate_up_swiglu(
     buffers,
     own,
     BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     FFN: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """Compute silu(gate) · up for some rows."""
     activated_rows(
-        *(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, BATCH, WIDTH, EPS, COLUMNS, FFN, BIAS),
-        *(2, abi.ACTIVATION_SILU, DTYPE),
+        *(words, buffers, abi.NORM_GATE_UP_SWIGLU_ROWS, BATCH, SEQUENCES, BLOCKS),
+        *(ROWS, COLUMNS, STAGES),
+        *(WIDTH, EPS, FFN, BIAS, 2, abi.ACTIVATION_SILU, DTYPE),
     )
 
 
@@ -52,9 +66,13 @@ def norm_up_activation(
     buffers,
     own,
     BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     FFN: tl.constexpr,
     BIAS: tl.constexpr,
     SIDES: tl.constexpr,
@@ -63,8 +81,9 @@ def norm_up_activation(
 ):
     """Compute act(gate) · up for some rows, or act(up)."""
     activated_rows(
-        *(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, BATCH, WIDTH, EPS, COLUMNS, FFN, BIAS),
-        *(SIDES, ACTIVATION, DTYPE),
+        *(words, buffers, abi.NORM_UP_ACTIVATION_ROWS, BATCH, SEQUENCES, BLOCKS),
+        *(ROWS, COLUMNS, STAGES),
+        *(WIDTH, EPS, FFN, BIAS, SIDES, ACTIVATION, DTYPE),
     )
 
 
@@ -74,9 +93,13 @@ def activated_rows(
     buffers,
     OWN: tl.constexpr,
     BATCH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     FFN: tl.constexpr,
     BIAS: tl.constexpr,
     SIDES: tl.constexpr,
@@ -90,38 +113,40 @@ def activated_rows(
     bias = gate
     if BIAS:
         bias = start_of(buffers, tl.load(words + abi.NORM_GATE_UP_SWIGLU_BIAS), DTYPE)
-    up = gate + FFN * WIDTH
     number = tl.load(words + abi.NORM_GATE_UP_SWIGLU_OUT)
     out = start_of(buffers, number, DTYPE)
     stride = stride_of(buffers, number, 0)
     first = tl.load(words + OWN)
     last = tl.load(words + OWN + 1)
     rows = last - first
-    skip = tl.cast(first, tl.int64) * WIDTH
-    gate += skip
-    up += skip
+    gate += tl.cast(first, tl.int64) * WIDTH
+    up = gate + FFN * WIDTH
     bias += first
-    for sequence in range(BATCH):
-        here = x + sequence * WIDTH
-        inverse = inverse_rms(here, WIDTH, EPS, COLUMNS)
-        gates = tl.zeros([ROWS, COLUMNS], tl.float32)
-        ups = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for tile in tl.range(0, tiles_of(rows, WIDTH, COLUMNS), num_stages=STAGES):
-            gates = add_tile(
-                gates, tile, here, norm, inverse, gate, rows, WIDTH, WIDTH, True, DTYPE, COLUMNS
-            )
+    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
+        inverses = inverse_rms(x, begin, BATCH, SEQUENCES, BLOCKS, WIDTH, EPS)
+        sums = no_sums(ROWS, SEQUENCES, BLOCKS * SIDES)
+        for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
+            row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
+            tiles = (weights_of(gate, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS),)
             if SIDES == 2:
-                ups = add_tile(
-                    ups, tile, here, norm, inverse, up, rows, WIDTH, WIDTH, True, DTYPE, COLUMNS
-                )
-            if is_last(tile, WIDTH, COLUMNS):
-                places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
-                inside = places < rows
-                g = as_rounded(with_bias(tl.sum(gates, 1), bias + places, inside, BIAS), DTYPE)
-                if SIDES == 2:
-                    u = with_bias(tl.sum(ups, 1), bias + FFN + places, inside, BIAS)
-                found = as_rounded(activated(g, ACTIVATION), DTYPE)
-                if SIDES == 2:
-                    found *= as_rounded(u, DTYPE)
-                found = rounded(found, DTYPE)
-                tl.store(out + sequence * stride + first + places, found, mask=inside)
+                more = weights_of(up, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS)
+                tiles = tiles + (more,)
+            sums = plus_products(
+                sums, tiles, x, begin, norm, inverses, column, WIDTH,
+                WIDTH, True, BATCH, SEQUENCES, DTYPE, COLUMNS,
+            )  # fmt: skip
+            if is_last:
+                for block in tl.static_range(BLOCKS):
+                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + tl.arange(0, ROWS)[:, None]
+                    inside = places < rows
+                    found = total(sums[SIDES * block])
+                    found = as_rounded(with_bias(found, bias + places, inside, BIAS), DTYPE)
+                    found = as_rounded(activated(found, ACTIVATION), DTYPE)
+                    if SIDES == 2:
+                        u = total(sums[SIDES * block + 1])
+                        found *= as_rounded(with_bias(u, bias + FFN + places, inside, BIAS), DTYPE)
+                    at = sequences * stride + first + places
+                    inside = inside & (sequences < BATCH)
+                    tl.store(out + at, rounded(found, DTYPE), mask=inside)
+                sums = no_sums(ROWS, SEQUENCES, BLOCKS * SIDES)

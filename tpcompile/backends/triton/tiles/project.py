@@ -5,7 +5,7 @@ import triton.language as tl
 
 from . import abi
 from .access import start_of, stride_of
-from .dots import ROWS, STAGES, add_tile, first_row, is_last, tiles_of, with_bias
+from .dots import no_sums, place_of, plus_products, tiles_of, total, weights_of, with_bias
 from .numbers import rounded
 
 
@@ -15,8 +15,12 @@ def linear_residual(
     buffers,
     own,
     BATCH: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
@@ -34,20 +38,26 @@ def linear_residual(
     last = tl.load(words + abi.LINEAR_RESIDUAL_ROWS + 1)
     rows = last - first
     weight += tl.cast(first, tl.int64) * WIDTH
-    for sequence in range(BATCH):
-        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for tile in tl.range(0, tiles_of(rows, WIDTH, COLUMNS), num_stages=STAGES):
-            sums = add_tile(
-                sums, tile, x + sequence * WIDTH, x, 1.0, weight, rows, WIDTH,
-                WIDTH, False, DTYPE, COLUMNS,
+    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
+        sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+        for tile in tl.range(0, tiles_of(rows, WIDTH, ROWS, COLUMNS), num_stages=STAGES):
+            row, column, is_last = place_of(tile, WIDTH, ROWS, COLUMNS)
+            tiled = weights_of(weight, row, column, rows, WIDTH, WIDTH, ROWS, COLUMNS)
+            sums = plus_products(
+                sums, (tiled,), x, begin, x, (), column, WIDTH,
+                WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
-            if is_last(tile, WIDTH, COLUMNS):
-                places = first_row(tile, WIDTH, COLUMNS) + tl.arange(0, ROWS)
-                inside = places < rows
-                found = with_bias(tl.sum(sums, 1), bias + first + places, inside, BIAS)
-                at = sequence * stride + first + places
-                found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-                tl.store(out + at, rounded(found, DTYPE), mask=inside)
+            if is_last:
+                for block in tl.static_range(BLOCKS):
+                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + tl.arange(0, ROWS)[:, None]
+                    inside = (places < rows) & (sequences < BATCH)
+                    found = total(sums[block])
+                    found = with_bias(found, bias + first + places, places < rows, BIAS)
+                    at = sequences * stride + first + places
+                    found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+                    tl.store(out + at, rounded(found, DTYPE), mask=inside)
+                sums = no_sums(ROWS, SEQUENCES, BLOCKS)
 
 
 @triton.jit
@@ -56,8 +66,12 @@ def linear_terms(
     buffers,
     own,
     BATCH: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDTH: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """Compute a term of each sum: some rows and columns of a projection."""
@@ -74,14 +88,19 @@ def linear_terms(
     rows = last - first
     weight += tl.cast(first, tl.int64) * WIDTH
     out += first
-    for sequence in range(BATCH):
-        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for tile in tl.range(0, tiles_of(rows, width, COLUMNS), num_stages=STAGES):
-            sums = add_tile(
-                sums, tile, x + sequence * WIDTH, x, 1.0, weight, rows, width,
-                WIDTH, False, DTYPE, COLUMNS,
+    for begin in range(0, BATCH, BLOCKS * SEQUENCES):
+        sums = no_sums(ROWS, SEQUENCES, BLOCKS)
+        for tile in tl.range(0, tiles_of(rows, width, ROWS, COLUMNS), num_stages=STAGES):
+            row, column, is_last = place_of(tile, width, ROWS, COLUMNS)
+            tiled = weights_of(weight, row, column, rows, width, WIDTH, ROWS, COLUMNS)
+            sums = plus_products(
+                sums, (tiled,), x, begin, x, (), column, width,
+                WIDTH, False, BATCH, SEQUENCES, DTYPE, COLUMNS,
             )  # fmt: skip
-            if is_last(tile, width, COLUMNS):
-                places = first_row(tile, width, COLUMNS) + tl.arange(0, ROWS)
-                found = tl.sum(sums, 1)
-                tl.store(out + sequence * stride + places, found, mask=places < rows)
+            if is_last:
+                for block in tl.static_range(BLOCKS):
+                    sequences = begin + block * SEQUENCES + tl.arange(0, SEQUENCES)[None, :]
+                    places = row + tl.arange(0, ROWS)[:, None]
+                    inside = (places < rows) & (sequences < BATCH)
+                    tl.store(out + sequences * stride + places, total(sums[block]), mask=inside)
+                sums = no_sums(ROWS, SEQUENCES, BLOCKS)
