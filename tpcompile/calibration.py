@@ -95,7 +95,7 @@ def calibrate(
         program = program_of(case, target, say)
         say(f"measuring {case.name}")
         steps = measure(program, case.context, repeats=repeats, random=random)
-        samples += samples_of(program, steps.costs)
+        samples += samples_of(program, steps.costs, target)
         whole = whole or steps
     say("fitting")
     assert whole is not None

@@ -79,8 +79,9 @@ def from_schedules(
     assert cache.storage is not None
     layers, _, _, heads, width = cache.storage
     macs = weights / cache.dtype.itemsize
-    pair = 2 * layers * heads * width * 2 / target.macs_per_us / 1e6
-    per_token = macs / target.macs_per_us / 1e6
+    rate = target.workers * target.worker_matrix_macs_per_us * 1e6  # modules run chunks
+    pair = 2 * layers * heads * width * 2 / rate
+    per_token = macs / rate
     return Prices(decode, (weights / target.bytes_per_us / 1e6, per_token, pair))
 
 

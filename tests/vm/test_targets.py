@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tpcompile
 from tests.backends.reference.stepping import Case
 from tpcompile.errors import UsageError
 from tpcompile.vm.program.instruction import StepInstruction
@@ -99,3 +100,16 @@ def test_a_batch_costs_what_it_loads_or_what_it_computes() -> None:
         assert 4 * one[2] == few[2] and 64 * one[2] == many[2]
         assert one[0] == few[0] < many[0]
         assert many[0] == target.instruction_us + many[2] / target.worker_macs_per_us
+
+
+def test_matrix_units_multiply_weights_with_values_of_16_bits() -> None:
+    """Neither attention nor products in fp32 use them."""
+    target = target_of("h200")
+    step = tpcompile.schedule("preset:tiny-qwen3", target=target, dtype="bfloat16", max_seq_len=64)
+    rates = {one.name: one.macs_per_us(target) for one in step.program.instructions}
+    assert rates["partial_attention"] == target.worker_macs_per_us
+    weights = ("norm_qkv_rows", "linear_residual", "norm_gate_up_swiglu", "norm_lm_head")
+    assert {rates[name] for name in weights} == {target.worker_matrix_macs_per_us}
+    assert target.worker_matrix_macs_per_us > 10 * target.worker_macs_per_us
+    cpu = target_of("cpu", 2)
+    assert cpu.worker_matrix_macs_per_us == cpu.worker_macs_per_us

@@ -42,6 +42,9 @@ class Target:
     """The time of one worker per value that an instruction norms, converts or activates."""
     alone_bytes_per_us: float = 0.0
     """The bandwidth of one worker while no other one loads; 0 if it is that of all being busy."""
+    matrix_macs_per_us: float = 0.0
+    """The multiply-accumulates of all matrix units, which multiply weights with values of 16 bits;
+    0 if there are none."""
     blocks_per_worker: int = 1
     """The blocks of a phase per worker. If several, workers share a queue, so a worker that loses
     its core to another program delays the others by a block and not by its share of the phase."""
@@ -58,8 +61,13 @@ class Target:
 
     @property
     def worker_macs_per_us(self) -> float:
-        """The multiply-accumulates of one worker."""
+        """The multiply-accumulates of one worker, outside of matrix units."""
         return self.macs_per_us / self.workers
+
+    @property
+    def worker_matrix_macs_per_us(self) -> float:
+        """The multiply-accumulates of one worker, in matrix units if there are any."""
+        return max(self.matrix_macs_per_us, self.macs_per_us) / self.workers
 
 
 TARGETS: Registry[Target] = Registry("target")
@@ -132,7 +140,7 @@ def _check(target: Target) -> None:
             continue
         whole = name in ("workers", "grain", "spans", "blocks_per_worker")
         number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        may_be_zero = name in ("value_us", "alone_bytes_per_us")
+        may_be_zero = name in ("value_us", "alone_bytes_per_us", "matrix_macs_per_us")
         finite = number and 0 <= value <= sys.float_info.max  # neither NaN nor infinity
         if not finite or (value == 0 and not may_be_zero):
             raise UsageError(
@@ -146,11 +154,21 @@ def _check(target: Target) -> None:
             raise UsageError(f"The target has {name}={value:,}", expected=f"at most {most:,}")
 
 
-# GPU bandwidths and fp32 rates are the vendors' figures, per microsecond. A worker is a core or an
-# SM. An SM alone has 32 KB on their way in about 0.7 µs.
+# GPU bandwidths and rates are the vendors' figures, per microsecond. A worker is a core or an SM;
+# an SM alone has 32 KB on their way in about 0.7 µs. Matrix units have the rates of dense bf16 in
+# the data sheets of the SXM modules, in TFLOPS 312 (A100), 989 (H100 and H200) and 2,250 (B200): a
+# multiply-accumulate is two operations.
 _SM = 46_800
+_MATRICES = {"a100": 156_000_000, "h100": 494_700_000, "h200": 494_700_000, "b200": 1_125_000_000}
+
+
+def _add_gpu(name: str, *figures: Any) -> None:
+    rates = {"alone_bytes_per_us": _SM, "matrix_macs_per_us": _MATRICES[name]}
+    add_target(Target(name, *figures, **rates))
+
+
 add_target(Target("cpu", 2, 60_000, 2.0, 2.0, 10_000, 16, 1, 100_000, blocks_per_worker=4))
-add_target(Target("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 16, 9_750_000, 0.0, _SM))
-add_target(Target("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 16, 33_500_000, 0.0, _SM))
-add_target(Target("h200", 132, 4_800_000, 1.2, 2.5, 450_000, 16, 16, 33_500_000, 0.0, _SM))
-add_target(Target("b200", 148, 8_000_000, 1.0, 2.0, 900_000, 16, 16, 37_500_000, 0.0, _SM))
+_add_gpu("a100", 108, 2_039_000, 1.5, 3.0, 300_000, 16, 16, 9_750_000)
+_add_gpu("h100", 132, 3_350_000, 1.2, 2.5, 450_000, 16, 16, 33_500_000)
+_add_gpu("h200", 132, 4_800_000, 1.2, 2.5, 450_000, 16, 16, 33_500_000)
+_add_gpu("b200", 148, 8_000_000, 1.0, 2.0, 900_000, 16, 16, 37_500_000)

@@ -114,7 +114,9 @@ class CountsEmpty(PartialAttention):
 
     def run(self, memory: Any, probe: Any = None) -> None:
         super().run(memory, probe)
-        memory[self.at.lse][self.sequence, self.heads.slice, self.span].nan_to_num_(neginf=0.0)
+        memory[self.at.lse][self.sequence, self.heads.slice, self.span.slice].nan_to_num_(
+            neginf=0.0
+        )
 
 
 def equal_weights(one: Any, other: Any, **functions: Any) -> Any:

@@ -145,18 +145,20 @@ def right() -> Spoilt:
 
 
 def test_one_wrong_instruction_is_named() -> None:
-    """A single wrong attention instruction is named, with its sequence, KV head and span."""
+    """A single wrong attention instruction is named, with its sequence, KV head and spans."""
 
     mistake = operands(
-        PartialAttention, lambda one: (one.rank, one.sequence, one.span) == (2, 1, 0), scale=1.0
+        PartialAttention,
+        lambda one: (one.rank, one.sequence) == (2, 1),
+        scale=1.0,
     )
     case, lowered = mistake(right())
     first = case.against(in_order(lowered)).first_divergence
     assert isinstance(first, GroupRow)
     assert (first.node, first.layer) == ("partial_lse", 1)
-    assert (first.sequences, first.heads, first.spans) == ((1,), (4, 5), (0,))
+    assert (first.sequences, first.heads, first.spans) == ((1,), (4, 5), (0, 1))
     assert first.ranks == (2,)
-    assert first.by == ("partial_attention layer 1 rank 2 sequence=1 kv_head=0 heads=0:2 span=0",)
+    assert first.by == ("partial_attention layer 1 rank 2 sequence=1 kv_head=0 heads=0:2 span=0:2",)
 
 
 def test_one_of_many_norms_that_is_wrong_is_named() -> None:

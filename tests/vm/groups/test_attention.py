@@ -80,7 +80,7 @@ class Work:
             for own in [[head for head in heads if self.readers[head] == kv]]
         ]
         return [
-            PartialAttention(self.at, row, kv, run, span)
+            PartialAttention(self.at, row, kv, run, Range(span, span + 1))
             for row in range(len(self.lengths))
             for kv, run in runs
             for span in range(self.spans)
@@ -153,8 +153,18 @@ def test_the_same_bits_for_any_heads_and_any_others() -> None:
 def test_the_same_bits_whichever_span_is_first(order: tuple[int, ...]) -> None:
     work = Work(LENGTHS[1])
     whole = Work(LENGTHS[1]).ran()
-    partials = sorted(work.partials(), key=lambda one: order[one.span])
+    partials = sorted(work.partials(), key=lambda one: order[one.span.start])
     work.desk.run([*partials, *work.reduces()])
+    assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
+
+
+def test_a_run_of_spans_has_the_bits_of_its_spans() -> None:
+    work = Work(LENGTHS[1])
+    whole = Work(LENGTHS[1]).ran()
+    runs = [Range(0, 2), Range(2, work.spans)]
+    firsts = [one for one in work.partials() if not one.span.start]
+    work.desk.run([replace(one, span=run) for one in firsts for run in runs])
+    work.desk.run(work.reduces())
     assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 
 
@@ -173,7 +183,7 @@ def test_trap_13_the_new_token_is_in_the_last_span_alone() -> None:
         work = Work(lengths)
         for one in work.partials():
             ages = one.reads[1].box[-1]
-            assert ages == ((0, 2) if one.span == work.spans - 1 else (0, 1))
+            assert ages == ((0, 2) if one.span.stop == work.spans else (0, 1))
         newest = [
             int(work.tables[row, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK
             for row, n in enumerate(lengths)
@@ -181,9 +191,9 @@ def test_trap_13_the_new_token_is_in_the_last_span_alone() -> None:
         whole = Work(lengths).ran()
         kept = work.cache[LAYER][:, newest].clone()
         work.cache[LAYER][:, newest] = torch.nan
-        work.desk.run([one for one in work.partials() if one.span < work.spans - 1])
+        work.desk.run([one for one in work.partials() if one.span.stop < work.spans])
         work.cache[LAYER][:, newest] = kept
-        work.desk.run([one for one in work.partials() if one.span == work.spans - 1])
+        work.desk.run([one for one in work.partials() if one.span.stop == work.spans])
         work.desk.run(work.reduces())
         assert torch.equal(work.desk.tensors[work.merged.out].view(whole.shape), whole)
 

@@ -10,15 +10,16 @@ from tests.backends.reference.stepping import BLOCK, Case
 from tpcompile.errors import UsageError
 from tpcompile.vm.groups import PartialAttention
 from tpcompile.vm.lowering import lower
+from tpcompile.vm.program.instruction import Range
 
 
 def test_a_block_for_each_span() -> None:
-    case = Case("tiny-qwen3", lengths=(1,), spans=3)
+    case = Case("tiny-qwen3", lengths=(1,), spans=3, workers=6)
     found = lower(case.graph, replace(case.plan, max_seq_len=2 * BLOCK + 1))
     assert {one.span for one in found.instructions if isinstance(one, PartialAttention)} == {
-        0,
-        1,
-        2,
+        Range(0, 1),
+        Range(1, 2),
+        Range(2, 3),
     }
     with pytest.raises(UsageError, match="spans=3 exceeds the 2 blocks of the longest sequence"):
         lower(case.graph, replace(case.plan, max_seq_len=2 * BLOCK))
@@ -28,3 +29,22 @@ def test_slots_are_counted_in_whole_blocks() -> None:
     case = Case("tiny-qwen3", lengths=(1,))
     with pytest.raises(UsageError, match="2,147,483,648 slots in the KV cache"):
         lower(case.graph, replace(case.plan, max_seq_len=2**31 - 1))
+
+
+def test_a_large_batch_has_fewer_instructions_than_spans() -> None:
+    """Each run of spans is an instruction; runs are as long as the sequences and heads allow."""
+    for batch, longest in ((1, 1), (2, 1), (4, 2), (16, 3)):
+        case = Case("tiny-qwen3", lengths=(1,) * batch, spans=3, workers=12)
+        found = lower(case.graph, replace(case.plan, max_seq_len=3 * BLOCK)).instructions
+        runs = [one.span for one in found if isinstance(one, PartialAttention) and not one.layer]
+        assert max(run.extent for run in runs) == longest
+        assert sum(run.extent for run in runs) == batch * 2 * 3
+
+
+@pytest.mark.parametrize("context", [1, 190, 500, 1024])
+def test_the_cost_of_spans_is_that_of_a_sequence_of_the_context(context: int) -> None:
+    case = Case("tiny-qwen3", lengths=(1,), spans=3)
+    found = lower(case.graph, replace(case.plan, max_seq_len=1024, context=context)).instructions
+    partials = [one for one in found if isinstance(one, PartialAttention) and not one.layer]
+    heads = sum(one.heads.extent for one in partials if not one.span.start)
+    assert sum(one.values for one in partials) == context * heads

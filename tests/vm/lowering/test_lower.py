@@ -37,7 +37,7 @@ def test_the_instructions_of_a_layer() -> None:
     layer = [one for one in found.instructions if one.layer == 1]
     assert Counter(one.name for one in layer) == {
         "norm_qkv_rope_append": 4,  # 6 + 2 + 2 heads, at most 4 each
-        "partial_attention": 5 * 2 * 2,
+        "partial_attention": 5 * 2,  # of 2 spans each
         "attention_reduce": 5,
         "linear_residual": 2 * 3,
         "norm_gate_up_swiglu": 3,

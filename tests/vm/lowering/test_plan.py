@@ -38,7 +38,7 @@ def test_several_blocks_per_worker() -> None:
     """They let work move between workers, so a single worker has one block."""
     plan = StepPlan.on(replace(TARGETS["cpu"], workers=2), batch=3)
     assert (plan.workers, plan.grain, plan.batch, plan.shares) == (2, 16, 3, 8)
-    assert len(plan.blocks(1024)) == len(plan.head_runs(32, 32)) == 8
+    assert len(plan.blocks(1024)) == len(plan.runs(32, 32)) == 8
     assert len(plan.blocks(48)) == 3, "the grain is the limit"
     assert StepPlan(1, blocks_per_worker=4).shares == 1
     assert StepPlan.on(TARGETS["h200"]).shares == TARGETS["h200"].workers
@@ -58,7 +58,7 @@ def test_pieces(grain: int, extents: tuple[int, int]) -> None:
 @given(workers=SIZES, heads=st.integers(1, 64), more=st.integers(0, 64))
 def test_runs_of_heads(workers: int, heads: int, more: int) -> None:
     """No run is longer than a worker's share of all heads."""
-    found = StepPlan(workers).head_runs(heads, heads + more)
+    found = StepPlan(workers).runs(heads, heads + more)
     _assert_tiles(found, heads)
     assert max(one.extent for one in found) <= -(-(heads + more) // workers)
 

@@ -86,7 +86,7 @@ def test_samples_of_a_program() -> None:
     """A sample predicts what the cost of its instructions is."""
     program = Case("tiny-qwen3", lengths=(5, 5), workers=2).program
     steps = [one for one in program.instructions if isinstance(one, StepInstruction)]
-    found = samples_of(program, [one.cost(KNOWN) for one in steps])
+    found = samples_of(program, [one.cost(KNOWN) for one in steps], KNOWN)
     assert sum(one.share for one in found) == pytest.approx(1)
     assert len(found) < len(steps)
     for one in found:

@@ -8,7 +8,6 @@ import torch
 from tests.backends.reference.stepping import Case
 from tests.inspect.schedules import BUFFERS, steps
 from tpcompile.errors import UsageError
-from tpcompile.vm.lowering.plan import planned_tokens
 from tpcompile.vm.program import Program
 from tpcompile.vm.schedule.assemble import assemble
 from tpcompile.vm.schedule.clock import Timing, timing
@@ -119,8 +118,3 @@ def test_parts_at_another_context() -> None:
     longer = costs(640)
     for one, short, long in zip(program.instructions, own, longer, strict=True):
         assert (long > short) == one.label.startswith("partial_attention")
-
-
-def test_planned_tokens() -> None:
-    assert [planned_tokens(c, 32, 1) for c in (1, 32, 33, 1024)] == [32, 32, 64, 1024]
-    assert [planned_tokens(c, 32, 3) for c in (1, 97, 1024)] == [32, 64, 352]

@@ -35,7 +35,7 @@ Source = Callable[[Program, Any], Constant]
 _ROW_BYTES = 1024
 """The bytes of a row of a tile of weights, at most."""
 _VALUE_BYTES = 16_384
-"""The bytes of the values of all sequences in the columns of a tile, unless a slice is a step."""
+"""The bytes of the values of all sequences in the columns of a tile, if these are enough."""
 _MOST_KEYS = 16_384
 """The elements of keys, and as many of values, that a worker holds at a time."""
 _MOST_VALUES = 65_536

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -21,7 +21,6 @@ from tpcompile.vm.groups.arithmetic import dots, exp, log, total
 from tpcompile.vm.groups.kv import cache_of, places
 from tpcompile.vm.lowering.building import Building, width_of
 from tpcompile.vm.lowering.handlers import lowers
-from tpcompile.vm.lowering.plan import planned_tokens
 from tpcompile.vm.program import DType, Role, rules
 from tpcompile.vm.program.accesses import Interval
 from tpcompile.vm.program.instruction import (
@@ -63,14 +62,14 @@ class AttentionOperands:
     block: Annotated[int, rules.COUNT]
     spans: Annotated[int, rules.COUNT]
     planned: Annotated[int, rules.COUNT]
-    """The tokens per span that the cost assumes. The result is correct for any number."""
+    """The tokens per sequence that the cost assumes. The result is correct for any number."""
     dtype: Annotated[DType, rules.DTypeOf("cache")]
 
 
 @instruction
 @dataclass(frozen=True)
 class PartialAttention(StepInstruction):
-    """Attention of the query heads of one KV head over one span of a sequence's blocks.
+    """Attention of the query heads of one KV head over some spans of a sequence's blocks.
 
     Only the last span reads the new token. All spans may read the tokens before it.
     """
@@ -79,53 +78,65 @@ class PartialAttention(StepInstruction):
     sequence: Annotated[int, rules.Number(0, "batch - 1")]
     kv_head: Annotated[int, rules.Number(0, "kv_heads - 1")]
     heads: Annotated[Range, rules.Within("heads")]
-    span: Annotated[int, rules.Number(0, "spans - 1")]
+    span: Annotated[Range, rules.Within("spans")]
     name: ClassVar[str] = "partial_attention"
     opcode: ClassVar[int] = 4
 
     @property
     def ages(self) -> Range:
         """The past tokens, and the new token for the last span, which alone reads it."""
-        return Range(0, 2 if self.span == self.at.spans - 1 else 1)
+        return Range(0, 2 if self.span.stop == self.at.spans else 1)
+
+    @property
+    def planned(self) -> int:
+        """The tokens that the cost assumes, whatever the window."""
+        at = self.at
+        first, _ = span_of(at.planned, at.block, self.span.start, at.spans, None)
+        _, last = span_of(at.planned, at.block, self.span.stop - 1, at.spans, None)
+        return last - first
 
     @property
     def traffic(self) -> int:
-        return 2 * self.at.planned * self.at.width * self.at.dtype.itemsize
+        return 2 * self.planned * self.at.width * self.at.dtype.itemsize
 
     @property
     def work(self) -> int:
-        return 2 * self.at.planned * self.at.width * self.heads.extent
+        return 2 * self.planned * self.at.width * self.heads.extent
 
     @property
     def values(self) -> int:
         """The scores, which an exponential turns into weights."""
-        return self.at.planned * self.heads.extent
+        return self.planned * self.heads.extent
 
     def run(self, memory: Memory, probe: Probe = unseen) -> None:
+        for span in range(*self.span):
+            self._attend(memory, span)
+
+    def _attend(self, memory: Memory, span: int) -> None:
         at, row = self.at, self.sequence
-        values, lse = memory[at.values][row, self.heads.slice, self.span], memory[at.lse]
+        values, lse = memory[at.values][row, self.heads.slice, span], memory[at.lse]
         length = int(memory[at.lengths][row])
         window = None if at.window == NONE else at.window
-        first, last = span_of(length, at.block, self.span, at.spans, window)
+        first, last = span_of(length, at.block, span, at.spans, window)
         if first == last:
             values.zero_()
-            lse[row, self.heads.slice, self.span] = -torch.inf
+            lse[row, self.heads.slice, span] = -torch.inf
         else:
             table = memory[at.tables][row].long()
             slots = memory[at.cache][at.layer][:, :, self.kv_head].transpose(0, 1)
             k, v = read_tokens(slots, table, first, last, at.block).float().unbind(1)
             q = memory[at.q][row].view(-1, at.width)[self.heads.slice].float()
-            values[:], lse[row, self.heads.slice, self.span] = attend_span(q, k, v, at.scale)
+            values[:], lse[row, self.heads.slice, span] = attend_span(q, k, v, at.scale)
 
     def report(self, memory: Memory, probe: Probe) -> None:
         """Send the partials to the probe. Columns are in order of heads, then of spans."""
         at, row = self.at, Range(self.sequence, self.sequence + 1)
-        for head in range(*self.heads):
-            place = head * at.spans + self.span
-            lse = memory[at.lse][self.sequence, head, self.span]
+        for head, span in product(range(*self.heads), range(*self.span)):
+            place = head * at.spans + span
+            lse = memory[at.lse][self.sequence, head, span]
             probe("partial_lse", row, Range(place, place + 1), lse.view(1, 1))
             columns = Range(place * at.width, (place + 1) * at.width)
-            values = memory[at.values][self.sequence, head, self.span]
+            values = memory[at.values][self.sequence, head, span]
             probe("partial_values", row, columns, values[None])
 
 
@@ -190,7 +201,11 @@ class AttentionReduce(StepInstruction):
 
 @lowers(PARTIAL_ATTENTION)
 def partial_attention(to: Building, node: fx.Node) -> None:
-    """Lower the node to an instruction for each sequence, KV head and span."""
+    """Lower the node to instructions for each sequence and KV head, with runs of spans.
+
+    The runs are short enough to keep all workers busy. So a large batch, which has enough sequences
+    for that, does not pay for an instruction per span.
+    """
     bound = to.bound(node)
     spans = bound["spans"]
     to.plan.check_spans(spans, bound["block"])
@@ -202,10 +217,11 @@ def partial_attention(to: Building, node: fx.Node) -> None:
     to.put(node, values)
     for rank in range(to.ranks):
         at = _attention_operands(to, node, rank, values + rank, lse + rank, spans)
+        readers = list(_readers(to, node, rank))
         for sequence in range(batch):
-            for kv_head, heads in _readers(to, node, rank):
-                for span in range(spans):
-                    to.instructions.append(PartialAttention(at, sequence, kv_head, heads, span))
+            for kv_head, heads in readers:
+                for run in to.plan.runs(spans, batch * len(readers) * spans):
+                    to.instructions.append(PartialAttention(at, sequence, kv_head, heads, run))
 
 
 def _attention_operands(
@@ -224,7 +240,7 @@ def _attention_operands(
         scale=to_fp32(bound["scale"]),
         window=NONE if bound["window"] is None else bound["window"],
         spans=spans,
-        planned=planned_tokens(context, block, spans),
+        planned=context,
         dtype=DType.of(value_type(bound["q"]).dtype),
         **places(to, block, rank),
     )
@@ -258,7 +274,7 @@ def attention_reduce(to: Building, node: fx.Node) -> None:
         at = ReduceOperands(rank, _layer(to, bound), values, lse, out + rank, spans, width)
         heads = columns[rank] // width
         for sequence in range(to.plan.batch):
-            for run in to.plan.head_runs(heads, heads * to.plan.batch):
+            for run in to.plan.runs(heads, heads * to.plan.batch):
                 to.instructions.append(AttentionReduce(at, sequence, run))
 
 

@@ -179,7 +179,7 @@ def _heads(
 ) -> Iterator[NormQkvRopeAppend | NormQkvRows]:
     """Yield one part's heads, whole or in blocks of rows; `of` is the number in all parts."""
     if not to.plan.splits_heads(of):
-        runs = to.plan.head_runs(source.heads, of)
+        runs = to.plan.runs(source.heads, of)
         yield from (NormQkvRopeAppend(at, run) for run in runs)
         return
     blocks = to.plan.row_blocks(at.width, of)

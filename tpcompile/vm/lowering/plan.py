@@ -128,10 +128,10 @@ class StepPlan:
         """Split the columns of a sum more coarsely than `blocks`, because a sum is little work."""
         return self.blocks(extent, min(self.shares, -(-extent // (32 * self.grain))))
 
-    def head_runs(self, heads: int, of: int) -> list[Range]:
-        """Split `heads` heads into runs, no longer than a share of all `of` heads."""
+    def runs(self, count: int, of: int) -> list[Range]:
+        """Split `count` heads or spans into runs, no longer than a share of all `of` of them."""
         longest = -(-of // self.shares)
-        return _cut(range(heads + 1), -(-heads // longest))
+        return _cut(range(count + 1), -(-count // longest))
 
     def row_blocks(self, width: int, heads: int) -> list[Range]:
         """Split a head of `width` rows so that `heads` heads finish as early as possible.
@@ -147,12 +147,6 @@ class StepPlan:
 
         count = min(range(min(2, units), units + 1), key=rows_in_all)
         return _cut([*range(0, width, self.grain), width], count)
-
-
-def planned_tokens(context: int, block: int, spans: int) -> int:
-    """Return the tokens of a span that costs assume for sequences of `context` tokens."""
-    held = -(-context // block)
-    return -(-held // spans) * block
 
 
 def _check_size(name: str, value: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from tpcompile.ir.dtypes import DType
+from tpcompile.ir.format import Kind
 from tpcompile.lazy import cached_property
 from tpcompile.vm.program.accesses import joins_of, regions_of
 from tpcompile.vm.program.buffer import Box
@@ -135,7 +136,11 @@ class StepInstruction:
         batch takes as long as its arithmetic. The values of sequences take additional time.
         """
         fixed = target.instruction_us + self.values * target.value_us
-        return Parts(fixed, self.traffic, self.work / target.worker_macs_per_us)
+        return Parts(fixed, self.traffic, self.work / self.macs_per_us(target))
+
+    def macs_per_us(self, target: Target) -> float:
+        """Return the multiply-accumulates of one worker of a target per µs of this instruction."""
+        return target.worker_macs_per_us
 
     def cost(self, target: Target) -> float:
         """Estimate the microseconds that the instruction takes if all workers are loading."""
@@ -201,6 +206,12 @@ class WeightInstruction(StepInstruction):
         rows, columns = self.weight_shape
         batch: int = self.at.batch
         return rows * columns * batch
+
+    def macs_per_us(self, target: Target) -> float:
+        """Return the rate of matrix units, which do not multiply in fp32."""
+        if self.at.format.kind == Kind.F32:
+            return target.worker_macs_per_us
+        return target.worker_matrix_macs_per_us
 
     @property
     def values(self) -> int:

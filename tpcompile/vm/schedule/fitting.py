@@ -41,12 +41,16 @@ class Sample:
         return target.instruction_us + longer + self.values * target.value_us
 
 
-def samples_of(program: Program, costs: Sequence[float]) -> list[Sample]:
-    """Group the instructions that have the same cost; the time of a group is its median."""
+def samples_of(program: Program, costs: Sequence[float], target: Target) -> list[Sample]:
+    """Group the instructions that have the same cost; the time of a group is its median.
+
+    The work of matrix units is left out, because their rate is not fitted.
+    """
     groups: dict[tuple[str, int, int, int], list[float]] = {}
     for one, us in zip(program.instructions, costs, strict=True):
         assert isinstance(one, StepInstruction)
-        groups.setdefault((one.name, one.traffic, one.work, one.values), []).append(us)
+        work = one.work if one.macs_per_us(target) == target.worker_macs_per_us else 0
+        groups.setdefault((one.name, one.traffic, work, one.values), []).append(us)
     times = {key: median(own) for key, own in groups.items()}
     whole = sum(times[key] * len(own) for key, own in groups.items())
     return [Sample(*key, times[key], times[key] * len(groups[key]) / whole) for key in groups]

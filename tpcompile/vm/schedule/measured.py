@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from tpcompile.errors import UsageError
-from tpcompile.vm.lowering.plan import planned_tokens
 from tpcompile.vm.program import Program
 from tpcompile.vm.program.instruction import Parts
 from tpcompile.vm.schedule.clock import Timing, timing_on
@@ -145,7 +144,7 @@ def parts_at(program: Program, target: Target, context: int) -> tuple[Parts, ...
         at = one.at  # type: ignore[attr-defined]
         if hasattr(at, "planned"):
             if id(at) not in shared:
-                shared[id(at)] = replace(at, planned=planned_tokens(context, at.block, at.spans))
+                shared[id(at)] = replace(at, planned=context)
             one = replace(one, at=shared[id(at)])  # type: ignore[type-var]
         found.append(one.parts(target))  # type: ignore[attr-defined]
     return tuple(found)

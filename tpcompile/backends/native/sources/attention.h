@@ -128,18 +128,18 @@ inline void mix(Side<T> values, Span tokens, const float* weights, int64_t strid
 }
 
 template <class Types>
-void partial_attention(const Memory& memory, const int32_t* words, Scratch& scratch) {
+void attend_span(const Memory& memory, const tpc_partial_attention& at, int64_t span,
+                 Scratch& scratch) {
   using T = typename Types::Value;
   using C = typename Types::Cache;
   using F = typename Types::Score;
-  const auto& at = *reinterpret_cast<const tpc_partial_attention*>(words);
   const int64_t width = at.width, heads = at.heads.stop - at.heads.start;
   const int64_t all_heads = memory.extent(at.lse, 1), row = at.sequence;
   const int64_t length = memory.at<int32_t>(at.lengths)[row];
-  const Span tokens = span_of(length, at.block, at.span, at.spans, at.window);
+  const Span tokens = span_of(length, at.block, span, at.spans, at.window);
   const int64_t count = tokens.last - tokens.first;
   const auto out_of = [&](int64_t head) {
-    return (row * all_heads + at.heads.start + head) * at.spans + at.span;
+    return (row * all_heads + at.heads.start + head) * at.spans + span;
   };
   float* values = memory.at<float>(at.values);
   float* lse = memory.at<float>(at.lse);
@@ -186,6 +186,15 @@ void partial_attention(const Memory& memory, const int32_t* words, Scratch& scra
       store_some(values + out_of(head) * width + column,
                  load_some(mixed + head * width + column, width - column) / mass[head],
                  width - column);
+}
+
+template <class Types>
+void partial_attention(const Memory& memory, const int32_t* words, Scratch& scratch) {
+  const auto& at = *reinterpret_cast<const tpc_partial_attention*>(words);
+  for (int64_t span = at.span.start; span < at.span.stop; ++span) {
+    scratch.reset();
+    attend_span<Types>(memory, at, span, scratch);
+  }
 }
 
 // Merge the second span into the first. Merging with an empty span changes nothing.

@@ -111,7 +111,7 @@ def _plus(sums, weights, values):
     """Add the products of weights and values to sums.
 
     The interpreter multiplies with a library, whose order of additions may depend on the place in a
-    matrix, and which does not know bf16. In fp64 the order does not matter.
+    matrix, and which does not know bf16. In fp64 the order does not show in what is rounded.
     """
     if INTERPRETED:
         wide = values.to(tl.float32).to(tl.float64)
